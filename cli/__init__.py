@@ -1,0 +1,1 @@
+"""The commands: mq-server runs nodes."""

@@ -1,0 +1,1 @@
+"""A worker: listeners, partition logs, and the APIs that clients call."""

@@ -1,0 +1,1 @@
+"""Whole nodes in one process, in virtual time, on simulated networks and disks; checkers."""
