@@ -1,0 +1,50 @@
+# `make demo` and `make test` need Python 3.11 or newer, make and git, and nothing else.
+#   make demo     a node, a real file through it and back, and how to go on
+#   make test     every test (ARGS="-k offsets" chooses some, JOBS=4 says how many processes)
+#   make lint     ruff, mypy --strict, import-linter
+#   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
+#   make bench    our node and a real Kafka side by side (needs Java 17 and mvn)
+#   make clean    removes what the others made, but never ./mq-data
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+JOBS ?= auto
+ARGS ?=
+SECONDS ?= 60
+BENCH ?= --quick
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint sim bench clean
+.DELETE_ON_ERROR:
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo 'make: Python 3.11 or newer with its venv module is needed; install it or say PYTHON=/path/to/python3' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each extra: what is installed is renewed when pyproject.toml changes.
+$(VENV)/installed-%: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+demo: $(VENV)/installed-demo
+	@$(BIN)/python -m cli.demo
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n $(JOBS) -rs $(ARGS)
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+sim: $(VENV)/installed-test
+	$(BIN)/python -m simulations run $(if $(SEED),--start $(SEED),--start $$RANDOM$$RANDOM) --seconds $(SECONDS) $(ARGS)
+
+bench: $(VENV)/installed-test
+	BENCH_ARGS="$(BENCH)" BIN="$(CURDIR)/$(BIN)" tests/peers/side_by_side
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,72 @@
+"""A node for whoever asks for one, and Kafka's own tools where there is a Java to run them."""
+
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.nodes import (
+    KAFKA,
+    Elsewhere,
+    KafkaNode,
+    Node,
+    Peer,
+    elsewhere,
+    missing_for_java,
+    new_node,
+)
+
+NewNode = Callable[..., "Node | KafkaNode"]
+KafkaTool = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TOOL_TIMEOUT_S = 90
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    """One node for all tests of this process; each makes topics of its own."""
+    if bootstrap := elsewhere():
+        yield Elsewhere(bootstrap)
+        return
+    running = Node(tmp_path_factory.mktemp("node"))
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[NewNode]:
+    """Starts nodes that this test alone has, to stop, kill and start again."""
+    nodes: list[Node | KafkaNode] = []
+
+    def start(settings: Mapping[str, object] | None = None) -> Node | KafkaNode:
+        nodes.append(new_node(tmp_path / f"node{len(nodes)}", settings))
+        nodes[-1].start()
+        return nodes[-1]
+
+    yield start
+    for one in nodes:
+        one.stop()
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    if reason := missing_for_java():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def kafka_tool(java: None) -> KafkaTool:
+    """Runs one of Kafka's command-line tools by its short name."""
+
+    def run(name: str, *arguments: object, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [KAFKA / "tool", name, *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=TOOL_TIMEOUT_S,
+        )
+
+    return run

@@ -1,0 +1,197 @@
+"""Nodes as processes of their own: ours, or a real Kafka behind the same few methods.
+
+The conformance suite is written against `Peer`. It runs on a node of ours; with
+METAQUORUM_BOOTSTRAP=host:port it runs on whatever listens there (a real Kafka, say), and the nodes
+that it starts and kills are then real Kafkas too, so that every fact it states is first shown to
+hold for the original.
+"""
+
+import itertools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parent.parent
+KAFKA = ROOT / "tests" / "peers" / "kafka"
+READY = re.compile(r"^metaquorum node (\d+) ready: listening on (\S+), cluster (\S+), data (.+) \(")
+START_TIMEOUT_S = 30
+STOP_TIMEOUT_S = 20
+POLL_S = 0.005
+
+_serial = itertools.count()
+
+
+def unique(name: str) -> str:
+    """A topic name that no other test, process or run uses."""
+    return f"{name}-{os.getpid():x}-{time.time_ns() & 0xFFFFFFFF:x}-{next(_serial)}"
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float = 20, what: str = "") -> T:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s} s: {what or condition}")
+        time.sleep(POLL_S)
+    return value
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Peer(Protocol):
+    @property
+    def bootstrap(self) -> str: ...
+
+
+class Elsewhere:
+    """A cluster that somebody else started and stops."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+
+
+class Node:
+    """One `mq-server run`, with its data, output and errors in `folder`.
+
+    A restarted node keeps the port that it was first given.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, object] | None = None, *arguments: str
+    ) -> None:
+        self.folder = folder
+        self.data_dir = folder / "data"
+        self.errors = folder / "stderr"
+        self.bootstrap = "127.0.0.1:0"
+        self.cluster_id = ""
+        self._settings = dict(settings or {})
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def command(self) -> list[str]:
+        sets = [
+            part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")
+        ]
+        where = ["--listen", self.bootstrap, "--data-dir", str(self.data_dir)]
+        return [sys.executable, "-m", "cli.mq_server", "run", *where, *sets, *self._arguments]
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the node is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """The node has said that it is ready."""
+        output = self.folder / "stdout"
+        with output.open("wb") as out, self.errors.open("ab") as err:
+            self._process = subprocess.Popen(
+                self.command(), stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT
+            )
+        process = self._process
+
+        def ready() -> re.Match[str] | None:
+            if (code := process.poll()) is not None:
+                raise RuntimeError(f"the node ended with {code}: {self.tail()}")
+            return READY.match(output.read_text())
+
+        try:
+            found = wait_until(ready, START_TIMEOUT_S, "the node's ready line")
+        except BaseException:
+            self.kill()
+            raise
+        self.bootstrap, self.cluster_id = found[2], found[3]
+
+    def tail(self) -> str:
+        return self.errors.read_text()[-3000:]
+
+    def kill(self) -> None:
+        """kill -9: nothing of it runs any more."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(STOP_TIMEOUT_S)
+            self._process = None
+
+    def stop(self) -> None:
+        """SIGTERM, upon which it must end by itself, in order and without complaint."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        self._process = None
+        assert code == 0, f"exit code {code}: {self.tail()}"
+        assert "Traceback" not in self.errors.read_text(), self.tail()
+
+
+class KafkaNode:
+    """A real Kafka with the methods of `Node`."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, object] | None = None) -> None:
+        self.folder = folder
+        self.data_dir = folder / "node1" / "data"
+        self.bootstrap = ""
+        self._settings = {key: str(value) for key, value in (settings or {}).items()}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _run(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [KAFKA / "cluster", *arguments, "--dir", self.folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=150,
+        )
+        if done.returncode:
+            raise RuntimeError(done.stdout)
+
+    def start(self) -> None:
+        if self.bootstrap:
+            self._run("restart", "1")
+            return
+        port = free_port()
+        sets = [
+            part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")
+        ]
+        self._run("start", "--base-port", str(port), "--heap", "400m", *sets)
+        self.bootstrap = f"127.0.0.1:{port}"
+
+    def kill(self) -> None:
+        self._run("kill", "1")
+
+    def stop(self) -> None:
+        self._run("stop")
+
+
+def elsewhere() -> str:
+    return os.environ.get("METAQUORUM_BOOTSTRAP", "")
+
+
+def new_node(folder: Path, settings: Mapping[str, object] | None = None) -> Node | KafkaNode:
+    return KafkaNode(folder, settings) if elsewhere() else Node(folder, settings)
+
+
+def missing_for_java() -> str:
+    """Why Kafka's tools cannot be run here; empty when they can."""
+    absent = [program for program in ("java", "mvn") if not shutil.which(program)]
+    if absent:
+        return f"{' and '.join(absent)} not installed"
+    done = subprocess.run([KAFKA / "install"], capture_output=True, text=True)
+    return f"Kafka's jars cannot be had: {done.stderr[-300:]}" if done.returncode else ""
