@@ -1,0 +1,502 @@
+"""Every config there is, in one table: what parses, checks, describes and documents them.
+
+A config lives in a *scope*: of topics, or of workers; `config_layers` finds the value in force.
+Only what works is listed: an unknown name is refused rather than kept and ignored. Values are text
+where Kafka's are (in requests, files and metadata records) and typed once parsed.
+
+Source: names, types, defaults and ranges of Apache Kafka 4.3 (LogConfig, KafkaConfig).
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+from wire.errors import ErrorCode, KafkaError
+
+ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...] | None
+Check: TypeAlias = "Range | OneOf | None"
+
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+MAX_VALUE_CHARS: Final = 32_767  # of one config's text: what a short string of the protocol holds
+
+
+class ConfigType(IntEnum):
+    """As DescribeConfigs numbers them."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+class Scope(IntEnum):
+    """The resource a config belongs to, numbered as the protocol's ConfigResource.Type."""
+
+    TOPIC = 2
+    WORKER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from `least` to `most`, both included."""
+
+    least: int
+    most: int | None = None
+
+    def complaint(self, value: ConfigValue) -> str | None:
+        assert isinstance(value, int | float)
+        if value < self.least:
+            return f"Value must be at least {self.least}"
+        if self.most is not None and value > self.most:
+            return f"Value must be no more than {self.most}"
+        return None
+
+    def __str__(self) -> str:
+        return f"[{self.least},...{'' if self.most is None else f',{self.most}'}]"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of `values` (every item of a list); the `refused` are Kafka's, but do not work here."""
+
+    values: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+
+    def complaint(self, value: ConfigValue) -> str | None:
+        items = value if isinstance(value, tuple) else (value,)
+        for item in items:
+            if item in self.refused:
+                return f"{item} is not supported by this version"
+            if item not in self.values:
+                return f"String must be one of: {', '.join(self.values)}"
+        return None
+
+    def __str__(self) -> str:
+        return f"[{', '.join(self.values)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """One config. `synonyms`: the worker names that give a topic's value, with their factors."""
+
+    name: str
+    type: ConfigType
+    default: ConfigValue
+    check: Check
+    scope: Scope
+    dynamic: bool
+    doc: str
+    synonyms: tuple[tuple[str, int], ...] = ()
+    internal: bool = False  # works when given, but is shown nowhere
+
+    @property
+    def default_text(self) -> str | None:
+        return to_text(self.default)
+
+
+_BOOLEAN, _STRING, _INT, _LONG, _LIST = (
+    ConfigType.BOOLEAN,
+    ConfigType.STRING,
+    ConfigType.INT,
+    ConfigType.LONG,
+    ConfigType.LIST,
+)
+_WEEK_MS: Final = 604_800_000
+_MINUTE_MS: Final = 60_000
+_HOUR_MS: Final = 3_600_000
+
+
+def _topic(
+    name: str,
+    type_: ConfigType,
+    default: ConfigValue,
+    check: Check,
+    doc: str,
+    *,
+    worker: str,
+    coarser: tuple[tuple[str, int, int | None], ...] = (),
+    internal: bool = False,
+) -> list[ConfigKey]:
+    """A topic's config and the worker's ones that stand for it; `coarser`: (name, factor, default).
+
+    With coarser units the worker's own finest one has no default, so that theirs can show through.
+    """
+    synonyms = ((worker, 1), *((unit, factor) for unit, factor, _ in coarser))
+    of_workers = f"{doc} For topics without {name}."
+    rows = [
+        ConfigKey(name, type_, default, check, Scope.TOPIC, True, doc, synonyms, internal),
+        ConfigKey(
+            worker,
+            type_,
+            None if coarser else default,
+            check,
+            Scope.WORKER,
+            True,
+            of_workers,
+            internal=internal,
+        ),
+    ]
+    for unit, _, unit_default in coarser:
+        rows.append(ConfigKey(unit, _INT, unit_default, check, Scope.WORKER, False, of_workers))
+    return rows
+
+
+def _worker(
+    name: str, type_: ConfigType, default: ConfigValue, check: Check, doc: str
+) -> list[ConfigKey]:
+    return [ConfigKey(name, type_, default, check, Scope.WORKER, False, doc)]
+
+
+_ROWS: Final[tuple[list[ConfigKey], ...]] = (
+    _topic(
+        "cleanup.policy",
+        _LIST,
+        ("delete",),
+        OneOf(("delete",), refused=("compact",)),
+        "What becomes of old segments: delete removes them by age or size.",
+        worker="log.cleanup.policy",
+    ),
+    _topic(
+        "compression.type",
+        _STRING,
+        "producer",
+        OneOf(("producer",), refused=("uncompressed", "zstd", "lz4", "snappy", "gzip")),
+        "The codec of stored batches: producer keeps the one they came with.",
+        worker="compression.type",
+    ),
+    _topic(
+        "file.delete.delay.ms",
+        _LONG,
+        60_000,
+        Range(0),
+        "How long a deleted segment's files stay before they are removed.",
+        worker="log.segment.delete.delay.ms",
+    ),
+    _topic(
+        "flush.messages",
+        _LONG,
+        LONG_MAX,
+        Range(1),
+        "Fsync a partition's log after so many records.",
+        worker="log.flush.interval.messages",
+    ),
+    _topic(
+        "flush.ms",
+        _LONG,
+        LONG_MAX,
+        Range(0),
+        "Fsync a partition's log when records have waited so long.",
+        worker="log.flush.interval.ms",
+    ),
+    _topic(
+        "index.interval.bytes",
+        _INT,
+        4096,
+        Range(0),
+        "About how many bytes of log lie between two entries of the offset index.",
+        worker="log.index.interval.bytes",
+    ),
+    _topic(
+        "max.message.bytes",
+        _INT,
+        1_048_588,
+        Range(0),
+        "The largest record batch taken (after compression).",
+        worker="message.max.bytes",
+    ),
+    _topic(
+        "message.timestamp.after.max.ms",
+        _LONG,
+        _HOUR_MS,
+        Range(0),
+        "How far in the future a record's timestamp may lie (CreateTime only).",
+        worker="log.message.timestamp.after.max.ms",
+    ),
+    _topic(
+        "message.timestamp.before.max.ms",
+        _LONG,
+        LONG_MAX,
+        Range(0),
+        "How far in the past a record's timestamp may lie (CreateTime only).",
+        worker="log.message.timestamp.before.max.ms",
+    ),
+    _topic(
+        "message.timestamp.type",
+        _STRING,
+        "CreateTime",
+        OneOf(("CreateTime", "LogAppendTime")),
+        "Whose time records carry: the producer's, or the worker's at the append.",
+        worker="log.message.timestamp.type",
+    ),
+    _topic(
+        "min.insync.replicas",
+        _INT,
+        1,
+        Range(1),
+        "With acks=all, how many replicas must have a record before it is acknowledged.",
+        worker="min.insync.replicas",
+    ),
+    _topic(
+        "retention.bytes",
+        _LONG,
+        -1,
+        None,
+        "How large a partition may grow before its oldest segments go; -1 for any size.",
+        worker="log.retention.bytes",
+    ),
+    _topic(
+        "retention.ms",
+        _LONG,
+        _WEEK_MS,
+        Range(-1),
+        "How old a segment may grow before it goes; -1 for any age.",
+        worker="log.retention.ms",
+        coarser=(
+            ("log.retention.minutes", _MINUTE_MS, None),
+            ("log.retention.hours", _HOUR_MS, 168),
+        ),
+    ),
+    _topic(
+        "segment.bytes",
+        _INT,
+        1 << 30,
+        Range(1 << 20),
+        "How large a segment may grow before the next one begins.",
+        worker="log.segment.bytes",
+    ),
+    _topic(
+        "internal.segment.bytes",
+        _INT,
+        None,
+        Range(14),
+        "segment.bytes without its lower limit, for tests.",
+        worker="internal.log.segment.bytes",
+        internal=True,
+    ),
+    _topic(
+        "segment.index.bytes",
+        _INT,
+        10 << 20,
+        Range(4),
+        "How large a segment's index may grow before the next segment begins.",
+        worker="log.index.size.max.bytes",
+    ),
+    _topic(
+        "segment.jitter.ms",
+        _LONG,
+        0,
+        Range(0),
+        "Segments begin up to so much earlier than segment.ms asks, so that not all do at once.",
+        worker="log.roll.jitter.ms",
+        coarser=(("log.roll.jitter.hours", _HOUR_MS, 0),),
+    ),
+    _topic(
+        "segment.ms",
+        _LONG,
+        _WEEK_MS,
+        Range(1),
+        "How old a segment may grow before the next one begins.",
+        worker="log.roll.ms",
+        coarser=(("log.roll.hours", _HOUR_MS, 168),),
+    ),
+    _worker("node.id", _INT, 1, Range(0), "This node's number, unique in the cluster."),
+    _worker(
+        "auto.create.topics.enable",
+        _BOOLEAN,
+        True,
+        None,
+        "Whether asking for an unknown topic's metadata creates it, where the client allows it.",
+    ),
+    _worker(
+        "connections.max.idle.ms",
+        _LONG,
+        600_000,
+        Range(-1),
+        "A connection without a request for so long is closed; -1 for never.",
+    ),
+    _worker(
+        "default.replication.factor",
+        _INT,
+        1,
+        Range(1, 32_767),
+        "Replicas of topics created without saying how many.",
+    ),
+    _worker("delete.topic.enable", _BOOLEAN, True, None, "Whether topics can be deleted at all."),
+    _worker(
+        "fetch.max.bytes",
+        _INT,
+        57_671_680,
+        Range(1024),
+        "The most bytes one fetch response holds, whatever the client asks for.",
+    ),
+    _worker(
+        "log.flush.offset.checkpoint.interval.ms",
+        _INT,
+        60_000,
+        Range(0),
+        "How often recovery points are written down.",
+    ),
+    _worker(
+        "log.flush.scheduler.interval.ms",
+        _LONG,
+        LONG_MAX,
+        Range(1),
+        "How often logs are looked at for flush.ms.",
+    ),
+    _worker(
+        "log.retention.check.interval.ms",
+        _LONG,
+        300_000,
+        Range(1),
+        "How often logs are looked at for segments to delete.",
+    ),
+    _worker("max.connections", _INT, INT_MAX, Range(0), "Open client connections in all."),
+    _worker(
+        "max.connections.per.ip", _INT, INT_MAX, Range(0), "Open client connections of one address."
+    ),
+    _worker("num.partitions", _INT, 1, Range(1), "Partitions of topics created without a number."),
+    _worker(
+        "num.recovery.threads.per.data.dir",
+        _INT,
+        2,
+        Range(1),
+        "Logs recovered side by side at the start.",
+    ),
+    _worker(
+        "producer.id.expiration.ms",
+        _INT,
+        86_400_000,
+        Range(1),
+        "How long a partition remembers an idle idempotent producer.",
+    ),
+    _worker(
+        "queued.max.request.bytes",
+        _LONG,
+        -1,
+        None,
+        "Bytes of requests held in memory at once, over all connections; -1 for no limit.",
+    ),
+    _worker("socket.request.max.bytes", _INT, 104_857_600, Range(1), "The largest request taken."),
+)
+
+TOPIC_KEYS: Final[Mapping[str, ConfigKey]] = {
+    key.name: key for row in _ROWS for key in row if key.scope is Scope.TOPIC
+}
+WORKER_KEYS: Final[Mapping[str, ConfigKey]] = {
+    key.name: key for row in _ROWS for key in row if key.scope is Scope.WORKER
+}
+
+
+def keys(scope: Scope) -> Mapping[str, ConfigKey]:
+    """The configs of a scope by name, those `internal` too."""
+    return TOPIC_KEYS if scope is Scope.TOPIC else WORKER_KEYS
+
+
+def key_named(scope: Scope, name: str) -> ConfigKey:
+    """That config; KafkaError (INVALID_CONFIG) with the closest name where there is none."""
+    known = keys(scope)
+    if name in known:
+        return known[name]
+    import difflib  # only for a mistake, and costs milliseconds
+
+    what = "topic" if scope is Scope.TOPIC else "worker"
+    names = sorted(each for each, key in known.items() if not key.internal)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {what} config name: {name}{hint}")
+
+
+# Text as Java's parsers take it, which is narrower than Python's (no underscores, ASCII only).
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")
+_DOUBLE: Final = re.compile(r"([+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)[dDfF]?")
+_LIMITS: Final = {
+    ConfigType.SHORT: 2**15,
+    ConfigType.INT: 2**31,
+    ConfigType.LONG: 2**63,
+}
+
+
+def _boolean(_: ConfigType, text: str) -> bool:
+    lowered = text.lower()
+    if lowered not in ("true", "false"):
+        raise ValueError("Expected value to be either true or false")
+    return lowered == "true"
+
+
+def _integer(type_: ConfigType, text: str) -> int:
+    limit = _LIMITS[type_]
+    if _INTEGER.fullmatch(text) is None or not -limit <= int(text) < limit:
+        raise ValueError(f"Not a number of type {type_.name}")
+    return int(text)
+
+
+def _double(_: ConfigType, text: str) -> float:
+    match = _DOUBLE.fullmatch(text)
+    if match is None:
+        raise ValueError("Not a number of type DOUBLE")
+    return float(match[1])
+
+
+def _list(_: ConfigType, text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",")) if text else ()
+
+
+def _string(_: ConfigType, text: str) -> str:
+    return text
+
+
+_PARSERS: Final[Mapping[ConfigType, Callable[[ConfigType, str], ConfigValue]]] = {
+    ConfigType.BOOLEAN: _boolean,
+    ConfigType.STRING: _string,
+    ConfigType.SHORT: _integer,
+    ConfigType.INT: _integer,
+    ConfigType.LONG: _integer,
+    ConfigType.DOUBLE: _double,
+    ConfigType.LIST: _list,
+}
+
+
+def parse(key: ConfigKey, text: str) -> ConfigValue:
+    """The value that `text` says, checked; KafkaError (INVALID_CONFIG) in Kafka's words."""
+    text = text.strip()
+    shown = text if len(text) <= 100 else text[:100] + "..."
+    try:
+        if len(text) > MAX_VALUE_CHARS:
+            raise ValueError(f"Longer than {MAX_VALUE_CHARS} characters")
+        value = _PARSERS[key.type](key.type, text)
+        complaint = None if key.check is None else key.check.complaint(value)
+        if complaint is not None:
+            raise ValueError(complaint)
+    except ValueError as error:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"Invalid value {shown} for configuration {key.name}: {error}",
+        ) from None
+    return value
+
+
+def parse_all(scope: Scope, texts: Mapping[str, str]) -> dict[str, ConfigValue]:
+    """Every value of `texts` by name; KafkaError (INVALID_CONFIG) for the first that is wrong."""
+    return {name: parse(key_named(scope, name), text) for name, text in texts.items()}
+
+
+def to_text(value: ConfigValue) -> str | None:
+    """The text that `parse` turns into `value`; None for a config without a value."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value)
+
+
+def shown_keys(scope: Scope) -> Iterable[ConfigKey]:
+    """Those for DescribeConfigs, help and reference pages, by name."""
+    return (key for _, key in sorted(keys(scope).items()) if not key.internal)
