@@ -76,9 +76,14 @@ class Librdkafka:
         producer = self.producer(bootstrap, compression_type=codec, **config)
         for number, record in enumerate(records):
             producer.produce(
-                topic, record.value, record.key, partition, acknowledged(number), record.timestamp,
-                list(record.headers),
-            )  # fmt: skip
+                topic,
+                record.value,
+                record.key,
+                partition,
+                on_delivery=acknowledged(number),
+                timestamp=record.timestamp,
+                headers=list(record.headers),
+            )
             producer.poll(0)
         assert producer.flush(TIMEOUT_S) == 0, "not everything was sent"
         assert len(offsets) == len(records), f"{len(offsets)} of {len(records)} acknowledged"

@@ -17,17 +17,18 @@ def text(random_: random.Random, size: int) -> bytes:
     return b"".join(random_.choices(words, k=size // 8 + 1))[:size]
 
 
-def battery() -> list[Record]:
-    """Every shape of record that the format knows, with rising timestamps."""
+def battery(writer: Client) -> list[Record]:
+    """Every shape of record that the client lets through, with rising timestamps."""
     rand = random.Random(1)
+    null = b"" if writer.name == "kafka-python" else None
     shapes = [
-        Record(None, None),
+        *([Record(None, None)] if writer.name == "confluent-kafka" else []),
         Record(b"", b""),
         Record(None, b"no key"),
         Record(b"no value", None),
         Record(b"key", b"value", (("name", b"value"),)),
         Record(
-            b"key", None, (("", b""), ("name", None), ("name", b"twice"), ("ünïcode", b"\xff\x00"))
+            b"key", None, (("", b""), ("name", null), ("name", b"twice"), ("ünïcode", b"\xff\x00"))
         ),
         Record(b"k" * 300, bytes(range(256)) * 5, tuple((f"h{i}", bytes([i])) for i in range(100))),
         *(Record(b"%d" % size, text(rand, size)) for size in SIZES_BYTES[:-1]),
@@ -45,7 +46,7 @@ def test_every_client_reads_what_one_wrote(node: Peer, writer: Client, codec: st
     if codec not in writer.codecs:
         pytest.skip(f"{writer.name} has no {codec} here")
     topic = create(node.bootstrap, unique(f"{writer.name}-{codec}"))
-    records = battery()
+    records = battery(writer)
     offsets = writer.send(node.bootstrap, topic, records, codec)
     assert offsets == list(range(len(records)))
     for reader in CLIENTS:
