@@ -1,0 +1,87 @@
+"""Bytes to messages and back, for every message and version that has a table.
+
+The functions are generated at the first use of (message, version, direction) and kept. `decoder`
+and `encoder` hand them out for hot paths; `decode` and `encode` are for everybody else.
+"""
+
+from typing import TypeVar, cast
+
+from wire.compiling import check_served
+from wire.decoding import Decoder, compile_decoder
+from wire.encoding import Encoder, PartsEncoder, compile_encoder, compile_parts_encoder
+from wire.errors import WireError
+from wire.message import Message
+from wire.types import Buffer, RecordsHole
+
+M = TypeVar("M", bound=Message)
+
+_decoders: dict[tuple[type[Message], int], Decoder] = {}
+_encoders: dict[tuple[type[Message], int], Encoder] = {}
+_parts_encoders: dict[tuple[type[Message], int], PartsEncoder] = {}
+
+
+def decoder(cls: type[Message], version: int) -> Decoder:
+    """A function of (data, position): the message there and where it ends.
+
+    Records in it are slices of `data`. It raises WireError, naming the field, and nothing else.
+    """
+    try:
+        return _decoders[cls, version]
+    except KeyError:
+        check_served(cls, version)
+        made = _decoders[cls, version] = compile_decoder(cls, version)
+        return made
+
+
+def encoder(cls: type[Message], version: int) -> Encoder:
+    """A function of the message: its bytes. WireError for what this version cannot carry."""
+    try:
+        return _encoders[cls, version]
+    except KeyError:
+        check_served(cls, version)
+        made = _encoders[cls, version] = compile_encoder(cls, version)
+        return made
+
+
+def parts_encoder(cls: type[Message], version: int) -> PartsEncoder:
+    """A function of the message: its pieces in order, buffers and the holes given as records."""
+    try:
+        return _parts_encoders[cls, version]
+    except KeyError:
+        check_served(cls, version)
+        made = _parts_encoders[cls, version] = compile_parts_encoder(cls, version)
+        return made
+
+
+def decode(cls: type[M], version: int, data: Buffer) -> M:
+    """The message that `data` is; bytes behind it are a WireError."""
+    message, end = decoder(cls, version)(memoryview(data), 0)
+    if end != len(data):
+        raise WireError(f"{cls.__name__} v{version}: {len(data) - end} bytes behind its end")
+    return cast(M, message)
+
+
+def encode(message: Message, version: int) -> bytes:
+    return encoder(type(message), version)(message)
+
+
+def encode_parts(message: Message, version: int) -> list[bytes | RecordsHole]:
+    """The message with its holes left open: bytes and holes in order, no two bytes in a row."""
+    return join_runs(parts_encoder(type(message), version)(message))
+
+
+def join_runs(pieces: list[Buffer | RecordsHole]) -> list[bytes | RecordsHole]:
+    """The same, with neighbouring buffers joined."""
+    parts: list[bytes | RecordsHole] = []
+    run: list[Buffer] = []
+    for piece in pieces:
+        if isinstance(piece, bytes | bytearray | memoryview):
+            run.append(piece)
+            continue
+        if run:
+            parts.append(b"".join(run))
+            run = []
+        parts.append(piece)
+    if run:
+        parts.append(b"".join(run))
+    return parts
