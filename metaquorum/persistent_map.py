@@ -1,0 +1,96 @@
+"""An immutable mapping whose changed copy shares all but what changed.
+
+Keys are spread over a fixed number of small dicts by a checksum of their bytes, not by `hash`: that
+differs from process to process: iteration order has to be the same on every replica and in every
+simulated run. A change copies the row of dicts and the dicts it touches: microseconds, however
+large the map.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+BUCKETS: Final = 512
+
+
+class PersistentMap(Mapping[K, V]):
+    """`key_bytes` gives the bytes of a key; equal keys have equal bytes."""
+
+    __slots__ = ("_buckets", "_key_bytes", "_size")
+
+    def __init__(
+        self,
+        key_bytes: Callable[[K], bytes],
+        buckets: tuple[dict[K, V], ...] | None = None,
+        size: int = 0,
+    ) -> None:
+        self._key_bytes = key_bytes
+        self._buckets = ({},) * BUCKETS if buckets is None else buckets
+        self._size = size
+
+    def __getitem__(self, key: K) -> V:
+        return self._buckets[zlib.crc32(self._key_bytes(key)) % BUCKETS][key]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[K]:
+        """Every key, in an order that depends on when keys were set."""
+        for bucket in self._buckets:
+            yield from bucket
+
+    def in_order(self) -> Iterator[tuple[K, V]]:
+        """Every item, in an order that depends on the items only."""
+        for bucket in self._buckets:
+            yield from sorted(bucket.items(), key=lambda item: self._key_bytes(item[0]))
+
+    def edit(self) -> "MapEdit[K, V]":
+        return MapEdit(self)
+
+
+class MapEdit(Generic[K, V]):
+    """Changes to a `PersistentMap`, gathered; `finish` gives the changed map."""
+
+    __slots__ = ("_base", "_buckets", "_owned", "_size")
+
+    def __init__(self, base: PersistentMap[K, V]) -> None:
+        self._base = base
+        self._buckets = base._buckets
+        self._owned: dict[int, dict[K, V]] = {}
+        self._size = base._size
+
+    def get(self, key: K) -> V | None:
+        number = zlib.crc32(self._base._key_bytes(key)) % BUCKETS
+        return self._owned.get(number, self._buckets[number]).get(key)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        bucket = self._own(key)
+        self._size += key not in bucket
+        bucket[key] = value
+
+    def discard(self, key: K) -> None:
+        bucket = self._own(key)
+        if key in bucket:
+            del bucket[key]
+            self._size -= 1
+
+    def _own(self, key: K) -> dict[K, V]:
+        number = zlib.crc32(self._base._key_bytes(key)) % BUCKETS
+        bucket = self._owned.get(number)
+        if bucket is None:
+            bucket = self._owned[number] = dict(self._buckets[number])
+        return bucket
+
+    def finish(self) -> PersistentMap[K, V]:
+        """The changed map; this edit begins anew upon it."""
+        if self._owned:
+            buckets = list(self._buckets)
+            for number, bucket in self._owned.items():
+                buckets[number] = bucket
+            self._base = PersistentMap(self._base._key_bytes, tuple(buckets), self._size)
+            self._buckets = self._base._buckets
+            self._owned = {}
+        return self._base

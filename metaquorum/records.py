@@ -1,0 +1,391 @@
+"""Metadata records: the facts that the metadata log is made of, and their bytes.
+
+A record is a frozen dataclass with one row in `SCHEMAS`: its id, its newest version, and for each
+field what it holds and since which version. On disk and between nodes it is the msgpack array
+`[id, version, field...]`. Ids are never used again; a new version only adds fields at the end, with
+a default for older records. A record version may be written only once every node reads it.
+
+Reading is strict: types, ranges and lengths are checked, nothing is guessed. A record of a newer
+version is refused in words, since passing it over would make replicas differ.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgpack
+
+from wire.errors import WireError
+
+MAX_REPLICAS: Final = 128
+MAX_ENDPOINTS: Final = 64
+MAX_LOG_DIRS: Final = 64
+MAX_FEATURES: Final = 256
+MAX_TOPIC_CHARS: Final = 249
+MAX_TEXT_CHARS: Final = 32_767
+MAX_PARTITION: Final = 2**31 - 1
+_EPOCH_MAX: Final = 2**31 - 1
+_OFFSET_MAX: Final = 2**63 - 1
+UUID_BYTES: Final = 16
+
+# msgpack allocates an array as long as its bytes claim, at every level of nesting, before it reads
+# the items: what records need is the bound.
+UNPACK_LIMITS: Final[Mapping[str, Any]] = {
+    "use_list": False,
+    "max_array_len": 256,
+    "max_map_len": 0,
+    "max_str_len": 4 * MAX_TEXT_CHARS,
+    "max_bin_len": 1024,
+    "max_ext_len": 0,
+}
+
+
+class RecordError(WireError):
+    """Bytes that are no metadata record of ours."""
+
+
+class NewerVersionError(RecordError):
+    """A record, or a format, that only a newer version can read."""
+
+
+class Endpoint(NamedTuple):
+    """Where clients reach a worker, as it is to be told them."""
+
+    listener: str
+    host: str
+    port: int
+    security_protocol: str
+
+
+class FeatureRange(NamedTuple):
+    """The levels of a feature that a worker can run at, both included."""
+
+    name: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureLevelRecord:
+    """From here on the cluster runs at this level of the feature; 0 is without it."""
+
+    name: str
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """The topic exists; its partitions follow in the same batch, from 0 without a gap."""
+
+    name: str
+    topic_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """The partition's whole state from here on; `leader` -1 is none."""
+
+    topic_id: bytes
+    partition: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTopicRecord:
+    """The topic is gone, and its partitions and configs with it."""
+
+    topic_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRecord:
+    """The config of that resource has this value; None: its own value is gone.
+
+    `resource_type` is a `config.Scope`; the worker named "" stands for all workers.
+    """
+
+    resource_type: int
+    resource_name: str
+    name: str
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterWorkerRecord:
+    """The worker is known by this incarnation. `broker_epoch` is this record's own offset."""
+
+    worker_id: int
+    incarnation_id: bytes
+    broker_epoch: int
+    endpoints: tuple[Endpoint, ...]
+    host: str
+    rack: str | None
+    log_dirs: tuple[bytes, ...]
+    features: tuple[FeatureRange, ...]
+    fenced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterWorkerRecord:
+    """The worker is forgotten."""
+
+    worker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsRecord:
+    """The block of producer ids before `next_producer_id` belongs to that worker."""
+
+    worker_id: int
+    broker_epoch: int
+    next_producer_id: int
+
+
+MetadataRecord: TypeAlias = (
+    FeatureLevelRecord
+    | TopicRecord
+    | PartitionRecord
+    | RemoveTopicRecord
+    | ConfigRecord
+    | RegisterWorkerRecord
+    | UnregisterWorkerRecord
+    | ProducerIdsRecord
+)
+
+# A kind turns an unpacked value into a field's value, or raises ValueError saying what it is not.
+Kind: TypeAlias = Callable[[Any], Any]
+
+
+def _integer(least: int, most: int) -> Kind:
+    def check(value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"is not an integer from {least} to {most}")
+        return value
+
+    return check
+
+
+def _text(max_chars: int) -> Kind:
+    def check(value: Any) -> str:
+        if type(value) is not str or len(value) > max_chars:
+            raise ValueError(f"is not a text of at most {max_chars} characters")
+        return value
+
+    return check
+
+
+def _nullable(kind: Kind) -> Kind:
+    return lambda value: None if value is None else kind(value)
+
+
+def _uuid(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) != UUID_BYTES:
+        raise ValueError(f"is not {UUID_BYTES} bytes")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("is not true or false")
+    return value
+
+
+def _array(kind: Kind, max_items: int) -> Kind:
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) is not tuple or len(value) > max_items:
+            raise ValueError(f"is not an array of at most {max_items} items")
+        return tuple([kind(item) for item in value])
+
+    return check
+
+
+def _struct(make: Callable[..., Any], *kinds: Kind) -> Kind:
+    def check(value: Any) -> Any:
+        if type(value) is not tuple or len(value) != len(kinds):
+            raise ValueError(f"is not an array of {len(kinds)} items")
+        return make(*[kind(item) for kind, item in zip(kinds, value, strict=True)])
+
+    return check
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a field holds. Records older than version `since` are read as having `default` there."""
+
+    name: str
+    kind: Kind
+    since: int = 0
+    default: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The bytes of one kind of record."""
+
+    id: int
+    version: int
+    record: type[MetadataRecord]
+    fields: tuple[Field, ...]
+
+
+_WORKER_ID: Final = _integer(0, 2**31 - 1)
+_LEADER: Final = _integer(-1, 2**31 - 1)
+_EPOCH: Final = _integer(0, _EPOCH_MAX)
+_OFFSET: Final = _integer(0, _OFFSET_MAX)
+_NAME: Final = _text(MAX_TOPIC_CHARS)
+_LONG_TEXT: Final = _text(MAX_TEXT_CHARS)
+_REPLICAS: Final = _array(_WORKER_ID, MAX_REPLICAS)
+_LEVEL: Final = _integer(0, 32_767)
+_ENDPOINT: Final = _struct(Endpoint, _NAME, _NAME, _integer(0, 65_535), _NAME)
+_FEATURE: Final = _struct(FeatureRange, _NAME, _LEVEL, _LEVEL)
+
+SCHEMAS: Final[tuple[Schema, ...]] = (
+    Schema(1, 0, FeatureLevelRecord, (Field("name", _NAME), Field("level", _LEVEL))),
+    Schema(2, 0, TopicRecord, (Field("name", _NAME), Field("topic_id", _uuid))),
+    Schema(
+        3,
+        0,
+        PartitionRecord,
+        (
+            Field("topic_id", _uuid),
+            Field("partition", _integer(0, MAX_PARTITION)),
+            Field("replicas", _REPLICAS),
+            Field("isr", _REPLICAS),
+            Field("leader", _LEADER),
+            Field("leader_epoch", _EPOCH),
+            Field("partition_epoch", _EPOCH),
+        ),
+    ),
+    Schema(4, 0, RemoveTopicRecord, (Field("topic_id", _uuid),)),
+    Schema(
+        5,
+        0,
+        ConfigRecord,
+        (
+            Field("resource_type", _integer(0, 127)),
+            Field("resource_name", _NAME),
+            Field("name", _NAME),
+            Field("value", _nullable(_LONG_TEXT)),
+        ),
+    ),
+    Schema(
+        6,
+        0,
+        RegisterWorkerRecord,
+        (
+            Field("worker_id", _WORKER_ID),
+            Field("incarnation_id", _uuid),
+            Field("broker_epoch", _OFFSET),
+            Field("endpoints", _array(_ENDPOINT, MAX_ENDPOINTS)),
+            Field("host", _NAME),
+            Field("rack", _nullable(_NAME)),
+            Field("log_dirs", _array(_uuid, MAX_LOG_DIRS)),
+            Field("features", _array(_FEATURE, MAX_FEATURES)),
+            Field("fenced", _boolean),
+        ),
+    ),
+    Schema(
+        7,
+        0,
+        UnregisterWorkerRecord,
+        (Field("worker_id", _WORKER_ID), Field("broker_epoch", _OFFSET)),
+    ),
+    Schema(
+        8,
+        0,
+        ProducerIdsRecord,
+        (
+            Field("worker_id", _WORKER_ID),
+            Field("broker_epoch", _OFFSET),
+            Field("next_producer_id", _OFFSET),
+        ),
+    ),
+)
+
+_BY_ID: Final[Mapping[int, Schema]] = {schema.id: schema for schema in SCHEMAS}
+_BY_TYPE: Final[Mapping[type, Schema]] = {schema.record: schema for schema in SCHEMAS}
+
+
+def schema_of(record: MetadataRecord) -> Schema:
+    return _BY_TYPE[type(record)]
+
+
+def encode_record(record: MetadataRecord, version: int | None = None) -> bytes:
+    """The record's bytes, at its newest version unless an older one is asked for.
+
+    ValueError for a field that could not be read again: nothing unreadable may be proposed.
+    """
+    schema = _BY_TYPE[type(record)]
+    written = schema.version if version is None else version
+    row: list[object] = [schema.id, written]
+    for field in schema.fields:
+        value = getattr(record, field.name)
+        try:
+            field.kind(value)
+        except ValueError as error:
+            raise ValueError(f"{type(record).__name__}.{field.name} {error}") from None
+        if field.since <= written:
+            row.append(value)
+    packed = msgpack.packb(row)
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def record_from(row: object) -> MetadataRecord:
+    """The record that an unpacked row is; RecordError naming what is wrong with it."""
+    if type(row) is not tuple or len(row) < 2 or type(row[0]) is not int:
+        raise RecordError("metadata record: not an array of id, version and fields")
+    schema = _BY_ID.get(row[0])
+    if schema is None:
+        raise NewerVersionError(
+            f"metadata record: id {row[0]} is unknown; written by a newer version?"
+        )
+    name, version = schema.record.__name__, row[1]
+    if type(version) is not int or version < 0:
+        raise RecordError(f"{name}: no version number")
+    if version > schema.version:
+        raise NewerVersionError(
+            f"{name}: version {version} was written by a newer version;"
+            f" this one reads up to {schema.version}"
+        )
+    fields = schema.fields
+    if version < schema.version:
+        fields = tuple(field for field in fields if field.since <= version)
+    if len(row) != len(fields) + 2:
+        raise RecordError(f"{name}: {len(row) - 2} fields where {len(fields)} belong")
+    values = []
+    for field, value in zip(fields, row[2:], strict=True):
+        try:
+            values.append(field.kind(value))
+        except ValueError as error:
+            raise RecordError(f"{name}.{field.name} {error}") from None
+    values += [field.default for field in schema.fields[len(fields) :]]
+    return schema.record(*values)
+
+
+def decode_record(data: bytes | memoryview) -> MetadataRecord:
+    """The record that `data` is, all of it; RecordError."""
+    return record_from(unpack(data))
+
+
+def unpack(data: bytes | memoryview) -> object:
+    """The msgpack value that `data` is; arrays become tuples. RecordError."""
+    try:
+        return msgpack.unpackb(data, **UNPACK_LIMITS)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise RecordError(f"metadata record: no msgpack ({error})") from None
+
+
+def record_text(record: MetadataRecord) -> str:
+    """One readable line, for dumps and logs: `Topic name=a topic_id=...`."""
+    schema = schema_of(record)
+    words = [type(record).__name__.removesuffix("Record")]
+    for field in schema.fields:
+        value = getattr(record, field.name)
+        words.append(f"{field.name}={value.hex() if isinstance(value, bytes) else value}")
+    return " ".join(words)
