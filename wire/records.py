@@ -1,308 +1,79 @@
-"""Record batches, format v2: a header read in place, and the records inside where one needs them.
+"""The records inside a batch, where a feature needs them: decoded, found by time, encoded.
 
-    0  base_offset            int64   assigned by the leader; outside the checksum
-    8  size of what follows   int32
-   12  partition leader epoch int32   assigned by the leader; outside the checksum
-   16  magic                  int8    2
-   17  crc                    uint32  CRC-32C of everything from 21 on
-   21  attributes             int16   bits 0-2 codec, 3 log append time, 4 transactional, 5 control,
-                                      6 base_timestamp is a delete horizon
-   23  last_offset_delta      int32   stays when compaction takes records away
-   27  base_timestamp         int64
-   35  max_timestamp          int64
-   43  producer_id            int64   -1 none; so epoch and sequence
-   51  producer_epoch         int16
-   53  base_sequence          int32
-   57  record_count           int32
-   61  records                        compressed as one block
-
-Source: the Kafka protocol guide, "Record Batch"; KIP-98 for producers, KIP-534 for delete horizons.
-What is wrong with a header is a KafkaError, as a Produce response tells it; what is wrong inside
-is a WireError. A batch stays where it is: nothing here copies one but to decompress or build it.
+What is wrong with them is a WireError that says which record; what is wrong with the header in
+front of them is a KafkaError, see `wire.batches`. Decompression is bounded by the caller.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from struct import Struct
-from struct import error as struct_error
 from typing import Final, NamedTuple
 
+from wire.batches import (
+    CONTROL,
+    DELETE_HORIZON,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MAGIC,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    TRANSACTIONAL,
+    BatchHeader,
+    BatchState,
+    Scan,
+    TimestampType,
+    assign,
+    batch_crc,
+    batches,
+    check_batch,
+    find_batch,
+    pack_batch,
+    parse_header,
+    produced_batch,
+    scan,
+    set_log_append_time,
+)
 from wire.compression import Codec, compress, decompress
-from wire.crc import crc32c
-from wire.errors import ErrorCode, KafkaError, WireError
+from wire.errors import WireError
 from wire.types import Buffer
 from wire.varint import ONE_BYTE, read_varint, read_varlong, write_varint
 
-MAGIC: Final = 2
-HEADER_BYTES: Final = 61
-NO_PRODUCER_ID: Final = -1
-NO_TIMESTAMP: Final = -1
+__all__ = [
+    "HEADER_BYTES",
+    "MAX_DECOMPRESSED_BYTES",
+    "NO_PRODUCER_ID",
+    "NO_TIMESTAMP",
+    "BatchHeader",
+    "BatchState",
+    "Codec",
+    "ControlType",
+    "EndTransactionMarker",
+    "Record",
+    "Scan",
+    "TimestampType",
+    "assign",
+    "batch_crc",
+    "batches",
+    "check_batch",
+    "decode_marker",
+    "decode_records",
+    "encode_batch",
+    "encode_marker",
+    "find_batch",
+    "find_max_timestamp",
+    "find_timestamp",
+    "pack_batch",
+    "parse_header",
+    "produced_batch",
+    "records_data",
+    "scan",
+    "set_log_append_time",
+]
+
 # What the records of one batch may decompress to, where the caller names no bound.
 MAX_DECOMPRESSED_BYTES: Final = 1 << 27
-
-_PREFIX_BYTES: Final = 12  # base_offset and size, which `size` does not count
-_CRC_START: Final = 21
-_CODEC_MASK: Final = 0x07
-_LOG_APPEND_TIME: Final = 0x08
-_TRANSACTIONAL: Final = 0x10
-_CONTROL: Final = 0x20
-_DELETE_HORIZON: Final = 0x40
-_SEQUENCE_MASK: Final = 0x7FFFFFFF
 _RECORD_MIN_BYTES: Final = 7
-
-_HEADER: Final = Struct(">qiibIhiqqqhii")
-_unpack_header = _HEADER.unpack_from
-_pack_offset = Struct(">q").pack_into
-_pack_epoch = Struct(">i").pack_into
-_pack_crc = Struct(">I").pack_into
-_pack_attributes = Struct(">h").pack_into
-
-
-class TimestampType(Enum):
-    CREATE_TIME = 0
-    LOG_APPEND_TIME = 1
-
-
-class BatchHeader(NamedTuple):
-    base_offset: int
-    batch_bytes: int  # the whole batch
-    leader_epoch: int
-    magic: int
-    crc: int
-    attributes: int
-    last_offset_delta: int
-    base_timestamp: int
-    max_timestamp: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    record_count: int
-
-    @property
-    def last_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta
-
-    @property
-    def next_offset(self) -> int:
-        return self.base_offset + self.last_offset_delta + 1
-
-    @property
-    def last_sequence(self) -> int:
-        """Sequences wrap to 0 behind 2^31 - 1; -1 without one."""
-        if self.base_sequence < 0:
-            return -1
-        return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
-
-    @property
-    def codec(self) -> Codec:
-        """WireError when this is none that exists."""
-        number = self.attributes & _CODEC_MASK
-        if number > Codec.ZSTD:
-            raise WireError(f"attributes: codec {number} is unknown")
-        return Codec(number)
-
-    @property
-    def is_compressed(self) -> bool:
-        return self.attributes & _CODEC_MASK != 0
-
-    @property
-    def timestamp_type(self) -> TimestampType:
-        return TimestampType(self.attributes >> 3 & 1)
-
-    @property
-    def is_transactional(self) -> bool:
-        return self.attributes & _TRANSACTIONAL != 0
-
-    @property
-    def is_control(self) -> bool:
-        return self.attributes & _CONTROL != 0
-
-    @property
-    def has_producer(self) -> bool:
-        return self.producer_id >= 0
-
-    @property
-    def delete_horizon_ms(self) -> int | None:
-        """When compaction may drop this batch's tombstones and markers, if that is decided."""
-        return self.base_timestamp if self.attributes & _DELETE_HORIZON else None
-
-
-_new_tuple = tuple.__new__
-
-
-def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`; KafkaError when no batch of format v2 can begin there.
-
-    The batch may reach beyond the buffer, and its checksum is not looked at: see `check_batch`.
-    """
-    try:
-        (
-            base,
-            size,
-            epoch,
-            magic,
-            crc,
-            attributes,
-            last,
-            first_time,
-            max_time,
-            pid,
-            pepoch,
-            seq,
-            n,
-        ) = _unpack_header(buffer, position)
-    except struct_error:
-        raise _headless(buffer, position) from None
-    if magic != MAGIC:
-        raise _wrong_magic(magic)
-    size += _PREFIX_BYTES
-    if size < HEADER_BYTES:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record batch of {size} bytes")
-    return _new_tuple(
-        BatchHeader,
-        (
-            base,
-            size,
-            epoch,
-            magic,
-            crc,
-            attributes,
-            last,
-            first_time,
-            max_time,
-            pid,
-            pepoch,
-            seq,
-            n,
-        ),
-    )
-
-
-def _headless(buffer: Buffer, position: int) -> KafkaError:
-    left = max(0, len(buffer) - position)
-    if left > 16 and buffer[position + 16] != MAGIC:  # the older formats' headers are shorter
-        return _wrong_magic(buffer[position + 16])
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record batch's header in {left} bytes")
-
-
-def _wrong_magic(magic: int) -> KafkaError:
-    if magic in (0, 1):
-        return KafkaError(
-            ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"message format v{magic}; only v2 is kept"
-        )
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"magic {magic}")
-
-
-def batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Each batch that lies whole in the buffer and where it begins; a part at the end is left out.
-
-    KafkaError where no header can be read. Nothing behind the headers is checked.
-    """
-    end = len(buffer)
-    while end - position >= HEADER_BYTES:
-        header = parse_header(buffer, position)
-        if header.batch_bytes > end - position:
-            return
-        yield position, header
-        position += header.batch_bytes
-
-
-# A batch as a producer sends it
-
-
-def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
-    """KafkaError unless this is a sound batch as a producer may send it.
-
-    Trusted from here on: record_count, which is not counted again, and the records' own content.
-    """
-    if header.batch_bytes > len(buffer) - position:
-        raise KafkaError(
-            ErrorCode.CORRUPT_MESSAGE,
-            f"a record batch of {header.batch_bytes} bytes in {len(buffer) - position}",
-        )
-    if batch_crc(buffer, position, header.batch_bytes) != header.crc:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the record batch's checksum does not match")
-    if (problem := _produced_problem(header)) is not None:
-        raise KafkaError(ErrorCode.INVALID_RECORD, problem)
-
-
-def _produced_problem(header: BatchHeader) -> str | None:
-    attributes = header.attributes
-    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
-        return f"{header.record_count} records, last offset delta {header.last_offset_delta}"
-    if attributes & _CODEC_MASK > Codec.ZSTD:
-        return f"codec {attributes & _CODEC_MASK} is unknown"
-    if attributes & _CONTROL:
-        return "clients may not write control records"
-    if header.producer_id >= 0:
-        if header.base_sequence < 0 or header.producer_epoch < 0:
-            return f"producer {header.producer_id} without epoch or sequence"
-    elif attributes & _TRANSACTIONAL:
-        return "transactional, without a producer id"
-    return None
-
-
-def batch_crc(buffer: Buffer, position: int, batch_bytes: int) -> int:
-    """The checksum that this batch should carry."""
-    return crc32c(memoryview(buffer)[position + _CRC_START : position + batch_bytes])
-
-
-def assign(
-    buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int
-) -> None:
-    """The batch has its place in the log; its checksum does not cover these two."""
-    _pack_offset(buffer, position, base_offset)
-    _pack_epoch(buffer, position + 12, leader_epoch)
-
-
-def set_log_append_time(
-    buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int
-) -> None:
-    """All records of the batch carry this time, and the checksum is right again."""
-    _pack_attributes(buffer, position + 21, header.attributes | _LOG_APPEND_TIME)
-    _pack_offset(buffer, position + 35, timestamp_ms)
-    _pack_crc(buffer, position + 17, batch_crc(buffer, position, header.batch_bytes))
-
-
-# A batch as a log holds it
-
-
-class BatchState(Enum):
-    WHOLE = "whole"
-    TORN = "torn"  # the buffer ends inside it, if its size is to be believed
-    CORRUPT = "corrupt"
-
-
-class Scan(NamedTuple):
-    state: BatchState
-    header: BatchHeader | None  # None when not even that can be read
-    problem: str
-
-
-def scan(buffer: Buffer, position: int = 0) -> Scan:
-    """Whether a sound batch stands at `position`, as a value; what a stored batch must satisfy."""
-    if len(buffer) - position < HEADER_BYTES:
-        return Scan(BatchState.TORN, None, f"{len(buffer) - position} bytes of a header")
-    try:
-        header = parse_header(buffer, position)
-    except KafkaError as error:
-        return Scan(BatchState.CORRUPT, None, error.message)
-    if header.batch_bytes > len(buffer) - position:
-        have = len(buffer) - position
-        return Scan(BatchState.TORN, header, f"{have} of {header.batch_bytes} bytes")
-    if batch_crc(buffer, position, header.batch_bytes) != header.crc:
-        return Scan(BatchState.CORRUPT, header, "the checksum does not match")
-    if header.base_offset < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
-        problem = (
-            f"base offset {header.base_offset}, {header.record_count} records, "
-            f"last offset delta {header.last_offset_delta}"
-        )
-        return Scan(BatchState.CORRUPT, header, problem)
-    return Scan(BatchState.WHOLE, header, "")
-
-
-# Records
 
 
 @dataclass(slots=True)
@@ -354,7 +125,7 @@ def decode_records(
 def _decode(data: bytes, header: BatchHeader, records: list[Record]) -> int:
     """Append all records and return where they end. Hot: most varints are one byte."""
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
-    append_time = header.attributes & _LOG_APPEND_TIME
+    append_time = header.attributes & LOG_APPEND_TIME
     one_byte, size = ONE_BYTE, len(data)
     position, last_delta = 0, -1
     for index in range(header.record_count):
@@ -434,11 +205,12 @@ def find_timestamp(
     max_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> tuple[int, int] | None:
     """Offset and timestamp of the first record from `start_offset` on that is not older."""
-    if parse_header(buffer, position).max_timestamp < timestamp_ms:
+    header = parse_header(buffer, position)
+    if header.max_timestamp < timestamp_ms:
         return None
-    for record in decode_records(buffer, position, max_bytes):
-        if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
-            return record.offset, record.timestamp_ms
+    for offset, timestamp in _times(records_data(buffer, position, header, max_bytes), header):
+        if timestamp >= timestamp_ms and offset >= start_offset:
+            return offset, timestamp
     return None
 
 
@@ -446,11 +218,27 @@ def find_max_timestamp(
     buffer: Buffer, position: int, max_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> tuple[int, int] | None:
     """Offset and timestamp of the youngest record, the first of several; None of an empty batch."""
-    best: Record | None = None
-    for record in decode_records(buffer, position, max_bytes):
-        if best is None or record.timestamp_ms > best.timestamp_ms:
-            best = record
-    return (best.offset, best.timestamp_ms) if best else None
+    header = parse_header(buffer, position)
+    times = _times(records_data(buffer, position, header, max_bytes), header)
+    return max(times, key=lambda time: time[1], default=None)
+
+
+def _times(data: bytes, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """Offset and timestamp of each record, the rest of it skipped by its length."""
+    append_time = header.attributes & LOG_APPEND_TIME
+    end = 0
+    for index in range(header.record_count):
+        try:
+            length, start = read_varint(data, end)
+            timestamp, position = read_varlong(data, start + 1)
+            delta, position = read_varint(data, position)
+        except IndexError:
+            raise WireError(f"record {index}: the records end inside it") from None
+        end = start + length
+        if not position < end <= len(data):
+            raise WireError(f"record {index}: {length} bytes, {len(data) - start} are left")
+        timestamp = header.max_timestamp if append_time else header.base_timestamp + timestamp
+        yield header.base_offset + delta, timestamp
 
 
 def encode_batch(
@@ -481,38 +269,32 @@ def encode_batch(
         last_offset = records[-1].offset
     base_timestamp = records[0].timestamp_ms if records else NO_TIMESTAMP
     max_timestamp = max((record.timestamp_ms for record in records), default=NO_TIMESTAMP)
-    attributes = codec | transactional * _TRANSACTIONAL | control * _CONTROL
+    attributes = codec | transactional * TRANSACTIONAL | control * CONTROL
     if log_append_time_ms is not None:
         max_timestamp = log_append_time_ms
-        attributes |= _LOG_APPEND_TIME
+        attributes |= LOG_APPEND_TIME
     if delete_horizon_ms is not None:
         base_timestamp = delete_horizon_ms
-        attributes |= _DELETE_HORIZON
+        attributes |= DELETE_HORIZON
     data = bytearray()
     for record in records:
         _encode_record(data, record, base_offset, base_timestamp)
-    body = compress(codec, data, level) if records else b""
-    batch = bytearray(HEADER_BYTES)
-    batch += body
-    _HEADER.pack_into(
-        batch,
-        0,
-        base_offset,
-        len(batch) - _PREFIX_BYTES,
-        leader_epoch,
-        MAGIC,
-        0,
-        attributes,
-        last_offset - base_offset,
-        base_timestamp,
-        max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        len(records),
+    header = BatchHeader(
+        base_offset=base_offset,
+        batch_bytes=0,
+        leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=last_offset - base_offset,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=len(records),
     )
-    _pack_crc(batch, 17, batch_crc(batch, 0, len(batch)))
-    return batch
+    return pack_batch(header, compress(codec, data, level) if records else b"")
 
 
 def _encode_record(out: bytearray, record: Record, base_offset: int, base_timestamp: int) -> None:

@@ -15,11 +15,29 @@ ONE_BYTE: Final[tuple[int | None, ...]] = tuple(
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """The 32-bit value at `position`, and where it ends. IndexError when `data` ends before."""
+    first = data[position]
+    if first < 0x80:
+        return (first >> 1) ^ -(first & 1), position + 1
+    second = data[position + 1]
+    if second < 0x80:
+        raw = first & 0x7F | second << 7
+        return (raw >> 1) ^ -(raw & 1), position + 2
+    third = data[position + 2]
+    if third < 0x80:
+        raw = first & 0x7F | (second & 0x7F) << 7 | third << 14
+        return (raw >> 1) ^ -(raw & 1), position + 3
     return _read(data, position, VARINT_MAX_BYTES, 32)
 
 
 def read_varlong(data: bytes, position: int) -> tuple[int, int]:
     """As `read_varint`, for 64 bits."""
+    first = data[position]
+    if first < 0x80:
+        return (first >> 1) ^ -(first & 1), position + 1
+    second = data[position + 1]
+    if second < 0x80:
+        raw = first & 0x7F | second << 7
+        return (raw >> 1) ^ -(raw & 1), position + 2
     return _read(data, position, VARLONG_MAX_BYTES, 64)
 
 
