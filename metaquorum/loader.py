@@ -1,0 +1,153 @@
+"""Folds the committed log into the image and tells this node's parts of every change.
+
+    committed batches --apply--> image --(a task of its own)--> publish(delta, image) ... visible
+
+Applying is never held up by publishing: changes that come while publishers are busy are gathered
+into one delta. A *publisher* (the partitions, the quotas ...) is told in offset order, first of
+everything there is, then of each change. What all of them have taken in is *visible*: an answer
+that promises a client that its topic is usable waits for that.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final, Protocol
+
+import trio
+
+from metaquorum.batch import SLICE_RECORDS, Batch
+from metaquorum.image import MetadataDelta, MetadataImage, Replay
+from metaquorum.records import MetadataRecord
+
+
+class Publisher(Protocol):
+    """A part of a node that follows the metadata."""
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """This part is now as `image` says; `delta.before` is the image of the last call.
+
+        The first call's `before` is empty. Calls never overlap. What it raises ends the node.
+        """
+
+
+class MetadataLoader:
+    """The image of one node, and its publishers. It is the quorum's `StateMachine`."""
+
+    def __init__(self, cluster_id: str) -> None:
+        self._image = MetadataImage.empty(cluster_id)
+        self._unpublished = MetadataDelta.none(self._image)
+        self._published = self._image
+        self._publishers: list[Publisher] = []
+        self._publishing = False
+        self._load: Replay | None = None
+        self._changed: Final = trio.lowlevel.ParkingLot()
+        self.dropped_batches = 0
+
+    @property
+    def image(self) -> MetadataImage:
+        """After everything committed and replayed here."""
+        return self._image
+
+    @property
+    def visible(self) -> MetadataImage:
+        """The image that every publisher has taken in."""
+        return self._published
+
+    def register(self, publisher: Publisher) -> None:
+        """`publisher` will be told of everything, after those registered before. Before `run`."""
+        assert not self._publishing
+        self._publishers.append(publisher)
+
+    async def apply(self, term: int, batch: Batch) -> bool:
+        """The batch is in the image, all of it; False: dropped, as on every replica."""
+        if batch.term != term or batch.expected_offset != self.image.end_offset:
+            self.dropped_batches += 1
+            return False
+        steps = Replay(self.image)
+        await _in_slices(steps, batch.records())
+        self._take(*steps.finish())
+        assert self.image.end_offset == batch.end_offset
+        return True
+
+    def begin_load(self) -> None:
+        """A snapshot follows; until `end_load`, `image` stays what it was."""
+        self._load = Replay(MetadataImage.empty(self.image.cluster_id))
+
+    async def load(self, records: Iterable[MetadataRecord]) -> None:
+        assert self._load is not None
+        await _in_slices(self._load, records)
+
+    def end_load(self, end_offset: int) -> None:
+        assert self._load is not None
+        image, delta = self._load.finish(end_offset)
+        self._load = None
+        if self.image.end_offset == 0:
+            self._take(image, delta)
+        else:
+            self._take(image, difference(self.image, image))
+
+    def _take(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        self._unpublished = self._unpublished.then(delta)
+        self._image = image
+        self._changed.unpark_all()
+
+    async def run(self) -> None:
+        """Publishers are told of every change, for ever."""
+        self._publishing = True
+        first = True
+        while True:
+            while self.image is self._published and not first:
+                await self._changed.park()
+            first = False
+            delta, self._unpublished = self._unpublished, MetadataDelta.none(self.image)
+            for publisher in self._publishers:
+                await publisher.publish(delta, delta.image)
+            self._published = delta.image
+            self._changed.unpark_all()
+            await trio.lowlevel.checkpoint()
+
+    async def wait_applied(self, end_offset: int) -> None:
+        """The image holds everything before `end_offset`."""
+        while self.image.end_offset < end_offset:
+            await self._changed.park()
+
+    async def wait_visible(self, end_offset: int) -> None:
+        """Every publisher has taken in everything before `end_offset`."""
+        while self._published.end_offset < end_offset:
+            await self._changed.park()
+
+
+async def _in_slices(steps: Replay, records: Iterable[MetadataRecord]) -> None:
+    rest = iter(records)
+    while True:
+        part = list(islice(rest, SLICE_RECORDS))
+        steps.apply(part)
+        if len(part) < SLICE_RECORDS:
+            return
+        await trio.lowlevel.checkpoint()
+
+
+def difference(before: MetadataImage, image: MetadataImage) -> MetadataDelta:
+    """What changed between two images of one cluster, where the records between are not known."""
+    ids = dict.fromkeys(
+        topic_id
+        for one, other in ((before, image), (image, before))
+        for topic_id in one.topic_names
+        if one.topic_by_id(topic_id) != other.topic_by_id(topic_id)
+    )
+    resources = dict.fromkeys(
+        resource
+        for one, other in ((before, image), (image, before))
+        for resource in one.configs
+        if one.configs[resource] != other.configs.get(resource)
+    )
+    workers = dict.fromkeys(
+        worker_id
+        for worker_id in (*before.workers, *image.workers)
+        if before.workers.get(worker_id) != image.workers.get(worker_id)
+    )
+    features = dict.fromkeys(
+        name
+        for name in (*before.features, *image.features)
+        if before.features.get(name) != image.features.get(name)
+    )
+    return MetadataDelta(before, image, ids, resources, workers, features)

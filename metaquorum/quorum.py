@@ -1,0 +1,112 @@
+"""What the rest of a node knows of the replicated log: propose, follow, read.
+
+One of the voters leads, in a term of its own. It may propose batches; a batch is *committed* once it
+can no longer be lost, and every voter then hands it to its `StateMachine`, in the log's order. The
+state machine decides, by rules that are the same everywhere, whether the batch takes effect or is
+dropped (`batch.py`).
+
+Outcomes of a proposal, which must not be mixed up:
+
+    returned            committed, replayed here, and took effect
+    NotCommittedError   it has not taken effect and never will; deciding anew is safe
+    OutcomeUnknownError it may take effect, now or later; only reading the log can tell
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from metaquorum.batch import Batch
+from metaquorum.image import MetadataImage
+from metaquorum.records import MetadataRecord
+
+
+class NotCommittedError(Exception):
+    """The batch did not take effect and never will. `retry`: deciding anew may well succeed."""
+
+    def __init__(self, reason: str, *, retry: bool) -> None:
+        super().__init__(reason)
+        self.retry = retry
+
+
+class OutcomeUnknownError(Exception):
+    """The batch may or may not take effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumStatus:
+    """Where this voter stands. `leader_id` None: it knows of none."""
+
+    node_id: int
+    voters: tuple[int, ...]
+    leader_id: int | None
+    term: int
+    commit_index: int
+    end_offset: int  # of the image here
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leader_id == self.node_id
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """A place in the replicated log: everything up to `index`, whose entry is of `term`."""
+
+    index: int
+    term: int
+
+
+class StateMachine(Protocol):
+    """What committed batches are handed to. One task calls, and awaits each call."""
+
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata after everything handed over so far; what a snapshot is made of."""
+
+    async def apply(self, term: int, batch: Batch) -> bool:
+        """The batch, committed in `term`, has been replayed; False: it was one to drop."""
+
+    def begin_load(self) -> None:
+        """A snapshot follows, which replaces everything."""
+
+    async def load(self, records: Iterable[MetadataRecord]) -> None:
+        """The next records of the snapshot."""
+
+    def end_load(self, end_offset: int) -> None:
+        """That was all of it: the image is the snapshot's, and ends at `end_offset`."""
+
+
+class Proposal(Protocol):
+    """A batch on its way."""
+
+    async def wait(self) -> None:
+        """The batch is committed, was replayed here and took effect. See the errors above.
+
+        May be called once. Cancelling the wait does not call the proposal back.
+        """
+
+
+class Quorum(Protocol):
+    """This node's voter."""
+
+    @property
+    def status(self) -> QuorumStatus: ...
+
+    def propose(
+        self, term: int, expected_offset: int, records: list[bytes] | tuple[bytes, ...]
+    ) -> Proposal:
+        """The encoded `records` are on their way as one batch, behind all proposed before.
+
+        `term` is the one this was decided in. NotCommittedError: not leading in it, or too much
+        is under way; BatchTooLargeError.
+        """
+
+    async def wait_active(self) -> int:
+        """The term in which this voter leads, once it has replayed all that earlier terms left."""
+
+    async def read_barrier(self) -> int:
+        """Everything committed before the call has been replayed here; the image's end offset.
+
+        OutcomeUnknownError when the quorum cannot be asked.
+        """
