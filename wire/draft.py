@@ -1,6 +1,6 @@
 """Print the table of a protocol message from its JSON definition: `python -m wire.draft FILE`.
 
-A tool for whoever adds an API. What it prints goes into `wire/messages/` and is reviewed there; the table
+A tool for whoever adds an API. What it prints goes into `wire/messages/`, is reviewed, and
 is the source of truth from then on.
 """
 
