@@ -1,1 +1,1 @@
-"""Whole nodes in one process, in virtual time, on simulated networks and disks; checkers."""
+"""Whole nodes in one process: virtual time, seeded scheduling, simulated network and disk."""

@@ -1,0 +1,56 @@
+"""One machine's idea of time: wrong by a skew, wrong by a rate, jumping when told to."""
+
+from typing import Final
+
+from simulations.process import Process
+from simulations.timeline import Timeline
+
+# 2024-01-01 UTC: worlds begin on the same day, whatever day it is outside.
+EPOCH_S: Final = 1_704_067_200.0
+
+
+class MachineClock:
+    """The hardware clock; it outlives the processes of its machine.
+
+    `rate` is how many of its seconds pass in one true second.
+    """
+
+    def __init__(self, timeline: Timeline, *, skew_s: float, rate: float, uptime_s: float) -> None:
+        self._timeline = timeline
+        self._skew_s = skew_s
+        self._rate = rate
+        self._uptime_s = uptime_s
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock is set; the monotonic one does not notice."""
+        self._skew_s += seconds
+
+    def wall_s(self) -> float:
+        return EPOCH_S + self._timeline.now * self._rate + self._skew_s
+
+    def monotonic(self) -> float:
+        return self._uptime_s + self._timeline.now * self._rate
+
+    def true_time(self, monotonic: float) -> float:
+        return (monotonic - self._uptime_s) / self._rate
+
+
+class ProcessClock:
+    """The `Clock` seam."""
+
+    def __init__(self, machine: MachineClock, process: Process) -> None:
+        self._machine = machine
+        self._process = process
+
+    def now_ms(self) -> int:
+        self._process.check()
+        return int(self._machine.wall_s() * 1000)
+
+    def monotonic(self) -> float:
+        self._process.check()
+        return self._machine.monotonic()
+
+    async def sleep_until(self, deadline: float) -> None:
+        await self._process.wait_until(self._machine.true_time(deadline))
+        while self._machine.monotonic() < deadline:  # the rate's rounding error
+            await self._process.wait_until(self._process.timeline.now + 1e-6)

@@ -1,0 +1,267 @@
+"""The `Disk` seam of one process, on a `Storage` that outlives it.
+
+Every operation that changes something is counted, and a machine can be told to stop at the n-th
+from now: in the middle of a function handed to `run`, between two calls of one slice of the loop,
+or half way through a write. `run` waits before and after its function: others run in between.
+"""
+
+import errno
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from metaquorum.runtime.seams import Buffer, FileLock
+from simulations.network import os_error
+from simulations.process import MachineStopped, Process
+from simulations.storage import Folder, Inode, Storage
+from simulations.trace import Trace
+
+T = TypeVar("T")
+HOW_TO_STOP: Final = ("before", "torn", "after")
+
+
+@dataclass(slots=True)
+class DiskFaults:
+    """How a machine's disk misbehaves; scenarios and planted faults set it while it runs."""
+
+    delay_s: float = 0.0005
+    slow: float = 0.02
+    slow_s: float = 0.15
+    uncached: float = 0.1
+    # The machine stops at the n-th change from now.
+    stop_in: int | None = None
+    # Paths whose next syncs fail.
+    failing_sync: Callable[[str], bool] | None = None
+    happened: dict[str, int] = field(default_factory=dict)
+
+    def count(self, name: str) -> None:
+        self.happened[name] = self.happened.get(name, 0) + 1
+
+
+class SimulatedFile:
+    """The `File` seam."""
+
+    __slots__ = ("_disk", "_inode", "_open", "path")
+
+    def __init__(self, disk: "ProcessDisk", path: str, inode: Inode) -> None:
+        self._disk = disk
+        self._inode = inode
+        self._open = True
+        self.path = path
+
+    def size(self) -> int:
+        return len(self._inode_now().data)
+
+    def read(self, size: int, position: int) -> bytes:
+        return bytes(self._inode_now().data[position : position + size])
+
+    def write(self, data: Buffer, position: int) -> None:
+        inode, copy = self._inode_now(), bytes(data)
+        disk = self._disk
+        disk.trace.mix(copy, position & 0xFFFFFFFF)
+        try:
+            disk.change(
+                "write",
+                f"{self.path} {position}+{len(copy)}",
+                lambda: disk.storage.write(inode, position, copy),
+                lambda share: disk.storage.write(inode, position, copy[: int(len(copy) * share)]),
+            )
+        except OSError:
+            disk.faults.count("disk full")
+            raise
+
+    def truncate(self, size: int) -> None:
+        inode = self._inode_now()
+        if size != len(inode.data):
+            self._disk.change(
+                "truncate",
+                f"{self.path} {size}",
+                lambda: inode.truncate(size),
+            )
+
+    def sync(self) -> None:
+        inode, faults = self._inode_now(), self._disk.faults
+        if faults.failing_sync is not None and faults.failing_sync(self.path):
+            inode.fail_to_sync()
+            faults.count("sync failed")
+            self._disk.say(f"sync {self.path} fails")
+            raise os_error(errno.EIO, self.path)
+        self._disk.change("sync", self.path, inode.sync)
+
+    def is_cached(self, size: int, position: int) -> bool:
+        self._inode_now()
+        return self._disk.random.random() >= self._disk.faults.uncached
+
+    def close(self) -> None:
+        self._disk.process.check()
+        self._open = False
+
+    def _inode_now(self) -> Inode:
+        self._disk.process.check()
+        if not self._open:
+            raise os_error(errno.EBADF, self.path)
+        return self._inode
+
+
+class SimulatedLock:
+    def __init__(self, disk: "ProcessDisk", path: str) -> None:
+        self._disk = disk
+        self._path = path
+        disk.locks[path] = self
+        disk.process.holdings[self] = None
+
+    def release(self) -> None:
+        self._disk.process.check()
+        self._disk.process.holdings.pop(self, None)
+        self._disk.locks.pop(self._path, None)
+
+    def process_died(self, *, silent: bool) -> None:
+        self._disk.locks.pop(self._path, None)
+
+
+class ProcessDisk:
+    def __init__(
+        self,
+        storage: Storage,
+        faults: DiskFaults,
+        locks: dict[str, SimulatedLock],
+        process: Process,
+        draw: random.Random,
+        trace: Trace,
+        stop: Callable[[], None],
+    ) -> None:
+        self.storage = storage
+        self.faults = faults
+        self.locks = locks
+        self.process = process
+        self.random = draw
+        self.trace = trace
+        self._stop = stop
+
+    def say(self, text: str) -> None:
+        self.trace.add(self.process.timeline.now, self.process.name, f"disk: {text}")
+
+    def change(
+        self,
+        verb: str,
+        what: str,
+        effect: Callable[[], object],
+        torn_effect: Callable[[float], None] | None = None,
+    ) -> None:
+        """`effect`, unless the machine is to stop here: before, after, or in the middle of it."""
+        self.process.check()
+        faults = self.faults
+        if faults.stop_in is not None:
+            faults.stop_in -= 1
+            if faults.stop_in <= 0:
+                faults.stop_in = None
+                self._stop_at(verb, what, effect, torn_effect)
+        self.say(f"{verb} {what}")
+        effect()
+
+    def _stop_at(
+        self,
+        verb: str,
+        what: str,
+        effect: Callable[[], object],
+        torn_effect: Callable[[float], None] | None,
+    ) -> None:
+        how = self.random.choice(HOW_TO_STOP)
+        self.say(f"stops at: {verb} {what} ({how})")
+        try:
+            if how == "after":
+                effect()
+            elif how == "torn" and torn_effect is not None:
+                torn_effect(self.random.random())
+        except OSError:
+            pass
+        self._stop()
+        raise MachineStopped(self.process.name)
+
+    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+        self.process.check()
+        try:
+            inode = self.storage.file(path)
+        except FileNotFoundError:
+            if not create:
+                raise
+            self.change("create", path, lambda: self.storage.create(path))
+            inode = self.storage.file(path)
+        return SimulatedFile(self, path, inode)
+
+    def read_file(self, path: str) -> bytes:
+        self.process.check()
+        return bytes(self.storage.file(path).data)
+
+    def exists(self, path: str) -> bool:
+        self.process.check()
+        try:
+            self.storage.find(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def is_dir(self, path: str) -> bool:
+        return self.exists(path) and isinstance(self.storage.find(path), Folder)
+
+    def size(self, path: str) -> int:
+        self.process.check()
+        node = self.storage.find(path)
+        return len(node.data) if isinstance(node, Inode) else 0
+
+    def list(self, path: str) -> list[str]:
+        self.process.check()
+        return sorted(self.storage.folder(path).entries)
+
+    def make_dirs(self, path: str) -> None:
+        if not self.is_dir(path):
+            self.change("mkdir", path, lambda: self.storage.make_dirs(path))
+
+    def rename(self, source: str, target: str) -> None:
+        self.process.check()
+        self.storage.find(source)
+        self.change("rename", f"{source} {target}", lambda: self.storage.rename(source, target))
+
+    def remove(self, path: str) -> None:
+        self.process.check()
+        self.storage.file(path)
+        self.change("remove", path, lambda: self.storage.remove(path))
+
+    def remove_tree(self, path: str) -> None:
+        self.process.check()
+        for name, node in sorted(self.storage.folder(path).entries.items()):
+            if isinstance(node, Folder):
+                self.remove_tree(f"{path}/{name}")
+            else:
+                self.remove(f"{path}/{name}")
+        self.change("rmdir", path, lambda: self.storage.remove_dir(path))
+
+    def sync_dir(self, path: str) -> None:
+        self.process.check()
+        self.storage.folder(path)
+        self.change("sync_dir", path, lambda: self.storage.sync_dir(path))
+
+    def lock(self, path: str) -> FileLock:
+        if path in self.locks:
+            raise os_error(errno.EWOULDBLOCK, path)
+        self.open(path, create=True)
+        return SimulatedLock(self, path)
+
+    def free_bytes(self, path: str) -> int:
+        self.process.check()
+        return self.storage.free_bytes()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        faults, now = self.faults, self.process.timeline.now
+        before = self.random.random() * faults.delay_s
+        after = self.random.random() * faults.delay_s
+        if self.random.random() < faults.slow:
+            faults.count("slow disk")
+            after += self.random.random() * faults.slow_s
+        await self.process.wait_until(now + before)
+        try:
+            return function()
+        finally:
+            if self.process.alive:
+                await self.process.wait_until(self.process.timeline.now + after, shielded=True)
