@@ -1,0 +1,1 @@
+"""Partition logs on disk, laid out as Kafka's."""

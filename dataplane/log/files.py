@@ -1,0 +1,193 @@
+"""Open files of the log: many segments, few descriptors.
+
+A `LogFile` stands for a file of a segment and is opened when first used. `OpenFiles` closes those
+that were not used lately once more than `max_open` are open (second chance: a file used since the
+hand last passed is spared once). A pinned file (`acquire` ... `release`) is never closed under its
+user; pins are short (one sendfile, one sync), so that the bound is exceeded by no more than the
+pins there are.
+
+None of this is for more than one thread: whoever goes beside the loop takes an acquired `File`.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from metaquorum.runtime.seams import Disk, File, StorageError
+
+MAX_OPEN_FILES: Final = 512
+
+_ADVICE: Final = {
+    errno.ENOSPC: "free some space there or add some",
+    errno.EDQUOT: "raise the disk quota of this user",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+    errno.EACCES: "let this user read and write there",
+    errno.EPERM: "let this user read and write there",
+    errno.EROFS: "mount it writable",
+    errno.ENOENT: "something removed it while the node was running",
+    errno.EIO: "the device fails: look into the kernel's log, replace it, and restart",
+}
+
+
+class DiskFullError(StorageError):
+    """No space was left; what stood there before stands as it did, and may still be read."""
+
+
+def storage_error(error: OSError, action: str, path: str) -> StorageError:
+    """What an OSError means for the person who runs this node."""
+    advice = _ADVICE.get(error.errno or 0, "look at the disk and restart the node")
+    reason = error.strerror or str(error) or type(error).__name__
+    text = f"cannot {action} {path}: {reason}; {advice}"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return DiskFullError(text) if full else StorageError(text)
+
+
+@contextmanager
+def storage_errors(action: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, action, path) from error
+
+
+class LogFile:
+    """A file that is open while it is used. Its methods may raise OSError."""
+
+    __slots__ = ("_create", "_file", "_files", "_name", "_pins", "folder", "recent", "removed")
+
+    def __init__(self, files: "OpenFiles", folder: str, name: str, *, create: bool = False) -> None:
+        """With `create`, a missing file is made when it is first used."""
+        self._files = files
+        self._create = create
+        self.folder = folder
+        self._name = name
+        self._file: File | None = None
+        self._pins = 0
+        self.recent = False
+        self.removed = False
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.folder, self._name)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    @property
+    def is_pinned(self) -> bool:
+        return self._pins > 0
+
+    def get(self) -> File:
+        """The open file, for use before the next await."""
+        self.recent = True
+        file = self._file
+        return self._open() if file is None else file
+
+    def _open(self) -> File:
+        if self.removed:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
+        self._files.make_room()
+        file = self._file = self._files.disk.open(self.path, create=self._create)
+        self._files.opened(self)
+        return file
+
+    def acquire(self) -> File:
+        """The open file, not to be closed before `release`."""
+        file = self.get()
+        self._pins += 1
+        return file
+
+    def release(self) -> None:
+        assert self._pins > 0
+        self._pins -= 1
+        if self.removed and self._pins == 0:
+            self.close()
+
+    @contextmanager
+    def pinned(self) -> Iterator[File]:
+        file = self.acquire()
+        try:
+            yield file
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            self._files.closed(self)
+            file.close()
+
+    def rename(self, name: str) -> None:
+        """The file has that name in its folder; whoever reads it goes on reading."""
+        self._files.disk.rename(self.path, os.path.join(self.folder, name))
+        self._name = name
+
+    def discard(self) -> None:
+        """The file is gone, or empty if it is in use; the next use makes it again. OSError."""
+        if self._pins:
+            self.get().truncate(0)
+            return
+        self.close()
+        try:
+            self._files.disk.remove(self.path)
+        except FileNotFoundError:
+            pass
+
+    def remove(self) -> None:
+        """The name is gone; a pinned reader keeps the bytes until it is done."""
+        self.removed = True
+        if not self._pins:
+            self.close()
+        try:
+            self._files.disk.remove(self.path)
+        except FileNotFoundError:
+            pass
+
+
+class OpenFiles:
+    """The descriptors that all logs of a log directory share."""
+
+    __slots__ = ("_open", "disk", "max_open")
+
+    def __init__(self, disk: Disk, max_open: int = MAX_OPEN_FILES) -> None:
+        assert max_open > 0
+        self.disk = disk
+        self.max_open = max_open
+        self._open: dict[LogFile, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, file: LogFile) -> None:
+        self._open[file] = None
+
+    def closed(self, file: LogFile) -> None:
+        del self._open[file]
+
+    def make_room(self) -> None:
+        """Fewer than `max_open` files are open, or all of them are pinned."""
+        if len(self._open) < self.max_open:
+            return
+        # Twice around at most: the first round takes every second chance.
+        for _ in range(2 * len(self._open)):
+            file = next(iter(self._open))
+            if not file.is_pinned and not file.recent:
+                file.close()
+                if len(self._open) < self.max_open:
+                    return
+                continue
+            file.recent = False
+            del self._open[file]
+            self._open[file] = None
+
+    def close(self) -> None:
+        for file in list(self._open):
+            file.close()

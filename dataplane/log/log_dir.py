@@ -1,0 +1,350 @@
+"""A log directory: the partitions' folders, and the checkpoints they share.
+
+    .lock                             held while a node runs on it
+    .kafka_cleanshutdown              there only between a clean stop and the next start
+    recovery-point-offset-checkpoint  up to where each log is synced
+    replication-offset-checkpoint     high watermarks
+    log-start-offset-checkpoint       where logs begin that begin within a segment
+    <topic>-<partition>/              one log
+    <topic>-<p>.<unique>-delete/      a log being deleted: readers may still be in it
+    <topic>-<p>.<unique>-stray/       a log the cluster does not know; kept, not served
+
+The clean-shutdown mark is removed, and its removal synced, before any log is looked at
+(KAFKA-10471): a crash at any later point is then recovered from as a crash. A log that cannot be
+opened does not stop the others; it is in `offline` with the reason.
+"""
+
+import logging
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import trio
+
+from dataplane.log.checkpoints import (
+    Partition,
+    decode_clean_shutdown,
+    decode_offsets,
+    encode_clean_shutdown,
+    encode_offsets,
+    encode_partition_metadata,
+)
+from dataplane.log.config import LogConfig
+from dataplane.log.files import MAX_OPEN_FILES, OpenFiles, storage_error, storage_errors
+from dataplane.log.names import (
+    CLEAN_SHUTDOWN,
+    DELETED_FOLDER,
+    HIGH_WATERMARK_CHECKPOINT,
+    LOCK,
+    LOG_START_CHECKPOINT,
+    PARTITION_METADATA,
+    RECOVERY_POINT_CHECKPOINT,
+    STRAY_FOLDER,
+    parse_partition_folder,
+    partition_folder,
+    retired_folder,
+)
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.recovery import LoadedLog, load_log
+from metaquorum.runtime.seams import Disk, FileLock, StorageError, write_atomically
+
+logger = logging.getLogger(__name__)
+
+# Logs opened one behind the other in one call beside the loop, and such calls at a time.
+LOADS_PER_CALL: Final = 32
+CONCURRENT_CALLS: Final = 4
+
+ConfigOf = Callable[[str], LogConfig]
+
+
+@dataclass(frozen=True, slots=True)
+class NewPartition:
+    topic: str
+    partition: int
+    topic_id: bytes
+    config: LogConfig
+
+
+class LogDir:
+    """Made by `LogDir.open`; `load` it before anything else."""
+
+    def __init__(self, disk: Disk, path: str, lock: FileLock, max_open_files: int) -> None:
+        self.path = path
+        self.partitions: dict[Partition, PartitionLog] = {}
+        self.offline: dict[Partition, StorageError] = {}
+        self.high_watermarks: dict[Partition, int] = {}  # as they were at the last checkpoint
+        self.was_clean = False
+        self.last_broker_epoch = -1  # in which it was stopped, when it was clean
+        self.files = OpenFiles(disk, max_open_files)
+        self._disk = disk
+        self._lock = lock
+        self._offline_points: dict[Partition, int] = {}
+        self._offline_starts: dict[Partition, int] = {}
+        self._deleted: list[str] = []
+        self._checkpointing = trio.Lock()
+
+    @classmethod
+    def open(cls, disk: Disk, path: str, *, max_open_files: int = MAX_OPEN_FILES) -> "LogDir":
+        """The directory is there and is this process's. StorageError if it cannot be."""
+        with storage_errors("use", path):
+            disk.make_dirs(path)
+        lock_path = os.path.join(path, LOCK)
+        try:
+            lock = disk.lock(lock_path)
+        except BlockingIOError:
+            raise StorageError(
+                f"{path} is in use by another process; stop that one or choose another directory"
+            ) from None
+        except OSError as error:
+            raise storage_error(error, "lock", lock_path) from error
+        return cls(disk, path, lock, max_open_files)
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self.path, *names)
+
+    # Start
+
+    async def load(self, config_of: ConfigOf, now_ms: int) -> None:
+        """Every log here is open and recovered, or in `offline`. StorageError for the directory."""
+        with storage_errors("read", self.path):
+            offsets = await self._disk.run(self._begin)
+            folders = [
+                (found, name)
+                for name in await self._disk.run(lambda: self._disk.list(self.path))
+                if (found := parse_partition_folder(name)) and self._disk.is_dir(self._path(name))
+            ]
+        recovery_points, starts = offsets
+        opens = [
+            partial(
+                self._open_log,
+                partition,
+                name,
+                config_of(partition[0]),
+                recovery_points.get(partition, 0),
+                starts.get(partition, 0),
+                now_ms,
+            )
+            for partition, name in folders
+        ]
+        await self._in_calls(opens)
+
+    def _begin(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
+        mark = self._path(CLEAN_SHUTDOWN)
+        if self._disk.exists(mark):
+            self.last_broker_epoch = decode_clean_shutdown(self._disk.read_file(mark))
+            self.was_clean = True
+            self._disk.remove(mark)
+            self._disk.sync_dir(self.path)
+        self._deleted = [n for n in self._disk.list(self.path) if n.endswith(DELETED_FOLDER)]
+        self.high_watermarks = self._read_offsets(HIGH_WATERMARK_CHECKPOINT)
+        recovery_points = self._read_offsets(RECOVERY_POINT_CHECKPOINT)
+        return recovery_points, self._read_offsets(LOG_START_CHECKPOINT)
+
+    def _read_offsets(self, name: str) -> dict[Partition, int]:
+        path = self._path(name)
+        if not self._disk.exists(path):
+            return {}
+        try:
+            return decode_offsets(self._disk.read_file(path))
+        except ValueError as error:
+            raise StorageError(
+                f"{path} cannot be read ({error}); restore it, or remove it: every log is then "
+                f"scanned, and cut where it is damaged"
+            ) from None
+
+    def _open_log(
+        self,
+        partition: Partition,
+        name: str,
+        config: LogConfig,
+        recovery_point: int,
+        log_start_offset: int,
+        now_ms: int,
+    ) -> Callable[[], object]:
+        """What is to be done on the loop with a log that was opened beside it."""
+        try:
+            loaded = load_log(
+                self._disk,
+                self._path(name),
+                config,
+                clean=self.was_clean,
+                recovery_point=recovery_point,
+                log_start_offset=log_start_offset,
+                now_ms=now_ms,
+            )
+        except StorageError as error:
+            return partial(self._set_offline, partition, error, recovery_point, log_start_offset)
+        return partial(self._add, partition, config, loaded, now_ms)
+
+    def _set_offline(
+        self,
+        partition: Partition,
+        error: StorageError,
+        recovery_point: int,
+        log_start_offset: int,
+    ) -> None:
+        logger.error("%s-%d is offline: %s", *partition, error)
+        self.offline[partition] = error
+        # Kept in the checkpoints, or the next start would take synced bytes for a torn tail.
+        self._offline_points[partition] = recovery_point
+        self._offline_starts[partition] = log_start_offset
+
+    def _add(
+        self, partition: Partition, config: LogConfig, loaded: LoadedLog, now_ms: int
+    ) -> PartitionLog:
+        log = PartitionLog(self.files, config, *partition, loaded, now_ms)
+        self.partitions[partition] = log
+        return log
+
+    async def _in_calls(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
+        """Each step was called beside the loop, and what it returned on it."""
+        rest = iter(list(steps))
+
+        async def take() -> None:
+            while chunk := list(islice(rest, LOADS_PER_CALL)):
+                for done in await self._disk.run(partial(_call_all, chunk)):
+                    done()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(CONCURRENT_CALLS):
+                nursery.start_soon(take)
+
+    # Partitions come and go
+
+    async def create(self, new: Iterable[NewPartition], now_ms: int) -> None:
+        """Those partitions have an empty log in `partitions`; which topic it is, is synced.
+
+        One that was left half made, or is offline, is a StorageError naming its folder.
+        """
+        made = [partial(self._create_log, one, now_ms) for one in new]
+        with storage_errors("create a log in", self.path):
+            await self._in_calls(made)
+            await self._disk.run(lambda: self._disk.sync_dir(self.path))
+
+    def _create_log(self, new: NewPartition, now_ms: int) -> Callable[[], object]:
+        partition = (new.topic, new.partition)
+        assert partition not in self.partitions
+        folder = self._path(partition_folder(*partition))
+        if self._disk.exists(folder) and self._disk.list(folder):
+            raise StorageError(f"{folder} is there already, and is not served; move it away")
+        self._disk.make_dirs(folder)
+        path = os.path.join(folder, PARTITION_METADATA)
+        write_atomically(self._disk, path, encode_partition_metadata(new.topic_id))
+        loaded = load_log(
+            self._disk,
+            folder,
+            new.config,
+            clean=False,
+            recovery_point=0,
+            log_start_offset=0,
+            now_ms=now_ms,
+        )
+        return partial(self._add, partition, new.config, loaded, now_ms)
+
+    def delete(self, topic: str, partition: int, rng: random.Random) -> None:
+        """The log is no more; its folder waits for `remove_deleted`, its readers go on."""
+        name = self._retire(topic, partition, rng, DELETED_FOLDER)
+        self._deleted.append(name)
+
+    def set_aside(self, topic: str, partition: int, rng: random.Random) -> None:
+        """The log is not served any more but kept, as a stray."""
+        self._retire(topic, partition, rng, STRAY_FOLDER)
+
+    def _retire(self, topic: str, partition: int, rng: random.Random, ending: str) -> str:
+        name = retired_folder(topic, partition, f"{rng.getrandbits(128):032x}", ending)
+        folder = self._path(partition_folder(topic, partition))
+        with storage_errors("rename", folder):
+            self._disk.rename(folder, self._path(name))
+        log = self.partitions.pop((topic, partition), None)
+        if log is not None:
+            log.moved(self._path(name))
+        self.offline.pop((topic, partition), None)
+        self._offline_points.pop((topic, partition), None)
+        self._offline_starts.pop((topic, partition), None)
+        return name
+
+    async def remove_deleted(self) -> None:
+        """Folders of logs deleted before, and segments that retention took, are gone.
+
+        Call it `file.delete.delay.ms` after; the names' end is synced.
+        """
+        for log in list(self.partitions.values()):
+            log.remove_deleted()
+        names, self._deleted = self._deleted, []
+
+        def remove() -> None:
+            for name in names:
+                self._disk.remove_tree(self._path(name))
+            self._disk.sync_dir(self.path)
+
+        if names:
+            with storage_errors("remove a deleted log in", self.path):
+                await self._disk.run(remove)
+
+    # Checkpoints
+
+    async def checkpoint(self, high_watermarks: Mapping[Partition, int] | None = None) -> None:
+        """Recovery points and log starts, and high watermarks if given, survive a loss of power."""
+        async with self._checkpointing:
+            logs = self.partitions.items()
+            points = self._offline_points | {
+                partition: log.recovery_point for partition, log in logs
+            }
+            starts = self._offline_starts | {
+                partition: log.log_start_offset
+                for partition, log in logs
+                if log.log_start_offset > log.first_segment_offset
+            }
+            contents = {RECOVERY_POINT_CHECKPOINT: points, LOG_START_CHECKPOINT: starts}
+            if high_watermarks is not None:
+                contents[HIGH_WATERMARK_CHECKPOINT] = dict(high_watermarks)
+
+            def write() -> None:
+                for name, offsets in contents.items():
+                    write_atomically(self._disk, self._path(name), encode_offsets(offsets))
+
+            with storage_errors("write a checkpoint in", self.path):
+                await self._disk.run(write)
+
+    # Stop
+
+    async def close(
+        self, high_watermarks: Mapping[Partition, int], *, broker_epoch: int = -1
+    ) -> None:
+        """Every log is synced and closed, and the directory marked clean if all went well."""
+        rest = iter(list(self.partitions.values()))
+        clean = not self.offline
+
+        async def close_logs() -> None:
+            nonlocal clean
+            for log in rest:
+                try:
+                    await log.close_clean(self._disk)
+                except StorageError as error:
+                    logger.error("%s-%d: %s", log.topic, log.partition, error)  # noqa: TRY400
+                    clean = False
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(CONCURRENT_CALLS):
+                nursery.start_soon(close_logs)
+        await self.checkpoint(high_watermarks)
+        if clean:
+            mark = encode_clean_shutdown(broker_epoch)
+            with storage_errors("mark", self.path):
+                await self._disk.run(
+                    lambda: write_atomically(self._disk, self._path(CLEAN_SHUTDOWN), mark)
+                )
+        self.abandon()
+
+    def abandon(self) -> None:
+        """No file is open and the lock is free; nothing was written for it."""
+        self.files.close()
+        self._lock.release()
+
+
+def _call_all(steps: list[Callable[[], Callable[[], object]]]) -> list[Callable[[], object]]:
+    return [step() for step in steps]

@@ -1,0 +1,53 @@
+"""Names of files and folders in a log directory, as Kafka's."""
+
+import re
+from typing import Final
+
+LOG: Final = ".log"
+OFFSET_INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+SNAPSHOT: Final = ".snapshot"
+DELETED: Final = ".deleted"
+# A file with one of these endings was being made or being removed when the process died.
+LEFTOVERS: Final = (DELETED, ".cleaned", ".tmp")
+SWAP: Final = ".swap"
+
+EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
+RECOVERY_POINT_CHECKPOINT: Final = "recovery-point-offset-checkpoint"
+HIGH_WATERMARK_CHECKPOINT: Final = "replication-offset-checkpoint"
+LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
+CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+LOCK: Final = ".lock"
+
+DELETED_FOLDER: Final = "-delete"
+STRAY_FOLDER: Final = "-stray"
+MAX_FOLDER_NAME: Final = 255
+
+_NUMBERED: Final = re.compile(r"(\d{20})(\.[a-z]+)\Z")
+_PARTITION: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})\Z")
+
+
+def file_name(offset: int, suffix: str) -> str:
+    return f"{offset:020d}{suffix}"
+
+
+def parse_file_name(name: str) -> tuple[int, str] | None:
+    """The offset and the ending of a segment's or snapshot's file; None for any other."""
+    match = _NUMBERED.match(name)
+    return (int(match[1]), match[2]) if match else None
+
+
+def partition_folder(topic: str, partition: int) -> str:
+    return f"{topic}-{partition}"
+
+
+def parse_partition_folder(name: str) -> tuple[str, int] | None:
+    match = _PARTITION.match(name)
+    return (match[1], int(match[2])) if match else None
+
+
+def retired_folder(topic: str, partition: int, unique: str, ending: str) -> str:
+    """`<topic>-<partition>.<unique><ending>`, the topic cut so that a file system takes it."""
+    rest = f"-{partition}.{unique}{ending}"
+    return topic[: MAX_FOLDER_NAME - len(rest)] + rest

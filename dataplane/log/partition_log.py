@@ -1,0 +1,932 @@
+"""The log of one partition: segments of record batches, and all that is known about them.
+
+    log_start_offset ≤ recovery_point ≤ log_end_offset
+                       synced up to here; a loss of power can take what follows
+
+Batches stay as they came: headers are read, offset and epoch patched in place, one write. State
+changes only after that write has succeeded, so a full disk leaves the log as it was. Bytes beyond
+`log_end_offset` are no part of the log and are never read: an append may be written beside the
+loop while readers go on.
+
+Appends, truncation, rolls and removals of one log are made one at a time by its owner; reads may
+come between. No clock here: `now_ms` is passed. An error of the disk becomes StorageError; once a
+sync has failed, nobody knows what reached the disk, and every later append or flush fails too.
+"""
+
+import logging
+import os
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import trio
+
+from dataplane.log.config import LogConfig
+from dataplane.log.epochs import LeaderEpochs
+from dataplane.log.files import LogFile, OpenFiles, storage_error, storage_errors
+from dataplane.log.names import EPOCH_CHECKPOINT, SNAPSHOT, file_name
+from dataplane.log.producers import BatchMark, ProducerStateTable
+from dataplane.log.recovery import LoadedLog
+from dataplane.log.segment import (
+    MAX_RELATIVE_OFFSET,
+    Segment,
+    SegmentState,
+    walk_headers,
+)
+from dataplane.log.snapshots import decode_snapshot, encode_snapshot
+from metaquorum.runtime.seams import Disk, File, StorageError
+from wire.errors import ErrorCode, KafkaError, WireError
+from wire.records import (
+    BatchHeader,
+    TimestampType,
+    assign,
+    find_max_timestamp,
+    find_timestamp,
+    set_log_append_time,
+)
+
+logger = logging.getLogger(__name__)
+
+# Places of the latest batches kept at hand, so that consumers at the tail need no index.
+RECENT_BATCHES: Final = 128
+NO_TIMESTAMP: Final = -1
+
+
+class AppendResult(NamedTuple):
+    first_offset: int
+    last_offset: int
+    log_append_time_ms: int  # -1 where records keep the times their producer gave
+    is_duplicate: bool = False
+
+
+class TimestampOffset(NamedTuple):
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+class LogSlice:
+    """Bytes of one segment: whole batches, but that the last may be cut at `max_bytes`.
+
+    Nothing is held open until `acquire`. The bytes stay readable while the segment is, and for as
+    long as its files wait for their removal; after that, EOFError, as from a file that ended.
+    """
+
+    __slots__ = ("_file", "first_offset", "position", "size_bytes")
+
+    def __init__(self, file: LogFile, position: int, size_bytes: int, first_offset: int) -> None:
+        self._file = file
+        self.position = position
+        self.size_bytes = size_bytes
+        self.first_offset = first_offset
+
+    def acquire(self) -> File:
+        """The open file, for `Connection.send_file`; give it back with `release`."""
+        try:
+            return self._file.acquire()
+        except FileNotFoundError:
+            raise EOFError(f"{self._file.path} was removed") from None
+        except OSError as error:
+            raise storage_error(error, "open", self._file.path) from error
+
+    def release(self) -> None:
+        self._file.release()
+
+    @contextmanager
+    def pinned(self) -> Iterator[File]:
+        file = self.acquire()
+        try:
+            yield file
+        finally:
+            self.release()
+
+    def read(self) -> bytes:
+        """The bytes, read in place: for what is small and cached."""
+        if not self.size_bytes:
+            return b""
+        with self.pinned() as file, storage_errors("read", file.path):
+            data = file.read(self.size_bytes, self.position)
+        if len(data) != self.size_bytes:
+            raise StorageError(f"{file.path} ends before {self.position + self.size_bytes}")
+        return data
+
+    def is_cached(self) -> bool:
+        with self.pinned() as file, storage_errors("read", file.path):
+            return file.is_cached(self.size_bytes, self.position)
+
+
+@dataclass(slots=True)
+class _Write:
+    """An append that was checked and given its place, and is not written yet."""
+
+    segment: Segment
+    position: int
+    first_offset: int
+    last_offset: int
+    append_time_ms: int
+
+
+class PartitionLog:
+    __slots__ = (
+        "_active",
+        "_bases",
+        "_config",
+        "_epochs_dirty",
+        "_failure",
+        "_files",
+        "_flushing",
+        "_folder_dirty",
+        "_last_flush_ms",
+        "_next_read_offset",
+        "_next_read_position",
+        "_opened_end_offset",
+        "_recent_lasts",
+        "_recent_positions",
+        "_retired",
+        "_segments",
+        "_snapshot_offsets",
+        "_tail_dirty",
+        "_truncations",
+        "_unsynced_names",
+        "_unsynced_segments",
+        "_writing",
+        "epochs",
+        "folder",
+        "log_end_offset",
+        "log_start_offset",
+        "partition",
+        "producers",
+        "recovery_point",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        files: OpenFiles,
+        config: LogConfig,
+        topic: str,
+        partition: int,
+        loaded: LoadedLog,
+        now_ms: int,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = loaded.topic_id or bytes(16)
+        self.folder = loaded.folder
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.log_end_offset
+        self.recovery_point = loaded.recovery_point
+        self._opened_end_offset = loaded.log_end_offset
+        self.epochs: LeaderEpochs = loaded.epochs
+        self.producers: ProducerStateTable = loaded.producers
+        self._files = files
+        self._config = config
+        self._segments = [
+            Segment(files, loaded.folder, config, state, now_ms) for state in loaded.segments
+        ]
+        self._bases = [segment.base_offset for segment in self._segments]
+        self._active = self._segments[-1]
+        self._active.bytes_since_index = loaded.bytes_since_index
+        self._snapshot_offsets = loaded.snapshot_offsets
+        self._recent_lasts = array("q", (self.log_end_offset - 1,))
+        self._recent_positions = array("q", (-1,))
+        self._next_read_offset = self._next_read_position = -1
+        self._last_flush_ms = now_ms
+        self._flushing: trio.Event | None = None
+        self._failure: str | None = None
+        self._epochs_dirty = False
+        self._folder_dirty = False
+        self._unsynced_names: set[str] = set()
+        self._unsynced_segments: list[Segment] = []
+        self._retired: list[Segment] = []
+        self._tail_dirty = False
+        self._truncations = 0
+        self._writing = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<log {self.topic}-{self.partition} [{self.log_start_offset}, {self.log_end_offset})>"
+        )
+
+    # What is known
+
+    @property
+    def config(self) -> LogConfig:
+        return self._config
+
+    def configure(self, config: LogConfig) -> None:
+        """From now on the log does as `config` says."""
+        self._config = config
+        for segment in self._segments:
+            segment.configure(config)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def first_segment_offset(self) -> int:
+        return self._bases[0]
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def failure(self) -> str | None:
+        """Why this log takes no more appends; None while it does."""
+        return self._failure
+
+    # Appending
+
+    def append(
+        self,
+        records: bytearray | memoryview,
+        headers: Sequence[BatchHeader],
+        leader_epoch: int,
+        now_ms: int,
+    ) -> AppendResult:
+        """The batches are in the log, with offsets and `leader_epoch` patched into `records`.
+
+        `records` are the bytes of `headers`, one batch behind the other, each checked by
+        `wire.records.check_batch`. Batches that the log has already are answered with their
+        place. KafkaError: producer's sequence or epoch, RECORD_LIST_TOO_LARGE. StorageError
+        (DiskFullError if that is all): nothing was appended.
+        """
+        duplicate = self.producers.check(headers)
+        if duplicate is not None:
+            return self._duplicate(duplicate, headers)
+        write = self._prepare(records, headers, leader_epoch, now_ms)
+        try:
+            write.segment.file.get().write(records, write.position)
+        except OSError as error:
+            raise self._undo(write, error) from error
+        return self._commit(write, headers, now_ms)
+
+    async def append_beside(
+        self,
+        disk: Disk,
+        records: bytearray | memoryview,
+        headers: Sequence[BatchHeader],
+        leader_epoch: int,
+        now_ms: int,
+    ) -> AppendResult:
+        """As `append`, but the write is made beside the loop: for large batches.
+
+        Readers may go on meanwhile. No other append, roll or truncation may.
+        """
+        duplicate = self.producers.check(headers)
+        if duplicate is not None:
+            return self._duplicate(duplicate, headers)
+        write = self._prepare(records, headers, leader_epoch, now_ms)
+        try:
+            self._writing = True
+            with write.segment.file.pinned() as file:
+                await disk.run(lambda: file.write(records, write.position))
+        except OSError as error:
+            raise self._undo(write, error) from error
+        except BaseException:  # cancelled before it began
+            self._tail_dirty = True
+            raise
+        finally:
+            self._writing = False
+        return self._commit(write, headers, now_ms)
+
+    def append_as_follower(
+        self, records: bytearray | memoryview | bytes, headers: Sequence[BatchHeader], now_ms: int
+    ) -> AppendResult:
+        """The batches are in the log with the offsets and epochs that they carry.
+
+        CORRUPT_MESSAGE unless these ascend from `log_end_offset` on; gaps are allowed.
+        """
+        next_offset = self.log_end_offset
+        for header in headers:
+            if header.base_offset < next_offset or header.leader_epoch < self.epochs.latest:
+                raise KafkaError(
+                    ErrorCode.CORRUPT_MESSAGE,
+                    f"offset {header.base_offset} in epoch {header.leader_epoch} cannot follow "
+                    f"offset {next_offset - 1} in epoch {self.epochs.latest}",
+                )
+            next_offset = header.next_offset
+        max_timestamp = max(header.max_timestamp for header in headers)
+        segment = self._segment_for(len(records), next_offset - 1, max_timestamp, now_ms)
+        for header in headers:
+            if header.leader_epoch != self.epochs.latest:
+                self.assign_epoch(header.leader_epoch, header.base_offset)
+        write = _Write(segment, segment.size_bytes, headers[0].base_offset, next_offset - 1, -1)
+        try:
+            segment.file.get().write(records, write.position)
+        except OSError as error:
+            raise self._undo(write, error) from error
+        return self._commit(write, headers, now_ms, as_follower=True)
+
+    def _duplicate(self, mark: BatchMark, headers: Sequence[BatchHeader]) -> AppendResult:
+        time = mark.timestamp if self._config.log_append_time else NO_TIMESTAMP
+        first = mark.first_offset
+        count = sum(header.last_offset_delta + 1 for header in headers)
+        return AppendResult(first, first + count - 1, time, True)
+
+    def _prepare(
+        self,
+        records: bytearray | memoryview,
+        headers: Sequence[BatchHeader],
+        leader_epoch: int,
+        now_ms: int,
+    ) -> _Write:
+        first = offset = self.log_end_offset
+        append_time = now_ms if self._config.log_append_time else NO_TIMESTAMP
+        max_timestamp = append_time
+        position = 0
+        for header in headers:
+            assign(records, position, offset, leader_epoch)
+            if append_time >= 0:
+                set_log_append_time(records, position, header, append_time)
+            elif header.max_timestamp > max_timestamp:
+                max_timestamp = header.max_timestamp
+            position += header.batch_bytes
+            offset += header.last_offset_delta + 1
+        assert position == len(records)
+        segment = self._segment_for(position, offset - 1, max_timestamp, now_ms)
+        if leader_epoch != self.epochs.latest:
+            self.assign_epoch(leader_epoch, first)
+        return _Write(segment, segment.size_bytes, first, offset - 1, append_time)
+
+    def _segment_for(
+        self, size_bytes: int, last_offset: int, max_timestamp: int, now_ms: int
+    ) -> Segment:
+        """The active segment, a new one if this append must not go to the present one."""
+        assert not self._writing
+        if self._failure is not None:
+            raise StorageError(self._failure)
+        if self._tail_dirty:
+            self._clean_tail()
+        active = self._active
+        config = self._config
+        if active.size_bytes + size_bytes > config.segment_bytes and size_bytes > (
+            config.segment_bytes
+        ):
+            raise KafkaError(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"{size_bytes} bytes, a segment holds {config.segment_bytes}",
+            )
+        if active.size_bytes and (
+            active.size_bytes + size_bytes > config.segment_bytes
+            or active.indexes_full
+            or last_offset - active.base_offset > MAX_RELATIVE_OFFSET
+            or self._waited_ms(active, max_timestamp, now_ms) > config.segment_ms
+        ):
+            self.roll(now_ms)
+            active = self._active
+        if last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
+            self.roll(now_ms)
+            active = self._active
+        return active
+
+    def _waited_ms(self, active: Segment, max_timestamp: int, now_ms: int) -> int:
+        """How long the segment has been filled, by its records' times if they have any."""
+        first = active.first_timestamp
+        jitter = self._config.segment_jitter_ms
+        if jitter:
+            # Any spread will do that is not the same for all partitions.
+            jitter = zlib.crc32(f"{self.folder}/{active.base_offset}".encode()) % jitter
+        if first >= 0 and max_timestamp >= 0:
+            return max_timestamp - first + jitter
+        return now_ms - active.created_ms + jitter
+
+    def _undo(self, write: _Write, error: OSError) -> StorageError:
+        self._tail_dirty = True
+        self.epochs.truncate_from_end(self.log_end_offset + 1)
+        try:
+            self._clean_tail()
+        except StorageError as second:
+            logger.warning("%s", second)
+        return storage_error(error, "append to", write.segment.file.path)
+
+    def _clean_tail(self) -> None:
+        """Nothing of a failed append is left in the file."""
+        active = self._active
+        with storage_errors("truncate", active.file.path):
+            file = active.file.get()
+            if file.size() > active.size_bytes:
+                file.truncate(active.size_bytes)
+        self._tail_dirty = False
+
+    def _commit(
+        self,
+        write: _Write,
+        headers: Sequence[BatchHeader],
+        now_ms: int,
+        as_follower: bool = False,
+    ) -> AppendResult:
+        segment = write.segment
+        position = write.position
+        append_time = write.append_time_ms
+        offset = write.first_offset
+        for header in headers:
+            if as_follower:
+                offset = header.base_offset
+            last_offset = offset + header.last_offset_delta
+            max_timestamp = append_time if append_time >= 0 else header.max_timestamp
+            segment.note(position, header.batch_bytes, last_offset, max_timestamp)
+            if header.producer_id >= 0:
+                self.producers.update(header, last_offset, max_timestamp, now_ms)
+            self._recent_lasts.append(last_offset)
+            self._recent_positions.append(position)
+            position += header.batch_bytes
+            offset = last_offset + 1
+        if len(self._recent_lasts) > 2 * RECENT_BATCHES:
+            del self._recent_lasts[:-RECENT_BATCHES], self._recent_positions[:-RECENT_BATCHES]
+        self.log_end_offset = offset
+        return AppendResult(write.first_offset, write.last_offset, append_time)
+
+    def roll(self, now_ms: int) -> None:
+        """Appends go to a new segment from here on; the present one is complete. StorageError.
+
+        An empty segment stays the active one.
+        """
+        sealed = self._active
+        end = self.log_end_offset
+        if not sealed.size_bytes and sealed.base_offset == end:
+            return
+        with storage_errors("roll", sealed.file.path):
+            sealed.seal()
+            segment = self._new_segment(end, now_ms)
+        self._unsynced_segments.append(sealed)
+        self._segments.append(segment)
+        self._bases.append(end)
+        self._active = segment
+        self._forget_places()
+        self.snapshot_producers()
+
+    def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
+        state = SegmentState(base_offset, 0, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP)
+        segment = Segment(self._files, self.folder, self._config, state, now_ms, create=True)
+        file = segment.file.get()
+        if file.size():
+            file.truncate(0)
+        self._folder_dirty = True
+        return segment
+
+    def _forget_places(self) -> None:
+        """No place of a batch is at hand; the next append's will be."""
+        self._recent_lasts = array("q", (self.log_end_offset - 1,))
+        self._recent_positions = array("q", (-1,))
+        self._next_read_offset = -1
+
+    def assign_epoch(self, leader_epoch: int, start_offset: int | None = None) -> None:
+        """`leader_epoch` begins at `start_offset` (the log's end); on disk, too, but not synced."""
+        start = self.log_end_offset if start_offset is None else start_offset
+        if self.epochs.assign(leader_epoch, start):
+            self._epochs_dirty = True
+        self._write_epochs()
+
+    def _write_epochs(self) -> None:
+        if self._epochs_dirty:
+            self._write_small(EPOCH_CHECKPOINT, self.epochs.encode())
+            self._epochs_dirty = False
+
+    def snapshot_producers(self) -> None:
+        """What is known of producers stands in `<log end>.snapshot`, not synced yet."""
+        end = self.log_end_offset
+        self._write_small(
+            file_name(end, SNAPSHOT), encode_snapshot(self.producers.entries.values())
+        )
+        if not self._snapshot_offsets or self._snapshot_offsets[-1] != end:
+            self._snapshot_offsets.append(end)
+
+    def _write_small(self, name: str, data: bytes) -> None:
+        """The file is `data`, or as before; the next flush syncs it."""
+        disk = self._files.disk
+        path = os.path.join(self.folder, name)
+        with storage_errors("write", path):
+            file = disk.open(path + ".tmp", create=True)
+            try:
+                file.truncate(0)
+                file.write(data, 0)
+            finally:
+                file.close()
+            disk.rename(path + ".tmp", path)
+        self._unsynced_names.add(name)
+        self._folder_dirty = True
+
+    # Reading
+
+    def read(
+        self, offset: int, max_bytes: int, end_offset: int, *, min_one: bool = False
+    ) -> LogSlice:
+        """Batches from the one that holds `offset` on, out of one segment, about `max_bytes`.
+
+        No batch that reaches `end_offset` (a high watermark) is in it. At `max_bytes` the last
+        batch is cut, as Kafka does and clients expect, but the first one is always whole: with
+        `min_one` however large it is, else there is nothing if it does not fit. Empty, too, at
+        and beyond `end_offset`. KafkaError(OFFSET_OUT_OF_RANGE) outside of the log.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} of {self.topic}-{self.partition}, which has "
+                f"{self.log_start_offset} to {self.log_end_offset}",
+            )
+        if offset >= end_offset or offset == self.log_end_offset:
+            return LogSlice(self._active.file, 0, 0, offset)
+        number = len(self._bases) - 1
+        if offset < self._bases[-1]:
+            number = max(bisect_right(self._bases, offset) - 1, 0)
+        while True:
+            start = self._position_of(number, offset)
+            if start >= 0 or number + 1 == len(self._bases):
+                break
+            number += 1  # compaction took the end of that segment away
+        segment = self._segments[number]
+        if start < 0:
+            return LogSlice(segment.file, 0, 0, offset)
+        end = self._end_position(number, end_offset)
+        size = end - start
+        if size > max_bytes:
+            first_bytes = self._batch_bytes(segment, start)
+            if first_bytes > max_bytes:
+                size = min(size, first_bytes) if min_one else 0
+            else:
+                size = max_bytes
+        elif end_offset <= self.log_end_offset:
+            self._next_read_offset, self._next_read_position = end_offset, end
+        return LogSlice(segment.file, start, max(size, 0), offset)
+
+    def _position_of(self, number: int, offset: int) -> int:
+        """Where the first batch that ends at or after `offset` begins; -1 when none does.
+
+        Most reads ask for the tail, or for where the one before ended: no index is needed then.
+        """
+        if number + 1 == len(self._bases):
+            if offset == self._next_read_offset:
+                active = self._active
+                if self._next_read_position < active.size_bytes:
+                    return self._next_read_position
+            place = bisect_left(self._recent_lasts, offset)
+            if 0 < place < len(self._recent_lasts):
+                return self._recent_positions[place]
+        found = self._segments[number].locate(offset)
+        return found[0] if found else -1
+
+    def _end_position(self, number: int, end_offset: int) -> int:
+        """Where the batches before `end_offset` end in this segment."""
+        segment = self._segments[number]
+        if end_offset >= self.log_end_offset:
+            return segment.size_bytes
+        if number + 1 < len(self._bases) and end_offset >= self._bases[number + 1]:
+            return segment.size_bytes
+        position = self._position_of(number, end_offset)
+        return segment.size_bytes if position < 0 else position
+
+    def _batch_bytes(self, segment: Segment, position: int) -> int:
+        _, header = next(segment.walk(position))
+        return header.batch_bytes
+
+    # Looking for timestamps
+
+    def offset_for_timestamp(self, timestamp: int, end_offset: int) -> TimestampOffset | None:
+        """The first record before `end_offset` that is not older than `timestamp`, if any.
+
+        The indexes narrow it to a few kilobytes and one batch, which is decompressed: some
+        milliseconds where batches are large.
+        """
+        for segment in self._segments:
+            if segment.max_timestamp < timestamp or not segment.size_bytes:
+                continue
+            for position, header in segment.walk(segment.locate_timestamp(timestamp)):
+                if header.base_offset >= end_offset:
+                    return None
+                if (
+                    header.max_timestamp < timestamp
+                    or header.last_offset < self.log_start_offset
+                    or header.is_control
+                ):
+                    continue
+                found = self._find_in_batch(segment, position, header, timestamp)
+                if found is not None:
+                    return self._bounded(found, end_offset, header)
+        return None
+
+    def max_timestamp(self, end_offset: int) -> TimestampOffset | None:
+        """The record with the largest timestamp, the first of several; None in an empty log."""
+        best: Segment | None = None
+        for segment in self._segments:
+            if segment.size_bytes and (best is None or segment.max_timestamp > best.max_timestamp):
+                best = segment
+        if best is None or best.max_timestamp < 0:
+            return None
+        place = best.locate(best.max_timestamp_offset)
+        if place is None:
+            return None
+        position, header = place
+        if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            found: tuple[int, int] | None = (header.base_offset, header.max_timestamp)
+        else:
+            batch = self._read_batch(best, position, header)
+            with self._batch_errors(best, position):
+                found = find_max_timestamp(batch, 0)
+        return self._bounded(found, end_offset, header) if found else None
+
+    def _find_in_batch(
+        self, segment: Segment, position: int, header: BatchHeader, timestamp: int
+    ) -> tuple[int, int] | None:
+        if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            return max(header.base_offset, self.log_start_offset), header.max_timestamp
+        batch = self._read_batch(segment, position, header)
+        with self._batch_errors(segment, position):
+            return find_timestamp(batch, 0, timestamp, self.log_start_offset)
+
+    def _bounded(
+        self, found: tuple[int, int], end_offset: int, header: BatchHeader
+    ) -> TimestampOffset | None:
+        offset, timestamp = found
+        if offset >= end_offset:
+            return None
+        return TimestampOffset(offset, timestamp, header.leader_epoch)
+
+    def _read_batch(self, segment: Segment, position: int, header: BatchHeader) -> bytes:
+        with storage_errors("read", segment.file.path):
+            return segment.file.get().read(header.batch_bytes, position)
+
+    @contextmanager
+    def _batch_errors(self, segment: Segment, position: int) -> Iterator[None]:
+        try:
+            yield
+        except WireError as error:
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"batch at position {position} of {segment.file.path}: {error}",
+            ) from None
+
+    # Cutting
+
+    def truncate_to(self, offset: int) -> bool:
+        """Nothing at or after `offset` is left; False if there was nothing. StorageError.
+
+        `log_end_offset` is `offset`, or less where a batch went across it. Write the recovery
+        points (`LogDir.checkpoint`) before appending again: the one on disk may lie beyond the
+        end now. Slow when many producers' state has to be read again.
+        """
+        assert not self._writing
+        if offset >= self.log_end_offset:
+            return False
+        if offset < self._bases[0]:
+            self.truncate_fully_and_start_at(offset)
+            return True
+        self._truncations += 1
+        with self._failing("truncate"):
+            while len(self._segments) > 1 and self._bases[-1] >= offset:
+                self._remove_segment(self._segments.pop())
+                self._bases.pop()
+            self._active = self._segments[-1]
+            if self._active.size_bytes:
+                offset = self._active.truncate_to(offset)
+            self._end_at(offset)
+            self._reload_producers()
+        return True
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """The log is empty, and begins and ends at `offset`. StorageError."""
+        assert not self._writing
+        self._truncations += 1
+        with self._failing("truncate"):
+            for segment in reversed(self._segments):
+                self._remove_segment(segment)
+            self._segments = [self._new_segment(offset, 0)]
+            self._bases = [offset]
+            self._active = self._segments[0]
+            self.log_start_offset = offset
+            self.epochs.truncate_from_end(0)
+            self._epochs_dirty = True
+            self._drop_snapshots(-1)
+            self.producers = ProducerStateTable()
+            self._end_at(offset)
+
+    def _end_at(self, offset: int) -> None:
+        self.log_end_offset = offset
+        self.log_start_offset = min(self.log_start_offset, offset)
+        self.recovery_point = min(self.recovery_point, offset)
+        self._tail_dirty = False
+        self._unsynced_segments = [s for s in self._unsynced_segments if s in self._segments]
+        self._forget_places()
+        if self.epochs.truncate_from_end(offset):
+            self._epochs_dirty = True
+        self._write_epochs()
+        self._drop_snapshots(offset)
+
+    def _drop_snapshots(self, offset: int) -> None:
+        """No snapshot of what comes after `offset` is left."""
+        while self._snapshot_offsets and self._snapshot_offsets[-1] > offset:
+            name = file_name(self._snapshot_offsets.pop(), SNAPSHOT)
+            self._unsynced_names.discard(name)
+            self._remove_name(name)
+
+    def _remove_name(self, name: str) -> None:
+        try:
+            self._files.disk.remove(os.path.join(self.folder, name))
+        except FileNotFoundError:
+            pass
+        self._folder_dirty = True
+
+    def _remove_segment(self, segment: Segment) -> None:
+        segment.remove()
+        self._folder_dirty = True
+
+    def _reload_producers(self) -> None:
+        """Producers as the log, as it is now, tells of them."""
+        now_ms = max((e.last_seen_ms for e in self.producers.entries.values()), default=0)
+        if not self.producers.entries:
+            return
+        table, start = self._newest_snapshot()
+        first = max(bisect_right(self._bases, start) - 1, 0)
+        for segment in self._segments[first:]:
+            for _, header in walk_headers(segment.file.get(), 0, segment.size_bytes):
+                if header.producer_id >= 0 and header.base_offset >= start:
+                    table.update(header, header.last_offset, header.max_timestamp, now_ms)
+        self.producers = table
+
+    def _newest_snapshot(self) -> tuple[ProducerStateTable, int]:
+        for offset in reversed(self._snapshot_offsets):
+            path = os.path.join(self.folder, file_name(offset, SNAPSHOT))
+            try:
+                return decode_snapshot(self._files.disk.read_file(path)), offset
+            except ValueError as error:
+                logger.warning("%s is not used: %s", path, error)
+        return ProducerStateTable(), self.log_start_offset
+
+    @contextmanager
+    def _failing(self, action: str) -> Iterator[None]:
+        """What cannot be completed leaves this log unfit for appends."""
+        try:
+            yield
+        except (OSError, StorageError) as error:
+            if isinstance(error, OSError):
+                failure = storage_error(error, action, self.folder)
+            else:
+                failure = error
+            self._failure = str(failure)
+            raise failure from error
+
+    # Removing what is old
+
+    def advance_log_start(self, offset: int) -> bool:
+        """Records before `offset` are gone for readers; False if they were.
+
+        It survives a restart after the next `LogDir.checkpoint`. OFFSET_OUT_OF_RANGE beyond the
+        end of the log; the caller keeps it at or below the high watermark.
+        """
+        if offset > self.log_end_offset or offset < 0:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"the log of {self.topic}-{self.partition} ends at {self.log_end_offset}",
+            )
+        if offset <= self.log_start_offset:
+            return False
+        self.log_start_offset = offset
+        if self.epochs.truncate_from_start(offset):
+            self._epochs_dirty = True
+        return True
+
+    def delete_old_segments(self) -> int:
+        """Segments that end before `log_start_offset` are `.deleted`; how many.
+
+        Never the active one. `remove_deleted` removes them for good.
+        """
+        count = bisect_right(self._bases, self.log_start_offset) - 1
+        count = max(0, min(count, len(self._segments) - 1))
+        for _ in range(count):
+            segment = self._segments[0]
+            with storage_errors("rename", segment.file.path):
+                segment.retire()
+            self._folder_dirty = True
+            del self._segments[0], self._bases[0]
+            self._retired.append(segment)
+            if segment in self._unsynced_segments:
+                self._unsynced_segments.remove(segment)
+        while len(self._snapshot_offsets) > 1 and self._snapshot_offsets[1] <= self._bases[0]:
+            with storage_errors("remove", self.folder):
+                self._remove_name(file_name(self._snapshot_offsets.pop(0), SNAPSHOT))
+        self._write_epochs()
+        return count
+
+    def remove_deleted(self) -> None:
+        """Segments retired before are gone. Slow for large ones, but for those still being sent."""
+        retired, self._retired = self._retired, []
+        with storage_errors("remove", self.folder):
+            for segment in retired:
+                segment.remove()
+
+    def expire_producers(self, now_ms: int) -> int:
+        return self.producers.expire(now_ms, self._config.producer_id_expiration_ms)
+
+    # Durability
+
+    def needs_flush(self, now_ms: int) -> bool:
+        """flush.messages or flush.ms ask for a flush, or a complete segment was never synced."""
+        unflushed = self.log_end_offset - self.recovery_point
+        if unflushed >= self._config.flush_messages or self._unsynced_segments:
+            return True
+        return unflushed > 0 and now_ms - self._last_flush_ms >= self._config.flush_ms
+
+    async def flush(self, disk: Disk, now_ms: int | None = None) -> None:
+        """What was appended before this call survives a loss of power. StorageError.
+
+        Callers that wait together share one sync.
+        """
+        target = self.log_end_offset
+        while self._failure is None and (
+            self.recovery_point < min(target, self.log_end_offset)
+            or self._unsynced_segments
+            or self._unsynced_names
+            or self._epochs_dirty
+            or self._folder_dirty
+        ):
+            if self._flushing is not None:
+                await self._flushing.wait()
+                continue
+            self._flushing = trio.Event()
+            try:
+                await self._flush_once(disk)
+            finally:
+                self._flushing.set()
+                self._flushing = None
+            if now_ms is not None:
+                self._last_flush_ms = now_ms
+        if self._failure is not None:
+            raise StorageError(self._failure)
+
+    async def _flush_once(self, disk: Disk) -> None:
+        end, truncations = self.log_end_offset, self._truncations
+        sealed, self._unsynced_segments = self._unsynced_segments, []
+        files: list[LogFile] = []
+        with self._failing("sync"):
+            self._write_epochs()
+            names, self._unsynced_names = self._unsynced_names, set()
+            folder_dirty, self._folder_dirty = self._folder_dirty, False
+            for segment in sealed:
+                files += [segment.file, segment.index.file, segment.times.file]
+            files.append(self._active.file)
+            opened: list[File] = []
+            try:
+                opened.extend(file.acquire() for file in files)
+                await disk.run(lambda: self._sync(disk, opened, names, folder_dirty))
+            except BaseException:
+                # Cancelled before it began, or failed: all of it is still to be synced.
+                self._unsynced_segments = sealed + self._unsynced_segments
+                self._unsynced_names |= names
+                self._folder_dirty |= folder_dirty
+                raise
+            finally:
+                for file in files[: len(opened)]:
+                    file.release()
+        if truncations == self._truncations:
+            self.recovery_point = max(self.recovery_point, end)
+
+    def _sync(self, disk: Disk, files: list[File], names: set[str], folder_dirty: bool) -> None:
+        for file in files:
+            file.sync()
+        for name in sorted(names):
+            path = os.path.join(self.folder, name)
+            try:
+                small = disk.open(path)
+            except FileNotFoundError:  # truncation removed it meanwhile
+                continue
+            try:
+                small.sync()
+            finally:
+                small.close()
+        if folder_dirty:
+            disk.sync_dir(self.folder)
+
+    async def close_clean(self, disk: Disk) -> None:
+        """All of it is on disk and synced, so that the next start need not scan."""
+        if self._failure is not None:
+            raise StorageError(self._failure)
+        with self._failing("close"):
+            if self._active.size_bytes and self._is_changed():
+                # Its indexes are trusted after this, so they are synced with it.
+                self._active.seal()
+                self._unsynced_segments.append(self._active)
+            if self._snapshot_offsets[-1:] != [self.log_end_offset] and self.log_end_offset:
+                self.snapshot_producers()
+        await self.flush(disk)
+        self.close()
+
+    def _is_changed(self) -> bool:
+        return self.log_end_offset != self._opened_end_offset or self._truncations > 0
+
+    def close(self) -> None:
+        """No file is open; nothing was synced."""
+        for segment in (*self._segments, *self._retired):
+            segment.close()
+
+    def moved(self, folder: str) -> None:
+        """The folder was renamed; readers go on."""
+        self.folder = folder
+        for segment in (*self._segments, *self._retired):
+            segment.moved(folder)

@@ -1,0 +1,214 @@
+"""What each idempotent producer wrote last in one partition: no batch lands twice (KIP-98).
+
+A producer numbers its records per partition. The log knows, per producer id, the epoch and the
+last five batches: as many as a client may have in flight. A batch on its way in is
+
+    one of the five                     a duplicate: answered with the place it has
+    first of a producer not known here  accepted, whatever its sequence: what was known may have
+                                        expired or been deleted by retention (KIP-360)
+    of an older epoch                   INVALID_PRODUCER_EPOCH
+    of a newer epoch                    accepted if its sequence is 0, else out of order
+    next after the last sequence        accepted; 2^31 - 1 is followed by 0
+    anything else                       OUT_OF_ORDER_SEQUENCE_NUMBER
+
+Kafka no longer sends DUPLICATE_SEQUENCE_NUMBER: a duplicate older than five batches is out of
+order too. Followers and recovery take what the log says without asking.
+
+Unlike Kafka, idle producers expire by when this log last heard from them and not by the timestamps
+in their records: a client that writes old timestamps is protected from duplicates as well.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from wire.errors import ErrorCode, KafkaError
+from wire.records import BatchHeader
+
+REMEMBERED_BATCHES: Final = 5
+# Beyond this many producer ids, those unheard of for longest are forgotten, a share at a time.
+MAX_PRODUCERS: Final = 100_000
+_EVICTED_SHARE: Final = 100
+
+NO_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+NO_OFFSET: Final = -1
+_SEQUENCE_MASK: Final = 0x7FFFFFFF
+
+
+class BatchMark(NamedTuple):
+    """One batch as it is remembered; first offset and sequence follow from the delta."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+    @property
+    def first_sequence(self) -> int:
+        return (self.last_sequence - self.offset_delta) & _SEQUENCE_MASK
+
+
+class ProducerEntry:
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "epoch",
+        "last_seen_ms",
+        "producer_id",
+        "transaction_first_offset",
+    )
+
+    def __init__(
+        self,
+        producer_id: int,
+        epoch: int,
+        last_seen_ms: int,
+        batches: Iterable[BatchMark] = (),
+        coordinator_epoch: int = -1,
+        transaction_first_offset: int = NO_OFFSET,
+    ) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.last_seen_ms = last_seen_ms
+        self.batches = list(batches)
+        self.coordinator_epoch = coordinator_epoch
+        self.transaction_first_offset = transaction_first_offset
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    def find_duplicate(self, epoch: int, first: int, last: int) -> BatchMark | None:
+        if epoch == self.epoch:
+            for mark in self.batches:
+                if mark.last_sequence == last and mark.first_sequence == first:
+                    return mark
+        return None
+
+
+class ProducerStateTable:
+    """The producers of one log. Plain state."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
+        self.entries: dict[int, ProducerEntry] = {e.producer_id: e for e in entries}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def check(self, headers: Sequence[BatchHeader]) -> BatchMark | None:
+        """The first batch's earlier copy if these were appended before; None if they are next.
+
+        KafkaError(INVALID_PRODUCER_EPOCH or OUT_OF_ORDER_SEQUENCE_NUMBER) when they are neither.
+        Nothing changes.
+        """
+        if len(headers) == 1:
+            header = headers[0]
+            if header.producer_id < 0:
+                return None
+            entry = self.entries.get(header.producer_id)
+            if entry is None:
+                return None
+            last = (header.base_sequence + header.last_offset_delta) & _SEQUENCE_MASK
+            mark = entry.find_duplicate(header.producer_epoch, header.base_sequence, last)
+            if mark is None:
+                _check_next(header, entry.epoch, entry.last_sequence)
+            return mark
+        return self._check_several(headers)
+
+    def _check_several(self, headers: Sequence[BatchHeader]) -> BatchMark | None:
+        ahead: dict[int, tuple[int, int]] = {}
+        first: BatchMark | None = None
+        duplicates = 0
+        for header in headers:
+            if header.producer_id < 0:
+                continue
+            entry = self.entries.get(header.producer_id)
+            if entry is not None and header.producer_id not in ahead:
+                mark = entry.find_duplicate(
+                    header.producer_epoch, header.base_sequence, header.last_sequence
+                )
+                if mark is not None:
+                    first = first or mark
+                    duplicates += 1
+                    continue
+                ahead[header.producer_id] = (entry.epoch, entry.last_sequence)
+            if header.producer_id in ahead:
+                _check_next(header, *ahead[header.producer_id])
+            ahead[header.producer_id] = (header.producer_epoch, header.last_sequence)
+        if 0 < duplicates < len(headers):
+            raise KafkaError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"{duplicates} of {len(headers)} batches were appended before, the others not",
+            )
+        return first
+
+    def update(
+        self, header: BatchHeader, last_offset: int, max_timestamp: int, now_ms: int
+    ) -> None:
+        """The batch, as it was given its offset and time, is the last of its producer."""
+        producer_id = header.producer_id
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            if len(self.entries) >= MAX_PRODUCERS:
+                self._evict()
+            entry = ProducerEntry(producer_id, header.producer_epoch, now_ms)
+            self.entries[producer_id] = entry
+        elif entry.epoch != header.producer_epoch:
+            entry.epoch = header.producer_epoch
+            entry.batches.clear()
+        entry.last_seen_ms = now_ms
+        if header.is_control:
+            entry.transaction_first_offset = NO_OFFSET
+            return
+        delta = header.last_offset_delta
+        batches = entry.batches
+        if len(batches) == REMEMBERED_BATCHES:
+            del batches[0]
+        last_sequence = (header.base_sequence + delta) & _SEQUENCE_MASK
+        batches.append(BatchMark(last_sequence, last_offset, delta, max_timestamp))
+        if header.is_transactional and entry.transaction_first_offset == NO_OFFSET:
+            entry.transaction_first_offset = last_offset - delta
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """Producers unheard of for so long, and in no transaction, are forgotten; how many."""
+        old = [
+            entry.producer_id
+            for entry in self.entries.values()
+            if now_ms - entry.last_seen_ms >= expiration_ms
+            and entry.transaction_first_offset == NO_OFFSET
+        ]
+        for producer_id in old:
+            del self.entries[producer_id]
+        return len(old)
+
+    def _evict(self) -> None:
+        idle = [e for e in self.entries.values() if e.transaction_first_offset == NO_OFFSET]
+        idle.sort(key=lambda entry: entry.last_seen_ms)
+        for entry in idle[: MAX_PRODUCERS // _EVICTED_SHARE]:
+            del self.entries[entry.producer_id]
+
+
+def _check_next(header: BatchHeader, epoch: int, last_sequence: int) -> None:
+    if header.producer_epoch < epoch:
+        raise KafkaError(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"producer {header.producer_id} has epoch {epoch}, this batch {header.producer_epoch}",
+        )
+    if header.producer_epoch > epoch:
+        expected = 0
+        if epoch == NO_EPOCH:
+            return
+    else:
+        expected = (last_sequence + 1) & _SEQUENCE_MASK
+    if header.base_sequence != expected:
+        raise KafkaError(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"producer {header.producer_id} sends sequence {header.base_sequence}, "
+            f"{expected} is next",
+        )

@@ -1,0 +1,428 @@
+"""Opening a partition's folder: what its log holds, after a clean stop or after none.
+
+After a clean stop every file was synced, so nothing is scanned: the last segment's tail is walked
+from its last index entry, the producers are read from the snapshot at the end.
+
+After a crash or a loss of power, segments from the one that holds the recovery point on are
+scanned: every header, checksum and offset. Their indexes, epochs and producers are made anew from
+what was found, and the files are synced before anything is served (KAFKA-10101). What is found:
+
+    bytes behind the last sound batch      torn tail; cut off, logged
+    damage with sound batches behind it,   these bytes were never synced, and a loss of power may
+    at or above the recovery point         keep a later page and lose an earlier one; the log is
+                                           cut at the damage as Kafka does, and the range of
+                                           offsets that goes is logged as an error
+    damage below the recovery point,       these bytes had been synced: a disk that loses or
+    or after a clean stop                  changes them is not for us to paper over. StorageError
+                                           names file and position; the partition is not served
+                                           and its files stay as they are
+
+Nothing is changed on disk before a log is known to be sound or to be cut, and cutting twice (a
+crash during recovery) gives the same. All here is plain and slow: for `Disk.run`.
+"""
+
+import logging
+import os
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Final
+
+from dataplane.log.checkpoints import decode_partition_metadata
+from dataplane.log.config import NEVER, LogConfig
+from dataplane.log.epochs import LeaderEpochs, decode_leader_epochs
+from dataplane.log.files import storage_errors
+from dataplane.log.index import OffsetIndex, TimeIndex
+from dataplane.log.names import (
+    EPOCH_CHECKPOINT,
+    LEFTOVERS,
+    LOG,
+    OFFSET_INDEX,
+    PARTITION_METADATA,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    file_name,
+    parse_file_name,
+)
+from dataplane.log.producers import ProducerStateTable
+from dataplane.log.scan import Damage, SegmentScan, find_batch_behind, scan_segment
+from dataplane.log.segment import SegmentState, walk_headers
+from dataplane.log.snapshots import decode_snapshot
+from metaquorum.runtime.seams import Disk, File, StorageError, write_atomically
+from wire.records import BatchHeader
+
+logger = logging.getLogger(__name__)
+
+_REPLAY_BYTES: Final = 64 << 10
+_ADVICE: Final = "move the partition's folder away to fetch it from a replica"
+
+
+@dataclass(slots=True)
+class LoadedLog:
+    """All that opening a folder found out; a `PartitionLog` begins with it."""
+
+    folder: str
+    topic_id: bytes | None = None
+    segments: list[SegmentState] = field(default_factory=list)
+    epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    producers: ProducerStateTable = field(default_factory=ProducerStateTable)
+    snapshot_offsets: list[int] = field(default_factory=list)
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    recovery_point: int = 0
+    bytes_since_index: int = 0
+    scanned_bytes: int = 0
+    truncated_bytes: int = 0
+
+
+def load_log(
+    disk: Disk,
+    folder: str,
+    config: LogConfig,
+    *,
+    clean: bool,
+    recovery_point: int,
+    log_start_offset: int,
+    now_ms: int,
+) -> LoadedLog:
+    """The log in that folder is as described, on disk too. StorageError if it cannot be trusted."""
+    rest = (recovery_point, log_start_offset, now_ms)
+    with storage_errors("recover", folder):
+        if clean:
+            try:
+                return _Loader(disk, folder, config, True, *rest).load()
+            except StorageError as error:
+                logger.warning("%s was not left clean, it is scanned: %s", folder, error)
+        return _Loader(disk, folder, config, False, *rest).load()
+
+
+class _Loader:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        config: LogConfig,
+        clean: bool,
+        recovery_point: int,
+        log_start_offset: int,
+        now_ms: int,
+    ) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.config = config
+        self.clean = clean
+        # Up to here every byte was synced, so that damage is the disk's doing.
+        self.synced_to = NEVER if clean else recovery_point
+        self.now_ms = now_ms
+        self.log = LoadedLog(folder, log_start_offset=log_start_offset)
+        self.bases: list[int] = []
+        self.names: set[str] = set()
+        self.replay_from = 0  # producers are known up to here
+        self.walk_from = 0  # epochs, too
+        self.next_offset = 0
+        self.changed = False
+        self.changed_epochs = False
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def load(self) -> LoadedLog:
+        log = self.log
+        self._list_files()
+        self._read_metadata()
+        epochs_known = self._read_epochs()
+        if not self.bases:
+            self.disk.open(self.path(file_name(log.log_start_offset, LOG)), create=True).close()
+            self.changed = True
+            log.segments = [SegmentState(log.log_start_offset)]
+            log.log_end_offset = log.recovery_point = log.log_start_offset
+            log.epochs.truncate_from_end(log.log_end_offset)
+            if self.changed:
+                self.disk.sync_dir(self.folder)
+            return log
+        log.log_start_offset = max(log.log_start_offset, self.bases[0])
+        first_unclean = self._first_unclean()
+        self._read_snapshot(first_unclean)
+        self.walk_from = self.replay_from if epochs_known else 0
+        self._read_segments(first_unclean)
+        self._finish(first_unclean)
+        return log
+
+    # What is in the folder
+
+    def _list_files(self) -> None:
+        kept = []
+        for name in self.disk.list(self.folder):
+            if name.endswith(LEFTOVERS):
+                self.disk.remove(self.path(name))
+                self.changed = True
+            elif name.endswith(SWAP):
+                # Compaction had finished this file and was putting it in place of others.
+                self.disk.rename(self.path(name), self.path(name.removesuffix(SWAP)))
+                kept.append(name.removesuffix(SWAP))
+                self.clean, self.synced_to = False, 0
+                self.changed = True
+            else:
+                kept.append(name)
+        self.names = set(kept)
+        for name in self.names:
+            parsed = parse_file_name(name)
+            if parsed is None:
+                continue
+            offset, suffix = parsed
+            if suffix == LOG:
+                self.bases.append(offset)
+            elif suffix == SNAPSHOT:
+                self.log.snapshot_offsets.append(offset)
+            elif suffix in (OFFSET_INDEX, TIME_INDEX) and file_name(offset, LOG) not in self.names:
+                self.disk.remove(self.path(name))
+        self.bases.sort()
+        self.log.snapshot_offsets.sort()
+
+    def _read_metadata(self) -> None:
+        if PARTITION_METADATA not in self.names:
+            return
+        path = self.path(PARTITION_METADATA)
+        try:
+            self.log.topic_id = decode_partition_metadata(self.disk.read_file(path))
+        except ValueError as error:
+            raise StorageError(
+                f"{path} does not say which topic this is ({error}); "
+                f"restore it, or move the folder away if a replica has the data"
+            ) from None
+
+    def _read_epochs(self) -> bool:
+        """Whether the checkpoint tells of every epoch; else they are read from the batches."""
+        if EPOCH_CHECKPOINT not in self.names:
+            return False
+        path = self.path(EPOCH_CHECKPOINT)
+        try:
+            self.log.epochs = decode_leader_epochs(self.disk.read_file(path))
+        except ValueError as error:
+            logger.warning("%s is read from the log again: %s", path, error)
+            return False
+        return True
+
+    # What must be scanned
+
+    def _first_unclean(self) -> int:
+        """Segments from this base offset on may hold bytes that were not synced."""
+        if self.clean:
+            return NEVER
+        after = bisect_right(self.bases, self.synced_to)
+        return self.bases[max(after - 1, 0)]
+
+    def _read_snapshot(self, first_unclean: int) -> None:
+        """Producers as of the newest good snapshot that is older than what must be scanned."""
+        log = self.log
+        for offset in reversed(log.snapshot_offsets):
+            if offset > first_unclean:
+                continue
+            path = self.path(file_name(offset, SNAPSHOT))
+            try:
+                log.producers = decode_snapshot(self.disk.read_file(path))
+            except ValueError as error:
+                logger.warning("%s is not used: %s", path, error)
+                continue
+            self.replay_from = offset
+            return
+        self.replay_from = log.log_start_offset
+
+    def _sizes(self, base: int) -> SegmentState | None:
+        """What stands on disk, if the indexes may be there for it."""
+        sizes = []
+        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+            name = file_name(base, suffix)
+            sizes.append(self.disk.size(self.path(name)) if name in self.names else -1)
+        size, index, times = sizes
+        if size == 0 and index <= 0 and times <= 0:
+            return SegmentState(base)
+        if index < 0 or times < 0 or index % OffsetIndex.FORMAT.size:
+            return None
+        if times % TimeIndex.FORMAT.size or size == 0:
+            return None
+        return SegmentState(base, size, index, times)
+
+    # Reading it
+
+    def _read_segments(self, first_unclean: int) -> None:
+        for number, base in enumerate(self.bases):
+            self._check_order(base)
+            is_last = number + 1 == len(self.bases)
+            next_base = NEVER if is_last else self.bases[number + 1]
+            state = self._sizes(base)
+            if state is None or base >= first_unclean:
+                sound = self._scan(base)
+                if not is_last and (not sound or self._is_hole(next_base)):
+                    self._drop_segments(number + 1)
+                    return
+            elif next_base > self.walk_from and not (is_last and self._walk_tail(state)):
+                self._walk(state, 0)
+                self.log.segments.append(state)
+            else:
+                self.log.segments.append(state)
+                self.next_offset = max(self.next_offset, base) if is_last else next_base
+
+    def _check_order(self, base: int) -> None:
+        if base < self.next_offset:
+            raise StorageError(
+                f"{self.path(file_name(base, LOG))} begins at offset {base}, but the segment "
+                f"before it ends at {self.next_offset}; {_ADVICE}"
+            )
+
+    def _walk(self, state: SegmentState, position: int) -> None:
+        file = self.disk.open(self.path(file_name(state.base_offset, LOG)))
+        self.next_offset = max(self.next_offset, state.base_offset)
+        try:
+            for _, header in walk_headers(file, position, state.size_bytes, _REPLAY_BYTES):
+                self._on_batch(header)
+                self.next_offset = header.next_offset
+        finally:
+            file.close()
+
+    def _walk_tail(self, state: SegmentState) -> bool:
+        """The log's end is known from the batches behind the last index entry.
+
+        False when they are not all that must be read, as the producers' snapshot is older.
+        """
+        position = 0
+        if state.index_bytes:
+            entry = OffsetIndex.FORMAT.size
+            path = self.path(file_name(state.base_offset, OFFSET_INDEX))
+            file = self.disk.open(path)
+            try:
+                _, position = OffsetIndex.FORMAT.unpack(file.read(entry, state.index_bytes - entry))
+            finally:
+                file.close()
+            if not 0 <= position < state.size_bytes:
+                raise StorageError(f"{path} points beyond the log")
+        self._walk(state, position)
+        if self.walk_from > self.next_offset:
+            raise StorageError(
+                f"{self.folder} ends at offset {self.next_offset}, its snapshot at {self.walk_from}"
+            )
+        return position == 0 or self.walk_from == self.next_offset
+
+    def _on_batch(self, header: BatchHeader) -> None:
+        epoch = header.leader_epoch
+        epochs = self.log.epochs
+        if epoch >= 0 and epochs.epoch_at(header.base_offset) != epoch:
+            epochs.assign(epoch, header.base_offset)
+            self.changed_epochs = True
+        if header.producer_id >= 0 and header.base_offset >= self.replay_from:
+            self.log.producers.update(header, header.last_offset, header.max_timestamp, self.now_ms)
+
+    # Scanning and cutting
+
+    def _scan(self, base: int) -> bool:
+        """The segment is sound, as it was or because it was cut; False if it was cut."""
+        log = self.log
+        self.changed = True
+        file = self.disk.open(self.path(file_name(base, LOG)))
+        try:
+            result = scan_segment(file, base, self.config, self._on_batch)
+            if result.damage is not None:
+                self._cut(file, result, result.damage)
+            file.sync()
+        finally:
+            file.close()
+        for suffix, data in ((OFFSET_INDEX, result.offset_index), (TIME_INDEX, result.time_index)):
+            self._write_index(self.path(file_name(base, suffix)), data)
+        log.scanned_bytes += result.state.size_bytes
+        log.bytes_since_index = result.bytes_since_index
+        log.segments.append(result.state)
+        self.next_offset = result.next_offset
+        return result.damage is None
+
+    def _cut(self, file: File, result: SegmentScan, damage: Damage) -> None:
+        size = file.size()
+        end = result.next_offset
+        if end < self.synced_to:
+            raise StorageError(
+                f"{file.path} is damaged at position {damage.position} (offset {end}): "
+                f"{damage.problem}. It had been synced up to offset "
+                f"{'its end' if self.clean else self.synced_to}: the disk lost or changed it. "
+                f"{_ADVICE}"
+            )
+        behind = find_batch_behind(file, damage.position + 1, size, end)
+        lost = size - damage.position
+        self.log.truncated_bytes += lost
+        if behind is None:
+            logger.warning(
+                "%s: torn tail of %d bytes cut off at position %d, the log ends at offset %d: %s",
+                file.path, lost, damage.position, end, damage.problem,
+            )  # fmt: skip
+        else:
+            logger.error(
+                "%s: damaged at position %d (%s), with sound batches behind: offsets from %d to at "
+                "least %d, %d bytes, had not been synced and are lost",
+                file.path, damage.position, damage.problem, end, behind[1].last_offset, lost,
+            )  # fmt: skip
+        file.truncate(damage.position)
+
+    def _is_hole(self, next_base: int) -> bool:
+        """Whether the next segment does not continue this one, as some of it was not synced.
+
+        Below what was synced a gap is the work of compaction.
+        """
+        return next_base != self.next_offset and self.next_offset >= self.synced_to
+
+    def _write_index(self, path: str, data: bytes) -> None:
+        file = self.disk.open(path, create=True)
+        try:
+            file.truncate(0)
+            file.write(data, 0)
+            file.sync()
+        finally:
+            file.close()
+
+    def _drop_segments(self, first: int) -> None:
+        """What follows a cut segment goes, the last first."""
+        for base in reversed(self.bases[first:]):
+            size = self.disk.size(self.path(file_name(base, LOG)))
+            self.log.truncated_bytes += size
+            logger.error(
+                "%s: %d bytes from offset %d on follow a gap at offset %d, had not been synced "
+                "and are lost",
+                self.path(file_name(base, LOG)), size, base, self.next_offset,
+            )  # fmt: skip
+            self._remove_segment(base)
+
+    def _remove_segment(self, base: int) -> None:
+        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+            name = file_name(base, suffix)
+            if self.disk.exists(self.path(name)):
+                self.disk.remove(self.path(name))
+        self.changed = True
+
+    # The end
+
+    def _finish(self, first_unclean: int) -> None:
+        log = self.log
+        log.log_end_offset = log.recovery_point = self.next_offset
+        if log.log_end_offset < log.log_start_offset:
+            self._start_over()
+        changed = log.epochs.truncate_from_end(log.log_end_offset)
+        changed |= log.epochs.truncate_from_start(log.log_start_offset)
+        if changed or self.changed_epochs:
+            write_atomically(self.disk, self.path(EPOCH_CHECKPOINT), log.epochs.encode())
+        trusted = min(log.log_end_offset, first_unclean)
+        for offset in log.snapshot_offsets:
+            if offset > trusted:
+                self.disk.remove(self.path(file_name(offset, SNAPSHOT)))
+        log.snapshot_offsets = [offset for offset in log.snapshot_offsets if offset <= trusted]
+        if self.changed:
+            self.disk.sync_dir(self.folder)
+
+    def _start_over(self) -> None:
+        """All that is left of the log lies before its start: it goes on empty from there."""
+        log = self.log
+        logger.error(
+            "%s: ends at offset %d, before its start %d: it is empty now",
+            self.folder, log.log_end_offset, log.log_start_offset,
+        )  # fmt: skip
+        for segment in reversed(log.segments):
+            self._remove_segment(segment.base_offset)
+        log.segments = [SegmentState(log.log_start_offset)]
+        log.log_end_offset = log.recovery_point = log.log_start_offset
+        log.producers = ProducerStateTable()
