@@ -1,9 +1,9 @@
 """What the rest of a node knows of the replicated log: propose, follow, read.
 
-One of the voters leads, in a term of its own. It may propose batches; a batch is *committed* once it
-can no longer be lost, and every voter then hands it to its `StateMachine`, in the log's order. The
-state machine decides, by rules that are the same everywhere, whether the batch takes effect or is
-dropped (`batch.py`).
+One of the voters leads, in a term of its own. It may propose batches; a batch is *committed* once
+it can no longer be lost, and every voter then hands it to its `StateMachine`, in the log's order.
+The state machine decides, by rules that are the same everywhere, whether the batch takes effect or
+is dropped (`batch.py`).
 
 Outcomes of a proposal, which must not be mixed up:
 
@@ -12,20 +12,25 @@ Outcomes of a proposal, which must not be mixed up:
     OutcomeUnknownError it may take effect, now or later; only reading the log can tell
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from metaquorum.batch import Batch
 from metaquorum.image import MetadataImage
 from metaquorum.records import MetadataRecord
+from wire.errors import ErrorCode
 
 
 class NotCommittedError(Exception):
-    """The batch did not take effect and never will. `retry`: deciding anew may well succeed."""
+    """The batch did not take effect and never will.
 
-    def __init__(self, reason: str, *, retry: bool) -> None:
+    `retry`: deciding anew, at once, may well succeed. Else `code` is for whoever asked.
+    """
+
+    def __init__(self, code: ErrorCode, reason: str, *, retry: bool = False) -> None:
         super().__init__(reason)
+        self.code = code
         self.retry = retry
 
 
@@ -35,7 +40,10 @@ class OutcomeUnknownError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QuorumStatus:
-    """Where this voter stands. `leader_id` None: it knows of none."""
+    """Where this voter stands. `leader_id` None: it knows of none.
+
+    `is_active`: it leads in `term`, and has replayed all that earlier terms left; it may decide.
+    """
 
     node_id: int
     voters: tuple[int, ...]
@@ -43,10 +51,7 @@ class QuorumStatus:
     term: int
     commit_index: int
     end_offset: int  # of the image here
-
-    @property
-    def is_leader(self) -> bool:
-        return self.leader_id == self.node_id
+    is_active: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class Proposal(Protocol):
     async def wait(self) -> None:
         """The batch is committed, was replayed here and took effect. See the errors above.
 
-        May be called once. Cancelling the wait does not call the proposal back.
+        May be called any number of times. Cancelling a wait does not call the proposal back.
         """
 
 
@@ -93,9 +98,7 @@ class Quorum(Protocol):
     @property
     def status(self) -> QuorumStatus: ...
 
-    def propose(
-        self, term: int, expected_offset: int, records: list[bytes] | tuple[bytes, ...]
-    ) -> Proposal:
+    def propose(self, term: int, expected_offset: int, records: Sequence[bytes]) -> Proposal:
         """The encoded `records` are on their way as one batch, behind all proposed before.
 
         `term` is the one this was decided in. NotCommittedError: not leading in it, or too much
@@ -103,7 +106,7 @@ class Quorum(Protocol):
         """
 
     async def wait_active(self) -> int:
-        """The term in which this voter leads, once it has replayed all that earlier terms left."""
+        """The term in which this voter is active, once it is."""
 
     async def read_barrier(self) -> int:
         """Everything committed before the call has been replayed here; the image's end offset.

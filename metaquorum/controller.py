@@ -1,0 +1,298 @@
+"""The active controller: decide, propose, await the commit, answer.
+
+Decisions are made one after the other, each on the *decided* image: the committed one with
+everything on top that this controller has proposed and not yet seen committed. A topic whose
+creation is under way therefore exists already for the next decision. Since nothing uncommitted may
+be told, an answer without records of its own ("exists already") waits for the proposal before it.
+
+    decide on `_decided` -> records -> replay into `_decided` -> propose at its old end offset
+         ^                                                             |
+         |  a proposal that did not take effect: everything proposed   v
+         '-- behind it misses its offset too; back to the committed image, decide those anew
+
+Committing needs no lock: many decisions are on their way together and share the quorum's fsync.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import Final, Generic, TypeVar
+
+import trio
+
+from metaquorum.batch import MAX_BATCH_RECORDS, SLICE_RECORDS, BatchTooLargeError
+from metaquorum.config_layers import Configs, WorkerLayers
+from metaquorum.decisions import (
+    Decision,
+    NewTopic,
+    ProducerIdBlock,
+    TopicDefaults,
+    TopicOutcome,
+    WorkerRegistration,
+    allocate_producer_ids,
+    check_features,
+    create_topic,
+    delete_topic,
+    found_cluster,
+    register_worker,
+)
+from metaquorum.image import MetadataImage, Replay
+from metaquorum.loader import MetadataLoader
+from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal, Quorum
+from metaquorum.records import MetadataRecord, encode_record
+from wire.errors import ErrorCode, KafkaError
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS: Final = 5  # of one decision, when its proposals keep missing their offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending(Generic[T]):
+    """A decision on its way. `proposals` are those that its answer waits for, in order."""
+
+    answer: T
+    end_offset: int
+    generation: int
+    proposals: tuple[Proposal, ...]
+
+
+class Controller:
+    """Everything that changes the metadata. Its methods raise KafkaError where they return none."""
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        loader: MetadataLoader,
+        random: Random,
+        static_configs: Mapping[str, str],
+    ) -> None:
+        self._quorum = quorum
+        self._loader = loader
+        self._random = random
+        self._static_configs = static_configs
+        self._deciding = trio.Lock()
+        self._decided = loader.image
+        self._last: Proposal | None = None  # the one that brings the log to `_decided`
+        self._term = -1
+        self._generation = 0
+
+    async def start(self) -> None:
+        """The cluster is founded; KafkaError (UNSUPPORTED_VERSION) when it runs at newer levels."""
+        await self._quorum.wait_active()
+        check_features(self._loader.image)
+        await self._change(found_cluster)
+
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False
+    ) -> list[TopicOutcome]:
+        """One outcome for each name: created, committed and visible on this node; or why not.
+
+        With `validate_only` nothing is made, and outcomes have no topic id.
+        """
+        counts: dict[str, int] = {}
+        for topic in topics:
+            counts[topic.name] = counts.get(topic.name, 0) + 1
+        twice = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+        refused = [TopicOutcome.refused(twice, name) for name in counts if counts[name] > 1]
+        unique = [topic for topic in topics if counts[topic.name] == 1]
+
+        def decide(topic: NewTopic) -> Callable[[MetadataImage], Decision[TopicOutcome]]:
+            return lambda image: create_topic(image, topic, self._defaults(image), self._random)
+
+        if validate_only:
+            return refused + [_unmade(decide(topic)(self._decided).answer) for topic in unique]
+        return refused + await self._change_topics(
+            [(topic.name, None, decide(topic)) for topic in unique]
+        )
+
+    async def delete_topics(
+        self, topics: Sequence[tuple[str | None, bytes | None]]
+    ) -> list[TopicOutcome]:
+        """One outcome for each (name, None) or (None, topic id): gone, and no more visible here."""
+        if not self._configs(self._decided).boolean("delete.topic.enable"):
+            disabled = KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+            return [TopicOutcome.refused(disabled, *topic) for topic in topics]
+
+        def decide(
+            name: str | None, topic_id: bytes | None
+        ) -> Callable[[MetadataImage], Decision[TopicOutcome]]:
+            return lambda image: delete_topic(image, name, topic_id)
+
+        return await self._change_topics([(*topic, decide(*topic)) for topic in topics])
+
+    async def register_worker(self, worker: WorkerRegistration) -> int:
+        """The worker is registered; its broker epoch. What it led has a new leader epoch.
+
+        Not waited for: that publishers see it. A worker publishes nothing before it is registered,
+        or it would lead in an epoch of its predecessor.
+        """
+        await self._change(lambda image: register_worker(image, worker))
+        known = self._loader.image.workers.get(worker.worker_id)
+        if known is None or known.incarnation_id != worker.incarnation_id:
+            raise KafkaError(
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                f"Another process registered as worker {worker.worker_id} meanwhile.",
+            )
+        return known.broker_epoch
+
+    async def allocate_producer_ids(self, worker_id: int, broker_epoch: int) -> ProducerIdBlock:
+        """Producer ids that nobody else ever gets."""
+        return await self._change(
+            lambda image: allocate_producer_ids(image, worker_id, broker_epoch)
+        )
+
+    def _configs(self, image: MetadataImage) -> Configs:
+        return WorkerLayers(
+            self._static_configs, dynamic_default=image.worker_configs(None)
+        ).worker_configs()
+
+    def _defaults(self, image: MetadataImage) -> TopicDefaults:
+        configs = self._configs(image)
+        return TopicDefaults(
+            configs.integer("num.partitions"), configs.integer("default.replication.factor")
+        )
+
+    async def _change_topics(
+        self,
+        wishes: Sequence[
+            tuple[str | None, bytes | None, Callable[[MetadataImage], Decision[TopicOutcome]]]
+        ],
+    ) -> list[TopicOutcome]:
+        """Decided in order and committed together; the changes are visible on this node."""
+        started: list[_Pending[TopicOutcome] | KafkaError | NotCommittedError] = []
+        for _, _, decide in wishes:
+            try:
+                started.append(await self._start(decide))
+            except (KafkaError, NotCommittedError) as error:
+                started.append(error)
+        outcomes = []
+        visible_offset = 0
+        for (name, topic_id, decide), pending in zip(wishes, started, strict=True):
+            try:
+                answer, end_offset = await self._finish(decide, pending)
+            except KafkaError as error:
+                answer, end_offset = TopicOutcome.refused(error, name, topic_id), 0
+            outcomes.append(answer)
+            if answer.code is ErrorCode.NONE:
+                visible_offset = max(visible_offset, end_offset)
+        await self._loader.wait_visible(visible_offset)
+        return outcomes
+
+    async def _change(self, decide: Callable[[MetadataImage], Decision[T]]) -> T:
+        """The answer, once what it says is committed."""
+        try:
+            pending: _Pending[T] | NotCommittedError = await self._start(decide)
+        except NotCommittedError as error:
+            pending = error
+        answer, _ = await self._finish(decide, pending)
+        return answer
+
+    async def _start(self, decide: Callable[[MetadataImage], Decision[T]]) -> _Pending[T]:
+        """Decided, and on its way. KafkaError, NotCommittedError."""
+        async with self._deciding:
+            self._rebase()
+            decision = decide(self._decided)
+            proposals = await self._propose(decision)
+            if not proposals and self._last is not None:
+                proposals = [self._last]  # what the answer was read from is not committed yet
+            return _Pending(
+                decision.answer, self._decided.end_offset, self._generation, tuple(proposals)
+            )
+
+    def _rebase(self) -> None:
+        """Decide on the committed image wherever nothing of this term is on its way."""
+        status = self._quorum.status
+        if not status.is_active:
+            known = "no" if status.leader_id is None else f"{status.leader_id} is the"
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER, f"Not the active controller; {known} leader of the quorum"
+            )
+        committed = self._loader.image
+        if status.term != self._term:
+            self._term = status.term
+            self._forget_pending()
+        elif committed.end_offset >= self._decided.end_offset:
+            self._decided, self._last = committed, None
+
+    def _forget_pending(self) -> None:
+        self._decided, self._last = self._loader.image, None
+        self._generation += 1
+
+    async def _propose(self, decision: Decision[T]) -> list[Proposal]:
+        """The decision's records are on their way, and `_decided` holds them."""
+        proposals: list[Proposal] = []
+        records = iter(decision.records)
+        while True:
+            limit = MAX_BATCH_RECORDS if decision.divisible else None
+            steps = Replay(self._decided)
+            try:
+                encoded = await _encode_in_slices(steps, islice(records, limit))
+            except ValueError as error:  # a text longer than records hold, for one
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"{error}.") from None
+            if not encoded:
+                return proposals
+            expected_offset = self._decided.end_offset
+            try:
+                self._last = self._quorum.propose(self._term, expected_offset, encoded)
+            except BatchTooLargeError as error:
+                raise KafkaError(ErrorCode.POLICY_VIOLATION, f"Too large: {error}.") from None
+            self._decided, _ = steps.finish()
+            proposals.append(self._last)
+            if not decision.divisible:
+                return proposals
+
+    async def _finish(
+        self,
+        decide: Callable[[MetadataImage], Decision[T]],
+        pending: _Pending[T] | KafkaError | NotCommittedError,
+    ) -> tuple[T, int]:
+        """The answer and the end offset of its change, committed; decided anew where need be."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                if isinstance(pending, Exception):
+                    raise pending
+                for proposal in pending.proposals:
+                    await proposal.wait()
+            except OutcomeUnknownError as error:
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT, f"The change may or may not be made: {error}."
+                ) from None
+            except NotCommittedError as error:
+                if isinstance(pending, _Pending) and pending.generation == self._generation:
+                    self._forget_pending()
+                if not error.retry or attempt == MAX_ATTEMPTS:
+                    raise KafkaError(error.code, f"The change is not made: {error}.") from None
+            else:
+                return pending.answer, pending.end_offset
+            try:
+                pending = await self._start(decide)
+            except NotCommittedError as error:
+                pending = error
+        raise AssertionError("the last attempt returns or raises")
+
+
+async def _encode_in_slices(steps: Replay, records: Iterable[MetadataRecord]) -> list[bytes]:
+    """The bytes of every record; they are replayed into `steps`."""
+    encoded: list[bytes] = []
+    rest = iter(records)
+    while True:
+        part = list(islice(rest, SLICE_RECORDS))
+        encoded += [encode_record(record) for record in part]
+        steps.apply(part)
+        if len(part) < SLICE_RECORDS:
+            return encoded
+        await trio.lowlevel.checkpoint()
+
+
+def _unmade(outcome: TopicOutcome) -> TopicOutcome:
+    return TopicOutcome(
+        outcome.name,
+        None,
+        outcome.code,
+        outcome.message,
+        outcome.partitions,
+        outcome.replication_factor,
+        outcome.configs,
+    )

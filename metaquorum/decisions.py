@@ -1,0 +1,389 @@
+"""The active controller's rules: from the metadata as it will stand, and a wish, to records.
+
+Plain functions of their arguments: no I/O, no clock; randomness is passed in. Each returns a
+`Decision`: the answer, and the records that make it true. Records of large decisions are made while
+they are consumed, so that the loop need not wait for all; they depend on the given image only.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Generic, TypeVar
+
+from metaquorum.config import Scope, parse_all
+from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage, partition_record
+from metaquorum.placement import place
+from metaquorum.records import (
+    MAX_REPLICAS,
+    UUID_BYTES,
+    ConfigRecord,
+    Endpoint,
+    FeatureLevelRecord,
+    FeatureRange,
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterWorkerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from metaquorum.topic_names import check_topic_name, colliding_topic
+from wire.errors import ErrorCode, KafkaError
+
+T = TypeVar("T")
+
+MAX_PARTITIONS_PER_TOPIC: Final = 10_000  # a topic is made by one batch
+MAX_CONFIGS_PER_TOPIC: Final = 256
+PRODUCER_ID_BLOCK: Final = 1000
+USE_DEFAULT: Final = -1
+METADATA_VERSION: Final = "metadata.version"
+# The features this version knows, with the levels it can run at; a new cluster gets the highest.
+SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (FeatureRange(METADATA_VERSION, 1, 1),)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[T]):
+    """An answer, and the records to be committed before it may be given.
+
+    `divisible`: any prefix of the records leaves the metadata sound, so that they may be committed
+    in several batches; else they are one batch.
+    """
+
+    answer: T
+    records: Iterable[MetadataRecord] = ()
+    divisible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A wish for a topic. -1 asks for the default; `assignments`: partition to its replicas."""
+
+    name: str
+    partitions: int = USE_DEFAULT
+    replication_factor: int = USE_DEFAULT
+    assignments: Mapping[int, tuple[int, ...]] | None = None
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDefaults:
+    """What a topic gets that does not say."""
+
+    partitions: int = 1
+    replication_factor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOutcome:
+    """What became of one topic of a request. Of a refused one, only name and id as asked."""
+
+    name: str | None
+    topic_id: bytes | None = None
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    partitions: int = -1
+    replication_factor: int = -1
+    configs: Mapping[str, str] = field(default_factory=dict)  # its own ones
+
+    @staticmethod
+    def refused(
+        error: KafkaError, name: str | None, topic_id: bytes | None = None
+    ) -> "TopicOutcome":
+        return TopicOutcome(name, topic_id, error.code, error.message)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRegistration:
+    """What a worker says of itself. A new incarnation id for each start of its process."""
+
+    worker_id: int
+    incarnation_id: bytes
+    endpoints: tuple[Endpoint, ...]
+    host: str
+    rack: str | None = None
+    log_dirs: tuple[bytes, ...] = ()
+    features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdBlock:
+    """The producer ids from `first` on, `count` of them."""
+
+    first: int
+    count: int
+
+
+def create_topic(
+    image: MetadataImage,
+    topic: NewTopic,
+    defaults: TopicDefaults,
+    random: Random,
+) -> Decision[TopicOutcome]:
+    """The topic exists, with all its partitions and configs; or why it cannot."""
+    try:
+        _check_new_name(image, topic.name)
+        configs = _checked_configs(topic.configs)
+        if topic.assignments:
+            replicas: Iterable[tuple[int, ...]] = _checked_assignments(image, topic)
+            count, factor = len(topic.assignments), len(topic.assignments[0])
+        else:
+            count, factor = _checked_counts(image, topic, defaults)
+            replicas = place(_usable_workers(image), count, factor, random)
+        if count > MAX_PARTITIONS_PER_TOPIC:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"A topic can have at most {MAX_PARTITIONS_PER_TOPIC} partitions.",
+            )
+    except KafkaError as error:
+        return Decision(TopicOutcome.refused(error, topic.name))
+    topic_id = new_topic_id(random)
+    outcome = TopicOutcome(
+        topic.name,
+        topic_id,
+        partitions=count,
+        replication_factor=factor,
+        configs=configs,
+    )
+    return Decision(outcome, _topic_records(topic.name, topic_id, configs, replicas))
+
+
+def _topic_records(
+    name: str,
+    topic_id: bytes,
+    configs: Mapping[str, str],
+    replicas: Iterable[tuple[int, ...]],
+) -> Iterator[MetadataRecord]:
+    yield TopicRecord(name, topic_id)
+    for key, text in configs.items():
+        yield ConfigRecord(Scope.TOPIC, name, key, text)
+    for number, workers in enumerate(replicas):
+        yield PartitionRecord(topic_id, number, workers, workers, workers[0], 0, 0)
+
+
+def new_topic_id(random: Random) -> bytes:
+    """A random (version 4) UUID; never one of those the protocol keeps for itself."""
+    bits = random.getrandbits(8 * UUID_BYTES)
+    bits = bits & ~(0xF << 76) | 4 << 76
+    bits = bits & ~(0x3 << 62) | 2 << 62
+    return bits.to_bytes(UUID_BYTES, "big")
+
+
+def _check_new_name(image: MetadataImage, name: str) -> None:
+    check_topic_name(name)
+    if image.topic(name) is not None:
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+    if (other := colliding_topic(image, name)) is not None:
+        raise KafkaError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"Topic '{name}' collides with existing topic: {other}",
+        )
+
+
+def _checked_configs(configs: Mapping[str, str | None]) -> dict[str, str]:
+    if len(configs) > MAX_CONFIGS_PER_TOPIC:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG, f"A topic can have at most {MAX_CONFIGS_PER_TOPIC} configs."
+        )
+    if nulls := [name for name, text in configs.items() if text is None]:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"Null value not supported for topic configs: {','.join(nulls)}",
+        )
+    checked = {name: text for name, text in configs.items() if text is not None}
+    parse_all(Scope.TOPIC, checked)
+    return checked
+
+
+def _usable_workers(image: MetadataImage) -> list[int]:
+    return sorted(number for number, worker in image.workers.items() if not worker.fenced)
+
+
+def _checked_counts(
+    image: MetadataImage, topic: NewTopic, defaults: TopicDefaults
+) -> tuple[int, int]:
+    """Partitions and replicas of each."""
+    count = defaults.partitions if topic.partitions == USE_DEFAULT else topic.partitions
+    factor = topic.replication_factor
+    if factor == USE_DEFAULT:
+        factor = defaults.replication_factor
+    elif factor <= 0:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    if count <= 0:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            "Number of partitions was set to an invalid non-positive value.",
+        )
+    usable = len(_usable_workers(image))
+    if factor > min(usable, MAX_REPLICAS):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): The target replication factor"
+            f" of {factor} cannot be reached because only {usable} broker(s) are registered.",
+        )
+    return count, factor
+
+
+def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
+    """The replicas of every partition, in order."""
+    assert topic.assignments is not None
+    if topic.replication_factor != USE_DEFAULT:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but replication factor was not set"
+            " to -1.",
+        )
+    if topic.partitions != USE_DEFAULT:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but numPartitions was not set to -1.",
+        )
+    if sorted(topic.assignments) != list(range(len(topic.assignments))):
+        raise _bad_assignment("partitions should be a consecutive 0-based integer sequence.")
+    ordered = [topic.assignments[number] for number in range(len(topic.assignments))]
+    for workers in ordered:
+        _check_replicas(image, workers, len(ordered[0]))
+    return ordered
+
+
+def _check_replicas(image: MetadataImage, workers: tuple[int, ...], factor: int) -> None:
+    if not workers:
+        raise _bad_assignment("The manual partition assignment includes an empty replica list.")
+    if len(workers) > MAX_REPLICAS:
+        raise _bad_assignment(f"A partition can have at most {MAX_REPLICAS} replicas.")
+    if len(workers) != factor:
+        raise _bad_assignment(
+            f"The manual partition assignment includes a partition with {len(workers)}"
+            f" replica(s), but this is not consistent with previous partitions, which have"
+            f" {factor} replica(s)."
+        )
+    for worker_id in workers:
+        if worker_id not in image.workers:
+            raise _bad_assignment(
+                f"The manual partition assignment includes broker {worker_id}, but no such"
+                " broker is registered."
+            )
+        if workers.count(worker_id) > 1:
+            raise _bad_assignment(
+                f"The manual partition assignment includes the broker {worker_id} more than once."
+            )
+
+
+def _bad_assignment(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+
+
+def delete_topic(
+    image: MetadataImage, name: str | None, topic_id: bytes | None
+) -> Decision[TopicOutcome]:
+    """The topic of that name, or of that id, is gone; or why it cannot go."""
+    topic: TopicImage | None
+    if topic_id is not None:
+        topic = image.topic_by_id(topic_id)
+        error = KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    else:
+        topic = None if name is None else image.topic(name)
+        error = KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            "This server does not host this topic-partition.",
+        )
+    if topic is None:
+        return Decision(TopicOutcome.refused(error, name, topic_id))
+    outcome = TopicOutcome(topic.name, topic.topic_id, partitions=len(topic.partitions))
+    return Decision(outcome, [RemoveTopicRecord(topic.topic_id)])
+
+
+def register_worker(image: MetadataImage, worker: WorkerRegistration) -> Decision[None]:
+    """The worker is registered by this incarnation; its broker epoch then stands in the image.
+
+    What it led before it leads again, each partition in a new leader epoch: no incarnation leads in
+    an epoch in which an earlier one did (KAFKA-10527). The registration comes last, so that who is
+    registered has had all epochs raised. Asking again with the same incarnation changes nothing.
+    """
+    known = image.workers.get(worker.worker_id)
+    if known is not None and known.incarnation_id == worker.incarnation_id:
+        return Decision(None)
+    return Decision(None, _registration_records(image, worker), divisible=True)
+
+
+def _registration_records(
+    image: MetadataImage, worker: WorkerRegistration
+) -> Iterator[MetadataRecord]:
+    end_offset = image.end_offset
+    for topic in image.topics.values():
+        for number, partition in enumerate(topic.partitions):
+            if _is_led_by(partition, worker.worker_id):
+                yield partition_record(
+                    topic.topic_id, number, _led_anew(partition, worker.worker_id)
+                )
+                end_offset += 1
+    yield RegisterWorkerRecord(
+        worker.worker_id,
+        worker.incarnation_id,
+        end_offset,
+        worker.endpoints,
+        worker.host,
+        worker.rack,
+        worker.log_dirs,
+        worker.features,
+        fenced=False,
+    )
+
+
+def _is_led_by(partition: PartitionImage, worker_id: int) -> bool:
+    if partition.leader == NO_LEADER:
+        return worker_id in partition.isr
+    return partition.leader == worker_id
+
+
+def _led_anew(partition: PartitionImage, worker_id: int) -> PartitionImage:
+    return PartitionImage(
+        partition.replicas,
+        partition.isr,
+        worker_id,
+        partition.leader_epoch + 1,
+        partition.partition_epoch + 1,
+    )
+
+
+def allocate_producer_ids(
+    image: MetadataImage, worker_id: int, broker_epoch: int
+) -> Decision[ProducerIdBlock]:
+    """A block of producer ids belongs to that worker, and to nobody else ever. KafkaError."""
+    worker = image.workers.get(worker_id)
+    if worker is None:
+        raise KafkaError(
+            ErrorCode.BROKER_ID_NOT_REGISTERED, f"Worker {worker_id} is not registered."
+        )
+    if worker.broker_epoch != broker_epoch:
+        raise KafkaError(
+            ErrorCode.STALE_BROKER_EPOCH,
+            f"Worker {worker_id} is registered with epoch {worker.broker_epoch},"
+            f" not {broker_epoch}.",
+        )
+    first = image.next_producer_id
+    return Decision(
+        ProducerIdBlock(first, PRODUCER_ID_BLOCK),
+        [ProducerIdsRecord(worker_id, broker_epoch, first + PRODUCER_ID_BLOCK)],
+    )
+
+
+def found_cluster(image: MetadataImage) -> Decision[None]:
+    """The cluster runs at known feature levels; nothing changes where it does already."""
+    missing = [each for each in SUPPORTED_FEATURES if each.name not in image.features]
+    return Decision(None, [FeatureLevelRecord(each.name, each.most) for each in missing])
+
+
+def check_features(image: MetadataImage) -> None:
+    """KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot."""
+    supported = {each.name: each for each in SUPPORTED_FEATURES}
+    for name, level in image.features.items():
+        known = supported.get(name)
+        if known is None or not known.least <= level <= known.most:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"The cluster runs at level {level} of {name}, which this version does not"
+                " support; start a newer one.",
+            )
