@@ -61,7 +61,7 @@ class Api:
     def response_header_version(self, version: int) -> int:
         """1 (with tagged fields) where flexible, else 0; always 0 for ApiVersions.
 
-        Who asks for an ApiVersions version we do not know must be able to read the answer (KIP-511).
+        Who asks for an unknown version of ApiVersions must be able to read the answer (KIP-511).
         """
         return 1 if version >= self.flexible_from and self.key != ApiKey.API_VERSIONS else 0
 

@@ -39,7 +39,7 @@ def uuid_from_text(text: str) -> Uuid:
         value = base64.b64decode(text + "==", altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"{text!r} is not an id of 22 base64url characters") from error
-    if len(value) != 16:
+    if len(value) != 16 or uuid_to_text(value) != text:  # "+/" too would pass
         raise ValueError(f"{text!r} is not an id of 22 base64url characters")
     return value
 

@@ -12,10 +12,8 @@ class InitProducerIdRequest(Message, api=22, versions="0-5", flexible="2+"):
     producer_epoch: int = int16("3+", default=-1)
 
 
-class InitProducerIdResponse(Message, api=22, versions="0-6", flexible="2+"):
+class InitProducerIdResponse(Message, api=22, versions="0-5", flexible="2+"):
     throttle_time_ms: int = int32(ignorable=True)
     error_code: int = int16()
     producer_id: int = int64(default=-1)
     producer_epoch: int = int16()
-    ongoing_txn_producer_id: int = int64("6+", default=-1)
-    ongoing_txn_producer_epoch: int = int16("6+", default=-1)

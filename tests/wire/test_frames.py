@@ -1,0 +1,140 @@
+"""The splitter of byte streams into frames."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.errors import WireError
+from wire.frames import INITIAL_BYTES, KEEP_MAX_BYTES, FrameBuffer
+
+LIMIT = 10_000_000
+
+
+def framed(content: bytes) -> bytes:
+    return struct.pack(">i", len(content)) + content
+
+
+def receive(buffer: FrameBuffer, data: bytes) -> int:
+    """As much of `data` as fits, as one receive would; how much that was."""
+    room = buffer.writable()
+    assert len(room) > 0
+    count = min(len(room), len(data))
+    room[:count] = data[:count]
+    buffer.received(count)
+    return count
+
+
+def drain(buffer: FrameBuffer) -> list[bytes]:
+    frames = []
+    while (frame := buffer.next_frame()) is not None:
+        frames.append(bytes(frame))
+    return frames
+
+
+@given(
+    contents=st.lists(st.one_of(st.binary(max_size=30), st.just(b"x" * 3000)), max_size=8),
+    cuts=st.lists(st.integers(1, 700), min_size=1, max_size=20),
+    initial=st.integers(4, 64),
+)
+def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(
+    contents: list[bytes], cuts: list[int], initial: int
+) -> None:
+    stream = b"".join(framed(content) for content in contents)
+    buffer = FrameBuffer(LIMIT, initial)
+    frames, turn = [], 0
+    while stream:
+        count = receive(buffer, stream[: cuts[turn % len(cuts)]])
+        stream, turn = stream[count:], turn + 1
+        frames += drain(buffer)
+    assert frames == contents
+    assert buffer.pending_bytes == 0
+    assert buffer.claimed_bytes == 0
+
+
+def test_many_frames_of_one_receive_are_views_of_one_buffer() -> None:
+    buffer = FrameBuffer(LIMIT)
+    receive(buffer, framed(b"one") + framed(b"") + framed(b"two") + b"\0\0\0")
+    first, empty, second = (buffer.next_frame() for _ in range(3))
+    assert (bytes(first), bytes(empty), bytes(second)) == (b"one", b"", b"two")
+    assert first.obj is second.obj
+    assert buffer.next_frame() is None
+    assert buffer.pending_bytes == 3
+    assert buffer.claimed_bytes == 0
+
+
+def test_a_claim_of_much_costs_nothing_before_the_bytes_arrive() -> None:
+    buffer = FrameBuffer(LIMIT)
+    receive(buffer, struct.pack(">i", LIMIT))
+    assert buffer.next_frame() is None
+    assert buffer.claimed_bytes == LIMIT + 4
+    buffer.writable()
+    assert buffer.buffer_bytes == INITIAL_BYTES
+    received = 4
+    while received < LIMIT + 4:
+        received += receive(buffer, bytes(min(65536, LIMIT + 4 - received)))
+        assert buffer.buffer_bytes <= max(INITIAL_BYTES, 2 * received)
+        if received < LIMIT + 4:
+            assert buffer.next_frame() is None
+    assert buffer.buffer_bytes == LIMIT + 4
+    assert len(buffer.next_frame()) == LIMIT
+
+
+def test_a_large_buffer_is_given_back() -> None:
+    buffer = FrameBuffer(LIMIT)
+    data = framed(bytes(300_000))
+    while data:
+        data = data[receive(buffer, data) :]
+        frames = drain(buffer)
+    assert frames == [bytes(300_000)]
+    assert buffer.buffer_bytes > KEEP_MAX_BYTES
+    buffer.writable()
+    assert buffer.buffer_bytes == INITIAL_BYTES
+
+
+def test_a_detached_frame_outlives_the_next_receive() -> None:
+    buffer = FrameBuffer(LIMIT)
+    receive(buffer, framed(b"held") + framed(b"next")[:6])
+    held = buffer.next_frame()
+    assert buffer.next_frame() is None
+    buffer.detach()
+    receive(buffer, framed(b"next")[6:])
+    assert drain(buffer) == [b"next"]
+    receive(buffer, framed(b"over"))
+    assert drain(buffer) == [b"over"]
+    assert bytes(held) == b"held"
+
+
+def test_without_detach_the_buffer_is_used_again() -> None:
+    buffer = FrameBuffer(LIMIT)
+    receive(buffer, framed(b"held"))
+    held = buffer.next_frame()
+    receive(buffer, framed(b"next"))
+    assert bytes(held) == b"next"
+
+
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (b"\xff\xff\xff\xff", "-1 is negative"),
+        (struct.pack(">i", LIMIT + 1), f"exceed the limit of {LIMIT}"),
+        (b"GET / HTTP/1.1\r\n", "the peer speaks HTTP, not the Kafka protocol"),
+        (b"\x16\x03\x01\x02\x00\x01", "the peer speaks TLS"),
+        (b"SSH-2.0-OpenSSH", "the peer speaks SSH"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_wire_errors(start: bytes, text: str) -> None:
+    buffer = FrameBuffer(LIMIT)
+    receive(buffer, start)
+    with pytest.raises(WireError, match=text):
+        buffer.next_frame()
+
+
+def test_the_largest_frame_allowed_passes() -> None:
+    buffer = FrameBuffer(100, 8)
+    data = framed(b"x" * 100)
+    while data:
+        assert drain(buffer) == []
+        data = data[receive(buffer, data) :]
+    assert drain(buffer) == [b"x" * 100]
