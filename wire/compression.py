@@ -111,11 +111,11 @@ def _snappy(data: Buffer, level: int | None) -> bytes:
 
 def _unsnappy(data: memoryview, max_bytes: int) -> bytes:
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _unsnappy_block(data, max_bytes)
+        return _unsnappy_block(data, max_bytes, max_bytes)
     output: list[bytes] = []
     left = max_bytes
     for block in _xerial_blocks(data):
-        output.append(_unsnappy_block(block, left))
+        output.append(_unsnappy_block(block, left, max_bytes))
         left -= len(output[-1])
     return b"".join(output)
 
@@ -139,11 +139,11 @@ def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
         position += size
 
 
-def _unsnappy_block(block: memoryview, max_bytes: int) -> bytes:
+def _unsnappy_block(block: memoryview, left: int, max_bytes: int) -> bytes:
     from cramjam import DecompressionError, snappy
 
     try:
-        if snappy.decompress_raw_len(block) > max_bytes:
+        if snappy.decompress_raw_len(block) > left:
             raise _too_large(Codec.SNAPPY, max_bytes)
         return bytes(snappy.decompress_raw(block))
     except DecompressionError as error:
@@ -187,6 +187,7 @@ def _unlz4(data: memoryview, max_bytes: int) -> bytes:
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_SKIPPABLE: Final = 0x184D2A50  # the low four bits are free
 _ZSTD_MAX_WINDOW_BYTES: Final = 1 << 27  # what the zstd command and Java's library accept
+_ZSTD_CHUNK_BYTES: Final = 1 << 18
 _LITTLE: Final = Struct("<I")
 
 
@@ -202,16 +203,23 @@ def _unzstd(data: memoryview, max_bytes: int) -> bytes:
     output: list[bytes] = []
     left = max_bytes
     for frame in _zstd_frames(data):
+        stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
         try:
-            if zstandard.frame_content_size(frame) > left:
+            size = zstandard.frame_content_size(frame)
+            if size > left:
                 raise _too_large(Codec.ZSTD, max_bytes)
-            stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
-            output.append(stream.decompress(frame, max_output_size=left + 1))
+            if size >= 0:
+                output.append(stream.decompress(frame))
+                left -= size
+                continue
+            reader = stream.stream_reader(frame)
+            while chunk := reader.read(min(left + 1, _ZSTD_CHUNK_BYTES)):
+                output.append(chunk)
+                left -= len(chunk)
+                if left < 0:
+                    raise _too_large(Codec.ZSTD, max_bytes)
         except zstandard.ZstdError as error:
             raise WireError(f"zstd: {error}") from None
-        left -= len(output[-1])
-        if left < 0:
-            raise _too_large(Codec.ZSTD, max_bytes)
     return b"".join(output)
 
 
