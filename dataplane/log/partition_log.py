@@ -14,21 +14,22 @@ sync has failed, nobody knows what reached the disk, and every later append or f
 """
 
 import logging
-import os
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import trio
 
 from dataplane.log.config import LogConfig
 from dataplane.log.epochs import LeaderEpochs
-from dataplane.log.files import LogFile, OpenFiles, storage_error, storage_errors
-from dataplane.log.names import EPOCH_CHECKPOINT, SNAPSHOT, file_name
+from dataplane.log.files import OpenFiles, storage_error, storage_errors
+from dataplane.log.folder import LogFolder
+from dataplane.log.names import EPOCH_CHECKPOINT
 from dataplane.log.producers import BatchMark, ProducerStateTable
 from dataplane.log.recovery import LoadedLog
 from dataplane.log.segment import (
@@ -37,15 +38,13 @@ from dataplane.log.segment import (
     SegmentState,
     walk_headers,
 )
-from dataplane.log.snapshots import decode_snapshot, encode_snapshot
+from dataplane.log.slices import LogSlice
+from dataplane.log.timestamps import TimestampOffset, find_offset, find_youngest
 from metaquorum.runtime.seams import Disk, File, StorageError
-from wire.errors import ErrorCode, KafkaError, WireError
+from wire.errors import ErrorCode, KafkaError
 from wire.records import (
     BatchHeader,
-    TimestampType,
     assign,
-    find_max_timestamp,
-    find_timestamp,
     set_log_append_time,
 )
 
@@ -61,62 +60,6 @@ class AppendResult(NamedTuple):
     last_offset: int
     log_append_time_ms: int  # -1 where records keep the times their producer gave
     is_duplicate: bool = False
-
-
-class TimestampOffset(NamedTuple):
-    offset: int
-    timestamp: int
-    leader_epoch: int
-
-
-class LogSlice:
-    """Bytes of one segment: whole batches, but that the last may be cut at `max_bytes`.
-
-    Nothing is held open until `acquire`. The bytes stay readable while the segment is, and for as
-    long as its files wait for their removal; after that, EOFError, as from a file that ended.
-    """
-
-    __slots__ = ("_file", "first_offset", "position", "size_bytes")
-
-    def __init__(self, file: LogFile, position: int, size_bytes: int, first_offset: int) -> None:
-        self._file = file
-        self.position = position
-        self.size_bytes = size_bytes
-        self.first_offset = first_offset
-
-    def acquire(self) -> File:
-        """The open file, for `Connection.send_file`; give it back with `release`."""
-        try:
-            return self._file.acquire()
-        except FileNotFoundError:
-            raise EOFError(f"{self._file.path} was removed") from None
-        except OSError as error:
-            raise storage_error(error, "open", self._file.path) from error
-
-    def release(self) -> None:
-        self._file.release()
-
-    @contextmanager
-    def pinned(self) -> Iterator[File]:
-        file = self.acquire()
-        try:
-            yield file
-        finally:
-            self.release()
-
-    def read(self) -> bytes:
-        """The bytes, read in place: for what is small and cached."""
-        if not self.size_bytes:
-            return b""
-        with self.pinned() as file, storage_errors("read", file.path):
-            data = file.read(self.size_bytes, self.position)
-        if len(data) != self.size_bytes:
-            raise StorageError(f"{file.path} ends before {self.position + self.size_bytes}")
-        return data
-
-    def is_cached(self) -> bool:
-        with self.pinned() as file, storage_errors("read", file.path):
-            return file.is_cached(self.size_bytes, self.position)
 
 
 @dataclass(slots=True)
@@ -139,7 +82,7 @@ class PartitionLog:
         "_failure",
         "_files",
         "_flushing",
-        "_folder_dirty",
+        "_folder",
         "_last_flush_ms",
         "_next_read_offset",
         "_next_read_position",
@@ -148,14 +91,11 @@ class PartitionLog:
         "_recent_positions",
         "_retired",
         "_segments",
-        "_snapshot_offsets",
         "_tail_dirty",
         "_truncations",
-        "_unsynced_names",
         "_unsynced_segments",
         "_writing",
         "epochs",
-        "folder",
         "log_end_offset",
         "log_start_offset",
         "partition",
@@ -177,7 +117,6 @@ class PartitionLog:
         self.topic = topic
         self.partition = partition
         self.topic_id = loaded.topic_id or bytes(16)
-        self.folder = loaded.folder
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.log_end_offset
         self.recovery_point = loaded.recovery_point
@@ -185,6 +124,7 @@ class PartitionLog:
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
         self._files = files
+        self._folder = LogFolder(files, loaded.folder, loaded.snapshot_offsets)
         self._config = config
         self._segments = [
             Segment(files, loaded.folder, config, state, now_ms) for state in loaded.segments
@@ -192,7 +132,6 @@ class PartitionLog:
         self._bases = [segment.base_offset for segment in self._segments]
         self._active = self._segments[-1]
         self._active.bytes_since_index = loaded.bytes_since_index
-        self._snapshot_offsets = loaded.snapshot_offsets
         self._recent_lasts = array("q", (self.log_end_offset - 1,))
         self._recent_positions = array("q", (-1,))
         self._next_read_offset = self._next_read_position = -1
@@ -200,8 +139,6 @@ class PartitionLog:
         self._flushing: trio.Event | None = None
         self._failure: str | None = None
         self._epochs_dirty = False
-        self._folder_dirty = False
-        self._unsynced_names: set[str] = set()
         self._unsynced_segments: list[Segment] = []
         self._retired: list[Segment] = []
         self._tail_dirty = False
@@ -214,6 +151,10 @@ class PartitionLog:
         )
 
     # What is known
+
+    @property
+    def folder(self) -> str:
+        return self._folder.path
 
     @property
     def config(self) -> LogConfig:
@@ -236,6 +177,23 @@ class PartitionLog:
     @property
     def segment_count(self) -> int:
         return len(self._segments)
+
+    @property
+    def unflushed_records(self) -> int:
+        """How many of the newest records a loss of power could take."""
+        return self.log_end_offset - self.recovery_point
+
+    def segment_spans(self) -> Iterator[SegmentSpan]:
+        """What retention has to know of each segment, oldest first."""
+        for number, segment in enumerate(self._segments):
+            last = number + 1 == len(self._bases)
+            newest_ms = segment.max_timestamp
+            yield SegmentSpan(
+                segment.base_offset,
+                self.log_end_offset if last else self._bases[number + 1],
+                segment.size_bytes,
+                newest_ms if newest_ms >= 0 else segment.created_ms,
+            )
 
     @property
     def failure(self) -> str | None:
@@ -393,7 +351,9 @@ class PartitionLog:
         jitter = self._config.segment_jitter_ms
         if jitter:
             # Any spread will do that is not the same for all partitions.
-            jitter = zlib.crc32(f"{self.folder}/{active.base_offset}".encode()) % jitter
+            jitter = (
+                zlib.crc32(f"{self.topic}-{self.partition}/{active.base_offset}".encode()) % jitter
+            )
         if first >= 0 and max_timestamp >= 0:
             return max_timestamp - first + jitter
         return now_ms - active.created_ms + jitter
@@ -461,7 +421,7 @@ class PartitionLog:
         self._bases.append(end)
         self._active = segment
         self._forget_places()
-        self.snapshot_producers()
+        self._folder.write_snapshot(end, self.producers)
 
     def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
         state = SegmentState(base_offset, 0, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP)
@@ -469,7 +429,7 @@ class PartitionLog:
         file = segment.file.get()
         if file.size():
             file.truncate(0)
-        self._folder_dirty = True
+        self._folder.names_changed()
         return segment
 
     def _forget_places(self) -> None:
@@ -487,32 +447,8 @@ class PartitionLog:
 
     def _write_epochs(self) -> None:
         if self._epochs_dirty:
-            self._write_small(EPOCH_CHECKPOINT, self.epochs.encode())
+            self._folder.write(EPOCH_CHECKPOINT, self.epochs.encode())
             self._epochs_dirty = False
-
-    def snapshot_producers(self) -> None:
-        """What is known of producers stands in `<log end>.snapshot`, not synced yet."""
-        end = self.log_end_offset
-        self._write_small(
-            file_name(end, SNAPSHOT), encode_snapshot(self.producers.entries.values())
-        )
-        if not self._snapshot_offsets or self._snapshot_offsets[-1] != end:
-            self._snapshot_offsets.append(end)
-
-    def _write_small(self, name: str, data: bytes) -> None:
-        """The file is `data`, or as before; the next flush syncs it."""
-        disk = self._files.disk
-        path = os.path.join(self.folder, name)
-        with storage_errors("write", path):
-            file = disk.open(path + ".tmp", create=True)
-            try:
-                file.truncate(0)
-                file.write(data, 0)
-            finally:
-                file.close()
-            disk.rename(path + ".tmp", path)
-        self._unsynced_names.add(name)
-        self._folder_dirty = True
 
     # Reading
 
@@ -587,81 +523,17 @@ class PartitionLog:
         _, header = next(segment.walk(position))
         return header.batch_bytes
 
-    # Looking for timestamps
-
     def offset_for_timestamp(self, timestamp: int, end_offset: int) -> TimestampOffset | None:
         """The first record before `end_offset` that is not older than `timestamp`, if any.
 
-        The indexes narrow it to a few kilobytes and one batch, which is decompressed: some
-        milliseconds where batches are large.
+        Some milliseconds where batches are large and compressed. CORRUPT_MESSAGE if one cannot
+        be opened.
         """
-        for segment in self._segments:
-            if segment.max_timestamp < timestamp or not segment.size_bytes:
-                continue
-            for position, header in segment.walk(segment.locate_timestamp(timestamp)):
-                if header.base_offset >= end_offset:
-                    return None
-                if (
-                    header.max_timestamp < timestamp
-                    or header.last_offset < self.log_start_offset
-                    or header.is_control
-                ):
-                    continue
-                found = self._find_in_batch(segment, position, header, timestamp)
-                if found is not None:
-                    return self._bounded(found, end_offset, header)
-        return None
+        return find_offset(self._segments, timestamp, self.log_start_offset, end_offset)
 
     def max_timestamp(self, end_offset: int) -> TimestampOffset | None:
         """The record with the largest timestamp, the first of several; None in an empty log."""
-        best: Segment | None = None
-        for segment in self._segments:
-            if segment.size_bytes and (best is None or segment.max_timestamp > best.max_timestamp):
-                best = segment
-        if best is None or best.max_timestamp < 0:
-            return None
-        place = best.locate(best.max_timestamp_offset)
-        if place is None:
-            return None
-        position, header = place
-        if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            found: tuple[int, int] | None = (header.base_offset, header.max_timestamp)
-        else:
-            batch = self._read_batch(best, position, header)
-            with self._batch_errors(best, position):
-                found = find_max_timestamp(batch, 0)
-        return self._bounded(found, end_offset, header) if found else None
-
-    def _find_in_batch(
-        self, segment: Segment, position: int, header: BatchHeader, timestamp: int
-    ) -> tuple[int, int] | None:
-        if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            return max(header.base_offset, self.log_start_offset), header.max_timestamp
-        batch = self._read_batch(segment, position, header)
-        with self._batch_errors(segment, position):
-            return find_timestamp(batch, 0, timestamp, self.log_start_offset)
-
-    def _bounded(
-        self, found: tuple[int, int], end_offset: int, header: BatchHeader
-    ) -> TimestampOffset | None:
-        offset, timestamp = found
-        if offset >= end_offset:
-            return None
-        return TimestampOffset(offset, timestamp, header.leader_epoch)
-
-    def _read_batch(self, segment: Segment, position: int, header: BatchHeader) -> bytes:
-        with storage_errors("read", segment.file.path):
-            return segment.file.get().read(header.batch_bytes, position)
-
-    @contextmanager
-    def _batch_errors(self, segment: Segment, position: int) -> Iterator[None]:
-        try:
-            yield
-        except WireError as error:
-            raise KafkaError(
-                ErrorCode.CORRUPT_MESSAGE,
-                f"batch at position {position} of {segment.file.path}: {error}",
-            ) from None
+        return find_youngest(self._segments, end_offset)
 
     # Cutting
 
@@ -703,7 +575,7 @@ class PartitionLog:
             self.log_start_offset = offset
             self.epochs.truncate_from_end(0)
             self._epochs_dirty = True
-            self._drop_snapshots(-1)
+            self._folder.drop_snapshots_behind(-1)
             self.producers = ProducerStateTable()
             self._end_at(offset)
 
@@ -717,47 +589,25 @@ class PartitionLog:
         if self.epochs.truncate_from_end(offset):
             self._epochs_dirty = True
         self._write_epochs()
-        self._drop_snapshots(offset)
-
-    def _drop_snapshots(self, offset: int) -> None:
-        """No snapshot of what comes after `offset` is left."""
-        while self._snapshot_offsets and self._snapshot_offsets[-1] > offset:
-            name = file_name(self._snapshot_offsets.pop(), SNAPSHOT)
-            self._unsynced_names.discard(name)
-            self._remove_name(name)
-
-    def _remove_name(self, name: str) -> None:
-        try:
-            self._files.disk.remove(os.path.join(self.folder, name))
-        except FileNotFoundError:
-            pass
-        self._folder_dirty = True
+        self._folder.drop_snapshots_behind(offset)
 
     def _remove_segment(self, segment: Segment) -> None:
         segment.remove()
-        self._folder_dirty = True
+        self._folder.names_changed()
 
     def _reload_producers(self) -> None:
         """Producers as the log, as it is now, tells of them."""
         now_ms = max((e.last_seen_ms for e in self.producers.entries.values()), default=0)
         if not self.producers.entries:
             return
-        table, start = self._newest_snapshot()
+        newest = self._folder.newest_snapshot()
+        table, start = newest or (ProducerStateTable(), self.log_start_offset)
         first = max(bisect_right(self._bases, start) - 1, 0)
         for segment in self._segments[first:]:
             for _, header in walk_headers(segment.file.get(), 0, segment.size_bytes):
                 if header.producer_id >= 0 and header.base_offset >= start:
                     table.update(header, header.last_offset, header.max_timestamp, now_ms)
         self.producers = table
-
-    def _newest_snapshot(self) -> tuple[ProducerStateTable, int]:
-        for offset in reversed(self._snapshot_offsets):
-            path = os.path.join(self.folder, file_name(offset, SNAPSHOT))
-            try:
-                return decode_snapshot(self._files.disk.read_file(path)), offset
-            except ValueError as error:
-                logger.warning("%s is not used: %s", path, error)
-        return ProducerStateTable(), self.log_start_offset
 
     @contextmanager
     def _failing(self, action: str) -> Iterator[None]:
@@ -803,14 +653,12 @@ class PartitionLog:
             segment = self._segments[0]
             with storage_errors("rename", segment.file.path):
                 segment.retire()
-            self._folder_dirty = True
+            self._folder.names_changed()
             del self._segments[0], self._bases[0]
             self._retired.append(segment)
             if segment in self._unsynced_segments:
                 self._unsynced_segments.remove(segment)
-        while len(self._snapshot_offsets) > 1 and self._snapshot_offsets[1] <= self._bases[0]:
-            with storage_errors("remove", self.folder):
-                self._remove_name(file_name(self._snapshot_offsets.pop(0), SNAPSHOT))
+        self._folder.drop_snapshots_before(self._bases[0])
         self._write_epochs()
         return count
 
@@ -842,9 +690,8 @@ class PartitionLog:
         while self._failure is None and (
             self.recovery_point < min(target, self.log_end_offset)
             or self._unsynced_segments
-            or self._unsynced_names
             or self._epochs_dirty
-            or self._folder_dirty
+            or not self._folder.is_synced
         ):
             if self._flushing is not None:
                 await self._flushing.wait()
@@ -861,47 +708,26 @@ class PartitionLog:
             raise StorageError(self._failure)
 
     async def _flush_once(self, disk: Disk) -> None:
+        self._write_epochs()
         end, truncations = self.log_end_offset, self._truncations
         sealed, self._unsynced_segments = self._unsynced_segments, []
-        files: list[LogFile] = []
+        unsynced = self._folder.take_unsynced()
+        files = [file for segment in sealed for file in segment.all_files()]
+        files.append(self._active.file)
+        opened: list[File] = []
         with self._failing("sync"):
-            self._write_epochs()
-            names, self._unsynced_names = self._unsynced_names, set()
-            folder_dirty, self._folder_dirty = self._folder_dirty, False
-            for segment in sealed:
-                files += [segment.file, segment.index.file, segment.times.file]
-            files.append(self._active.file)
-            opened: list[File] = []
             try:
                 opened.extend(file.acquire() for file in files)
-                await disk.run(lambda: self._sync(disk, opened, names, folder_dirty))
-            except BaseException:
-                # Cancelled before it began, or failed: all of it is still to be synced.
+                await disk.run(partial(unsynced.sync, disk, opened))
+            except BaseException:  # failed, or cancelled before it began
                 self._unsynced_segments = sealed + self._unsynced_segments
-                self._unsynced_names |= names
-                self._folder_dirty |= folder_dirty
+                self._folder.give_back(unsynced)
                 raise
             finally:
                 for file in files[: len(opened)]:
                     file.release()
         if truncations == self._truncations:
             self.recovery_point = max(self.recovery_point, end)
-
-    def _sync(self, disk: Disk, files: list[File], names: set[str], folder_dirty: bool) -> None:
-        for file in files:
-            file.sync()
-        for name in sorted(names):
-            path = os.path.join(self.folder, name)
-            try:
-                small = disk.open(path)
-            except FileNotFoundError:  # truncation removed it meanwhile
-                continue
-            try:
-                small.sync()
-            finally:
-                small.close()
-        if folder_dirty:
-            disk.sync_dir(self.folder)
 
     async def close_clean(self, disk: Disk) -> None:
         """All of it is on disk and synced, so that the next start need not scan."""
@@ -912,8 +738,8 @@ class PartitionLog:
                 # Its indexes are trusted after this, so they are synced with it.
                 self._active.seal()
                 self._unsynced_segments.append(self._active)
-            if self._snapshot_offsets[-1:] != [self.log_end_offset] and self.log_end_offset:
-                self.snapshot_producers()
+            if self._folder.snapshot_offsets[-1:] != [self.log_end_offset] and self.log_end_offset:
+                self._folder.write_snapshot(self.log_end_offset, self.producers)
         await self.flush(disk)
         self.close()
 
@@ -927,6 +753,6 @@ class PartitionLog:
 
     def moved(self, folder: str) -> None:
         """The folder was renamed; readers go on."""
-        self.folder = folder
+        self._folder.path = folder
         for segment in (*self._segments, *self._retired):
             segment.moved(folder)

@@ -259,19 +259,19 @@ class Segment:
                 self._max_timestamp_offset = rest.last_offset
         return min(offset, header.base_offset)
 
-    def _all_files(self) -> tuple[LogFile, LogFile, LogFile]:
+    def all_files(self) -> tuple[LogFile, LogFile, LogFile]:
         return self.file, self.index.file, self.times.file
 
     def retire(self) -> None:
         """Its files end in `.deleted`; who reads the segment goes on reading. OSError."""
-        for file in self._all_files():
+        for file in self.all_files():
             try:
                 file.rename(file.name + DELETED)
             except FileNotFoundError:
                 pass
 
     def remove(self) -> None:
-        for file in self._all_files():
+        for file in self.all_files():
             file.remove()
 
     def close(self) -> None:

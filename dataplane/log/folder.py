@@ -1,0 +1,125 @@
+"""The folder of one log beside its segments: small files, and which names and files need a sync."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from dataplane.log.files import OpenFiles, storage_errors
+from dataplane.log.names import SNAPSHOT, file_name
+from dataplane.log.producers import ProducerStateTable
+from dataplane.log.snapshots import decode_snapshot, encode_snapshot
+from metaquorum.runtime.seams import Disk, File
+
+logger = logging.getLogger(__name__)
+
+_NONE: Final[frozenset[str]] = frozenset()
+
+
+class Unsynced:
+    """What a loss of power would take from a folder, at one moment."""
+
+    __slots__ = ("folder", "names", "names_changed")
+
+    def __init__(self, folder: str, names: frozenset[str], names_changed: bool) -> None:
+        self.folder = folder
+        self.names = names
+        self.names_changed = names_changed
+
+    def sync(self, disk: Disk, files: Sequence[File]) -> None:
+        """These open files, and the folder as it was then, survive a loss of power. Slow."""
+        for file in files:
+            file.sync()
+        for name in sorted(self.names):
+            try:
+                small = disk.open(os.path.join(self.folder, name))
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            try:
+                small.sync()
+            finally:
+                small.close()
+        if self.names_changed:
+            disk.sync_dir(self.folder)
+
+
+class LogFolder:
+    __slots__ = ("_names_changed", "_unsynced", "files", "path", "snapshot_offsets")
+
+    def __init__(self, files: OpenFiles, path: str, snapshot_offsets: list[int]) -> None:
+        self.files = files
+        self.path = path
+        self.snapshot_offsets = snapshot_offsets  # ascending
+        self._unsynced = _NONE
+        self._names_changed = False
+
+    @property
+    def is_synced(self) -> bool:
+        return not self._unsynced and not self._names_changed
+
+    def take_unsynced(self) -> Unsynced:
+        """What needs a sync, from now on the caller's to see to; `give_back` if it cannot."""
+        unsynced = Unsynced(self.path, self._unsynced, self._names_changed)
+        self._unsynced, self._names_changed = _NONE, False
+        return unsynced
+
+    def give_back(self, unsynced: Unsynced) -> None:
+        self._unsynced |= unsynced.names
+        self._names_changed |= unsynced.names_changed
+
+    def names_changed(self) -> None:
+        """A file was made, renamed or removed."""
+        self._names_changed = True
+
+    def write(self, name: str, data: bytes) -> None:
+        """The file is `data`, or as before. It is not synced yet. StorageError."""
+        disk = self.files.disk
+        path = os.path.join(self.path, name)
+        with storage_errors("write", path):
+            file = disk.open(path + ".tmp", create=True)
+            try:
+                file.truncate(0)
+                file.write(data, 0)
+            finally:
+                file.close()
+            disk.rename(path + ".tmp", path)
+        self._unsynced |= {name}
+        self._names_changed = True
+
+    def remove(self, name: str) -> None:
+        """No such file is there. StorageError."""
+        path = os.path.join(self.path, name)
+        with storage_errors("remove", path):
+            try:
+                self.files.disk.remove(path)
+            except FileNotFoundError:
+                return
+        self._unsynced -= {name}
+        self._names_changed = True
+
+    # Producer snapshots
+
+    def write_snapshot(self, offset: int, producers: ProducerStateTable) -> None:
+        self.write(file_name(offset, SNAPSHOT), encode_snapshot(producers.entries.values()))
+        if self.snapshot_offsets[-1:] != [offset]:
+            self.snapshot_offsets.append(offset)
+
+    def newest_snapshot(self) -> tuple[ProducerStateTable, int] | None:
+        """The last one that can be read, and its offset."""
+        for offset in reversed(self.snapshot_offsets):
+            path = os.path.join(self.path, file_name(offset, SNAPSHOT))
+            try:
+                with storage_errors("read", path):
+                    return decode_snapshot(self.files.disk.read_file(path)), offset
+            except ValueError as error:
+                logger.warning("%s is not used: %s", path, error)
+        return None
+
+    def drop_snapshots_behind(self, offset: int) -> None:
+        while self.snapshot_offsets and self.snapshot_offsets[-1] > offset:
+            self.remove(file_name(self.snapshot_offsets.pop(), SNAPSHOT))
+
+    def drop_snapshots_before(self, offset: int) -> None:
+        """The newest one at or before `offset` stays: it is where reading would begin again."""
+        while len(self.snapshot_offsets) > 1 and self.snapshot_offsets[1] <= offset:
+            self.remove(file_name(self.snapshot_offsets.pop(0), SNAPSHOT))
