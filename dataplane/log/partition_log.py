@@ -48,6 +48,8 @@ from wire.records import (
     set_log_append_time,
 )
 
+__all__ = ["AppendResult", "LogSlice", "PartitionLog", "SegmentSpan", "TimestampOffset"]
+
 logger = logging.getLogger(__name__)
 
 # Places of the latest batches kept at hand, so that consumers at the tail need no index.
@@ -60,6 +62,15 @@ class AppendResult(NamedTuple):
     last_offset: int
     log_append_time_ms: int  # -1 where records keep the times their producer gave
     is_duplicate: bool = False
+
+
+class SegmentSpan(NamedTuple):
+    """One segment as retention sees it."""
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    newest_ms: int  # the largest timestamp in it, or when it was made if there is none
 
 
 @dataclass(slots=True)
