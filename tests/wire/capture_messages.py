@@ -1,0 +1,335 @@
+"""Writes `golden_messages/`: what a real Apache Kafka answered to each API at each version.
+
+    python -m tests.wire.capture_messages --bootstrap HOST:PORT
+
+One JSON file for each API: a list of exchanges, each the version, the request and the response in
+hex, whole frames without their sizes. Topics named `golden-...` are made and deleted on the way.
+"""
+
+import argparse
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from wire.apis import APIS, ApiKey
+from wire.frames import FrameBuffer
+from wire.headers import decode_response, encode_request
+from wire.message import Message
+from wire.messages import (
+    api_versions,
+    create_topics,
+    delete_topics,
+    describe_cluster,
+    fetch,
+    find_coordinator,
+    init_producer_id,
+    list_offsets,
+    metadata,
+    offset_for_leader_epoch,
+    produce,
+)
+from wire.records import Record, encode_batch
+
+GOLDEN = Path(__file__).resolve().parent / "golden_messages"
+TOPIC = "golden-topic"
+COMPACTED = "golden-compacted"
+MISSING = "golden-missing"
+UNKNOWN_VERSION = 90
+MAX_FRAME_BYTES = 1 << 20
+
+
+class Peer:
+    """A connection to the node, and everything that was said on it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.socket = socket.create_connection((host, port), timeout=30)
+        self.frames = FrameBuffer(MAX_FRAME_BYTES)
+        self.exchanges: dict[int, list[dict[str, Any]]] = {key: [] for key in APIS}
+        self.topic_id = self.compacted_id = bytes(16)
+
+    def ask(self, key: ApiKey, version: int, message: Message) -> Any:
+        request = encode_request(key, version, version + 1000, "capture", message)
+        response = self.exchange(key, version, request)
+        return decode_response(key, version, memoryview(response))[1]
+
+    def exchange(self, key: ApiKey, version: int, request: bytes) -> bytes:
+        self.socket.sendall(request)
+        while (frame := self.frames.next_frame()) is None:
+            count = self.socket.recv_into(self.frames.writable())
+            if not count:
+                raise SystemExit(f"the node closed the connection on {key.name} v{version}")
+            self.frames.received(count)
+        response = bytes(frame)
+        self.exchanges[key].append(
+            {"version": version, "request": request[4:].hex(), "response": response.hex()}
+        )
+        return response
+
+
+def versions(key: ApiKey) -> Iterator[int]:
+    return iter(range(APIS[key].min_version, APIS[key].max_version + 1))
+
+
+def ask_api_versions(peer: Peer) -> None:
+    request = api_versions.ApiVersionsRequest(
+        client_software_name="metaquorum", client_software_version="1.0"
+    )
+    for version in versions(ApiKey.API_VERSIONS):
+        peer.ask(ApiKey.API_VERSIONS, version, request)
+    unknown = bytearray(encode_request(ApiKey.API_VERSIONS, 4, 1, "capture", request))
+    struct.pack_into(">h", unknown, 6, UNKNOWN_VERSION)
+    peer.exchange(ApiKey.API_VERSIONS, UNKNOWN_VERSION, bytes(unknown))
+
+
+def make_topics(peer: Peer) -> None:
+    compacted = create_topics.CreatableTopicConfig(name="cleanup.policy", value="compact")
+    request = create_topics.CreateTopicsRequest(
+        topics=[
+            create_topics.CreatableTopic(name=TOPIC, num_partitions=2, replication_factor=1),
+            create_topics.CreatableTopic(
+                name=COMPACTED, num_partitions=1, replication_factor=1, configs=[compacted]
+            ),
+        ]
+    )
+    ids = {t.name: t.topic_id for t in peer.ask(ApiKey.CREATE_TOPICS, 7, request).topics}
+    peer.topic_id, peer.compacted_id = ids[TOPIC], ids[COMPACTED]
+    while any(leads != 0 for leads in leaders(peer)):
+        peer.exchanges[ApiKey.LIST_OFFSETS].clear()
+        time.sleep(0.05)
+    peer.exchanges[ApiKey.LIST_OFFSETS].clear()
+
+
+def leaders(peer: Peer) -> list[int]:
+    """0 for each partition that is led already, else the error."""
+    topics = [
+        list_offsets.ListOffsetsTopic(
+            name=name, partitions=[list_offsets.ListOffsetsPartition(timestamp=-1)]
+        )
+        for name in (TOPIC, COMPACTED)
+    ]
+    request = list_offsets.ListOffsetsRequest(replica_id=-1, topics=topics)
+    answer = peer.ask(ApiKey.LIST_OFFSETS, 1, request)
+    return [topic.partitions[0].error_code for topic in answer.topics]
+
+
+def ask_metadata(peer: Peer) -> None:
+    for version in versions(ApiKey.METADATA):
+        names = [TOPIC] if version < 4 else [TOPIC, MISSING]
+        topics = [metadata.MetadataRequestTopic(name=name) for name in names]
+        peer.ask(
+            ApiKey.METADATA,
+            version,
+            metadata.MetadataRequest(
+                topics=topics,
+                allow_auto_topic_creation=version < 4,
+                include_cluster_authorized_operations=8 <= version <= 10,
+                include_topic_authorized_operations=version >= 8,
+            ),
+        )
+        if version >= 12:
+            by_id = [
+                metadata.MetadataRequestTopic(name=None, topic_id=topic_id)
+                for topic_id in (peer.topic_id, b"no such topic id")
+            ]
+            peer.ask(ApiKey.METADATA, version, metadata.MetadataRequest(topics=by_id))
+        everything = [] if version == 0 else None
+        peer.ask(ApiKey.METADATA, version, metadata.MetadataRequest(topics=everything))
+
+
+def ask_produce(peer: Peer) -> None:
+    batch = encode_batch([Record(0, 1_700_000_000_000, b"key", b"value", ())])
+    keyless = encode_batch([Record(0, 1_700_000_000_000, None, b"value", ())])
+    for version in versions(ApiKey.PRODUCE):
+        topics = [
+            produce.TopicProduceData(
+                name=name if version < 13 else "",
+                topic_id=topic_id if version >= 13 else bytes(16),
+                partition_data=[
+                    produce.PartitionProduceData(index=0, records=batch),
+                    produce.PartitionProduceData(index=9, records=batch),
+                    produce.PartitionProduceData(index=1, records=batch),
+                ],
+            )
+            for name, topic_id in ((TOPIC, peer.topic_id), (MISSING, b"no such topic id"))
+        ]
+        request = produce.ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=topics)
+        peer.ask(ApiKey.PRODUCE, version, request)
+        # A batch whose CRC is wrong, and one without a key, which a compacted topic refuses.
+        damaged = produce.PartitionProduceData(index=0, records=batch[:-1] + b"\xff")
+        refused = produce.PartitionProduceData(index=0, records=keyless)
+        topics[0].partition_data = [damaged]
+        topics[1].partition_data = [refused]
+        if version < 13:
+            topics[1].name = COMPACTED
+        else:
+            topics[1].topic_id = peer.compacted_id
+        peer.ask(ApiKey.PRODUCE, version, request)
+
+
+def ask_fetch(peer: Peer) -> None:
+    for version in versions(ApiKey.FETCH):
+        partitions = [
+            fetch.FetchPartition(
+                partition=index,
+                fetch_offset=offset,
+                partition_max_bytes=200,
+                current_leader_epoch=0 if version >= 9 else -1,
+            )
+            for index, offset in ((0, 0), (1, 3), (0, 99), (7, 0))
+        ]
+        for isolation_level in (0, 1):
+            topic = fetch.FetchTopic(
+                topic=TOPIC if version < 13 else "",
+                topic_id=peer.topic_id if version >= 13 else bytes(16),
+                partitions=partitions[: 2 + 2 * isolation_level],
+            )
+            peer.ask(
+                ApiKey.FETCH,
+                version,
+                fetch.FetchRequest(
+                    max_wait_ms=10,
+                    min_bytes=1,
+                    max_bytes=100_000,
+                    isolation_level=isolation_level,
+                    topics=[topic],
+                ),
+            )
+
+
+def ask_list_offsets(peer: Peer) -> None:
+    for version in versions(ApiKey.LIST_OFFSETS):
+        special = {1: (-1, -2), 7: (-1, -3), 8: (-4,), 9: (-5,), 11: (-6,)}
+        timestamps = special.get(version, (-1, -2, 1_600_000_000_000))
+        for timestamp in timestamps:
+            partitions = [
+                list_offsets.ListOffsetsPartition(partition_index=index, timestamp=timestamp)
+                for index in (0, 9)
+            ]
+            topics = [list_offsets.ListOffsetsTopic(name=TOPIC, partitions=partitions)]
+            request = list_offsets.ListOffsetsRequest(replica_id=-1, topics=topics)
+            if version >= 10:
+                request.timeout_ms = 5_000
+            peer.ask(ApiKey.LIST_OFFSETS, version, request)
+
+
+def ask_offset_for_leader_epoch(peer: Peer) -> None:
+    partitions = [
+        offset_for_leader_epoch.OffsetForLeaderPartition(
+            partition=index, current_leader_epoch=0, leader_epoch=0
+        )
+        for index in (0, 9)
+    ]
+    topics = [
+        offset_for_leader_epoch.OffsetForLeaderTopic(topic=name, partitions=partitions)
+        for name in (TOPIC, MISSING)
+    ]
+    for version in versions(ApiKey.OFFSET_FOR_LEADER_EPOCH):
+        request = offset_for_leader_epoch.OffsetForLeaderEpochRequest(replica_id=-1, topics=topics)
+        peer.ask(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, request)
+
+
+def ask_init_producer_id(peer: Peer) -> None:
+    for version in versions(ApiKey.INIT_PRODUCER_ID):
+        request = init_producer_id.InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=60_000
+        )
+        peer.ask(ApiKey.INIT_PRODUCER_ID, version, request)
+        request.transactional_id = ""  # refused
+        peer.ask(ApiKey.INIT_PRODUCER_ID, version, request)
+
+
+def ask_create_topics(peer: Peer) -> None:
+    for version in versions(ApiKey.CREATE_TOPICS):
+        config = create_topics.CreatableTopicConfig(name="retention.ms", value="1000")
+        topics = [
+            create_topics.CreatableTopic(
+                name=f"golden-{version}", num_partitions=1, replication_factor=1, configs=[config]
+            ),
+            create_topics.CreatableTopic(name=TOPIC, num_partitions=1, replication_factor=1),
+            create_topics.CreatableTopic(name="!", num_partitions=1, replication_factor=1),
+            create_topics.CreatableTopic(
+                name=f"golden-assigned-{version}",
+                num_partitions=-1,
+                replication_factor=-1,
+                assignments=[
+                    create_topics.CreatableReplicaAssignment(partition_index=0, broker_ids=[1]),
+                    create_topics.CreatableReplicaAssignment(partition_index=1, broker_ids=[1]),
+                ],
+            ),
+        ]
+        request = create_topics.CreateTopicsRequest(topics=topics, timeout_ms=10_000)
+        request.validate_only = True
+        peer.ask(ApiKey.CREATE_TOPICS, version, request)
+        request.validate_only = False
+        peer.ask(ApiKey.CREATE_TOPICS, version, request)
+
+
+def ask_delete_topics(peer: Peer) -> None:
+    for version in versions(ApiKey.DELETE_TOPICS):
+        names = [f"golden-{version + 1}", f"golden-assigned-{version + 1}", MISSING]
+        if version < 6:
+            request = delete_topics.DeleteTopicsRequest(topic_names=names, timeout_ms=10_000)
+        else:
+            states = [delete_topics.DeleteTopicState(name=name) for name in names]
+            states.append(delete_topics.DeleteTopicState(topic_id=peer.topic_id))
+            states.append(delete_topics.DeleteTopicState(topic_id=b"no such topic id"))
+            request = delete_topics.DeleteTopicsRequest(topics=states, timeout_ms=10_000)
+        peer.ask(ApiKey.DELETE_TOPICS, version, request)
+
+
+def ask_describe_cluster(peer: Peer) -> None:
+    for version in versions(ApiKey.DESCRIBE_CLUSTER):
+        for included in (False, True):
+            request = describe_cluster.DescribeClusterRequest(
+                include_cluster_authorized_operations=included
+            )
+            request.include_fenced_brokers = included and version >= 2
+            peer.ask(ApiKey.DESCRIBE_CLUSTER, version, request)
+        if version >= 1:
+            request = describe_cluster.DescribeClusterRequest(endpoint_type=2)
+            peer.ask(ApiKey.DESCRIBE_CLUSTER, version, request)
+
+
+def ask_find_coordinator(peer: Peer) -> None:
+    for version in versions(ApiKey.FIND_COORDINATOR):
+        for key_type in (0, 1) if version else (0,):
+            request = find_coordinator.FindCoordinatorRequest(key_type=key_type)
+            if version < 4:
+                request.key = "golden-group"
+            else:
+                request.coordinator_keys = ["golden-group", ""]
+            peer.ask(ApiKey.FIND_COORDINATOR, version, request)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT")
+    host, _, port = parser.parse_args().bootstrap.rpartition(":")
+    peer = Peer(host, int(port))
+    for step in (
+        ask_api_versions,
+        make_topics,
+        ask_metadata,
+        ask_produce,
+        ask_fetch,
+        ask_list_offsets,
+        ask_offset_for_leader_epoch,
+        ask_init_producer_id,
+        ask_create_topics,
+        ask_describe_cluster,
+        ask_find_coordinator,
+        ask_delete_topics,
+    ):
+        step(peer)
+    GOLDEN.mkdir(exist_ok=True)
+    for key, exchanges in peer.exchanges.items():
+        text = json.dumps(exchanges, indent=1) + "\n"
+        (GOLDEN / f"{ApiKey(key).name.lower()}.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
