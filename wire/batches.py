@@ -21,7 +21,6 @@ Nothing here copies a batch or looks at its records. What is wrong is a KafkaErr
 response tells it.
 """
 
-import re
 from collections.abc import Iterator
 from enum import Enum
 from struct import Struct
@@ -37,8 +36,6 @@ MAGIC: Final = 2
 HEADER_BYTES: Final = 61
 NO_PRODUCER_ID: Final = -1
 NO_TIMESTAMP: Final = -1
-# How many times its buffer `find_batch` may read in checksums, whatever is made to look like one.
-FIND_MAX_PASSES: Final = 8
 
 # Bits of the attributes
 CODEC_MASK: Final = 0x07
@@ -58,7 +55,6 @@ _HEADER: Final = Struct(">qiibIhiqqqhii")
 _unpack_header = _HEADER.unpack_from
 _pack_offset = Struct(">q").pack_into
 _pack_epoch = Struct(">i").pack_into
-_unpack_size = Struct(">i").unpack_from
 _pack_crc = Struct(">I").pack_into
 _pack_attributes = Struct(">h").pack_into
 
@@ -322,41 +318,19 @@ def scan(buffer: Buffer, position: int = 0) -> Scan:
         return Scan(BatchState.TORN, header, f"{have} of {header.batch_bytes} bytes")
     if batch_crc(buffer, position, header.batch_bytes) != header.crc:
         return Scan(BatchState.CORRUPT, header, "the checksum does not match")
-    if header.base_offset < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
-        problem = (
-            f"base offset {header.base_offset}, {header.record_count} records, "
-            f"last offset delta {header.last_offset_delta}"
-        )
+    if problem := stored_problem(header):
         return Scan(BatchState.CORRUPT, header, problem)
     return Scan(BatchState.WHOLE, header, "")
 
 
-def find_batch(buffer: Buffer, position: int, min_offset: int) -> int | None:
-    """Where the next sound batch of `min_offset` or later begins, from `position` on, if any.
-
-    Tells damage in the middle from a torn tail, unless the tail's own records carry record batches
-    as their values. Bytes that imitate many headers end the search early, at a bound on its reads.
-    """
-    view = memoryview(buffer)
-    budget = FIND_MAX_PASSES * len(view)
-    for match in re.finditer(b"\x02", view[position + _MAGIC_AT :]):
-        start = position + match.start()
-        if len(view) - start < HEADER_BYTES:
-            return None
-        header = parse_header(view, start) if _plausible_size(view, start) else None
-        if header is None or header.base_offset < min_offset:
-            continue
-        budget -= header.batch_bytes
-        if budget < 0:
-            return None
-        if scan(view, start).state is BatchState.WHOLE:
-            return start
-    return None
-
-
-def _plausible_size(view: memoryview, start: int) -> bool:
-    size: int = _unpack_size(view, start + 8)[0] + _PREFIX_BYTES
-    return HEADER_BYTES <= size <= len(view) - start
+def stored_problem(header: BatchHeader) -> str:
+    """What no stored batch's header may say, whatever its checksum; "" for nothing."""
+    if header.base_offset < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
+        return (
+            f"base offset {header.base_offset}, {header.record_count} records, "
+            f"last offset delta {header.last_offset_delta}"
+        )
+    return ""
 
 
 # A batch of our own

@@ -27,12 +27,12 @@ from wire.batches import (
     batch_crc,
     batches,
     check_batch,
-    find_batch,
     pack_batch,
     parse_header,
     produced_batch,
     scan,
     set_log_append_time,
+    stored_problem,
 )
 from wire.compression import Codec, compress, decompress
 from wire.errors import WireError
@@ -60,7 +60,6 @@ __all__ = [
     "decode_records",
     "encode_batch",
     "encode_marker",
-    "find_batch",
     "find_max_timestamp",
     "find_timestamp",
     "pack_batch",
@@ -69,6 +68,7 @@ __all__ = [
     "records_data",
     "scan",
     "set_log_append_time",
+    "stored_problem",
 ]
 
 # What the records of one batch may decompress to, where the caller names no bound.

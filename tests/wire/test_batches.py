@@ -1,6 +1,5 @@
 """Batches by their header: patched in place, checked as produced, scanned as stored."""
 
-import random
 import struct
 
 import pytest
@@ -15,7 +14,6 @@ from wire.records import (
     assign,
     check_batch,
     decode_records,
-    find_batch,
     parse_header,
     produced_batch,
     scan,
@@ -184,28 +182,3 @@ def test_a_scan_tells_whole_torn_and_corrupt() -> None:
         assert scan(rewritten(sample(), **lie)).state is BatchState.CORRUPT
     for fine in ({"record_count": 0}, {"record_count": 1}, {"last_offset_delta": 99}):
         assert scan(rewritten(sample(), **fine)).state is BatchState.WHOLE
-
-
-def test_the_next_sound_batch_behind_damage_is_found() -> None:
-    log = bytearray()
-    starts = []
-    for number in range(5):
-        starts.append(len(log))
-        log += rewritten(sample(), base_offset=3 * number)
-    log[starts[2] + 8 : starts[2] + 30] = random.Random(1).randbytes(22)
-    assert find_batch(log, 0, 0) == 0
-    assert find_batch(log, starts[2], 0) == starts[3]
-    assert find_batch(log, starts[2], 10) == starts[4]
-    assert find_batch(log, starts[4] + 1, 0) is None
-    assert find_batch(log[: starts[3] + 70], starts[2], 0) is None
-
-
-def test_a_search_through_imitated_headers_ends() -> None:
-    fake = sample(1)[:HEADER_BYTES]
-    count = 3000
-    log = bytearray(fake * count)
-    for number in range(count):
-        struct.pack_into(
-            ">i", log, number * HEADER_BYTES + 8, len(log) - number * HEADER_BYTES - 12
-        )
-    assert find_batch(log, 0, 0) is None
