@@ -64,10 +64,10 @@ class LeaderEpochs:
         after = bisect_right(self._epochs, epoch)
         return (self._epochs[after - 1] if after else epoch), self._starts[after]
 
-    def epoch_at(self, offset: int) -> int:
-        """The epoch of the record at `offset`; -1 before the first entry."""
+    def epoch_at(self, offset: int, default: int = UNDEFINED) -> int:
+        """The epoch of the record at `offset`; `default` before the first entry."""
         after = bisect_right(self._starts, offset)
-        return self._epochs[after - 1] if after else UNDEFINED
+        return self._epochs[after - 1] if after else default
 
     def truncate_from_end(self, end_offset: int) -> bool:
         """No epoch begins at or after `end_offset`; True if one did."""

@@ -56,7 +56,17 @@ def storage_errors(action: str, path: str) -> Iterator[None]:
 class LogFile:
     """A file that is open while it is used. Its methods may raise OSError."""
 
-    __slots__ = ("_create", "_file", "_files", "_name", "_pins", "folder", "recent", "removed")
+    __slots__ = (
+        "_create",
+        "_file",
+        "_files",
+        "_name",
+        "_pins",
+        "_retired",
+        "folder",
+        "recent",
+        "removed",
+    )
 
     def __init__(self, files: "OpenFiles", folder: str, name: str, *, create: bool = False) -> None:
         """With `create`, a missing file is made when it is first used."""
@@ -66,6 +76,7 @@ class LogFile:
         self._name = name
         self._file: File | None = None
         self._pins = 0
+        self._retired = False
         self.recent = False
         self.removed = False
 
@@ -108,7 +119,7 @@ class LogFile:
     def release(self) -> None:
         assert self._pins > 0
         self._pins -= 1
-        if self.removed and self._pins == 0:
+        if self._retired and self._pins == 0:
             self.close()
 
     @contextmanager
@@ -125,8 +136,11 @@ class LogFile:
             self._files.closed(self)
             file.close()
 
-    def rename(self, name: str) -> None:
-        """The file has that name in its folder; whoever reads it goes on reading."""
+    def retire(self, name: str) -> None:
+        """It has that name until `remove`, and is open only while somebody has acquired it."""
+        self._retired = True
+        if not self._pins:
+            self.close()
         self._files.disk.rename(self.path, os.path.join(self.folder, name))
         self._name = name
 
@@ -142,10 +156,15 @@ class LogFile:
             pass
 
     def remove(self) -> None:
-        """The name is gone; a pinned reader keeps the bytes until it is done."""
+        """The name is gone; who has acquired it keeps the bytes until the release.
+
+        Of a retired file this may be done beside the loop.
+        """
         self.removed = True
-        if not self._pins:
-            self.close()
+        if not self._retired:
+            self._retired = True
+            if not self._pins:
+                self.close()
         try:
             self._files.disk.remove(self.path)
         except FileNotFoundError:

@@ -674,7 +674,7 @@ class PartitionLog:
         return count
 
     def remove_deleted(self) -> None:
-        """Segments retired before are gone. Slow for large ones, but for those still being sent."""
+        """Files of segments deleted before are gone. Slow if they are large: for `Disk.run`."""
         retired, self._retired = self._retired, []
         with storage_errors("remove", self.folder):
             for segment in retired:

@@ -423,6 +423,7 @@ class _Loader:
         )  # fmt: skip
         for segment in reversed(log.segments):
             self._remove_segment(segment.base_offset)
+        self.disk.open(self.path(file_name(log.log_start_offset, LOG)), create=True).close()
         log.segments = [SegmentState(log.log_start_offset)]
         log.log_end_offset = log.recovery_point = log.log_start_offset
         log.producers = ProducerStateTable()

@@ -44,25 +44,47 @@ def scan_segment(
     config: LogConfig,
     on_batch: Callable[[BatchHeader], None],
 ) -> SegmentScan:
-    """Every sound batch from the start on was given to `on_batch`; damage ends the scan."""
+    """Every sound batch from the start on was given to `on_batch`; damage ends the scan.
+
+    A batch's offset and leader epoch are not in its checksum. Both may jump forward, so a batch
+    where one does is held until the next one is seen: if that goes back to where it would be
+    without the jump, the jump is the damage.
+    """
     builder = _IndexBuilder(base_offset, config)
     size = file.size()
-    next_offset = base_offset
-    position = 0
+    held: tuple[int, BatchHeader] | None = None
     damage: Damage | None = None
+    before = place = _Place(base_offset, -1)
+
+    def take(position: int, header: BatchHeader) -> None:
+        builder.add(position, header)
+        on_batch(header)
+
     for position, header, problem in _checked_batches(file, size):
-        if header is not None and not problem:
-            problem = _misplaced(header, base_offset, next_offset)
         if header is None or problem:
             damage = Damage(position, problem)
             break
-        builder.add(position, header)
-        on_batch(header)
-        next_offset = header.next_offset
+        if problem := place.problem(header, base_offset):
+            if held is not None and not before.problem(header, base_offset):
+                position, place = held[0], before
+                problem = f"its offset or leader epoch jumps: {held[1][:3]}"
+                held = None
+            damage = Damage(position, problem)
+            break
+        if held is not None:
+            take(*held)
+            held = None
+        before, place = place, _Place(header.next_offset, header.leader_epoch)
+        if before.jumps_to(header):
+            held = (position, header)
+        else:
+            take(position, header)
+    if held is not None:
+        take(*held)
     state = builder.finish(damage.position if damage else size)
     return SegmentScan(
         state,
-        next_offset,
+        place.next_offset,
         builder.bytes_since_index,
         bytes(builder.index),
         bytes(builder.times),
@@ -70,12 +92,25 @@ def scan_segment(
     )
 
 
-def _misplaced(header: BatchHeader, base_offset: int, next_offset: int) -> str:
-    if header.base_offset < next_offset:
-        return f"offset {header.base_offset} where {next_offset} or more must follow"
-    if header.last_offset - base_offset > MAX_RELATIVE_OFFSET:
-        return f"offset {header.last_offset} is too far from the segment's {base_offset}"
-    return ""
+class _Place(NamedTuple):
+    """Where a log has come to."""
+
+    next_offset: int
+    leader_epoch: int  # -1 before the first batch
+
+    def problem(self, header: BatchHeader, base_offset: int) -> str:
+        """Why this batch cannot follow; "" if it can."""
+        if header.base_offset < self.next_offset:
+            return f"offset {header.base_offset} where {self.next_offset} or more must follow"
+        if header.leader_epoch < self.leader_epoch:
+            return f"leader epoch {header.leader_epoch} behind {self.leader_epoch}"
+        if header.last_offset - base_offset > MAX_RELATIVE_OFFSET:
+            return f"offset {header.last_offset} is too far from the segment's {base_offset}"
+        return ""
+
+    def jumps_to(self, header: BatchHeader) -> bool:
+        raised = header.leader_epoch > self.leader_epoch >= 0
+        return raised or header.base_offset > self.next_offset
 
 
 class _IndexBuilder:

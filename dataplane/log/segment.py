@@ -266,7 +266,7 @@ class Segment:
         """Its files end in `.deleted`; who reads the segment goes on reading. OSError."""
         for file in self.all_files():
             try:
-                file.rename(file.name + DELETED)
+                file.retire(file.name + DELETED)
             except FileNotFoundError:
                 pass
 

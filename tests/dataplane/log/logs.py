@@ -1,0 +1,115 @@
+"""Logs made for tests: batches in, batches out, a folder opened as after a stop or a crash."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from dataplane.log.config import LogConfig
+from dataplane.log.files import OpenFiles
+from dataplane.log.partition_log import AppendResult, PartitionLog
+from dataplane.log.recovery import LoadedLog, load_log
+from metaquorum.runtime.real import RealDisk
+from wire.records import BatchHeader, Record, batches, encode_batch
+
+EPOCH = 3
+SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
+
+
+def make_batch(
+    count: int = 1,
+    *,
+    timestamp: int = 1000,
+    value: bytes = b"value",
+    producer_id: int = -1,
+    producer_epoch: int = 0,
+    sequence: int = -1,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytearray:
+    records = [Record(base_offset + i, timestamp + i, b"key", value) for i in range(count)]
+    return encode_batch(
+        records,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch if producer_id >= 0 else -1,
+        base_sequence=sequence,
+        leader_epoch=leader_epoch,
+    )
+
+
+def headers_of(data: bytes | bytearray) -> list[BatchHeader]:
+    return [header for _, header in batches(data)]
+
+
+def append(
+    log: PartitionLog, data: bytearray, *, epoch: int = EPOCH, now_ms: int = 0
+) -> AppendResult:
+    return log.append(memoryview(data), headers_of(data), epoch, now_ms)
+
+
+def append_many(log: PartitionLog, count: int, *, records: int = 2) -> None:
+    for number in range(count):
+        append(log, make_batch(records, timestamp=1000 + 10 * number))
+
+
+def load(
+    folder: Path,
+    config: LogConfig = SMALL,
+    *,
+    clean: bool = False,
+    recovery_point: int = 0,
+    log_start_offset: int = 0,
+) -> LoadedLog:
+    folder.mkdir(exist_ok=True)
+    return load_log(
+        RealDisk(),
+        str(folder),
+        config,
+        clean=clean,
+        recovery_point=recovery_point,
+        log_start_offset=log_start_offset,
+        now_ms=0,
+    )
+
+
+def open_log(
+    folder: Path,
+    config: LogConfig = SMALL,
+    *,
+    clean: bool = False,
+    recovery_point: int = 0,
+    log_start_offset: int = 0,
+    files: OpenFiles | None = None,
+) -> PartitionLog:
+    loaded = load(
+        folder,
+        config,
+        clean=clean,
+        recovery_point=recovery_point,
+        log_start_offset=log_start_offset,
+    )
+    files = OpenFiles(RealDisk()) if files is None else files
+    return PartitionLog(files, config, "t", 0, loaded, 0)
+
+
+def read_headers(
+    log: PartitionLog, offset: int | None = None, end: int | None = None, max_bytes: int = 1 << 20
+) -> list[BatchHeader]:
+    """Every batch from `offset` on, by as many reads as it takes."""
+    offset = log.log_start_offset if offset is None else offset
+    end = log.log_end_offset if end is None else end
+    found: list[BatchHeader] = []
+    while offset < end:
+        got = headers_of(log.read(offset, max_bytes, end, min_one=True).read())
+        if not got:
+            break
+        assert got[0].last_offset >= offset
+        found += got
+        offset = got[-1].next_offset
+    return found
+
+
+def offsets(headers: Iterable[BatchHeader]) -> list[tuple[int, int]]:
+    return [(header.base_offset, header.last_offset) for header in headers]
+
+
+def log_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.log"))

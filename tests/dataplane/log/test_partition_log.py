@@ -1,0 +1,495 @@
+import errno
+from pathlib import Path
+
+import pytest
+import trio
+
+from dataplane.log.config import LogConfig
+from dataplane.log.files import DiskFullError, OpenFiles
+from dataplane.log.index import SparseIndex
+from metaquorum.runtime.real import RealDisk, RealFile
+from metaquorum.runtime.seams import Buffer, File, StorageError
+from tests.dataplane.log.logs import (
+    EPOCH,
+    SMALL,
+    append,
+    append_many,
+    headers_of,
+    log_files,
+    make_batch,
+    offsets,
+    open_log,
+    read_headers,
+)
+from wire.errors import ErrorCode, KafkaError
+from wire.records import BatchState, TimestampType, scan
+
+ONE_SEGMENT = LogConfig(index_interval_bytes=150)
+
+
+def test_batches_get_the_next_offsets_and_the_leader_epoch(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    first = append(log, make_batch(3))
+    second = append(log, make_batch(2))
+    assert (first.first_offset, first.last_offset) == (0, 2)
+    assert (second.first_offset, second.last_offset) == (3, 4)
+    headers = read_headers(log)
+    assert offsets(headers) == [(0, 2), (3, 4)]
+    assert {header.leader_epoch for header in headers} == {EPOCH}
+    assert log.epochs.entries == [(EPOCH, 0)]
+
+
+def test_several_batches_in_one_append(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    result = append(log, make_batch(3) + make_batch(1) + make_batch(2))
+    assert (result.first_offset, result.last_offset) == (0, 5)
+    assert offsets(read_headers(log)) == [(0, 2), (3, 3), (4, 5)]
+
+
+def test_stored_bytes_are_the_sent_ones_but_for_offset_and_epoch(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    sent = make_batch(3, value=b"x" * 50)
+    before = bytes(sent)
+    append(log, sent)
+    stored = log.read(0, 1 << 20, 3).read()
+    assert stored[16:] == before[16:]
+
+
+@pytest.mark.parametrize("max_bytes", [1, 100, 150, 500, 1 << 20])
+def test_every_offset_is_found_whatever_the_size_asked_for(tmp_path: Path, max_bytes: int) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 30)
+    assert log.segment_count > 2
+    everything = read_headers(log)
+    for offset in range(log.log_end_offset):
+        found = read_headers(log, offset, max_bytes=max_bytes)
+        assert offsets(found) == [o for o in offsets(everything) if o[1] >= offset]
+
+
+def test_reads_end_before_the_high_watermark_on_a_batch(tmp_path: Path) -> None:
+    log = open_log(tmp_path, ONE_SEGMENT)
+    append_many(log, 300)
+    for end in [0, 1, 2, 3, 40, 41, 500, 598, 599, 600]:
+        found = read_headers(log, 0, end)
+        assert offsets(found) == [(o, o + 1) for o in range(0, end - 1, 2)]
+
+
+def test_reads_end_before_the_high_watermark_after_reopening(tmp_path: Path) -> None:
+    log = open_log(tmp_path, ONE_SEGMENT)
+    append_many(log, 50)
+    log = open_log(tmp_path, ONE_SEGMENT)
+    assert offsets(read_headers(log, 3, 40))[-1] == (38, 39)
+
+
+def test_a_read_at_the_end_is_empty_and_beyond_it_is_out_of_range(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 2)
+    assert log.read(4, 100, 4).read() == b""
+    assert log.read(3, 100, 2).read() == b""
+    for offset in (-1, 5):
+        with pytest.raises(KafkaError) as caught:
+            log.read(offset, 100, 4)
+        assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_a_first_batch_larger_than_asked_for_comes_whole_or_not_at_all(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    batch = make_batch(1, value=b"x" * 300)
+    append(log, batch)
+    append(log, make_batch(1))
+    assert log.read(0, 10, 2, min_one=True).size_bytes == len(batch)
+    assert log.read(0, 10, 2).size_bytes == 0
+    assert log.read(0, len(batch) + 5, 2).size_bytes == len(batch) + 5
+
+
+def test_a_tail_read_searches_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(tmp_path, LogConfig(index_interval_bytes=0))
+    append_many(log, 400)
+    monkeypatch.setattr(SparseIndex, "count_upto", None)
+    assert offsets(read_headers(log, 790)) == [(o, o + 1) for o in range(790, 800, 2)]
+    append_many(log, 300)
+    # Where the last read ended is known, however much came since.
+    assert read_headers(log, 800)[0].base_offset == 800
+
+
+def test_a_segment_rolls_when_the_next_append_would_not_fit(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 40)
+    sizes = [file.stat().st_size for file in log_files(tmp_path)]
+    assert len(sizes) == log.segment_count > 2
+    assert max(sizes) <= SMALL.segment_bytes
+    assert log.size_bytes == sum(sizes)
+
+
+def test_a_batch_larger_than_a_segment_is_refused(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    with pytest.raises(KafkaError) as caught:
+        append(log, make_batch(1, value=b"x" * 2000))
+    assert caught.value.code is ErrorCode.RECORD_LIST_TOO_LARGE
+
+
+def test_a_segment_rolls_by_the_age_of_its_records(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(segment_ms=1000))
+    append(log, make_batch(1, timestamp=5000))
+    append(log, make_batch(1, timestamp=6000), now_ms=10**9)
+    assert log.segment_count == 1
+    append(log, make_batch(1, timestamp=6001))
+    assert log.segment_count == 2
+
+
+def test_a_segment_without_timestamps_rolls_by_its_own_age(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(segment_ms=1000))
+    append(log, make_batch(1, timestamp=-1))
+    append(log, make_batch(1, timestamp=-1), now_ms=1000)
+    assert log.segment_count == 1
+    append(log, make_batch(1, timestamp=-1), now_ms=1001)
+    assert log.segment_count == 2
+
+
+def test_a_segment_rolls_when_its_index_is_full(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(segment_index_bytes=24, index_interval_bytes=0))
+    append_many(log, 10)
+    assert log.segment_count > 2
+    assert len(read_headers(log)) == 10
+
+
+def test_a_segment_rolls_before_relative_offsets_overflow(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, make_batch(1))
+    far = make_batch(1, base_offset=2**31, leader_epoch=EPOCH)
+    log.append_as_follower(memoryview(far), headers_of(far), 0)
+    assert log.segment_count == 2
+    assert offsets(read_headers(log)) == [(0, 0), (2**31, 2**31)]
+    assert offsets(read_headers(open_log(tmp_path))) == [(0, 0), (2**31, 2**31)]
+
+
+def test_log_append_time_replaces_the_producers_time(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(log_append_time=True))
+    result = append(log, make_batch(2, timestamp=5), now_ms=777)
+    assert result.log_append_time_ms == 777
+    stored = log.read(0, 1000, 2).read()
+    (header,) = headers_of(stored)
+    assert scan(stored).state is BatchState.WHOLE
+    assert header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    assert header.max_timestamp == 777
+    found = log.offset_for_timestamp(777, 2)
+    assert found is not None
+    assert (found.offset, found.timestamp) == (0, 777)
+
+
+# Followers
+
+
+def test_a_follower_keeps_offsets_epochs_and_gaps(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    data = make_batch(2, base_offset=5, leader_epoch=1) + make_batch(
+        1, base_offset=9, leader_epoch=4
+    )
+    log.append_as_follower(memoryview(data), headers_of(data), 0)
+    assert offsets(read_headers(log, 0)) == [(5, 6), (9, 9)]
+    assert log.log_end_offset == 10
+    assert log.epochs.entries == [(1, 5), (4, 9)]
+    assert offsets(read_headers(log, 7)) == [(9, 9)]
+
+
+def test_a_follower_refuses_offsets_that_go_back(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 2)
+    data = make_batch(1, base_offset=3, leader_epoch=EPOCH)
+    with pytest.raises(KafkaError) as caught:
+        log.append_as_follower(memoryview(data), headers_of(data), 0)
+    assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
+    assert log.log_end_offset == 4
+
+
+# Producers
+
+
+def test_a_repeated_batch_is_answered_with_its_place(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for sequence in range(0, 20, 2):
+        append(log, make_batch(2, producer_id=7, sequence=sequence))
+    for sequence in range(10, 20, 2):
+        again = append(log, make_batch(2, producer_id=7, sequence=sequence))
+        assert again.is_duplicate
+        assert (again.first_offset, again.last_offset) == (sequence, sequence + 1)
+    with pytest.raises(KafkaError) as caught:
+        append(log, make_batch(2, producer_id=7, sequence=8))
+    assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.log_end_offset == 20
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_all_five_batches_are_remembered_after_a_restart(tmp_path: Path, clean: bool) -> None:
+    log = open_log(tmp_path)
+    for sequence in range(0, 20, 2):
+        append(log, make_batch(2, producer_id=7, sequence=sequence))
+    if clean:
+        trio.run(log.close_clean, RealDisk())
+    log = open_log(tmp_path, clean=clean, recovery_point=20 if clean else 0)
+    for sequence in range(10, 20, 2):
+        again = append(log, make_batch(2, producer_id=7, sequence=sequence))
+        assert again.is_duplicate
+        assert again.first_offset == sequence
+
+
+def test_truncation_takes_back_what_producers_wrote(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for sequence in range(20):
+        append(log, make_batch(1, producer_id=7, sequence=sequence))
+    log.truncate_to(12)
+    assert append(log, make_batch(1, producer_id=7, sequence=11)).is_duplicate
+    assert not append(log, make_batch(1, producer_id=7, sequence=12)).is_duplicate
+
+
+# Timestamps
+
+
+def test_the_first_record_not_older_than_a_time_is_found(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 40)
+    for number in range(40):
+        for wanted, offset in ((0, 2 * number), (1, 2 * number + 1)):
+            found = log.offset_for_timestamp(1000 + 10 * number + wanted, 80)
+            assert found is not None
+            assert (found.offset, found.leader_epoch) == (offset, EPOCH)
+    assert log.offset_for_timestamp(0, 80) == (0, 1000, EPOCH)
+    assert log.offset_for_timestamp(1392, 80) is None
+    assert log.offset_for_timestamp(1390, 78) is None
+
+
+def test_the_youngest_record_is_the_first_of_several(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    assert log.max_timestamp(0) is None
+    for timestamp in (10, 90, 30, 90, 50):
+        append(log, make_batch(1, timestamp=timestamp))
+    assert log.max_timestamp(5) == (1, 90, EPOCH)
+
+
+def test_timestamps_of_a_reopened_log_are_those_of_its_records(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 40)
+    trio.run(log.close_clean, RealDisk())
+    log = open_log(tmp_path, clean=True, recovery_point=80)
+    assert log.max_timestamp(80) == (79, 1391, EPOCH)
+    assert log.offset_for_timestamp(1200, 80) == (40, 1200, EPOCH)
+
+
+# Cutting
+
+
+@pytest.mark.parametrize("offset", [0, 2, 10, 38, 40, 78])
+def test_truncation_leaves_what_is_before(tmp_path: Path, offset: int) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 40)
+    assert log.truncate_to(offset)
+    assert log.log_end_offset == offset
+    assert offsets(read_headers(log)) == [(o, o + 1) for o in range(0, offset, 2)]
+    append(log, make_batch(2))
+    assert offsets(read_headers(log))[-1] == (offset, offset + 1)
+    reopened = open_log(tmp_path)
+    assert offsets(read_headers(reopened)) == offsets(read_headers(log))
+
+
+def test_truncation_inside_a_batch_takes_the_batch(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 3)
+    log.truncate_to(3)
+    assert log.log_end_offset == 2
+
+
+def test_truncation_forgets_epochs_that_began_later(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for epoch in (1, 2, 5):
+        append(log, make_batch(2), epoch=epoch)
+    log.truncate_to(3)
+    assert log.epochs.entries == [(1, 0)]
+    assert open_log(tmp_path).epochs.entries == [(1, 0)]
+
+
+def test_a_log_can_start_anew_elsewhere(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 40)
+    log.truncate_fully_and_start_at(1000)
+    assert (log.log_start_offset, log.log_end_offset, log.size_bytes) == (1000, 1000, 0)
+    append(log, make_batch(2))
+    reopened = open_log(tmp_path)
+    assert reopened.log_start_offset == 1000
+    assert offsets(read_headers(reopened)) == [(1000, 1001)]
+
+
+def test_old_segments_go_when_the_log_starts_behind_them(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 40)
+    slice_ = log.read(0, 100, 80)
+    log.advance_log_start(45)
+    assert log.delete_old_segments() == 2
+    with pytest.raises(KafkaError):
+        log.read(44, 100, 80)
+    assert read_headers(log)[0].base_offset == 44
+    # A reader that had found its bytes before goes on until they are removed for good.
+    assert len(slice_.read()) == 100
+    log.remove_deleted()
+    with pytest.raises(EOFError):
+        slice_.read()
+    assert not list(tmp_path.glob("*.deleted"))
+    reopened = open_log(tmp_path, log_start_offset=45)
+    assert reopened.log_start_offset == 45
+    assert offsets(read_headers(reopened)) == offsets(read_headers(log))
+
+
+def test_the_active_segment_is_never_deleted(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 2)
+    log.advance_log_start(4)
+    assert log.delete_old_segments() == 0
+    assert log.segment_count == 1
+
+
+def test_the_log_start_goes_no_further_than_the_end_and_never_back(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 2)
+    with pytest.raises(KafkaError):
+        log.advance_log_start(5)
+    assert log.advance_log_start(3)
+    assert not log.advance_log_start(2)
+    assert log.log_start_offset == 3
+
+
+# Disks that fail
+
+
+class FailingFile(RealFile):
+    """Writes some bytes and then has no more room."""
+
+    __slots__ = ("room",)
+
+    def write(self, data: Buffer, position: int) -> None:
+        room = min(self.room, len(data))
+        super().write(memoryview(data)[:room], position)
+        if room < len(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class FailingDisk(RealDisk):
+    def __init__(self) -> None:
+        self.room = 1 << 30
+        self.sync_error: OSError | None = None
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        real = super().open(path, create=create)
+        assert isinstance(real, RealFile)
+        file = FailingFile(path, real.fileno())
+        file.room = self.room
+        return file
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, beside: bool) -> None:
+    disk = FailingDisk()
+    log = open_log(tmp_path, files=OpenFiles(disk))
+    append_many(log, 3)
+    file = log._active.file.get()
+    assert isinstance(file, FailingFile)
+    size, file.room = file.size(), 30
+    batch = make_batch(1, producer_id=7, sequence=0)
+
+    async def write() -> None:
+        if beside:
+            await log.append_beside(disk, batch, headers_of(batch), EPOCH + 1, 0)
+        else:
+            append(log, batch, epoch=EPOCH + 1)
+
+    with pytest.raises(DiskFullError, match="free some space"):
+        trio.run(write)
+    assert file.size() == size
+    assert log.log_end_offset == 6
+    assert len(log.producers) == 0
+    file.room = 1 << 20
+    append(log, make_batch(1))
+    assert offsets(read_headers(log))[-1] == (6, 6)
+    assert offsets(read_headers(open_log(tmp_path))) == offsets(read_headers(log))
+
+
+def test_an_append_beside_the_loop_is_an_append(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    batch = make_batch(4)
+    result = trio.run(log.append_beside, RealDisk(), batch, headers_of(batch), EPOCH, 0)
+    assert (result.first_offset, result.last_offset) == (0, 3)
+    assert offsets(read_headers(log)) == [(0, 3)]
+
+
+# Durability
+
+
+def test_a_flush_moves_the_recovery_point_to_the_end(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 40)
+    assert log.needs_flush(0)  # complete segments are synced in any case
+    trio.run(log.flush, RealDisk())
+    assert log.recovery_point == 80
+    assert not log.needs_flush(0)
+
+
+def test_flush_messages_and_flush_ms_ask_for_a_flush(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(flush_messages=3, flush_ms=500))
+    assert not log.needs_flush(10_000)
+    append(log, make_batch(2))
+    assert not log.needs_flush(499)
+    assert log.needs_flush(500)
+    append(log, make_batch(1))
+    assert log.needs_flush(0)
+    trio.run(log.flush, RealDisk(), 600)
+    append(log, make_batch(1))
+    assert not log.needs_flush(1099)
+    assert log.needs_flush(1100)
+
+
+def test_callers_that_flush_together_share_syncs(tmp_path: Path) -> None:
+    class CountingDisk(RealDisk):
+        calls = 0
+
+        async def run(self, function):  # type: ignore[no-untyped-def]
+            self.calls += 1
+            return await super().run(function)
+
+    disk = CountingDisk()
+    log = open_log(tmp_path)
+
+    async def append_and_flush() -> None:
+        result = append(log, make_batch(1))
+        await log.flush(disk)
+        assert log.recovery_point > result.last_offset
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(append_and_flush)
+
+    trio.run(main)
+    assert disk.calls <= 3
+
+
+def test_after_a_failed_sync_nothing_is_appended_or_flushed_again(tmp_path: Path) -> None:
+    class BrokenFile(RealFile):
+        __slots__ = ()
+
+        def sync(self) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    class BrokenDisk(RealDisk):
+        def open(self, path: str, *, create: bool = False) -> File:
+            real = super().open(path, create=create)
+            assert isinstance(real, RealFile)
+            return BrokenFile(path, real.fileno())
+
+    disk = BrokenDisk()
+    log = open_log(tmp_path, files=OpenFiles(disk))
+    append_many(log, 2)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="device fails"):
+            trio.run(log.flush, disk)
+    with pytest.raises(StorageError, match="device fails"):
+        append_many(log, 1)
+    assert log.recovery_point == 0
+    assert len(read_headers(log)) == 2
