@@ -1,0 +1,175 @@
+"""Many seeds: spread over processes, added up, and held against the gates.
+
+Each process has a PYTHONHASHSEED of its own. A sample of the seeds is run a second time by another
+process under another one; a digest that differs is a finding like any other.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import IO, Any, Final
+
+from simulations.checkers.all import CHECKERS
+from simulations.runs import Outcome
+from simulations.scenarios import Scenario
+
+# Of so many seeds, one is run twice.
+TWICE_EVERY: Final = 10
+# Gates are about batches: a handful of seeds need not have met everything.
+GATES_FROM_SEEDS: Final = 100
+
+
+@dataclass(slots=True)
+class Job:
+    scenario: str
+    seeds: list[int]
+    hash_seed: int
+    defect: str | None = None
+
+
+@dataclass(slots=True)
+class Totals:
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    again: dict[int, Outcome] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    comparisons: dict[str, int] = field(default_factory=dict)
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        if outcome.seed in self.outcomes:
+            self.again[outcome.seed] = outcome
+            return
+        self.outcomes[outcome.seed] = outcome
+        self.cpu_s += outcome.cpu_s
+        for name, number in outcome.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + number
+        for name, number in outcome.comparisons.items():
+            self.comparisons[name] = self.comparisons.get(name, 0) + number
+
+    @property
+    def failures(self) -> list[Outcome]:
+        return [self.outcomes[seed] for seed in sorted(self.outcomes) if self.failed(seed)]
+
+    def failed(self, seed: int) -> bool:
+        return bool(self.outcomes[seed].violations) or self.differs(seed)
+
+    def differs(self, seed: int) -> bool:
+        return seed in self.again and self.again[seed].digest != self.outcomes[seed].digest
+
+    def missed_gates(self, scenario: Scenario) -> list[str]:
+        """What never happened or was never compared, and should have been."""
+        if len(self.outcomes) < GATES_FROM_SEEDS:
+            return []
+        missed = [f"never happened: {gate}" for gate in scenario.gates if not self.counts.get(gate)]
+        for checker in CHECKERS:
+            name = f"{checker.invariant} {checker.__name__}"
+            if checker.__name__ not in scenario.idle_checkers and not self.comparisons.get(name):
+                missed.append(f"never compared: {name}")
+        return missed
+
+    def as_json(self, scenario: Scenario) -> dict[str, Any]:
+        return {
+            "scenario": scenario.name,
+            "seeds": len(self.outcomes),
+            "twice": len(self.again),
+            "failures": [
+                {**outcome.as_json(), "differs": self.differs(outcome.seed)}
+                for outcome in self.failures
+            ],
+            "missed_gates": self.missed_gates(scenario),
+            "counts": dict(sorted(self.counts.items())),
+            "comparisons": dict(sorted(self.comparisons.items())),
+            "wall_s": round(self.wall_s, 1),
+            "cpu_s": round(self.cpu_s, 1),
+        }
+
+
+def run_jobs(
+    jobs: Iterable[Job], heard: Callable[[Outcome], None], seconds: float | None = None
+) -> None:
+    """All jobs at once, each in a process of its own; `heard` gets outcomes as they come."""
+    lock = threading.Lock()
+    processes = [_start(job, seconds) for job in jobs if job.seeds]
+
+    def listen(stream: IO[str]) -> None:
+        for line in stream:
+            outcome = Outcome.from_json(json.loads(line))
+            with lock:
+                heard(outcome)
+
+    threads = [
+        threading.Thread(target=listen, args=(process.stdout,), daemon=True)
+        for process in processes
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    for process in processes:
+        if process.wait() != 0:
+            raise RuntimeError("a simulating process has failed; its words are above")
+
+
+def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "simulations", "work", "--scenario", job.scenario]
+    if job.defect is not None:
+        command += ["--defect", job.defect]
+    if seconds is not None:
+        command += ["--seconds", str(seconds)]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": str(job.hash_seed)},
+    )
+    assert process.stdin is not None
+    process.stdin.write(" ".join(map(str, job.seeds)))
+    process.stdin.close()
+    return process
+
+
+def run_batch(
+    scenario: Scenario,
+    start: int,
+    count: int,
+    *,
+    jobs: int,
+    twice: bool = False,
+    seconds: float | None = None,
+    heard: Callable[[Outcome], None] = lambda _: None,
+) -> Totals:
+    totals = Totals()
+    seeds = range(start, start + count)
+    every = 1 if twice else TWICE_EVERY
+    work: list[Job] = []
+    for number in range(jobs):
+        mine = list(seeds[number::jobs])
+        # The next process repeats a sample of what this one does.
+        other = [seed for seed in seeds[(number + 1) % jobs :: jobs] if (seed - start) % every == 0]
+        if jobs == 1:
+            work.append(Job(scenario.name, other, 77))
+            work.append(Job(scenario.name, mine, 1))
+        else:
+            merged = sorted(set(mine) | set(other))
+            work.append(Job(scenario.name, merged, number + 1))
+
+    def add(outcome: Outcome) -> None:
+        totals.add(outcome)
+        heard(outcome)
+
+    began = time.monotonic()
+    run_jobs(work, add, seconds)
+    totals.wall_s = time.monotonic() - began
+    return totals

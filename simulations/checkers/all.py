@@ -1,0 +1,46 @@
+"""Every checker there is."""
+
+from typing import Final
+
+from simulations.checkers import Checker
+from simulations.checkers.delivery import (
+    AckedOffsetIsIts,
+    AcknowledgedIsKept,
+    BelowHighWatermark,
+    DeliveredOnce,
+    EveryOffsetOnce,
+    NothingInvented,
+    OffsetsIncrease,
+    OneRecordPerOffset,
+    OrderOfSending,
+)
+from simulations.checkers.log_files import (
+    IndexIsScan,
+    LookupsFindEverything,
+    RetentionLeavesTheActive,
+)
+from simulations.checkers.metadata import AcknowledgedChangesStay
+from simulations.checkers.protocol import (
+    AnnouncedIsServed,
+    AnswersInOrder,
+    GarbageEndsItsConnection,
+)
+
+CHECKERS: Final[tuple[type[Checker], ...]] = (
+    AnswersInOrder,
+    GarbageEndsItsConnection,
+    AnnouncedIsServed,
+    AcknowledgedChangesStay,
+    OneRecordPerOffset,
+    OffsetsIncrease,
+    AckedOffsetIsIts,
+    EveryOffsetOnce,
+    BelowHighWatermark,
+    NothingInvented,
+    AcknowledgedIsKept,
+    DeliveredOnce,
+    OrderOfSending,
+    IndexIsScan,
+    LookupsFindEverything,
+    RetentionLeavesTheActive,
+)

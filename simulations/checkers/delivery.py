@@ -1,0 +1,221 @@
+"""What is acknowledged is there, once, in order, unchanged, for ever."""
+
+from bisect import bisect_right
+
+from simulations.checkers import Checker
+from simulations.history import Attempt, Fetched, Final, PartitionOf
+from simulations.room import Room
+
+
+class OneRecordPerOffset(Checker):
+    """(leader epoch, offset) names one record for ever."""
+
+    invariant = "R4"
+
+    def __init__(self, room: Room) -> None:
+        super().__init__(room)
+        self._known: dict[tuple[PartitionOf, int, int], bytes] = {}
+
+    def fetched(self, fetched: Fetched) -> None:
+        place = fetched.place
+        for read in fetched.reads:
+            known = self._known.setdefault((place, read.leader_epoch, read.offset), read.value)
+            self.compare(
+                known == read.value,
+                "{}-{} offset {} of epoch {} was {!r} and now is {!r}",
+                fetched.topic,
+                fetched.partition,
+                read.offset,
+                read.leader_epoch,
+                known[:40],
+                read.value[:40],
+            )
+
+
+class OffsetsIncrease(Checker):
+    """Within a response and from its fetch offset on."""
+
+    invariant = "L1"
+
+    def fetched(self, fetched: Fetched) -> None:
+        last = fetched.fetch_offset - 1
+        for read in fetched.reads:
+            self.compare(
+                read.offset > last,
+                "{}-{}: offset {} behind {}",
+                fetched.topic,
+                fetched.partition,
+                read.offset,
+                last,
+            )
+            last = read.offset
+
+
+class BelowHighWatermark(Checker):
+    """No consumer reads at or past the high watermark."""
+
+    invariant = "R5"
+
+    def fetched(self, fetched: Fetched) -> None:
+        for read in fetched.reads:
+            self.compare(
+                read.offset < fetched.high_watermark,
+                "{}-{}: read offset {} with high watermark {}",
+                fetched.topic,
+                fetched.partition,
+                read.offset,
+                fetched.high_watermark,
+            )
+
+
+class NothingInvented(Checker):
+    """What is read was written, by somebody, to this partition, byte for byte."""
+
+    invariant = "L4"
+
+    def fetched(self, fetched: Fetched) -> None:
+        for read in fetched.reads:
+            attempt = self.room.history.attempts.get(read.value)
+            self.compare(
+                attempt is not None
+                and attempt.place == fetched.place
+                and attempt.timestamp_ms == read.timestamp_ms,
+                "{}-{} offset {}: nobody wrote {!r} there",
+                fetched.topic,
+                fetched.partition,
+                read.offset,
+                read.value[:40],
+            )
+
+
+class AckedOffsetIsIts(Checker):
+    """A record is read at the offset it was acknowledged with, also while all goes on."""
+
+    invariant = "L1"
+
+    def fetched(self, fetched: Fetched) -> None:
+        for read in fetched.reads:
+            attempt = self.room.history.attempts.get(read.value)
+            if attempt is not None and attempt.offset is not None and attempt.times_sent == 1:
+                self.compare(
+                    attempt.offset == read.offset,
+                    "{} was read at offset {}",
+                    attempt,
+                    read.offset,
+                )
+
+
+class AcknowledgedIsKept(Checker):
+    """Nothing acknowledged is lost, but what power cuts may take from a topic without flushes.
+
+    That is a suffix of what was not flushed: a record may be missing only if the power failed after
+    its acknowledgement, and then nothing acknowledged before that cut at a higher offset may be
+    left. (A later cut need not be looked at: what was acknowledged before the first was also
+    acknowledged before the later ones.)
+    """
+
+    invariant = "R6"
+
+    def finished(self) -> None:
+        places = self.room.history.attempts_by_place()
+        for place, final in self.room.history.finals.items():
+            acked = [a for a in places.get(place, ()) if a.offset is not None and a.acks != 0]
+            self._check(final, sorted(acked, key=lambda a: a.offset or 0))
+
+    def _check(self, final: Final, acked: list[Attempt]) -> None:
+        there = {(read.offset, read.value) for read in final.reads}
+        cuts = self.room.node.power_cuts
+        oldest_left_above = float("inf")  # acknowledged at, of those left at higher offsets
+        for attempt in reversed(acked):
+            assert attempt.offset is not None
+            assert attempt.acked_at is not None
+            if attempt.offset < final.log_start_offset:
+                self.compare(
+                    final.topic.has_retention,
+                    "{} lies before the log start offset {} without retention",
+                    attempt,
+                    final.log_start_offset,
+                )
+                continue
+            if (attempt.offset, attempt.value) in there:
+                self.comparisons += 1
+                oldest_left_above = min(oldest_left_above, attempt.acked_at)
+                continue
+            later = bisect_right(cuts, attempt.acked_at)
+            first_cut = cuts[later] if later < len(cuts) else None
+            if self.compare(
+                first_cut is not None and not attempt.topic.flushes_every_message,
+                "{} is gone (power cuts at {}, flush.messages {})",
+                attempt,
+                cuts,
+                attempt.topic.configs.get("flush.messages"),
+            ):
+                assert first_cut is not None
+                self.compare(
+                    oldest_left_above > first_cut,
+                    "{} is gone, and a later one acknowledged at {} is there: a hole",
+                    attempt,
+                    oldest_left_above,
+                )
+
+
+class DeliveredOnce(Checker):
+    """A record is there at most once, or as often as a producer without sequences sent it."""
+
+    invariant = "T1"
+
+    def finished(self) -> None:
+        for final in self.room.history.finals.values():
+            seen: dict[bytes, int] = {}
+            for read in final.reads:
+                seen[read.value] = seen.get(read.value, 0) + 1
+            for value, times in seen.items():
+                attempt = self.room.history.attempts.get(value)
+                if attempt is None:
+                    continue
+                allowed = 1 if attempt.idempotent else attempt.times_sent
+                self.compare(times <= allowed, "{} is there {} times", attempt, times)
+
+
+class OrderOfSending(Checker):
+    """The records of an idempotent producer stand in the order in which it sent them."""
+
+    invariant = "T1"
+
+    def finished(self) -> None:
+        for final in self.room.history.finals.values():
+            last: dict[str, Attempt] = {}
+            for read in final.reads:
+                attempt = self.room.history.attempts.get(read.value)
+                if attempt is None or not attempt.idempotent:
+                    continue
+                before = last.get(attempt.producer)
+                if before is not None:
+                    self.compare(
+                        before.number < attempt.number, "{} stands behind {}", attempt, before
+                    )
+                last[attempt.producer] = attempt
+
+
+class EveryOffsetOnce(Checker):
+    """Read from start to end, a log that is not compacted has no hole and no overlap."""
+
+    invariant = "L1"
+
+    def finished(self) -> None:
+        for final in self.room.history.finals.values():
+            offsets = [read.offset for read in final.reads]
+            expected = list(range(final.log_start_offset, final.log_end_offset))
+            self.compare(
+                offsets == expected,
+                "{}-{}: {} offsets of {}..{}; the first wrong place: {}",
+                final.topic,
+                final.partition,
+                len(offsets),
+                final.log_start_offset,
+                final.log_end_offset,
+                next(
+                    (p for p, (a, b) in enumerate(zip(offsets, expected, strict=False)) if a != b),
+                    "end",
+                ),
+            )

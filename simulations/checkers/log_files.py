@@ -1,0 +1,226 @@
+"""The files of a log, read by nobody's code but this."""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import crc32c
+
+from simulations.checkers import Checker
+from simulations.history import Final, Read
+from simulations.storage import Inode, Storage
+
+
+class NaiveBatch(NamedTuple):
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
+
+
+def naive_batches(data: bytes) -> Iterator[NaiveBatch]:
+    """The sound batches at the start of a segment, by the protocol's table of fields."""
+    position = 0
+    while position + 61 <= len(data):
+        base_offset, length = struct.unpack_from(">qi", data, position)
+        size = length + 12
+        if size < 61 or position + size > len(data):
+            return
+        (crc,) = struct.unpack_from(">I", data, position + 17)
+        if crc32c.crc32c(data[position + 21 : position + size]) != crc:
+            return
+        (last_delta,) = struct.unpack_from(">i", data, position + 23)
+        (max_timestamp,) = struct.unpack_from(">q", data, position + 35)
+        yield NaiveBatch(position, size, base_offset, base_offset + last_delta, max_timestamp)
+        position += size
+
+
+class Segment(NamedTuple):
+    base_offset: int
+    batches: list[NaiveBatch]
+    size: int
+    offsets: bytes
+    times: bytes
+
+
+def naive_segments(storage: Storage, folder: str) -> list[Segment]:
+    files = {path.rsplit("/", 1)[1]: inode for path, inode in storage.files(folder).items()}
+    segments: list[Segment] = []
+    for name, inode in sorted(files.items()):
+        if name.endswith(".log"):
+            stem = name.removesuffix(".log")
+            segments.append(
+                Segment(
+                    int(stem),
+                    list(naive_batches(bytes(inode.data))),
+                    len(inode.data),
+                    bytes(files.get(stem + ".index", Inode()).data),
+                    bytes(files.get(stem + ".timeindex", Inode()).data),
+                )
+            )
+    return segments
+
+
+class LookupsFindEverything(Checker):
+    """From any offset and from any time a read begins where a scan would."""
+
+    invariant = "L5"
+
+    def by_offset(self, final: Final, offset: int, reads: list[Read]) -> None:
+        self.compare(
+            bool(reads) and reads[0].offset == offset,
+            "{}-{}: a fetch at offset {} began at {}",
+            final.topic,
+            final.partition,
+            offset,
+            reads[0].offset if reads else None,
+        )
+
+    def by_time(self, final: Final, timestamp_ms: int, found: int | None) -> None:
+        first = next(r.offset for r in final.reads if r.timestamp_ms >= timestamp_ms)
+        self.compare(
+            found == first,
+            "{}-{}: the first record of {} or later is at {}, the node says {}",
+            final.topic,
+            final.partition,
+            timestamp_ms,
+            first,
+            found,
+        )
+
+
+class IndexIsScan(Checker):
+    """After a clean stop every segment is sound to its end, and its indexes say what it holds."""
+
+    invariant = "L5"
+
+    def scanned(self, final: Final, segments: list[Segment]) -> None:
+        name = f"{final.topic}-{final.partition}"
+        expected = segments[0].base_offset if segments else 0
+        for segment in segments:
+            self._sound(name, segment, expected)
+            self._offsets(name, segment)
+            self._times(name, segment)
+            if segment.batches:
+                expected = segment.batches[-1].last_offset + 1
+        self.compare(
+            expected == final.log_end_offset,
+            "{} ends at {} on disk and at {} for clients",
+            name,
+            expected,
+            final.log_end_offset,
+        )
+
+    def _sound(self, name: str, segment: Segment, expected: int) -> None:
+        end = sum(batch.size for batch in segment.batches)
+        self.compare(
+            end == segment.size,
+            "{} segment {}: sound to byte {} of {}",
+            name,
+            segment.base_offset,
+            end,
+            segment.size,
+        )
+        self.compare(
+            segment.base_offset == expected,
+            "{} segment {} follows offset {}",
+            name,
+            segment.base_offset,
+            expected,
+        )
+        for batch in segment.batches:
+            self.compare(
+                batch.base_offset == expected,
+                "{}: a batch at offset {} where {} was due",
+                name,
+                batch.base_offset,
+                expected,
+            )
+            expected = batch.last_offset + 1
+
+    def _offsets(self, name: str, segment: Segment) -> None:
+        ends = {batch.position: batch.last_offset for batch in segment.batches}
+        last = -1
+        for relative, position in struct.iter_unpack(
+            ">ii", segment.offsets[: _whole(segment.offsets, 8)]
+        ):
+            self.compare(
+                position > last and ends.get(position) == segment.base_offset + relative,
+                "{} segment {}: its index says offset {} at {}, the scan {}",
+                name,
+                segment.base_offset,
+                segment.base_offset + relative,
+                position,
+                ends.get(position),
+            )
+            last = position
+        self._dense(name, segment)
+
+    def _dense(self, name: str, segment: Segment) -> None:
+        """An entry is due as soon as so many bytes came since the last."""
+        interval = self.room.settings.index_interval_bytes
+        entries = {
+            p for _, p in struct.iter_unpack(">ii", segment.offsets[: _whole(segment.offsets, 8)])
+        }
+        since = 0
+        for batch in segment.batches:
+            if batch.position in entries:
+                since = 0
+            self.compare(
+                since <= interval + batch.size,
+                "{} segment {}: {} bytes without an index entry at byte {}",
+                name,
+                segment.base_offset,
+                since,
+                batch.position,
+            )
+            since += batch.size
+
+    def _times(self, name: str, segment: Segment) -> None:
+        data = segment.times[: _whole(segment.times, 12)]
+        last_timestamp, last_offset = -1, -1
+        for timestamp, relative in struct.iter_unpack(">qi", data):
+            offset = segment.base_offset + relative
+            youngest = max(
+                (b.max_timestamp for b in segment.batches if b.base_offset <= offset), default=-1
+            )
+            self.compare(
+                timestamp > last_timestamp and offset > last_offset and timestamp == youngest,
+                "{} segment {}: its time index says {} up to offset {}, the scan {}",
+                name,
+                segment.base_offset,
+                timestamp,
+                offset,
+                youngest,
+            )
+            last_timestamp, last_offset = timestamp, offset
+
+
+def _whole(data: bytes, size: int) -> int:
+    return len(data) - len(data) % size
+
+
+class RetentionLeavesTheActive(Checker):
+    """Retention removes whole old segments: never the active one, nothing at or past the start."""
+
+    invariant = "L3"
+
+    def scanned(self, final: Final, segments: list[Segment]) -> None:
+        name = f"{final.topic}-{final.partition}"
+        self.compare(bool(segments), "{} has no segment", name)
+        if segments:
+            self.compare(
+                segments[0].base_offset <= final.log_start_offset,
+                "{} begins at {}, its first segment at {}",
+                name,
+                final.log_start_offset,
+                segments[0].base_offset,
+            )
+        self.compare(
+            final.log_start_offset <= final.log_end_offset,
+            "{} starts at {} behind its end {}",
+            name,
+            final.log_start_offset,
+            final.log_end_offset,
+        )

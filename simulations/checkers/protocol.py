@@ -1,0 +1,36 @@
+"""What clients may rely on, whatever they send. The clients themselves call these."""
+
+from simulations.checkers import Checker
+
+
+class AnswersInOrder(Checker):
+    """One response per request, in order, per connection."""
+
+    invariant = "P1"
+
+    def answered(self, who: str, expected: int, correlation_id: int) -> None:
+        self.compare(
+            expected == correlation_id,
+            "{} got the answer to request {} where that to {} was due",
+            who,
+            correlation_id,
+            expected,
+        )
+
+
+class GarbageEndsItsConnection(Checker):
+    """Bytes that make no sense end their connection, within a bound, and nothing else."""
+
+    invariant = "P2"
+
+    def sent_garbage(self, kind: str, ended: bool) -> None:
+        self.compare(ended, "after {} the connection stayed open", kind)
+
+
+class AnnouncedIsServed(Checker):
+    """Every version in ApiVersions is answered in a form that can be read."""
+
+    invariant = "P3"
+
+    def asked(self, api: str, version: int, problem: str | None) -> None:
+        self.compare(problem is None, "{} v{}: {}", api, version, problem)

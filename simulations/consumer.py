@@ -1,0 +1,161 @@
+"""Consumers: they follow partitions by offset, with long polls and limits as the seed draws."""
+
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from metaquorum.runtime import Runtime, sleep
+from simulations.client import BROKEN, ClientConnection
+from simulations.history import Fetched, PartitionOf, Read, Topic
+from simulations.room import Room
+from wire.apis import ApiKey
+from wire.errors import ErrorCode, KafkaError, WireError
+from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.records import BatchState, decode_records, scan
+
+RETRY_S: Final = 0.05
+_ZSTD_SINCE: Final = 10
+
+
+def fetch_request(
+    places: list[tuple[Topic, int, int]],
+    *,
+    max_wait_ms: int,
+    min_bytes: int,
+    max_bytes: int,
+    partition_max_bytes: int,
+) -> FetchRequest:
+    """For (topic, partition, offset) each."""
+    topics = [
+        FetchTopic(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partitions=[
+                FetchPartition(
+                    partition=partition,
+                    fetch_offset=offset,
+                    partition_max_bytes=partition_max_bytes,
+                )
+            ],
+        )
+        for topic, partition, offset in places
+    ]
+    return FetchRequest(
+        max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes, topics=topics
+    )
+
+
+def take_records(room: Room, topic: Topic, partition: int, offset: int, data: Any) -> list[Read]:
+    """The records of one partition's answer from `offset` on; damage is a finding."""
+    reads: list[Read] = []
+    buffer = memoryview(data.records or b"")
+    position = 0
+    while position < len(buffer):
+        found = scan(buffer, position)
+        if found.state is BatchState.TORN and position:
+            break  # a limit may cut the last batch, never the first
+        if found.state is not BatchState.WHOLE or found.header is None:
+            text = f"{topic}-{partition} from {offset}: {found.problem} at byte {position}"
+            room.world.violate("L4 ServedBatchesAreSound", text)
+            break
+        try:
+            records = decode_records(buffer, position)
+        except (WireError, KafkaError) as error:
+            room.world.violate("L4 ServedBatchesAreSound", f"{topic}-{partition}: {error}")
+            break
+        epoch = found.header.leader_epoch
+        reads += [
+            Read(record.offset, epoch, record.timestamp_ms, record.value or b"")
+            for record in records
+            if record.offset >= offset
+        ]
+        position += found.header.batch_bytes
+    fetched = Fetched(
+        topic, partition, offset, data.high_watermark, data.log_start_offset, reads, room.world.now
+    )
+    room.fetched(fetched)
+    return reads
+
+
+class Consumer:
+    def __init__(self, room: Room, name: str, draw: Random) -> None:
+        self.room = room
+        self.name = name
+        self._draw = draw
+        self._offsets: dict[PartitionOf, int] = {}
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self.room.closing:
+            try:
+                connection = await self.room.connect(runtime, self.name, self._draw)
+            except BROKEN:
+                await sleep(runtime.clock, RETRY_S)
+                continue
+            try:
+                while not self.room.closing:
+                    await self._poll(runtime, connection)
+            except BROKEN as error:
+                self.room.world.say(self.name, f"connection lost: {error!r}")
+            finally:
+                connection.close()
+            await sleep(runtime.clock, RETRY_S)
+
+    async def _poll(self, runtime: Runtime, connection: ClientConnection) -> None:
+        draw = self._draw
+        topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
+        places = [
+            (topic, index, self._offsets.get(PartitionOf(topic.topic_id, index), 0))
+            for topic in topics
+            for index in range(topic.partitions)
+        ]
+        if not places:
+            await sleep(runtime.clock, 0.1)
+            return
+        places = draw.sample(places, draw.randint(1, min(3, len(places))))
+        request = fetch_request(
+            places,
+            max_wait_ms=draw.choice([0, 20, 200]),
+            min_bytes=draw.choice([1, 1, 500]),
+            max_bytes=draw.choice([1, 1000, 1 << 20]),
+            partition_max_bytes=draw.choice([1, 500, 1 << 20]),
+        )
+        await connection.send(ApiKey.FETCH, request)
+        if draw.random() < 0.1:
+            await trio.sleep(draw.random())  # a slow reader
+        response = await connection.receive()
+        if response.error_code:
+            raise EOFError(f"fetch: {response.error_code}")
+        self._take(places, response)
+        if not any(p.records for t in response.responses for p in t.partitions):
+            await sleep(runtime.clock, 0.02)
+
+    def _take(self, places: list[tuple[Topic, int, int]], response: Any) -> None:
+        asked = {(t.name, p): (t, p, o) for t, p, o in places}
+        asked_by_id = {(t.topic_id, p): (t, p, o) for t, p, o in places}
+        for answer in response.responses:
+            for data in answer.partitions:
+                key = data.partition_index
+                place = asked.get((answer.topic, key)) or asked_by_id.get((answer.topic_id, key))
+                if place is None:
+                    self.room.world.violate("P1 AnswersWhatWasAsked", f"{answer.topic}-{key}")
+                    continue
+                self._take_one(*place, data)
+
+    def _take_one(self, topic: Topic, partition: int, offset: int, data: Any) -> None:
+        place = PartitionOf(topic.topic_id, partition)
+        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            # Behind the log start offset, or ahead of a log that lost its unflushed end.
+            self._offsets[place] = max(data.log_start_offset, 0)
+            self.room.world.count("offset out of range")
+            return
+        if data.error_code:
+            return
+        reads = take_records(self.room, topic, partition, offset, data)
+        if reads:
+            self._offsets[place] = reads[-1].offset + 1
+            self.room.world.say(
+                self.name,
+                f"reads {topic}-{partition} {reads[0].offset}..{reads[-1].offset}, "
+                f"high watermark {data.high_watermark}",
+            )

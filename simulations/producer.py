@@ -1,0 +1,215 @@
+"""Producers: batches sent ahead, answers in order, and what to do when answers do not come.
+
+An idempotent producer sends everything unanswered again, with the same sequences, until it is
+answered; one without sequences sends it again (and may double it) or gives up, as the seed says.
+"""
+
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from metaquorum.runtime import Runtime, sleep
+from simulations.client import BROKEN, ClientConnection
+from simulations.history import Attempt, Topic
+from simulations.room import Room
+from wire.apis import ApiKey
+from wire.errors import RETRIABLE, ErrorCode
+from wire.messages.init_producer_id import InitProducerIdRequest
+from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.records import Codec, Record, encode_batch
+
+RETRY_S: Final = 0.05
+_ZSTD_SINCE: Final = 7
+# The producer's state on the node is not what this producer thinks: begin anew.
+_LOST_TRACK: Final = (
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    topic: Topic
+    partition: int
+    attempts: list[Attempt]
+    base_sequence: int
+    codec: Codec
+
+    def encoded(self, producer_id: int, epoch: int) -> bytearray:
+        records = [
+            Record(number, attempt.timestamp_ms, None, attempt.value)
+            for number, attempt in enumerate(self.attempts)
+        ]
+        return encode_batch(
+            records,
+            codec=self.codec,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=self.base_sequence,
+        )
+
+    def __str__(self) -> str:
+        first = self.attempts[0]
+        return f"{self.topic}-{self.partition} records {first.number}+{len(self.attempts)}"
+
+
+class Producer:
+    def __init__(self, room: Room, name: str, draw: Random) -> None:
+        self.room = room
+        self.name = name
+        self.done = False
+        self._draw = draw
+        self._idempotent = draw.random() < room.settings.idempotent
+        self._acks = -1 if self._idempotent else draw.choice([-1, 1, 1, 0])
+        self._retries = self._idempotent or draw.random() < 0.5
+        self._codec = draw.choice(list(Codec))
+        self._producer_id, self._epoch = -1, -1
+        self._sequences: dict[tuple[bytes, int], int] = {}
+        self._numbers: dict[tuple[bytes, int], int] = {}
+        self._left = room.settings.records
+        self._unanswered: deque[Batch] = deque()
+
+    async def run(self, runtime: Runtime) -> None:
+        while self._left > 0 or self._unanswered:
+            try:
+                connection = await self.room.connect(runtime, self.name, self._draw)
+            except BROKEN:
+                await sleep(runtime.clock, RETRY_S)
+                continue
+            try:
+                await self._use(runtime, connection)
+            except BROKEN as error:
+                self._say(f"connection lost: {error!r}, {len(self._unanswered)} unanswered")
+                if not self._retries:
+                    self._unanswered.clear()
+            finally:
+                connection.close()
+            await sleep(runtime.clock, RETRY_S * self._draw.random())
+            if self.room.closing:
+                break
+        self.done = True
+
+    def _say(self, text: str) -> None:
+        self.room.world.say(self.name, text)
+
+    async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
+        if self._idempotent and self._producer_id < 0:
+            await self._begin(connection)
+        for batch in list(self._unanswered):
+            self._say(f"sends again: {batch}")
+            self.room.world.count("batches sent again")
+            await self._send(connection, batch)
+        while self._left > 0 or self._unanswered:
+            while self._left > 0 and len(self._unanswered) < self.room.settings.pipeline:
+                fresh = self._next_batch(runtime, connection)
+                if fresh is None:
+                    break
+                if self._acks != 0:
+                    self._unanswered.append(fresh)
+                await self._send(connection, fresh)
+                if self._draw.random() < 0.5:
+                    break
+            if self._unanswered:
+                await self._answer(connection)
+            await sleep(runtime.clock, self._draw.random() * self.room.settings.think_s)
+            if self.room.closing:
+                self._left = 0
+
+    async def _begin(self, connection: ClientConnection) -> None:
+        answer = await connection.call(
+            ApiKey.INIT_PRODUCER_ID,
+            InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-1),
+        )
+        if answer.error_code:
+            raise EOFError(f"no producer id: {answer.error_code}")
+        self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
+        self._sequences.clear()
+        self._say(f"is producer {self._producer_id} epoch {self._epoch}")
+
+    def _next_batch(self, runtime: Runtime, connection: ClientConnection) -> Batch | None:
+        topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
+        if not topics:
+            return None
+        topic = self._draw.choice(topics)
+        place = topic.topic_id, self._draw.randrange(topic.partitions)
+        settings = self.room.settings
+        count = min(self._draw.randint(1, settings.max_batch_records), self._left)
+        self._left -= count
+        now_ms = runtime.clock.now_ms()
+        attempts = [self._attempt(topic, place, now_ms) for _ in range(count)]
+        sequence = -1
+        if self._idempotent:
+            sequence = self._sequences.get(place, 0)
+            self._sequences[place] = sequence + count
+        codec = self._codec
+        if codec is Codec.ZSTD and connection.version(ApiKey.PRODUCE) < _ZSTD_SINCE:
+            codec = Codec.LZ4
+        return Batch(topic, place[1], attempts, sequence, codec)
+
+    def _attempt(self, topic: Topic, place: tuple[bytes, int], now_ms: int) -> Attempt:
+        draw, settings = self._draw, self.room.settings
+        number = self._numbers.get(place, 0)
+        self._numbers[place] = number + 1
+        big = draw.random() < settings.big_value
+        size = settings.big_value_bytes if big else draw.randint(0, settings.max_value_bytes)
+        start = f"{topic.name}-{place[1]} {self.name} {number} {topic.topic_id.hex()[:6]} ".encode()
+        # Filler that compression cannot make vanish, and that differs between records.
+        seed = zlib.crc32(start)
+        filler = Random(seed).randbytes(size // 2).hex().encode()
+        attempt = Attempt(
+            topic,
+            place[1],
+            self.name,
+            number,
+            start + filler,
+            now_ms + draw.randint(0, 3),
+            self._acks,
+            self._idempotent,
+        )
+        self.room.history.attempts[attempt.value] = attempt
+        return attempt
+
+    async def _send(self, connection: ClientConnection, batch: Batch) -> None:
+        for attempt in batch.attempts:
+            attempt.times_sent += 1
+        topic = TopicProduceData(
+            name=batch.topic.name,
+            topic_id=batch.topic.topic_id,
+            partition_data=[
+                PartitionProduceData(
+                    index=batch.partition, records=batch.encoded(self._producer_id, self._epoch)
+                )
+            ],
+        )
+        message = ProduceRequest(
+            transactional_id=None, acks=self._acks, timeout_ms=5000, topic_data=[topic]
+        )
+        await connection.send(ApiKey.PRODUCE, message, answered=self._acks != 0)
+
+    async def _answer(self, connection: ClientConnection) -> None:
+        response = await connection.receive()
+        batch = self._unanswered[0]
+        answer = response.responses[0].partition_responses[0]
+        code = ErrorCode(answer.error_code)
+        if code is ErrorCode.NONE:
+            self._unanswered.popleft()
+            self._say(f"acknowledged: {batch} at {answer.base_offset}")
+            self.room.acked(batch.attempts, answer.base_offset)
+            return
+        self._say(f"refused: {batch}: {code.name} {answer.error_message or ''}")
+        self.room.world.count(f"refused: {code.name}")
+        if code in RETRIABLE and self._retries and not batch.topic.delete_asked:
+            # Those behind it cannot succeed before it does: all of them go again, in order.
+            raise EOFError(f"to be tried again: {code.name}")
+        self._unanswered.popleft()
+        if self._idempotent:
+            # The sequence behind a hole is refused for ever: a new id, and what is open is lost.
+            if code in _LOST_TRACK:
+                self.room.world.count("producers that lost track")
+            self._unanswered.clear()
+            self._producer_id = -1
+            raise EOFError(f"begins anew: {code.name}")

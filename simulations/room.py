@@ -1,0 +1,117 @@
+"""One node, its clients, what they did, and who checks it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, TypeVar
+
+from metaquorum.runtime import Runtime
+from simulations.checkers import Checker
+from simulations.checkers.protocol import AnswersInOrder
+from simulations.client import ClientConnection, connect, draw_versions
+from simulations.history import Attempt, Fetched, History
+from simulations.machine import Machine
+from simulations.world import World
+
+C = TypeVar("C", bound=Checker)
+
+NODE: Final = "node-1"
+PORT: Final = 9092
+
+
+@dataclass(slots=True)
+class Settings:
+    """What a seed draws before its world begins. A scenario changes what it is about."""
+
+    producers: int = 2
+    consumers: int = 1
+    hostiles: int = 0
+    topics: int = 2
+    # How many records each producer tries to write.
+    records: int = 60
+    max_batch_records: int = 6
+    max_value_bytes: int = 300
+    big_value: float = 0.02
+    big_value_bytes: int = 90_000
+    pipeline: int = 3
+    think_s: float = 0.01
+    flush: float = 0.5
+    idempotent: float = 0.6
+    segment_bytes: int = 4096
+    index_interval_bytes: int = 512
+    retention: float = 0.0
+    delete_topics: float = 0.0
+    # Faults, in order: what and after how many seconds.
+    faults: list[str] = field(default_factory=list)
+    fault_gap_s: float = 0.4
+    node_configs: dict[str, str] = field(default_factory=dict)
+
+
+def draw_settings(draw: Random) -> Settings:
+    return Settings(
+        producers=draw.randint(1, 3),
+        consumers=draw.randint(1, 2),
+        topics=draw.randint(1, 3),
+        records=draw.choice([20, 40, 80]),
+        max_batch_records=draw.choice([1, 4, 12]),
+        max_value_bytes=draw.choice([40, 300, 1500]),
+        big_value=draw.choice([0.0, 0.0, 0.05]),
+        pipeline=draw.choice([1, 3, 5]),
+        think_s=draw.choice([0.0, 0.005, 0.03]),
+        flush=draw.choice([0.0, 0.5, 1.0]),
+        idempotent=draw.choice([0.0, 0.6, 1.0]),
+        segment_bytes=draw.choice([1000, 4096, 100_000]),
+        index_interval_bytes=draw.choice([1, 256, 4096]),
+        fault_gap_s=draw.choice([0.1, 0.4, 1.0]),
+    )
+
+
+class Room:
+    def __init__(self, world: World, settings: Settings, checkers: Sequence[type[Checker]]) -> None:
+        self.world = world
+        self.settings = settings
+        self.history = History()
+        self.node: Machine = world.machine(
+            NODE,
+            skew_s=world.stream("skew").uniform(-300, 300),
+            rate=1 + world.stream("rate").uniform(-1e-4, 1e-4),
+        )
+        self.checkers = [checker(self) for checker in checkers]
+        self.order = self.checker(AnswersInOrder)
+        # Producers and consumers end when it is set.
+        self.closing = False
+        self.stream = world.stream("workload")
+
+    def checker(self, kind: type[C]) -> C:
+        for checker in self.checkers:
+            if isinstance(checker, kind):
+                return checker
+        raise KeyError(kind)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return NODE, PORT
+
+    async def connect(self, runtime: Runtime, who: str, draw: Random) -> ClientConnection:
+        connection = await connect(runtime, self.address, who, draw_versions(draw), self.order)
+        self.world.count("connections")
+        return connection
+
+    def acked(self, attempts: list[Attempt], base_offset: int) -> None:
+        """One batch was acknowledged with its offset; -1 where the node did not say it."""
+        for number, attempt in enumerate(attempts):
+            if attempt.acked_at is None:
+                attempt.acked_at = self.world.now
+                attempt.offset = base_offset + number if base_offset >= 0 else None
+        self.world.count("acknowledged records", len(attempts))
+        for checker in self.checkers:
+            checker.acked(attempts)
+
+    def fetched(self, fetched: Fetched) -> None:
+        self.world.count("records read", len(fetched.reads))
+        for checker in self.checkers:
+            checker.fetched(fetched)
+
+    def finished(self) -> None:
+        for checker in self.checkers:
+            checker.finished()

@@ -1,0 +1,127 @@
+"""The scenarios: what is drawn, and what must really have happened in a batch of seeds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from simulations.room import Settings, draw_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    about: str
+    shape: Callable[[Settings, Random], None]
+    # Counters that must not stay zero over a batch of seeds, and checkers that may.
+    gates: tuple[str, ...] = ()
+    idle_checkers: tuple[str, ...] = ("GarbageEndsItsConnection", "AnnouncedIsServed")
+
+    def settings(self, draw: Random) -> Settings:
+        settings = draw_settings(draw)
+        self.shape(settings, draw)
+        return settings
+
+
+_WORKED: Final = ("acknowledged records", "records read", "topics created")
+
+
+def _single_node_kill(settings: Settings, draw: Random) -> None:
+    settings.faults = draw.choices(["kill", "kill at change", "restart"], k=draw.randint(1, 4))
+
+
+def _single_node_power(settings: Settings, draw: Random) -> None:
+    settings.faults = draw.choices(
+        ["power", "power at change", "stop while starting", "kill"], k=draw.randint(1, 4)
+    )
+    settings.idempotent = draw.choice([0.0, 0.5, 1.0])
+
+
+def _disk_full(settings: Settings, draw: Random) -> None:
+    settings.faults = draw.choices(["full", "full", "kill"], k=draw.randint(1, 3))
+    settings.big_value = draw.choice([0.0, 0.1])
+    settings.think_s = 0.005
+
+
+def _restart(settings: Settings, draw: Random) -> None:
+    settings.faults = ["restart"] * draw.randint(1, 3)
+    settings.delete_topics = draw.choice([0.0, 0.5])
+
+
+def _hostile(settings: Settings, draw: Random) -> None:
+    settings.hostiles = draw.randint(1, 3)
+    settings.pipeline = 5
+    settings.faults = draw.choices(["kill", "slow disk"], k=draw.randint(0, 1))
+
+
+def _everything(settings: Settings, draw: Random) -> None:
+    kinds = draw.sample(sorted(_EVERY_FAULT), draw.randint(1, 5))
+    settings.faults = draw.choices(kinds, k=draw.randint(1, 6))
+    settings.hostiles = draw.choice([0, 0, 1])
+    settings.delete_topics = draw.choice([0.0, 0.3])
+    settings.retention = draw.choice([0.0, 0.0, 0.7])
+
+
+_EVERY_FAULT: Final = (
+    "kill",
+    "power",
+    "kill at change",
+    "power at change",
+    "stop while starting",
+    "restart",
+    "full",
+    "pause",
+    "cut",
+    "slow disk",
+)
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "single-node-kill",
+            "kill -9 between requests and between any two changes of the disk",
+            _single_node_kill,
+            (*_WORKED, "fault: kill", "fault: kill at a change of the disk", "batches sent again"),
+        ),
+        Scenario(
+            "single-node-power",
+            "power cuts, also while the node recovers from one",
+            _single_node_power,
+            (
+                *_WORKED,
+                "fault: power",
+                "fault: power at a change of the disk",
+                "fault: stop while starting",
+                "power took bytes",
+                "power took names",
+                "power took torn files",
+            ),
+        ),
+        Scenario(
+            "disk-full",
+            "a disk that takes a part of a write and then nothing, until there is room again",
+            _disk_full,
+            (*_WORKED, "fault: disk full"),
+        ),
+        Scenario(
+            "restart",
+            "clean stops and starts under load",
+            _restart,
+            (*_WORKED, "fault: restart", "topics deleted"),
+        ),
+        Scenario(
+            "hostile",
+            "nonsense, halves of requests, pipelines, every version of every API",
+            _hostile,
+            (*_WORKED, "garbage: random bytes", "garbage: half a request"),
+            (),
+        ),
+        Scenario(
+            "everything",
+            "a swarm: each seed draws which of all faults it has, and all other parameters",
+            _everything,
+            (*_WORKED, "fault: cut", "fault: pause", "fault: power", "fault: disk full"),
+        ),
+    )
+}

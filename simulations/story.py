@@ -1,0 +1,119 @@
+"""What happens in a room with one node: clients work, faults come and go, and then all is read.
+
+start -> clients begin -> fault, fault, ... -> clients end -> everything heals
+      -> every partition is read from start to end -> clean stop -> the files are scanned
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from metaquorum.runtime import Runtime
+from simulations.admin import Admin
+from simulations.audit import Auditor
+from simulations.checkers.log_files import (
+    IndexIsScan,
+    RetentionLeavesTheActive,
+    naive_segments,
+)
+from simulations.consumer import Consumer
+from simulations.faults import FAULTS, Stage
+from simulations.hostile import Hostile, Prober
+from simulations.machine import Fate
+from simulations.node import DATA_DIR, NodeOnMachine
+from simulations.producer import Producer
+from simulations.room import PORT, Room
+
+# How long producers may take once the faults are over.
+CLIENTS_LIMIT_S: Final = 120.0
+# The last looks of consumers.
+_LINGER_S: Final = 0.3
+
+
+async def play(room: Room) -> None:
+    world, settings = room.world, room.settings
+    configs = {"log.retention.check.interval.ms": "300", **settings.node_configs}
+    node = NodeOnMachine(world, room.node, PORT, configs)
+    stage = Stage(room, node, world.stream("faults"))
+    world.say("story", f"{settings}")
+    await stage.up()
+    fates, producers = _start_clients(room)
+    for name in settings.faults:
+        await stage.pause_between()
+        if world.violations:
+            break
+        world.say("fault", name)
+        await FAULTS[name](stage)
+    await stage.up()
+    await _finish_clients(room, producers, fates)
+    await stage.up()
+    await _run_on(room, "auditor", Auditor(room).run)
+    if settings.hostiles:
+        await _run_on(room, "prober", Prober(room, world.stream("prober")).run)
+    await node.stop()
+    _scan_files(room)
+    room.finished()
+    _count(room)
+
+
+def _start_clients(room: Room) -> tuple[list[Fate], list[Producer]]:
+    settings, world = room.settings, room.world
+    fates: list[Fate] = []
+    producers: list[Producer] = []
+
+    def start(name: str, program: Callable[[Runtime], Awaitable[None]]) -> None:
+        fates.append(world.machine(name).start(program))
+
+    start("admin", Admin(room, world.stream("admin")).run)
+    for number in range(settings.producers):
+        name = f"producer-{number}"
+        producers.append(Producer(room, name, world.stream(name)))
+        start(name, producers[-1].run)
+    for number in range(settings.consumers):
+        name = f"consumer-{number}"
+        start(name, Consumer(room, name, world.stream(name)).run)
+    for number in range(settings.hostiles):
+        name = f"hostile-{number}"
+        start(name, Hostile(room, name, world.stream(name)).run)
+    return fates, producers
+
+
+async def _finish_clients(room: Room, producers: list[Producer], fates: list[Fate]) -> None:
+    with trio.move_on_after(CLIENTS_LIMIT_S) as limit:
+        while not all(producer.done for producer in producers):
+            await room.world.sleep(0.1)
+        await room.world.sleep(_LINGER_S)
+        room.closing = True
+        for fate in fates:
+            await fate.done.wait()
+            if fate.error is not None:
+                raise fate.error
+    room.closing = True
+    if limit.cancelled_caught:
+        room.world.violate("liveness", f"clients do not finish in {CLIENTS_LIMIT_S:.0f} s")
+
+
+async def _run_on(room: Room, name: str, program: Callable[[Runtime], Awaitable[None]]) -> None:
+    fate = room.world.machine(name).start(program)
+    await fate.done.wait()
+    if fate.error is not None:
+        raise fate.error
+
+
+def _scan_files(room: Room) -> None:
+    index, retention = room.checker(IndexIsScan), room.checker(RetentionLeavesTheActive)
+    for final in room.history.finals.values():
+        folder = f"{DATA_DIR}/{final.topic.name}-{final.partition}"
+        segments = naive_segments(room.node.storage, folder)
+        index.scanned(final, segments)
+        retention.scanned(final, segments)
+
+
+def _count(room: Room) -> None:
+    world = room.world
+    for name, number in room.node.faults.happened.items():
+        world.count(name, number)
+    for final in room.history.finals.values():
+        world.count("records at the end", len(final.reads))
+    world.count("events", len(world.trace.events))
