@@ -72,7 +72,7 @@ class NewPartition:
 class LogDir:
     """Made by `LogDir.open`; `load` it before anything else."""
 
-    def __init__(self, disk: Disk, path: str, lock: FileLock, max_open_files: int) -> None:
+    def __init__(self, disk: Disk, path: str, lock: FileLock | None, max_open_files: int) -> None:
         self.path = path
         self.partitions: dict[Partition, PartitionLog] = {}
         self.offline: dict[Partition, StorageError] = {}
@@ -88,10 +88,22 @@ class LogDir:
         self._checkpointing = trio.Lock()
 
     @classmethod
-    def open(cls, disk: Disk, path: str, *, max_open_files: int = MAX_OPEN_FILES) -> "LogDir":
-        """The directory is there and is this process's. StorageError if it cannot be."""
+    def open(
+        cls,
+        disk: Disk,
+        path: str,
+        *,
+        is_locked: bool = False,
+        max_open_files: int = MAX_OPEN_FILES,
+    ) -> "LogDir":
+        """The directory is there and is this process's. StorageError if it cannot be.
+
+        `is_locked`: the caller holds its lock, and keeps it.
+        """
         with storage_errors("use", path):
             disk.make_dirs(path)
+        if is_locked:
+            return cls(disk, path, None, max_open_files)
         lock_path = os.path.join(path, LOCK)
         try:
             lock = disk.lock(lock_path)
@@ -325,7 +337,7 @@ class LogDir:
                 try:
                     await log.close_clean(self._disk)
                 except StorageError as error:
-                    logger.error("%s-%d: %s", log.topic, log.partition, error)  # noqa: TRY400
+                    logger.error("%s-%d: %s", log.topic, log.partition, error)
                     clean = False
 
         async with trio.open_nursery() as nursery:
@@ -341,9 +353,10 @@ class LogDir:
         self.abandon()
 
     def abandon(self) -> None:
-        """No file is open and the lock is free; nothing was written for it."""
+        """No file is open and our lock is free; nothing was written for it."""
         self.files.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def _call_all(steps: list[Callable[[], Callable[[], object]]]) -> list[Callable[[], object]]:

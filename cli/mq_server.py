@@ -1,0 +1,123 @@
+"""mq-server: run a node, or a cluster of them on this machine."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any, Final
+
+import click
+
+from cli.logs import configure_logging
+from cli.node_options import LOG_FORMATS, LOG_LEVELS, Invocation, UsageError, invocation
+
+BAD_USAGE: Final = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="metaquorum", prog_name="mq-server")
+def main() -> None:
+    """Run metaquorum, an event log that Kafka clients and tools use."""
+
+
+@main.command("run")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="TOML file; its keys are the options below, with Kafka's configs in a [config] table.",
+)
+@click.option("--data-dir", metavar="DIR", help="Where everything is kept.  [default: ./mq-data]")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Address for clients; port 0 takes a free one.  [default: 127.0.0.1:9092]",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    help="Address that clients are told to connect to.  [default: as --listen]",
+)
+@click.option("--node-id", type=int, metavar="N", help="This node's number.  [default: 1]")
+@click.option("--roles", metavar="ROLE[,ROLE]", help="controller, worker or both.  [default: both]")
+@click.option(
+    "--quorum",
+    metavar="ID@HOST:PORT,...",
+    help="The controllers.  [default: this node alone]",
+)
+@click.option("--host", metavar="NAME", help="The machine's name, for placing replicas apart.")
+@click.option("--rack", metavar="NAME", help="The rack or zone, for placing replicas apart.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any of Kafka's worker configs that this version has; repeatable.",
+)
+@click.option(
+    "--log-format", type=click.Choice(LOG_FORMATS), help="Of the lines on stderr.  [default: text]"
+)
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), help="[default: info]")
+def run(sets: tuple[str, ...], config_file: str | None, **options: Any) -> None:
+    """Run one node until SIGTERM or SIGINT.
+
+    With no options at all: one process in both roles, data in ./mq-data, clients at
+    127.0.0.1:9092.
+
+    \b
+    Examples:
+      mq-server run
+      mq-server run --data-dir /srv/log --listen 0.0.0.0:9092 --advertise log1.example.org
+      mq-server run --listen 127.0.0.1:0 --set auto.create.topics.enable=false
+    """
+    began = time.monotonic()
+    try:
+        asked = invocation(options, config_file, sets)
+    except UsageError as error:
+        click.echo(f"mq-server: {error}", err=True)
+        sys.exit(BAD_USAGE)
+    configure_logging(asked.log_format, asked.log_level)
+    sys.exit(_run_node(asked, began))
+
+
+def _run_node(invocation: Invocation, began: float) -> int:
+    """The exit code. Imports late: --help and bad usage need none of it."""
+    import trio
+
+    from dataplane.node import Node, NodeError
+    from metaquorum.runtime.real import real_runtime
+
+    node = Node(invocation.node, real_runtime(), owner=f"process {os.getpid()}")
+
+    def started(node: Node) -> None:
+        host, port = node.address
+        click.echo(
+            f"metaquorum node {node.config.node_id} ready: listening on {host}:{port}, "
+            f"cluster {node.cluster_id}, data {node.config.data_dir} "
+            f"({time.monotonic() - began:.2f} s)"
+        )
+
+    async def stop_on_signal() -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                node.stop()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_on_signal)
+            await node.run(started)
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    except* NodeError as errors:
+        click.echo(f"mq-server: {errors.exceptions[0]}", err=True)
+        return_code = BAD_USAGE
+    else:
+        return_code = 0
+    return return_code
+
+
+if __name__ == "__main__":
+    main()

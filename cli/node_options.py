@@ -1,0 +1,201 @@
+"""From options, a TOML file and --set to a NodeConfig; what is wrong is said in one sentence."""
+
+import os
+import socket
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dataplane.node_config import ALL_ROLES, NodeConfig
+from metaquorum.config import Scope, parse_all
+from wire.errors import KafkaError
+
+DEFAULT_DATA_DIR: Final = "mq-data"
+DEFAULT_LISTEN: Final = "127.0.0.1:9092"
+LOG_FORMATS: Final = ("text", "json")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+# The options that a file may set, as they are called there, and their types.
+_FILE_KEYS: Final[Mapping[str, type]] = {
+    "data-dir": str,
+    "listen": str,
+    "advertise": str,
+    "node-id": int,
+    "roles": str,
+    "quorum": str,
+    "host": str,
+    "rack": str,
+    "log-format": str,
+    "log-level": str,
+}
+_CONFIG_TABLE: Final = "config"
+
+
+class UsageError(Exception):
+    """A mistake of the person who starts the node; the message is the sentence to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    node: NodeConfig
+    log_format: str
+    log_level: str
+
+
+def invocation(
+    options: Mapping[str, Any], config_file: str | None, sets: Sequence[str]
+) -> Invocation:
+    """What the command line asks for: its options, then the file's, then the defaults."""
+    chosen, configs = _read_file(config_file) if config_file else ({}, {})
+    chosen |= {
+        name.replace("_", "-"): value for name, value in options.items() if value is not None
+    }
+    configs |= _sets(sets)
+    try:
+        parse_all(Scope.WORKER, configs)
+    except KafkaError as error:
+        raise UsageError(error.message) from None
+    listen = _address(chosen.get("listen", DEFAULT_LISTEN), "--listen")
+    node_id = _node_id(chosen, configs)
+    return Invocation(
+        NodeConfig(
+            node_id=node_id,
+            data_dir=os.path.abspath(chosen.get("data-dir", DEFAULT_DATA_DIR)),
+            listen=listen,
+            advertise=_advertise(chosen.get("advertise"), listen),
+            roles=_roles(chosen.get("roles")),
+            quorum=_quorum(chosen.get("quorum"), node_id),
+            host=chosen.get("host") or socket.gethostname(),
+            rack=chosen.get("rack"),
+            configs=configs,
+        ),
+        _one_of(chosen.get("log-format", "text"), LOG_FORMATS, "log-format"),
+        _one_of(chosen.get("log-level", "info"), LOG_LEVELS, "log-level"),
+    )
+
+
+def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    configs = content.pop(_CONFIG_TABLE, {})
+    if not isinstance(configs, dict):
+        raise UsageError(f"{path}: [{_CONFIG_TABLE}] must be a table")
+    for name, value in content.items():
+        kind = _FILE_KEYS.get(name)
+        if kind is None:
+            raise UsageError(
+                f"{path}: {name} is unknown; there are {', '.join(_FILE_KEYS)} "
+                f"and the table [{_CONFIG_TABLE}]"
+            )
+        if type(value) is not kind:
+            raise UsageError(f"{path}: {name} must be {_ARTICLES[kind]}")
+    return content, {name: _config_text(path, name, value) for name, value in _flat(configs)}
+
+
+_ARTICLES: Final = {str: "a string", int: "a whole number"}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Kafka's names have dots, which TOML reads as nested tables unless they are quoted."""
+    rows: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, value))
+    return rows
+
+
+def _config_text(path: str, name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise UsageError(f"{path}: {name} must be a string, a number, a boolean or a list")
+
+
+def _sets(sets: Sequence[str]) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    for text in sets:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set takes KEY=VALUE, not {text!r}")
+        configs[name.strip()] = value
+    return configs
+
+
+def _one_of(value: str, values: Sequence[str], name: str) -> str:
+    if value not in values:
+        raise UsageError(f"{name} must be one of {', '.join(values)}, not {value}")
+    return value
+
+
+def _address(text: str, option: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise UsageError(f"{option} takes HOST:PORT with a port from 0 to 65535, not {text!r}")
+    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104
+
+
+def _advertise(text: str | None, listen: tuple[str, int]) -> tuple[str, int | None]:
+    if text is None:
+        if listen[0] in ("0.0.0.0", "::"):  # noqa: S104
+            return socket.gethostname(), None
+        return listen[0], None
+    if ":" not in text:
+        return text, None
+    return _address(text, "--advertise")
+
+
+def _node_id(chosen: Mapping[str, Any], configs: dict[str, str]) -> int:
+    """From the option or, as Kafka's users write it, from the config; they must agree."""
+    by_config = configs.pop("node.id", None)
+    node_id = chosen.get("node-id")
+    if node_id is None:
+        node_id = 1 if by_config is None else int(by_config)
+    elif by_config is not None and int(by_config) != node_id:
+        raise UsageError(f"--node-id says {node_id}, the config node.id says {by_config}")
+    if not 0 <= node_id <= 2**31 - 1:
+        raise UsageError(f"--node-id must be from 0 to 2147483647, not {node_id}")
+    assert isinstance(node_id, int)
+    return node_id
+
+
+def _roles(text: str | None) -> frozenset[str]:
+    if text is None or text == "both":
+        return ALL_ROLES
+    roles = frozenset(role.strip() for role in text.split(","))
+    if not roles <= ALL_ROLES:
+        raise UsageError(f"--roles takes controller, worker or both, not {text!r}")
+    if roles != ALL_ROLES:
+        raise UsageError(
+            f"--roles {text}: separate roles need a quorum of several nodes, which this version "
+            "does not have yet; leave it out to run both in one process"
+        )
+    return roles
+
+
+def _quorum(text: str | None, node_id: int) -> tuple[int, ...]:
+    """The voters' ids. While there is one voter, --quorum can only name this node."""
+    if text is None:
+        return (node_id,)
+    voters: list[int] = []
+    for item in text.split(","):
+        voter, at, address = item.strip().partition("@")
+        if not at or not voter.isascii() or not voter.isdigit():
+            raise UsageError(f"--quorum takes ID@HOST:PORT,..., not {text!r}")
+        _address(address, "--quorum")
+        voters.append(int(voter))
+    if voters != [node_id]:
+        raise UsageError(
+            f"--quorum {text}: this version runs a quorum of one; name this node ({node_id}) "
+            "alone, or leave it out"
+        )
+    return tuple(voters)

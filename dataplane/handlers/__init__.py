@@ -1,0 +1,1 @@
+"""One function per API: (worker, request, message) to the response message."""

@@ -1,0 +1,149 @@
+"""Metadata: the workers, and the topics with their leaders, as the metadata log says."""
+
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final
+
+from dataplane.handlers.cluster import CLUSTER_OPERATIONS
+from dataplane.worker import Request, Worker
+from metaquorum.decisions import NewTopic, TopicOutcome
+from metaquorum.image import MetadataImage, PartitionImage, TopicImage
+from metaquorum.topic_names import check_topic_name
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from wire.types import ZERO_UUID
+
+_TOPIC_IDS_SINCE: Final = 10
+_NO_LEADER: Final = -1
+# Until there are ACLs: READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS,
+# ALTER_CONFIGS (KIP-430).
+TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
+
+
+def handle_metadata(
+    worker: Worker, request: Request, message: MetadataRequest
+) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
+    image = worker.image
+    asked = message.topics
+    if asked is None or (not asked and request.version == 0):
+        return _response(worker, message, [_topic(image, t, message) for t in _all(image)])
+    if request.version < _TOPIC_IDS_SINCE:
+        for topic in asked:
+            topic.topic_id = ZERO_UUID
+    if message.allow_auto_topic_creation and worker.auto_create_topics:
+        names = [t.name for t in asked if t.name and image.topic(t.name) is None]
+        if names:
+            return _create_first(worker, message, names)
+    return _response(worker, message, [_one(image, t, message) for t in asked])
+
+
+def _all(image: MetadataImage) -> Iterable[TopicImage]:
+    return image.topics.values()
+
+
+async def _create_first(
+    worker: Worker, message: MetadataRequest, names: list[str]
+) -> MetadataResponse:
+    """Unknown topics are made before the answer, which then shows them with their leaders."""
+    wishes = [NewTopic(name) for name in dict.fromkeys(names)]
+    try:
+        outcomes = await worker.controller.create_topics(wishes)
+        refused = {o.name: o for o in outcomes if o.code is not ErrorCode.NONE}
+    except KafkaError as error:
+        refused = {w.name: TopicOutcome.refused(error, w.name) for w in wishes}
+    image = worker.image
+    assert message.topics is not None
+    topics = []
+    for asked in message.topics:
+        answer = _one(image, asked, message)
+        if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and asked.name in refused:
+            answer.error_code = _creation_error(refused[asked.name].code)
+        topics.append(answer)
+    return _response(worker, message, topics)
+
+
+def _creation_error(code: ErrorCode) -> ErrorCode:
+    """What a client that only asked for metadata is told of a creation that failed."""
+    if code in (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.INVALID_REPLICATION_FACTOR):
+        return code
+    if code is ErrorCode.TOPIC_ALREADY_EXISTS:  # by another request, and not visible here yet
+        return ErrorCode.LEADER_NOT_AVAILABLE
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _one(
+    image: MetadataImage, asked: MetadataRequestTopic, message: MetadataRequest
+) -> MetadataResponseTopic:
+    if asked.name is None:
+        topic = image.topic_by_id(asked.topic_id)
+        if topic is None:
+            return MetadataResponseTopic(
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id
+            )
+        return _topic(image, topic, message)
+    topic = image.topic(asked.name)
+    if topic is not None:
+        return _topic(image, topic, message)
+    try:
+        check_topic_name(asked.name)
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    except KafkaError as error:
+        code = error.code
+    return MetadataResponseTopic(error_code=code, name=asked.name)
+
+
+def _topic(
+    image: MetadataImage, topic: TopicImage, message: MetadataRequest
+) -> MetadataResponseTopic:
+    answer = MetadataResponseTopic(
+        error_code=0,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=[_partition(image, i, p) for i, p in enumerate(topic.partitions)],
+    )
+    if message.include_topic_authorized_operations:
+        answer.topic_authorized_operations = TOPIC_OPERATIONS
+    return answer
+
+
+def _partition(
+    image: MetadataImage, index: int, partition: PartitionImage
+) -> MetadataResponsePartition:
+    leader = image.workers.get(partition.leader)
+    led = leader is not None and not leader.fenced
+    return MetadataResponsePartition(
+        error_code=ErrorCode.NONE if led else ErrorCode.LEADER_NOT_AVAILABLE,
+        partition_index=index,
+        leader_id=partition.leader if led else _NO_LEADER,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=list(partition.replicas),
+        isr_nodes=list(partition.isr),
+        offline_replicas=[
+            replica
+            for replica in partition.replicas
+            if (worker := image.workers.get(replica)) is None or worker.fenced
+        ],
+    )
+
+
+def _response(
+    worker: Worker, message: MetadataRequest, topics: list[MetadataResponseTopic]
+) -> MetadataResponse:
+    response = MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
+            for w in worker.live_workers()
+        ],
+        cluster_id=worker.image.cluster_id,
+        controller_id=worker.controller_id,
+        topics=topics,
+    )
+    if message.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response

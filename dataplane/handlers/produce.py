@@ -1,0 +1,261 @@
+"""Produce: batches are checked by header and checksum, given offsets, and appended as they came.
+
+Almost every request is answered within the slice of the loop that read it. What cannot be (a batch
+too large to write in place, a flush that the topic asks for before the answer, a partition where
+such an append is still under way) becomes a coroutine and keeps its place in the order of its
+connection and of its partition.
+"""
+
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final, TypeAlias
+
+from dataplane.connection import CloseConnectionError
+from dataplane.log.partition_log import AppendResult
+from dataplane.partition import Partition
+from dataplane.worker import Request, Worker
+from metaquorum.runtime import StorageError
+from wire.batches import NO_TIMESTAMP, BatchHeader, produced_batch
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.produce import (
+    BatchIndexAndErrorMessage,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+
+log = logging.getLogger(__name__)
+
+# Appends up to here are written in place: 64 KiB to the page cache takes some 20 µs.
+INLINE_APPEND_BYTES: Final = 64 * 1024
+_TOPIC_IDS_SINCE: Final = 13
+_NO_ACKS: Final = 0
+_ALL_ACKS: Final = -1
+
+Answer: TypeAlias = PartitionProduceResponse
+Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Coroutine[Any, Any, Answer]]]"]
+
+
+def handle_produce(
+    worker: Worker, request: Request, message: ProduceRequest
+) -> ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None:
+    acks = message.acks
+    if not -1 <= acks <= 1:
+        return _refuse_all(
+            message, ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}"
+        )
+    if message.transactional_id is not None:
+        return _refuse_all(message, ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS)
+    must_wait = False
+    answers: Answers = []
+    for topic in message.topic_data:
+        of_topic: list[Answer | Coroutine[Any, Any, Answer]] = []
+        for data in topic.partition_data:
+            answer = _append(worker, request.version, topic, data, acks)
+            must_wait = must_wait or type(answer) is not PartitionProduceResponse
+            of_topic.append(answer)
+        answers.append((topic, of_topic))
+    if must_wait:
+        return _await_all(worker, acks, answers)
+    return _respond(worker, acks, answers)
+
+
+_NO_TRANSACTIONS: Final = "transactions are not served by this version"
+
+
+async def _await_all(worker: Worker, acks: int, answers: Answers) -> ProduceResponse | None:
+    for _, of_topic in answers:
+        for index, answer in enumerate(of_topic):
+            if not isinstance(answer, PartitionProduceResponse):
+                of_topic[index] = await answer
+    return _respond(worker, acks, answers)
+
+
+def _respond(worker: Worker, acks: int, answers: Answers) -> ProduceResponse | None:
+    moved = False
+    responses: list[TopicProduceResponse] = []
+    for topic, of_topic in answers:
+        for answer in of_topic:
+            assert isinstance(answer, PartitionProduceResponse)
+            if answer.error_code:
+                if acks == _NO_ACKS:  # the one way to tell such a producer that something is wrong
+                    raise CloseConnectionError(
+                        f"a produce with acks=0 failed: {answer.error_message or answer.error_code}"
+                    )
+                moved = moved or answer.current_leader is not None
+        responses.append(
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=of_topic,  # type: ignore[arg-type]  # all done by now
+            )
+        )
+    if acks == _NO_ACKS:
+        return None
+    response = ProduceResponse(responses=responses)
+    if moved:
+        response.node_endpoints = [
+            NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
+            for w in worker.live_workers()
+        ]
+    return response
+
+
+def _refuse_all(message: ProduceRequest, code: ErrorCode, reason: str) -> ProduceResponse | None:
+    if message.acks == _NO_ACKS:
+        raise CloseConnectionError(f"a produce with acks=0 failed: {reason}")
+    return ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=[
+                    _failure(data.index, code, reason) for data in topic.partition_data
+                ],
+            )
+            for topic in message.topic_data
+        ]
+    )
+
+
+def _failure(index: int, code: ErrorCode, reason: str) -> Answer:
+    answer = PartitionProduceResponse(
+        index=index, error_code=code, base_offset=-1, error_message=reason
+    )
+    if code is ErrorCode.INVALID_RECORD or code is ErrorCode.INVALID_TIMESTAMP:
+        answer.record_errors = [
+            BatchIndexAndErrorMessage(batch_index=0, batch_index_error_message=reason)
+        ]
+    return answer
+
+
+def _append(
+    worker: Worker, version: int, topic: TopicProduceData, data: PartitionProduceData, acks: int
+) -> Answer | Coroutine[Any, Any, Answer]:
+    partition: Partition | None = None
+    try:
+        if version >= _TOPIC_IDS_SINCE:
+            partition = worker.partitions.by_id(topic.topic_id, data.index)
+        else:
+            partition = worker.partitions.by_name(topic.name, data.index)
+        partition.check_append(acks)
+        records = data.records
+        if records is None or not len(records):
+            raise KafkaError(ErrorCode.INVALID_RECORD, "a produce without a record batch")
+        assert isinstance(records, memoryview)
+        header = _check(worker, partition, records, version)
+        config = partition.log.config
+        if (
+            header.batch_bytes > INLINE_APPEND_BYTES
+            or config.flush_messages == 1
+            or partition.appending.locked()
+        ):
+            return _append_slowly(worker, partition, records, header)
+        now_ms = worker.clock.now_ms()
+        result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
+        if not result.is_duplicate:
+            partition.appended(header.batch_bytes)
+            if config.flush_messages <= partition.log.unflushed_records:
+                return _flush_first(worker, partition, result)
+    except (KafkaError, StorageError) as error:
+        return _failed(worker, partition, data.index, error)
+    return PartitionProduceResponse(
+        index=data.index,
+        base_offset=result.first_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=partition.log.log_start_offset,
+    )
+
+
+def _failed(
+    worker: Worker, partition: Partition | None, index: int, error: KafkaError | StorageError
+) -> Answer:
+    if isinstance(error, StorageError):
+        assert partition is not None
+        worker.partition_failed(partition, error)
+        return _failure(index, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+    answer = _failure(index, error.code, error.message)
+    if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None:
+        answer.current_leader = LeaderIdAndEpoch(
+            leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
+        )
+    return answer
+
+
+def _check(worker: Worker, partition: Partition, records: memoryview, version: int) -> BatchHeader:
+    """The one batch's header; KafkaError unless it may be appended to this partition."""
+    header = produced_batch(records, version)
+    config = partition.config
+    if header.batch_bytes > config.max_message_bytes:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the record batch has {header.batch_bytes} bytes, "
+            f"{partition} takes {config.max_message_bytes} (max.message.bytes)",
+        )
+    if header.is_transactional:
+        raise KafkaError(ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS)
+    if not config.log_append_time:
+        _check_timestamps(partition, header, worker.clock.now_ms())
+    return header
+
+
+def _check_timestamps(partition: Partition, header: BatchHeader, now_ms: int) -> None:
+    """By the header's first and largest timestamp: records are not opened to look at each."""
+    config = partition.config
+    first, largest = header.base_timestamp, header.max_timestamp
+    if first == NO_TIMESTAMP:
+        return
+    if now_ms - first > config.timestamp_before_max_ms:
+        raise KafkaError(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"timestamp {first} is more than {config.timestamp_before_max_ms} ms in the past "
+            "(message.timestamp.before.max.ms)",
+        )
+    if largest - now_ms > config.timestamp_after_max_ms:
+        raise KafkaError(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"timestamp {largest} is more than {config.timestamp_after_max_ms} ms in the future "
+            "(message.timestamp.after.max.ms)",
+        )
+
+
+async def _append_slowly(
+    worker: Worker, partition: Partition, records: memoryview, header: BatchHeader
+) -> Answer:
+    """As `_append`, beside the loop and in the partition's order."""
+    plog = partition.log
+    try:
+        async with partition.appending:
+            partition.check_append(_NO_ACKS)  # it may have changed hands while we queued
+            result = await plog.append_beside(
+                worker.disk, records, [header], partition.leader_epoch, worker.clock.now_ms()
+            )
+            if not result.is_duplicate:
+                partition.appended(header.batch_bytes)
+        if plog.config.flush_messages <= plog.unflushed_records:
+            await plog.flush(worker.disk)
+    except (KafkaError, StorageError) as error:
+        return _failed(worker, partition, partition.index, error)
+    return _success(partition, result)
+
+
+async def _flush_first(worker: Worker, partition: Partition, result: AppendResult) -> Answer:
+    try:
+        await partition.log.flush(worker.disk)
+    except StorageError as error:
+        return _failed(worker, partition, partition.index, error)
+    return _success(partition, result)
+
+
+def _success(partition: Partition, result: AppendResult) -> Answer:
+    return PartitionProduceResponse(
+        index=partition.index,
+        base_offset=result.first_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=partition.log.log_start_offset,
+    )

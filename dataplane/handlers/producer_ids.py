@@ -1,0 +1,23 @@
+"""InitProducerId: an id of its own for each idempotent producer."""
+
+from dataplane.worker import Request, Worker
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+
+async def handle_init_producer_id(
+    worker: Worker, request: Request, message: InitProducerIdRequest
+) -> InitProducerIdResponse:
+    if message.transactional_id is not None:
+        code = (
+            ErrorCode.INVALID_REQUEST
+            if not message.transactional_id
+            else ErrorCode.COORDINATOR_NOT_AVAILABLE  # transactions have none yet
+        )
+        return InitProducerIdResponse(error_code=code, producer_epoch=-1)
+    try:
+        producer_id = await worker.producer_ids.take()
+    except KafkaError as error:
+        return InitProducerIdResponse(error_code=error.code, producer_epoch=-1)
+    # Without a transactional id a producer never gets its old id again (KIP-360).
+    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)

@@ -1,0 +1,36 @@
+"""Which part of a log is too old or too much."""
+
+from collections.abc import Iterable
+
+from dataplane.log.partition_log import SegmentSpan
+
+UNLIMITED = -1
+
+
+def retention_start(
+    segments: Iterable[SegmentSpan],
+    log_start_offset: int,
+    high_watermark: int,
+    now_ms: int,
+    retention_ms: int,
+    retention_bytes: int,
+) -> int:
+    """Where the log should begin: behind the whole segments that age or size takes away.
+
+    Oldest first, and none that reaches beyond the high watermark. By size, a segment goes only if
+    at least `retention_bytes` stay. By age it goes if all its records are older than
+    `retention_ms`; the first that is not ends it. -1 is without limit. Source: Kafka's UnifiedLog.
+    """
+    spans = list(segments)
+    surplus = sum(span.size_bytes for span in spans) - retention_bytes
+    start = log_start_offset
+    for span in spans:
+        if not span.size_bytes or span.end_offset > high_watermark:
+            break
+        too_old = retention_ms != UNLIMITED and now_ms - span.newest_ms > retention_ms
+        too_much = retention_bytes != UNLIMITED and surplus >= span.size_bytes
+        if not too_old and not too_much:
+            break
+        surplus -= span.size_bytes
+        start = max(start, span.end_offset)
+    return start

@@ -1,0 +1,148 @@
+"""Listening, and how many may connect."""
+
+import errno
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from dataplane.connection import ClientConnection, Handle
+from dataplane.memory import RequestMemory
+from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
+
+log = logging.getLogger(__name__)
+
+# Out of file descriptors or memory: what has ended in the meantime makes room.
+ACCEPT_RETRY_SECONDS: Final = 0.1
+_NO_ROOM: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+# The same refusal is logged at most so often.
+REFUSAL_LOG_SECONDS: Final = 10.0
+IDLE_SWEEPS: Final = 10  # sweeps in connections.max.idle.ms
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    max_request_bytes: int
+    max_queued_request_bytes: int
+    max_connections: int
+    max_connections_per_ip: int
+    max_idle_ms: int
+    drain_seconds: float = 5.0
+
+
+class Server:
+    """Accepts connections and serves each in a task of its own."""
+
+    def __init__(
+        self, runtime: Runtime, listener: Listener, handle: Handle, limits: ServerLimits
+    ) -> None:
+        self._clock: Clock = runtime.clock
+        self._disk: Disk = runtime.disk
+        self._listener = listener
+        self._handle = handle
+        self._limits = limits
+        self._memory = RequestMemory(limits.max_queued_request_bytes)
+        self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
+        self._per_ip: Counter[str] = Counter()
+        self._all_closed = trio.Event()
+        self._accepting = trio.CancelScope()
+        self._refusal_logged_at = float("-inf")
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    async def serve(self) -> None:
+        """Returns when `drain` was called and the last connection has ended."""
+        async with trio.open_nursery() as nursery:
+            with self._accepting:
+                nursery.start_soon(self._close_idle)
+                await self._accept_all(nursery)
+            if self._connections:
+                await self._all_closed.wait()
+            nursery.cancel_scope.cancel()
+
+    async def drain(self) -> None:
+        """No new connection is taken; those there are answer what they have read, then close."""
+        self._accepting.cancel()
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.drain()
+        with trio.move_on_after(self._limits.drain_seconds):
+            if self._connections:
+                await self._all_closed.wait()
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def _accept_all(self, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                connection = await self._listener.accept()
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                self._log_refusal(f"cannot accept connections: {error.strerror}")
+                await sleep(self._clock, ACCEPT_RETRY_SECONDS)
+                continue
+            if (refusal := self._refusal(connection)) is not None:
+                self._log_refusal(refusal)
+                connection.close()
+                continue
+            nursery.start_soon(self._serve_one, connection)
+
+    def _refusal(self, connection: Connection) -> str | None:
+        host = connection.peer[0]
+        if len(self._connections) >= self._limits.max_connections:
+            return (
+                f"refused a connection from {host}: {len(self._connections)} are open, "
+                "which is max.connections"
+            )
+        if self._per_ip[host] >= self._limits.max_connections_per_ip:
+            return (
+                f"refused a connection from {host}: it has {self._per_ip[host]}, "
+                "which is max.connections.per.ip"
+            )
+        return None
+
+    def _log_refusal(self, sentence: str) -> None:
+        now = self._clock.monotonic()
+        if now - self._refusal_logged_at >= REFUSAL_LOG_SECONDS:
+            self._refusal_logged_at = now
+            log.warning("%s", sentence)
+
+    async def _serve_one(self, connection: Connection) -> None:
+        host = connection.peer[0]
+        served = ClientConnection(
+            connection, self._handle, self._disk, self._memory, self._limits.max_request_bytes
+        )
+        self._connections[served] = 0
+        self._per_ip[host] += 1
+        try:
+            await served.serve()
+        except Exception:  # a bug that one client meets must not end the others
+            log.exception("a bug: closed the connection from %s", served.client)
+        finally:
+            del self._connections[served]
+            self._per_ip[host] -= 1
+            if not self._per_ip[host]:
+                del self._per_ip[host]
+            if not self._connections and self._accepting.cancel_called:
+                self._all_closed.set()
+
+    async def _close_idle(self) -> None:
+        """Connections without a read for connections.max.idle.ms (and up to a tenth more) end."""
+        still = dict.fromkeys(self._connections, 0)
+        while True:
+            await sleep(self._clock, self._limits.max_idle_ms / 1000 / IDLE_SWEEPS)
+            for connection, reads in list(self._connections.items()):
+                if connection.reads != reads:
+                    self._connections[connection] = connection.reads
+                    still[connection] = 0
+                    continue
+                still[connection] = still.get(connection, 0) + 1
+                if still[connection] > IDLE_SWEEPS:
+                    log.info("closed the connection from %s: idle", connection.client)
+                    connection.abort()
+            still = {c: n for c, n in still.items() if c in self._connections}

@@ -1,0 +1,143 @@
+"""What a worker does beside its requests: flushes, retention, removal of files, checkpoints.
+
+Each duty is a loop of its own that sleeps until it is due. One log failing is told and leaves the
+others alone.
+"""
+
+import heapq
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Final
+
+import trio
+
+from dataplane.log.log_dir import LogDir
+from dataplane.partition import Partition
+from dataplane.retention import retention_start
+from dataplane.worker import Worker
+from metaquorum.runtime import Runtime, StorageError, sleep
+
+log = logging.getLogger(__name__)
+
+# Logs are looked at for complete segments and for flush.ms so often. The config for that,
+# log.flush.scheduler.interval.ms, can only make it more often: its default is "never", with which
+# flush.ms would do nothing (as in Kafka).
+FLUSH_LOOK_MS: Final = 1000
+PRODUCER_EXPIRY_LOOK_MS: Final = 600_000
+REMOVAL_LOOK_MS: Final = 1000
+# Partitions looked at between two turns of the loop.
+SLICE_PARTITIONS: Final = 500
+
+
+Duty = Callable[[], Awaitable[None]]
+
+
+class Upkeep:
+    def __init__(self, worker: Worker, runtime: Runtime, log_dir: LogDir) -> None:
+        self._worker = worker
+        self._clock = runtime.clock
+        self._disk = runtime.disk
+        self._log_dir = log_dir
+        # Segments that retention took: when their files may go, and of which partition.
+        self._removals: list[tuple[int, int, Partition]] = []
+        self._removal_number = itertools.count()
+
+    async def run(self) -> None:
+        configs = self._worker.configs
+        async with trio.open_nursery() as nursery:
+            for duty, period_ms in (
+                (
+                    self._flush,
+                    min(FLUSH_LOOK_MS, configs.integer("log.flush.scheduler.interval.ms")),
+                ),
+                (self._retain, configs.integer("log.retention.check.interval.ms")),
+                (self._remove_segments, REMOVAL_LOOK_MS),
+                (self._remove_folders, configs.integer("log.segment.delete.delay.ms")),
+                (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
+                (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
+            ):
+                nursery.start_soon(self._every, max(period_ms, 1), duty)
+
+    async def _every(self, period_ms: int, duty: Duty) -> None:
+        while True:
+            await sleep(self._clock, period_ms / 1000)
+            try:
+                await duty()
+            except StorageError as error:
+                log.error("%s", error)
+
+    async def _partitions(self) -> AsyncGenerator[Partition, None]:
+        """Those in service, with a turn of the loop now and then."""
+        for number, partition in enumerate(self._worker.partitions):
+            if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
+                await trio.lowlevel.checkpoint()
+            if partition.offline is None:
+                yield partition
+
+    @contextmanager
+    def _reported(self, partition: Partition) -> Iterator[None]:
+        try:
+            yield
+        except StorageError as error:
+            self._worker.partition_failed(partition, error)
+
+    async def _flush(self) -> None:
+        """Complete segments, and what flush.ms asks for, are synced."""
+        now_ms = self._clock.now_ms()
+        async with aclosing(self._partitions()) as partitions:
+            async for partition in partitions:
+                if partition.log.needs_flush(now_ms):
+                    with self._reported(partition):
+                        await partition.log.flush(self._disk, now_ms)
+
+    async def _retain(self) -> None:
+        """Segments beyond retention.ms and retention.bytes are gone for readers."""
+        now_ms = self._clock.now_ms()
+        async with aclosing(self._partitions()) as partitions:
+            async for partition in partitions:
+                if partition.appending.locked():
+                    continue  # a big append is under way: next time
+                with self._reported(partition):
+                    self._retain_one(partition, now_ms)
+
+    def _retain_one(self, partition: Partition, now_ms: int) -> None:
+        plog, config = partition.log, partition.config
+        start = retention_start(
+            plog.segment_spans(),
+            plog.log_start_offset,
+            partition.high_watermark,
+            now_ms,
+            config.retention_ms,
+            config.retention_bytes,
+        )
+        if start == plog.log_end_offset and start > plog.log_start_offset:
+            plog.roll(now_ms)  # all of it is old: the active segment is not removed, but replaced
+        if plog.advance_log_start(start):
+            log.info("%s: retention moved the log start to %d", partition, start)
+        if plog.delete_old_segments():
+            due_ms = now_ms + config.file_delete_delay_ms
+            heapq.heappush(self._removals, (due_ms, next(self._removal_number), partition))
+
+    async def _remove_segments(self) -> None:
+        now_ms = self._clock.now_ms()
+        while self._removals and self._removals[0][0] <= now_ms:
+            _, _, partition = heapq.heappop(self._removals)
+            with self._reported(partition):
+                await self._disk.run(partition.log.remove_deleted)
+
+    async def _remove_folders(self) -> None:
+        await self._log_dir.remove_deleted()
+
+    async def _expire_producers(self) -> None:
+        now_ms = self._clock.now_ms()
+        async with aclosing(self._partitions()) as partitions:
+            async for partition in partitions:
+                partition.log.expire_producers(now_ms)
+
+    async def checkpoint(self) -> None:
+        await self._log_dir.checkpoint(self.high_watermarks())
+
+    def high_watermarks(self) -> dict[tuple[str, int], int]:
+        return {(p.topic, p.index): p.high_watermark for p in self._worker.partitions}

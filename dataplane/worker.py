@@ -1,0 +1,96 @@
+"""What the handlers of one worker share: its identity, the metadata it follows, its partitions."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dataplane.connection import Client
+from dataplane.partition import FetchWaiter, Partition
+from dataplane.partitions import Partitions
+from dataplane.producer_ids import ProducerIds
+from metaquorum.config_layers import Configs, WorkerLayers
+from metaquorum.controller import Controller
+from metaquorum.image import MetadataImage
+from metaquorum.loader import MetadataLoader
+from metaquorum.records import RegisterWorkerRecord
+from metaquorum.runtime import Clock, Disk, Runtime, StorageError
+
+log = logging.getLogger(__name__)
+
+
+class Request(NamedTuple):
+    """Who asks, and in which version. The message itself is the handler's other argument."""
+
+    version: int
+    client_id: str | None
+    client: Client
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """Where clients reach a worker of the cluster."""
+
+    worker_id: int
+    host: str
+    port: int
+    rack: str | None
+
+    @classmethod
+    def of(cls, record: RegisterWorkerRecord) -> "WorkerAddress":
+        endpoint = record.endpoints[0]
+        return cls(record.worker_id, endpoint.host, endpoint.port, record.rack)
+
+
+class Worker:
+    """The state of one worker; `dataplane.node` puts it together."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        broker_epoch: int,
+        runtime: Runtime,
+        loader: MetadataLoader,
+        controller: Controller,
+        partitions: Partitions,
+        layers: WorkerLayers,
+    ) -> None:
+        self.worker_id = worker_id
+        self.broker_epoch = broker_epoch
+        self.clock: Clock = runtime.clock
+        self.disk: Disk = runtime.disk
+        self.loader = loader
+        self.controller = controller
+        self.partitions = partitions
+        self.layers = layers
+        self.configs: Configs = layers.worker_configs()
+        self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
+        self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
+        self.producer_ids = ProducerIds(controller, worker_id, broker_epoch)
+        self.fetch_waiters: set[FetchWaiter] = set()
+        self.stopping = False
+
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata as this worker's parts have taken it in."""
+        return self.loader.visible
+
+    @property
+    def controller_id(self) -> int:
+        """The worker to which clients are to send administration: any will do, so this one."""
+        return self.worker_id
+
+    def live_workers(self) -> Iterator[WorkerAddress]:
+        for record in self.image.workers.values():
+            if not record.fenced:
+                yield WorkerAddress.of(record)
+
+    def stop_waiting(self) -> None:
+        """Long polls are answered now, and none begins any more."""
+        self.stopping = True
+        for waiter in self.fetch_waiters:
+            waiter.wake()
+
+    def partition_failed(self, partition: Partition, error: StorageError) -> None:
+        """The partition's log directory has failed under a request."""
+        self.partitions.fail(partition, error)
