@@ -54,14 +54,6 @@ class QuorumStatus:
     is_active: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LogPosition:
-    """A place in the replicated log: everything up to `index`, whose entry is of `term`."""
-
-    index: int
-    term: int
-
-
 class StateMachine(Protocol):
     """What committed batches are handed to. One task calls, and awaits each call."""
 

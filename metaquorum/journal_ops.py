@@ -1,0 +1,164 @@
+"""What a journal's frames say: operations on a replicated log, as msgpack arrays.
+
+Format 1. A frame's body is the array of its operations:
+
+    [0, index, term, payload]     the entry at `index`, one behind the last
+    [1, term, vote]               the hard state; vote -1 is none
+    [2, end_index, term]          entries from `end_index` on are gone; `term` is of the one before
+    [3, index, term]              all entries are gone; the next one comes behind (index, term)
+    [4, format, cluster_id, index, term, term', vote]
+                                  a segment begins: the last entry so far, and the hard state
+    [5]                           closed in good order
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgpack
+
+FORMAT: Final = 1
+NO_VOTE: Final = -1
+MAX_PAYLOAD_BYTES: Final = 4 << 20
+MAX_FRAME_OPS: Final = 4096
+MAX_CLUSTER_ID_CHARS: Final = 64
+_INT64_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """A place in the replicated log: everything up to `index`, whose entry is of `term`."""
+
+    index: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the replicated log."""
+
+    index: int
+    term: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """What a voter must never forget: its term, and whom it voted for in it."""
+
+    term: int
+    vote: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Entries from `end_index` on are gone; the one before them is of `last_term`."""
+
+    end_index: int
+    last_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """All entries are gone; the next one comes behind this position."""
+
+    index: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A segment begins: where the log stood, and the hard state."""
+
+    format: int
+    cluster_id: str
+    index: int
+    term: int
+    hard_state: HardState
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Closed in good order."""
+
+
+Op: TypeAlias = Entry | HardState | Truncate | Reset | Begin | Closed
+
+
+def op_bytes(op: Op) -> int:
+    """About how many bytes the operation takes in a frame, and no less."""
+    return (
+        64
+        + (len(op.payload) if isinstance(op, Entry) else 0)
+        + (4 * MAX_CLUSTER_ID_CHARS if isinstance(op, Begin) else 0)
+    )
+
+
+def encode_ops(ops: list[Op]) -> bytes:
+    packed = msgpack.packb([_row(op) for op in ops])
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def _row(op: Op) -> tuple[object, ...]:
+    match op:
+        case Entry():
+            return 0, op.index, op.term, op.payload
+        case HardState():
+            return 1, op.term, op.vote
+        case Truncate():
+            return 2, op.end_index, op.last_term
+        case Reset():
+            return 3, op.index, op.term
+        case Begin():
+            hard = op.hard_state
+            return 4, op.format, op.cluster_id, op.index, op.term, hard.term, hard.vote
+        case Closed():
+            return (5,)
+
+
+def decode_ops(body: memoryview) -> list[Op]:
+    """ValueError saying what is wrong, which in a frame that is whole is no torn write."""
+    try:
+        rows = msgpack.unpackb(
+            body,
+            use_list=False,
+            max_array_len=MAX_FRAME_OPS,
+            max_bin_len=MAX_PAYLOAD_BYTES,
+            max_str_len=4 * MAX_CLUSTER_ID_CHARS,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ValueError(f"no msgpack ({error})") from None
+    if type(rows) is not tuple:
+        raise ValueError("not an array of operations")
+    return [_op(row) for row in rows]
+
+
+def _op(row: Any) -> Op:
+    match row:
+        case (0, int(index), int(term), bytes(payload)):
+            _check(index, term)
+            return Entry(index, term, payload)
+        case (1, int(term), int(vote)):
+            _check(term, vote + 1)
+            return HardState(term, vote)
+        case (2, int(end_index), int(term)):
+            _check(end_index, term)
+            return Truncate(end_index, term)
+        case (3, int(index), int(term)):
+            _check(index, term)
+            return Reset(index, term)
+        case (4, int(form), str(cluster_id), int(index), int(term), int(own), int(vote)):
+            _check(form, index, term, own, vote + 1)
+            return Begin(form, cluster_id, index, term, HardState(own, vote))
+        case (5,):
+            return Closed()
+        case (4, int(form), *_) if form > FORMAT:
+            return Begin(form, "", 0, 0, HardState(0, NO_VOTE))
+    raise ValueError("an operation that format 1 does not have")
+
+
+def _check(*numbers: int) -> None:
+    if any(type(number) is not int or not 0 <= number <= _INT64_MAX for number in numbers):
+        raise ValueError("a number out of range")
