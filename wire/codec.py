@@ -4,14 +4,14 @@ The functions are generated at the first use of (message, version, direction) an
 and `encoder` hand them out for hot paths; `decode` and `encode` are for everybody else.
 """
 
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from wire.compiling import check_served
 from wire.decoding import Decoder, compile_decoder
 from wire.encoding import Encoder, PartsEncoder, compile_encoder, compile_parts_encoder
 from wire.errors import WireError
 from wire.message import Message
-from wire.types import Buffer, RecordsHole
+from wire.types import BUFFERS, Buffer, RecordsHole
 
 M = TypeVar("M", bound=Message)
 
@@ -67,21 +67,23 @@ def encode(message: Message, version: int) -> bytes:
 
 def encode_parts(message: Message, version: int) -> list[bytes | RecordsHole]:
     """The message with its holes left open: bytes and holes in order, no two bytes in a row."""
-    return join_runs(parts_encoder(type(message), version)(message))
+    pieces = parts_encoder(type(message), version)(message)
+    return join_runs(pieces, hole_positions(pieces))
 
 
-def join_runs(pieces: list[Buffer | RecordsHole]) -> list[bytes | RecordsHole]:
-    """The same, with neighbouring buffers joined."""
+def hole_positions(pieces: list[Any]) -> list[int]:
+    return [index for index, piece in enumerate(pieces) if type(piece) not in BUFFERS]
+
+
+def join_runs(pieces: list[Any], holes: list[int]) -> list[bytes | RecordsHole]:
+    """The same, with the buffers between holes joined."""
     parts: list[bytes | RecordsHole] = []
-    run: list[Buffer] = []
-    for piece in pieces:
-        if isinstance(piece, bytes | bytearray | memoryview):
-            run.append(piece)
-            continue
-        if run:
-            parts.append(b"".join(run))
-            run = []
-        parts.append(piece)
-    if run:
-        parts.append(b"".join(run))
+    start = 0
+    for hole in holes:
+        if start < hole:
+            parts.append(b"".join(pieces[start:hole]))
+        parts.append(pieces[hole])
+        start = hole + 1
+    if start < len(pieces):
+        parts.append(b"".join(pieces[start:]))
     return parts

@@ -216,26 +216,16 @@ class _Generator:
 
     def length(self, kind: str) -> str:
         """Read a length with what is pending; in flexible versions it is one more, 0 is null."""
-        source = self.source
-        length = source.name("n")
-        if not self.flexible:
-            self.run.append(("h" if kind == "string" else "i", length))
-            self.flush()
-        elif kind == "records":
-            # Mostly longer than 127 bytes. At least a tagged section follows, so that one more
-            # byte can be read along.
-            peek = source.name("k")
-            self.run += [("B", length), ("B", peek)]
-            self.flush(peeked_bytes=1)
-            with source.block(f"if {length} > 127:"):
-                source.line(f"if {peek} > 127: {length}, p = uvarint(data, p, {length})")
-                with source.block("else:"):
-                    source.line(f"{length} += ({peek} << 7) - 128")
-                    source.line("p += 1")
-        else:
-            self.run.append(("B", length))
-            self.flush()
-            self.continue_uvarint(length)
+        length = self.source.name("n")
+        code = "B" if self.flexible else "h" if kind == "string" else "i"
+        self.run.append((code, length))
+        self.flush()
+        if self.flexible:
+            with self.source.block(f"if {length} > 127:"):
+                self.source.line(f"{length}, p = uvarint(data, p, {length})")
+                if kind == "string":
+                    limit = STRING_MAX_BYTES + 1
+                    self.source.line(f"if {length} > {limit}: raise Malformed")
         return length
 
     def null(self, length: str, target: str, nullable: bool) -> str:
@@ -256,9 +246,10 @@ class _Generator:
     def sized(self, kind: str, target: str, nullable: bool) -> None:
         """A string, bytes or records."""
         source = self.source
+        if kind == "records" and self.flexible:
+            self.flexible_records(target, nullable)
+            return
         length = self.length(kind)
-        if kind == "string" and self.flexible:
-            source.line(f"if {length} > {STRING_MAX_BYTES + 1}: raise Malformed")
         with source.block(self.null(length, target, nullable)):
             source.line(f"e = p + {length}{' - 1' if self.flexible else ''}")
             slice_ = {
@@ -268,6 +259,27 @@ class _Generator:
             }[kind]
             source.line(f"{target} = {slice_}")
             source.line("p = e")
+
+    def flexible_records(self, target: str, nullable: bool) -> None:
+        """Records mostly take more than 127 bytes and less than 16 KiB: a length of two bytes.
+
+        At least a tagged section follows them, so that one more byte can be read along.
+        """
+        source = self.source
+        length, peek = source.name("n"), source.name("k")
+        self.run += [("B", length), ("B", peek)]
+        self.flush(peeked_bytes=1)
+        with source.block(f"if {length} > 127 and 0 < {peek} < 128:"):
+            source.line(f"e = p + {length} + ({peek} << 7) - 128")
+            source.line("p += 1")
+            source.line(f"{target} = data[p:e]")
+            source.line("p = e")
+        with source.block("else:"):
+            self.continue_uvarint(length)
+            with source.block(self.null(length, target, nullable)):
+                source.line(f"e = p + {length} - 1")
+                source.line(f"{target} = data[p:e]")
+                source.line("p = e")
 
     def array(self, field: Field, target: str, nullable: bool) -> None:
         source = self.source

@@ -12,6 +12,7 @@ from typing import Any, Final
 from wire.compiling import FIXED, STRING_MAX_BYTES, WIDTH, Source, fields_at, item_struct
 from wire.errors import WireError
 from wire.message import Field, Message, Struct
+from wire.types import BUFFERS
 
 Encoder = Callable[[Any], bytes]
 PartsEncoder = Callable[[Any], list[Any]]
@@ -45,7 +46,7 @@ _RUNTIME: Final[dict[str, Any]] = {
     "pack": struct.pack,
     "join": b"".join,
     "ONE_BYTE": tuple(bytes([byte]) for byte in range(128)),
-    "BUFFERS": frozenset({bytes, bytearray, memoryview}),
+    "BUFFERS": BUFFERS,
     "FAILURES": (struct.error, AttributeError, TypeError, UnicodeEncodeError),
 }
 

@@ -27,10 +27,10 @@ _STRANGERS: Final = (
 class FrameBuffer:
     """The bytes of one stream that are not handled yet.
 
-    Receive into `writable()`, say how much with `received`, then take frames until there is none. A
-    frame is a view of the buffer and stays valid until `writable` is called again, or for as long as
-    it is held if `detach` was called. The buffer at most doubles as bytes arrive, whatever size a
-    frame claims, and shrinks when a large one has been handled.
+    Receive into `writable()`, say how much with `received`, then take frames until there is none.
+    A frame is a view of the buffer and stays valid until `writable` is called again, or for as
+    long as it is held if `detach` was called. The buffer at most doubles as bytes arrive, whatever
+    size a frame claims, and shrinks when a large one has been handled.
     """
 
     __slots__ = (

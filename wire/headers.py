@@ -4,11 +4,11 @@ import struct
 from typing import Any, Final
 
 from wire.apis import APIS, Api, ApiKey
-from wire.codec import decoder, encoder, join_runs, parts_encoder
+from wire.codec import decoder, encoder, hole_positions, join_runs, parts_encoder
 from wire.decoding import Malformed, skip_tags
 from wire.errors import ErrorCode, WireError
 from wire.message import Message
-from wire.types import RecordsHole
+from wire.types import BUFFERS, RecordsHole
 
 _read_start = struct.Struct(">hhih").unpack_from
 _START_BYTES: Final = 10
@@ -95,10 +95,11 @@ def encode_response_parts(
     Its size, which comes first, counts the holes as `size_bytes` says.
     """
     pieces = parts_encoder(type(message), version)(message)
-    size = 0
-    for piece in pieces:
-        size += len(piece) if hasattr(piece, "__len__") else piece.size_bytes
-    return join_runs([_frame_start(api, version, correlation_id, size), *pieces])
+    holes = hole_positions(pieces)
+    size = sum([pieces[hole].size_bytes for hole in holes])
+    size += sum(map(len, pieces if not holes else [p for p in pieces if type(p) in BUFFERS]))
+    pieces.insert(0, _frame_start(api, version, correlation_id, size))
+    return join_runs(pieces, [hole + 1 for hole in holes])
 
 
 def encode_unsupported_api_versions(correlation_id: int) -> bytes:

@@ -13,6 +13,8 @@ from typing import Final, Protocol, TypeAlias
 Uuid: TypeAlias = bytes
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+BUFFERS: Final = frozenset({bytes, bytearray, memoryview})
+
 ZERO_UUID: Final[Uuid] = bytes(16)
 # Kafka keeps 0 ("none"), 1 ("one", its metadata topic) and 0..99 for the future.
 RESERVED_UUIDS: Final = frozenset(number.to_bytes(16, "big") for number in range(100))

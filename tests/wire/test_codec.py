@@ -197,6 +197,19 @@ def test_damaged_tagged_fields_are_wire_errors(sections: bytes, text: str) -> No
         decode(ApiVersionsResponse, 3, response + sections)
 
 
+@pytest.mark.parametrize("length", [b"\x80\x00", b"\x80\x80\x00", b"\x81\x00", b"\x85\x00"])
+def test_a_length_in_more_bytes_than_it_needs_means_the_same(length: bytes) -> None:
+    """Found by mutation: records of length 0 (null) in two bytes moved the position back."""
+    topics = [TopicProduceData(name="t", partition_data=[PartitionProduceData(records=b"12345")])]
+    written = encode(ProduceRequest(topic_data=topics), 9)
+    place = written.index(b"\x0612345")
+    size = max((length[0] & 0x7F) - 1, 0)
+    records = None if length[0] == 0x80 else b"12345"[:size]
+    changed = written[:place] + length + b"12345"[:size] + written[place + 6 :]
+    read = both(ProduceRequest, 9, changed)[0]
+    assert read.topic_data[0].partition_data[0].records == records
+
+
 def test_strings_that_are_not_utf_8_are_wire_errors() -> None:
     with pytest.raises(WireError, match="client_software_name: not UTF-8"):
         decode(ApiVersionsRequest, 3, b"\x03\xff\xfe\x01\x00")
