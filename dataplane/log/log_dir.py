@@ -142,7 +142,8 @@ class LogDir:
             )
             for partition, name in folders
         ]
-        await self._in_calls(opens)
+        # After a clean stop this is Python from end to end: threads would only take turns at it.
+        await self._in_calls(opens, 1 if self.was_clean else CONCURRENT_CALLS)
 
     def _begin(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
         mark = self._path(CLEAN_SHUTDOWN)
@@ -212,7 +213,9 @@ class LogDir:
         self.partitions[partition] = log
         return log
 
-    async def _in_calls(self, steps: Iterable[Callable[[], Callable[[], object]]]) -> None:
+    async def _in_calls(
+        self, steps: Iterable[Callable[[], Callable[[], object]]], concurrent: int
+    ) -> None:
         """Each step was called beside the loop, and what it returned on it."""
         rest = iter(list(steps))
 
@@ -222,7 +225,7 @@ class LogDir:
                     done()
 
         async with trio.open_nursery() as nursery:
-            for _ in range(CONCURRENT_CALLS):
+            for _ in range(concurrent):
                 nursery.start_soon(take)
 
     # Partitions come and go
@@ -234,7 +237,7 @@ class LogDir:
         """
         made = [partial(self._create_log, one, now_ms) for one in new]
         with storage_errors("create a log in", self.path):
-            await self._in_calls(made)
+            await self._in_calls(made, CONCURRENT_CALLS)
             await self._disk.run(lambda: self._disk.sync_dir(self.path))
 
     def _create_log(self, new: NewPartition, now_ms: int) -> Callable[[], object]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dataplane.log.config import LogConfig
-from dataplane.log.files import OpenFiles
+from dataplane.log.files import LogFile, OpenFiles
 from dataplane.log.partition_log import AppendResult, PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
 from metaquorum.runtime.real import RealDisk
@@ -113,3 +113,7 @@ def offsets(headers: Iterable[BatchHeader]) -> list[tuple[int, int]]:
 
 def log_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.log"))
+
+
+def log_file(files: OpenFiles, folder: Path, name: str) -> LogFile:
+    return LogFile(files, str(folder), name, create=True)
