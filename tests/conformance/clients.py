@@ -5,6 +5,7 @@ unless told otherwise), consumers take partitions by `assign` and belong to no g
 """
 
 import asyncio
+import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -266,7 +267,9 @@ Client = Librdkafka | KafkaPython | Aiokafka
 CLIENTS: tuple[Client, ...] = (Librdkafka(), KafkaPython(), Aiokafka())
 
 
+@functools.lru_cache(maxsize=4)
 def admin(bootstrap: str) -> AdminClient:
+    """Kept: a client that is dropped takes the answers it still waits for with it."""
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
 
 
