@@ -127,7 +127,7 @@ def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
         command += ["--defect", job.defect]
     if seconds is not None:
         command += ["--seconds", str(seconds)]
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603 - this very package
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

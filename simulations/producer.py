@@ -115,6 +115,8 @@ class Producer:
                     break
             if self._unanswered:
                 await self._answer(connection)
+            elif not self.room.history.topics:
+                await sleep(runtime.clock, RETRY_S)
             await sleep(runtime.clock, self._draw.random() * self.room.settings.think_s)
             if self.room.closing:
                 self._left = 0
