@@ -118,19 +118,24 @@ class _Generator:
         self.flexible = flexible
         self.run: list[tuple[str, str]] = []  # format code and target of reads not yet written
 
-    def flush(self, peeked_bytes: int = 0) -> None:
-        """Write the pending reads as one; the last `peeked_bytes` of them are not consumed."""
+    def flush(self) -> None:
+        """Write the pending reads as one."""
+        width = self.read_run()
+        if width:
+            self.source.line(f"p += {width}")
+
+    def read_run(self) -> int:
+        """As `flush`, but the position stays; how many bytes were read."""
         line = self.source.line
-        width = sum(WIDTH[code] for code, _ in self.run) - peeked_bytes
+        width = sum(WIDTH[code] for code, _ in self.run)
         targets = ", ".join(target for _, target in self.run)
         if [code for code, _ in self.run] == ["B"]:
             line(f"{targets} = data[p]")
         elif self.run:
             unpacker = struct.Struct(">" + "".join(code for code, _ in self.run)).unpack_from
             line(f"{targets}, = {self.source.constant(unpacker, 'read')}(data, p)")
-        if width:
-            line(f"p += {width}")
         self.run = []
+        return width
 
     def struct(self, cls: type[Struct], target: str) -> None:
         """Read the fields of `target`, an empty instance of `cls`."""
@@ -268,13 +273,13 @@ class _Generator:
         source = self.source
         length, peek = source.name("n"), source.name("k")
         self.run += [("B", length), ("B", peek)]
-        self.flush(peeked_bytes=1)
+        width = self.read_run()  # of which the last is the peek
         with source.block(f"if {length} > 127 and 0 < {peek} < 128:"):
-            source.line(f"e = p + {length} + ({peek} << 7) - 128")
-            source.line("p += 1")
-            source.line(f"{target} = data[p:e]")
+            source.line(f"e = p + {length} + ({peek} << 7) - {128 + 1 - width}")
+            source.line(f"{target} = data[p + {width}:e]")
             source.line("p = e")
         with source.block("else:"):
+            source.line(f"p += {width - 1}")
             self.continue_uvarint(length)
             with source.block(self.null(length, target, nullable)):
                 source.line(f"e = p + {length} - 1")

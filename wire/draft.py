@@ -34,14 +34,12 @@ def draft(definition: dict[str, Any]) -> str:
     served = Versions.parse(definition["validVersions"])
     if definition.get("latestVersionUnstable"):
         served = Versions(served.first, served.last - 1)
-    known = {common["name"] for common in definition.get("commonStructs", ())}
-    for common in definition.get("commonStructs", ()):
-        _draft_class(common["name"], "Struct", common["fields"], served, classes, known)
+    pending = {common["name"]: common["fields"] for common in definition.get("commonStructs", ())}
     bases = (
         f'Message, api={definition.get("apiKey", -1)}, versions="{served.first}-{served.last}", '
         f'flexible="{definition["flexibleVersions"]}"'
     )
-    _draft_class(definition["name"], bases, definition["fields"], served, classes, known)
+    _draft_class(definition["name"], bases, definition["fields"], served, classes, pending)
     return "\n\n\n".join(classes)
 
 
@@ -51,17 +49,18 @@ def _draft_class(
     fields: list[dict[str, Any]],
     served: Versions,
     classes: list[str],
-    known: set[str],
+    pending: dict[str, list[dict[str, Any]]],
 ) -> None:
+    """Append the class, after those it refers to; `pending` are shared structs still to come."""
     lines = [f"class {name}({bases}):"]
     for field in fields:
         versions = Versions.parse(field["versions"])
         if versions.last < served.first or versions.first > served.last:
             continue
         item = field["type"].removeprefix("[]")
-        if "fields" in field and item not in known:
-            known.add(item)
-            _draft_class(item, "Struct", field["fields"], served, classes, known)
+        nested = field.get("fields") or pending.pop(item, None)
+        if nested:
+            _draft_class(item, "Struct", nested, served, classes, pending)
         lines.append(_draft_field(field, item, served))
     classes.append("\n".join(lines if len(lines) > 1 else [*lines, "    pass"]))
 

@@ -34,7 +34,7 @@ from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicPro
 
 every_case = pytest.mark.parametrize(("cls", "version"), CASES, ids=case_id)
 few = settings(
-    max_examples=5,
+    max_examples=3,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

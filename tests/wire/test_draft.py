@@ -54,3 +54,26 @@ def test_a_definition_becomes_a_table(
     monkeypatch.setattr(sys, "argv", ["draft", str(path)])
     draft.main()
     assert capsys.readouterr().out.strip() == TABLE.strip()
+
+
+def test_shared_structs_come_before_what_refers_to_them() -> None:
+    part = {"name": "Id", "type": "int32", "versions": "0+"}
+    group = {"name": "Parts", "type": "[]Part", "versions": "0+"}
+    table = draft.draft(
+        {
+            "apiKey": 78,
+            "name": "SampleResponse",
+            "validVersions": "0",
+            "flexibleVersions": "0+",
+            "fields": [
+                {"name": "Groups", "type": "[]Group", "versions": "0+"},
+                {"name": "Loose", "type": "[]Part", "versions": "0+"},
+            ],
+            "commonStructs": [
+                {"name": "Group", "versions": "0+", "fields": [group]},
+                {"name": "Part", "versions": "0+", "fields": [part]},
+            ],
+        }
+    )
+    classes = [line.split("(")[0] for line in table.splitlines() if line.startswith("class")]
+    assert classes == ["class Part", "class Group", "class SampleResponse"]

@@ -21,7 +21,7 @@ st.register_type_strategy(Records, st.binary(max_size=200).map(Records))
 
 every_case = pytest.mark.parametrize(("cls", "version"), CASES, ids=case_id)
 few = settings(
-    max_examples=8,
+    max_examples=6,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
