@@ -6,8 +6,8 @@ the connection.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
-from inspect import iscoroutine
-from typing import Any, Final
+from types import CoroutineType
+from typing import Any, Final, cast
 
 from dataplane.connection import Client, CloseConnectionError, Reply
 from dataplane.handlers import (
@@ -51,42 +51,61 @@ HANDLERS: Final[Mapping[int, Handler]] = {
 assert HANDLERS.keys() == APIS.keys()
 
 
+class Route:
+    """What one version of one API needs, looked up once."""
+
+    __slots__ = ("_encode", "api", "decode", "handler", "version")
+
+    def __init__(self, api: Api, version: int) -> None:
+        self.api = api
+        self.version = version
+        self.handler = HANDLERS[api.key]
+        self.decode = decoder(api.request, version)
+        self._encode: Callable[[Api, int, int, Message], Reply] = (
+            encode_response_parts if api.key == ApiKey.FETCH else encode_response
+        )
+
+    def reply(self, correlation_id: int, answer: Answer) -> Reply:
+        if answer is None:
+            return None
+        return self._encode(self.api, self.version, correlation_id, answer)
+
+
 class Dispatcher:
     """Answers the requests of all connections of one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._routes = {key: (APIS[key], handler) for key, handler in HANDLERS.items()}
+        self._routes: dict[tuple[int, int], Route] = {}
 
     def handle(self, frame: memoryview, client: Client) -> Reply | Coroutine[Any, Any, Reply]:
         header, body = decode_request_header(frame)
         version = header.api_version
-        route = self._routes.get(header.api_key)
+        if not header.api_key:  # Produce
+            reply = produce.handle_one(self._worker, frame, body, version, header.correlation_id)
+            if reply is not None:
+                return reply
+        route = self._routes.get((header.api_key, version))
         if route is None:
-            raise CloseConnectionError(f"api_key: {header.api_key} is not served")
-        api, handler = route
-        if not api.min_version <= version <= api.max_version:
-            if api.key == ApiKey.API_VERSIONS:
-                return encode_unsupported_api_versions(header.correlation_id)
-            raise CloseConnectionError(f"api_version: {api.name} v{version} is not served")
-        message, end = decoder(api.request, version)(frame, body)
+            api = APIS.get(header.api_key)
+            if api is None:
+                raise CloseConnectionError(f"api_key: {header.api_key} is not served")
+            if not api.serves(version):
+                if api.key == ApiKey.API_VERSIONS:
+                    return encode_unsupported_api_versions(header.correlation_id)
+                raise CloseConnectionError(f"api_version: {api.name} v{version} is not served")
+            route = self._routes[header.api_key, version] = Route(api, version)
+        message, end = route.decode(frame, body)
         if end != len(frame):
             raise WireError(
-                f"{api.name}Request v{version}: {len(frame) - end} bytes behind its end"
+                f"{route.api.name}Request v{version}: {len(frame) - end} bytes behind its end"
             )
-        answer = handler(self._worker, Request(version, header.client_id, client), message)
-        if iscoroutine(answer):
-            return self._finish(api, version, header.correlation_id, answer)
-        return self._encode(api, version, header.correlation_id, answer)
+        request = Request(version, header.client_id, client)
+        answer = route.handler(self._worker, request, message)
+        if type(answer) is CoroutineType:
+            return _finish(route, header.correlation_id, answer)
+        return route.reply(header.correlation_id, cast(Answer, answer))
 
-    async def _finish(
-        self, api: Api, version: int, correlation_id: int, answer: Coroutine[Any, Any, Answer]
-    ) -> Reply:
-        return self._encode(api, version, correlation_id, await answer)
 
-    def _encode(self, api: Api, version: int, correlation_id: int, answer: Any) -> Reply:
-        if answer is None:
-            return None
-        if api.key == ApiKey.FETCH:
-            return encode_response_parts(api, version, correlation_id, answer)
-        return encode_response(api, version, correlation_id, answer)
+async def _finish(route: Route, correlation_id: int, answer: Coroutine[Any, Any, Answer]) -> Reply:
+    return route.reply(correlation_id, await answer)

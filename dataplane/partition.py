@@ -5,6 +5,7 @@ every record is in sync as soon as it is appended. Replication moves it by follo
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import trio
 
@@ -12,6 +13,9 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.topic_config import TopicConfig
 from wire.errors import ErrorCode, KafkaError
 from wire.types import Uuid
+
+# Members of an enum are slow to look up by name (Python 3.11), so hot paths keep theirs at hand.
+NO_ERROR: Final = ErrorCode.NONE
 
 
 class FetchWaiter:
@@ -111,12 +115,12 @@ class Partition:
                 return ErrorCode.UNKNOWN_LEADER_EPOCH
         if self.leader_id != self.worker_id:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        return ErrorCode.NONE
+        return NO_ERROR
 
     def check_append(self, acks: int) -> None:
         """KafkaError unless a producer may append here now."""
-        if (error := self.leader_error()) is not ErrorCode.NONE:
-            raise KafkaError(error, self.offline or "")
+        if self.leader_id != self.worker_id or self.offline is not None:
+            raise KafkaError(self.leader_error(), self.offline or "")
         if acks == -1 and len(self.isr) < self.config.min_insync_replicas:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,

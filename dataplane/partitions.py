@@ -37,6 +37,7 @@ class Partitions:
         self._layers = layers
         self._log_dir = log_dir
         self._by_name: dict[str, dict[int, Partition]] = {}
+        self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self._by_id: dict[Uuid, dict[int, Partition]] = {}
         self._producer_id_expiration_ms = layers.worker_configs().integer(
             "producer.id.expiration.ms"
@@ -68,6 +69,11 @@ class Partitions:
             return partitions[index]
         except KeyError:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from None
+
+    def find(self, topic: bytes, index: int, *, by_id: bool) -> Partition | None:
+        """The partition of a topic given by its id, or by its name's bytes."""
+        partitions = self._by_id.get(topic) if by_id else self._by_raw_name.get(topic)
+        return None if partitions is None else partitions.get(index)
 
     def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
         configs = self._layers.topic_configs(image.topic_configs(topic))
@@ -146,13 +152,14 @@ class Partitions:
         partition = Partition(topic.name, topic.topic_id, index, self.worker_id, plog, config)
         partitions = self._by_id.setdefault(topic.topic_id, {})
         partitions[index] = partition
-        self._by_name[topic.name] = partitions  # one mapping under both its names
+        self._by_name[topic.name] = partitions  # one mapping under all its names
+        self._by_raw_name[topic.name.encode()] = partitions
         return partition
 
     def _forget(self, name: str, topic_id: Uuid) -> Iterable[Partition]:
         partitions = self._by_id.pop(topic_id, {})
         if self._by_name.get(name) is partitions:
-            del self._by_name[name]
+            del self._by_name[name], self._by_raw_name[name.encode()]
         return partitions.values()
 
     async def _delete(self, topic: TopicImage) -> None:

@@ -163,9 +163,11 @@ Kind: TypeAlias = Callable[[Any], Any]
 
 def _integer(least: int, most: int) -> Kind:
     def check(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
+        if not isinstance(value, int) or value is True or value is False:
             raise ValueError(f"is not an integer from {least} to {most}")
-        return value
+        if not least <= value <= most:
+            raise ValueError(f"is not an integer from {least} to {most}")
+        return int(value)  # of an enumeration, its number
 
     return check
 
@@ -197,7 +199,7 @@ def _boolean(value: Any) -> bool:
 
 def _array(kind: Kind, max_items: int) -> Kind:
     def check(value: Any) -> tuple[Any, ...]:
-        if type(value) is not tuple or len(value) > max_items:
+        if not isinstance(value, tuple) or len(value) > max_items:
             raise ValueError(f"is not an array of at most {max_items} items")
         return tuple([kind(item) for item in value])
 
@@ -206,7 +208,7 @@ def _array(kind: Kind, max_items: int) -> Kind:
 
 def _struct(make: Callable[..., Any], *kinds: Kind) -> Kind:
     def check(value: Any) -> Any:
-        if type(value) is not tuple or len(value) != len(kinds):
+        if not isinstance(value, tuple) or len(value) != len(kinds):
             raise ValueError(f"is not an array of {len(kinds)} items")
         return make(*[kind(item) for kind, item in zip(kinds, value, strict=True)])
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from dataplane.log.partition_log import LogSlice
-from dataplane.partition import FetchWaiter, Partition
+from dataplane.partition import NO_ERROR, FetchWaiter, Partition
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -93,7 +93,7 @@ def _resolve(worker: Worker, version: int, message: FetchRequest) -> Asked:
     for topic in message.topics:
         for data in topic.partitions:
             partition: Partition | None = None
-            code = ErrorCode.NONE
+            code = NO_ERROR
             try:
                 partition = (
                     worker.partitions.by_id(topic.topic_id, data.partition)
@@ -129,7 +129,7 @@ class _Found:
         committed = message.isolation_level == _READ_COMMITTED
         left = min(message.max_bytes, worker.fetch_max_bytes)
         for _, data, partition, code in asked:
-            if partition is None or code is not ErrorCode.NONE:
+            if partition is None or code is not NO_ERROR:
                 answer = self._refuse(data, partition, code)
             elif replica_id >= 0:
                 answer = self._refuse(data, partition, ErrorCode.REPLICA_NOT_AVAILABLE)

@@ -6,17 +6,19 @@ such an append is still under way) becomes a coroutine and keeps its place in th
 connection and of its partition.
 """
 
-import logging
 from collections.abc import Coroutine
 from typing import Any, Final, TypeAlias
 
 from dataplane.connection import CloseConnectionError
+from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
 from dataplane.partition import Partition
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
+from wire.apis import APIS, ApiKey
 from wire.batches import NO_TIMESTAMP, BatchHeader, produced_batch
 from wire.errors import ErrorCode, KafkaError
+from wire.headers import encode_response
 from wire.messages.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
@@ -28,17 +30,53 @@ from wire.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-
-log = logging.getLogger(__name__)
+from wire.produce_one import decode_one, encode_one
 
 # Appends up to here are written in place: 64 KiB to the page cache takes some 20 µs.
 INLINE_APPEND_BYTES: Final = 64 * 1024
 _TOPIC_IDS_SINCE: Final = 13
+_API: Final = APIS[ApiKey.PRODUCE]
 _NO_ACKS: Final = 0
 _ALL_ACKS: Final = -1
 
 Answer: TypeAlias = PartitionProduceResponse
 Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Coroutine[Any, Any, Answer]]]"]
+
+
+def handle_one(
+    worker: Worker, frame: memoryview, body: int, version: int, correlation_id: int
+) -> bytes | None:
+    """The answer to a request of one batch that can be appended in place, which most are.
+
+    None has changed nothing: what has another form, or has to wait, goes to `handle_produce`.
+    """
+    one = decode_one(frame, body, version)
+    if one is None:
+        return None
+    acks, topic, index, records = one
+    partition = worker.partitions.find(topic, index, by_id=version >= _TOPIC_IDS_SINCE)
+    if partition is None or not acks or not -1 <= acks <= 1 or _must_wait(partition, records):
+        return None
+    log = partition.log
+    if log.config.flush_messages != NEVER:
+        return None
+    try:
+        result = _append_now(worker, partition, records, version, acks)
+    except (KafkaError, StorageError) as error:
+        answer = _failed(worker, partition, index, error)
+        asked = TopicProduceData(name=partition.topic, topic_id=partition.topic_id)
+        return encode_response(
+            _API, version, correlation_id, _response(worker, [(asked, [answer])])
+        )
+    return encode_one(
+        version,
+        correlation_id,
+        topic,
+        index,
+        result.first_offset,
+        result.log_append_time_ms,
+        log.log_start_offset,
+    )
 
 
 def handle_produce(
@@ -77,28 +115,30 @@ async def _await_all(worker: Worker, acks: int, answers: Answers) -> ProduceResp
 
 
 def _respond(worker: Worker, acks: int, answers: Answers) -> ProduceResponse | None:
-    moved = False
-    responses: list[TopicProduceResponse] = []
-    for topic, of_topic in answers:
+    if acks != _NO_ACKS:
+        return _response(worker, answers)
+    for _, of_topic in answers:
         for answer in of_topic:
             assert isinstance(answer, PartitionProduceResponse)
-            if answer.error_code:
-                if acks == _NO_ACKS:  # the one way to tell such a producer that something is wrong
-                    raise CloseConnectionError(
-                        f"a produce with acks=0 failed: {answer.error_message or answer.error_code}"
-                    )
-                moved = moved or answer.current_leader is not None
-        responses.append(
+            if answer.error_code:  # the one way to tell such a producer that something is wrong
+                raise CloseConnectionError(
+                    f"a produce with acks=0 failed: {answer.error_message or answer.error_code}"
+                )
+    return None
+
+
+def _response(worker: Worker, answers: Answers) -> ProduceResponse:
+    response = ProduceResponse(
+        responses=[
             TopicProduceResponse(
                 name=topic.name,
                 topic_id=topic.topic_id,
                 partition_responses=of_topic,  # type: ignore[arg-type]  # all done by now
             )
-        )
-    if acks == _NO_ACKS:
-        return None
-    response = ProduceResponse(responses=responses)
-    if moved:
+            for topic, of_topic in answers
+        ]
+    )
+    if any(a.current_leader for t in response.responses for a in t.partition_responses):
         response.node_endpoints = [
             NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
             for w in worker.live_workers()
@@ -143,33 +183,37 @@ def _append(
             partition = worker.partitions.by_id(topic.topic_id, data.index)
         else:
             partition = worker.partitions.by_name(topic.name, data.index)
-        partition.check_append(acks)
         records = data.records
-        if records is None or not len(records):
+        if records is None:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a produce without a record batch")
         assert isinstance(records, memoryview)
-        header = _check(worker, partition, records, version)
-        config = partition.log.config
-        if (
-            header.batch_bytes > INLINE_APPEND_BYTES
-            or config.flush_messages == 1
-            or partition.appending.locked()
-        ):
+        if partition.log.config.flush_messages == 1 or _must_wait(partition, records):
+            partition.check_append(acks)
+            header = _check(worker, partition, records, version)
             return _append_slowly(worker, partition, records, header)
-        now_ms = worker.clock.now_ms()
-        result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
-        if not result.is_duplicate:
-            partition.appended(header.batch_bytes)
-            if config.flush_messages <= partition.log.unflushed_records:
-                return _flush_first(worker, partition, result)
+        result = _append_now(worker, partition, records, version, acks)
+        if partition.log.config.flush_messages <= partition.log.unflushed_records:
+            return _flush_first(worker, partition, result)
     except (KafkaError, StorageError) as error:
         return _failed(worker, partition, data.index, error)
-    return PartitionProduceResponse(
-        index=data.index,
-        base_offset=result.first_offset,
-        log_append_time_ms=result.log_append_time_ms,
-        log_start_offset=partition.log.log_start_offset,
-    )
+    return _success(partition, result)
+
+
+def _must_wait(partition: Partition, records: memoryview) -> bool:
+    """Whether an append is too large to be made in place, or has to queue behind such a one."""
+    return len(records) > INLINE_APPEND_BYTES or partition.appending.locked()
+
+
+def _append_now(
+    worker: Worker, partition: Partition, records: memoryview, version: int, acks: int
+) -> AppendResult:
+    """The batch is in the log. KafkaError, StorageError."""
+    partition.check_append(acks)
+    header = _check(worker, partition, records, version)
+    result = partition.log.append(records, [header], partition.leader_epoch, worker.clock.now_ms())
+    if not result.is_duplicate:
+        partition.appended(header.batch_bytes)
+    return result
 
 
 def _failed(
