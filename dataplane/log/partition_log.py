@@ -500,7 +500,7 @@ class PartitionLog:
                 size = min(size, first_bytes) if min_one else 0
             else:
                 size = max_bytes
-        elif end_offset <= self.log_end_offset:
+        elif number + 1 == len(self._bases) and end_offset <= self.log_end_offset:
             self._next_read_offset, self._next_read_position = end_offset, end
         return LogSlice(segment.file, start, max(size, 0), offset)
 
