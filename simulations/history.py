@@ -46,6 +46,7 @@ class Attempt:
     acks: int
     idempotent: bool
     times_sent: int = 0
+    first_sent_at: float = 0.0
     acked_at: float | None = None
     offset: int | None = None
 

@@ -177,6 +177,8 @@ class Producer:
 
     async def _send(self, connection: ClientConnection, batch: Batch) -> None:
         for attempt in batch.attempts:
+            if attempt.times_sent == 0:
+                attempt.first_sent_at = self.room.world.now
             attempt.times_sent += 1
         topic = TopicProduceData(
             name=batch.topic.name,

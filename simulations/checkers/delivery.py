@@ -109,9 +109,9 @@ class AcknowledgedIsKept(Checker):
     """Nothing acknowledged is lost, but what power cuts may take from a topic without flushes.
 
     That is a suffix of what was not flushed: a record may be missing only if the power failed after
-    its acknowledgement, and then nothing acknowledged before that cut at a higher offset may be
-    left. (A later cut need not be looked at: what was acknowledged before the first was also
-    acknowledged before the later ones.)
+    it was sent (its acknowledgement may have been on the way by then), and then nothing
+    acknowledged before that cut at a higher offset may be left. (A later cut need not be looked
+    at: what was acknowledged before the first was also acknowledged before the later ones.)
     """
 
     invariant = "R6"
@@ -141,7 +141,7 @@ class AcknowledgedIsKept(Checker):
                 self.comparisons += 1
                 oldest_left_above = min(oldest_left_above, attempt.acked_at)
                 continue
-            later = bisect_right(cuts, attempt.acked_at)
+            later = bisect_right(cuts, attempt.first_sent_at)
             first_cut = cuts[later] if later < len(cuts) else None
             if self.compare(
                 first_cut is not None and not attempt.topic.flushes_every_message,
