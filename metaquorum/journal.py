@@ -10,7 +10,9 @@ Order of the disk's operations, between any two of which power may go:
     sync        write one frame at the end; fdatasync. No second frame before the first is synced.
     roll        a `.tmp` with the first frame; fdatasync; rename; sync the folder; only then used
     removal     the oldest segment; sync the folder; then the next
-    opening     stray `.tmp` go; a torn tail is cut off; fdatasync, sync the folder; only then used
+    opening     stray `.tmp` go; a torn tail is cut off; the last frame is written once more (after
+                a failed fdatasync the kernel takes it for clean, though the disk never had it);
+                fdatasync, sync the folder; only then used
 
 A segment is named by the sequence number of its first frame, and that frame repeats where the log
 stood: a segment that is missing, or another log's, is noticed.
@@ -367,7 +369,7 @@ class Journal:
         self._segments.append(segment)
         self._sequence = segment
         data = self._disk.read_file(path)
-        end = self._replay(path, data)
+        last_frame, end = self._replay(path, data)
         self._size_bytes = end
         self._total_bytes += end
         if not newest:
@@ -378,11 +380,12 @@ class Journal:
         if end < len(data):
             self.torn_bytes = len(data) - end
             self._file.truncate(end)
+        self._file.write(data[last_frame:end], last_frame)
         self._file.sync()
 
-    def _replay(self, path: str, data: bytes) -> int:
-        """The segment's operations are in the index; where its readable part ends."""
-        position = 0
+    def _replay(self, path: str, data: bytes) -> tuple[int, int]:
+        """The segment's operations are in the index; where its last whole frame begins and ends."""
+        last_frame = position = 0
         while position < len(data):
             frame = read_frame(MAGIC, data, position)
             if frame is None:
@@ -400,10 +403,10 @@ class Journal:
                 self._index.stage(op)
             self._index.wrote(ops, self._segments[-1], position)
             self._sequence += 1
-            position = frame.end
+            last_frame, position = position, frame.end
         if position == 0:
             raise _damaged(path, 0, "nothing")
-        return position
+        return last_frame, position
 
     def _complaint(self, op: Op, *, first: bool) -> str | None:
         """Why the operation cannot come next; None when it can."""

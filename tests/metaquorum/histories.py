@@ -1,0 +1,87 @@
+"""Random metadata logs, as the controller's own decisions make them."""
+
+from collections.abc import Callable
+from random import Random
+
+from hypothesis import strategies as st
+
+from metaquorum.decisions import (
+    Decision,
+    NewTopic,
+    TopicDefaults,
+    WorkerRegistration,
+    allocate_producer_ids,
+    create_topic,
+    delete_topic,
+    found_cluster,
+    register_worker,
+)
+from metaquorum.image import MetadataImage, replay
+from metaquorum.records import ConfigRecord, Endpoint, MetadataRecord, UnregisterWorkerRecord
+from wire.errors import KafkaError
+
+CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
+NAMES = st.sampled_from(["a", "b", "c.d", "c_d", "e-f", "a_b_c"])
+Wish = tuple[str, object, object]
+
+WISHES: st.SearchStrategy[list[Wish]] = st.lists(
+    st.one_of(
+        st.tuples(st.just("create"), NAMES, st.integers(1, 4)),
+        st.tuples(st.just("delete"), NAMES, st.none()),
+        st.tuples(st.just("register"), st.integers(1, 3), st.integers(0, 3)),
+        st.tuples(st.just("ids"), st.integers(1, 3), st.none()),
+        st.tuples(st.just("config"), NAMES, st.sampled_from([None, "1", "2"])),
+        st.tuples(st.just("unregister"), st.integers(1, 3), st.none()),
+    ),
+    max_size=25,
+)
+
+
+def registration(worker_id: int, incarnation: int = 0) -> WorkerRegistration:
+    endpoint = Endpoint("PLAINTEXT", f"host-{worker_id}", 9092, "PLAINTEXT")
+    return WorkerRegistration(worker_id, bytes([incarnation] * 16), (endpoint,), "host")
+
+
+def decide(image: MetadataImage, wish: Wish, random: Random) -> Decision[object]:
+    name, subject, value = wish
+    decisions: dict[str, Callable[[], Decision[object]]] = {
+        "create": lambda: create_topic(  # type: ignore[dict-item, return-value]
+            image,
+            NewTopic(str(subject), int(str(value)), configs={"retention.ms": "5"}),
+            TopicDefaults(),
+            random,
+        ),
+        "delete": lambda: delete_topic(image, str(subject), None),  # type: ignore[dict-item, return-value]
+        "register": lambda: register_worker(  # type: ignore[dict-item, return-value]
+            image, registration(int(str(subject)), int(str(value)))
+        ),
+        "ids": lambda: allocate_producer_ids(  # type: ignore[dict-item, return-value]
+            image, int(str(subject)), image.workers[int(str(subject))].broker_epoch
+        ),
+        "config": lambda: Decision(
+            None,
+            [
+                ConfigRecord(
+                    4, str(subject), "num.partitions", None if value is None else str(value)
+                )
+            ],
+        ),
+        "unregister": lambda: Decision(None, [UnregisterWorkerRecord(int(str(subject)), 0)]),
+    }
+    return decisions[name]()
+
+
+def history(wishes: list[Wish], seed: int = 0) -> list[MetadataRecord]:
+    """The records that the wishes lead to, each decided on the image of all before."""
+    random = Random(seed)
+    image = MetadataImage.empty(CLUSTER)
+    log: list[MetadataRecord] = list(found_cluster(image).records)
+    image, _ = replay(image, log)
+    for wish in wishes:
+        try:
+            records = list(decide(image, wish, random).records)
+        except (KafkaError, KeyError):
+            continue
+        log += records
+        image, _ = replay(image, records)
+    return log
