@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance.clients import CODECS, Librdkafka, Record, create
 from tests.conftest import KafkaTool, NewNode
-from tests.nodes import Peer, unique
+from tests.nodes import Peer, elsewhere, unique
 
 FIRST_MS = 1_600_000_000_000
 
@@ -32,20 +32,27 @@ def consumed(kafka_tool: KafkaTool, node: Peer, topic: str, count: int, *more: o
     return output(kafka_tool("console-consumer", *at(node), *place, *wait, *more)).splitlines()
 
 
-def test_topics_are_created_listed_described_and_deleted(node: Peer, kafka_tool: KafkaTool) -> None:
+def test_topics_are_created_listed_and_deleted(node: Peer, kafka_tool: KafkaTool) -> None:
     topic = unique("java")
     name = ("--topic", topic)
     output(kafka_tool("topics", *at(node), "--create", *name, "--partitions", 3))
     assert topic in output(kafka_tool("topics", *at(node), "--list")).split()
-    described = output(kafka_tool("topics", *at(node), "--describe", *name))
-    assert re.search(r"PartitionCount: 3\s+ReplicationFactor: 1", described)
-    rows = re.findall(r"Partition: (\d)\s+Leader: (\d)\s+Replicas: (\d)\s+Isr: (\d)", described)
-    assert rows == [(str(p), "1", "1", "1") for p in range(3)]
     again = kafka_tool("topics", *at(node), "--create", *name)
     assert again.returncode == 1
     assert f"Topic '{topic}' already exists" in again.stdout + again.stderr
     output(kafka_tool("topics", *at(node), "--delete", *name))
     assert topic not in output(kafka_tool("topics", *at(node), "--list")).split()
+
+
+@pytest.mark.xfail(
+    not elsewhere(), reason="it asks for DescribeConfigs, not served yet", strict=True
+)
+def test_topics_are_described(node: Peer, kafka_tool: KafkaTool) -> None:
+    topic = create(node.bootstrap, unique("java"), 3)
+    described = output(kafka_tool("topics", *at(node), "--describe", "--topic", topic))
+    assert re.search(r"PartitionCount: 3\s+ReplicationFactor: 1", described)
+    rows = re.findall(r"Partition: (\d)\s+Leader: (\d)\s+Replicas: (\d)\s+Isr: (\d)", described)
+    assert rows == [(str(p), "1", "1", "1") for p in range(3)]
 
 
 @pytest.mark.parametrize("codec", CODECS)
