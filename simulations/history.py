@@ -39,6 +39,8 @@ class Attempt:
     topic: Topic
     partition: int
     producer: str
+    # Which of its producer ids it was sent with; order holds within one.
+    incarnation: int
     # Counts this producer's records of this partition.
     number: int
     value: bytes

@@ -166,6 +166,7 @@ class Producer:
             topic,
             place[1],
             self.name,
+            self._producer_id,
             number,
             start + filler,
             now_ms + draw.randint(0, 3),

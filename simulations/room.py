@@ -48,6 +48,7 @@ class Settings:
 
 
 def draw_settings(draw: Random) -> Settings:
+    segment_bytes = draw.choice([1000, 4096, 250_000])
     return Settings(
         producers=draw.randint(1, 3),
         consumers=draw.randint(1, 2),
@@ -55,12 +56,13 @@ def draw_settings(draw: Random) -> Settings:
         records=draw.choice([20, 40, 80]),
         max_batch_records=draw.choice([1, 4, 12]),
         max_value_bytes=draw.choice([40, 300, 1500]),
-        big_value=draw.choice([0.0, 0.0, 0.05]),
+        # A batch larger than a segment is refused.
+        big_value=draw.choice([0.0, 0.05]) if segment_bytes > 100_000 else 0.0,
         pipeline=draw.choice([1, 3, 5]),
         think_s=draw.choice([0.0, 0.005, 0.03]),
         flush=draw.choice([0.0, 0.5, 1.0]),
         idempotent=draw.choice([0.0, 0.6, 1.0]),
-        segment_bytes=draw.choice([1000, 4096, 100_000]),
+        segment_bytes=segment_bytes,
         index_interval_bytes=draw.choice([1, 256, 4096]),
         fault_gap_s=draw.choice([0.1, 0.4, 1.0]),
     )

@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from simulations.checkers.all import CHECKERS
+from simulations.checkers.metadata import AppliedStays
 from simulations.defects import DEFECTS, planted
+from simulations.observing import small_sizes, watched
 from simulations.room import Room
 from simulations.scenarios import SCENARIOS
 from simulations.story import play
@@ -40,8 +42,10 @@ def run_seed(scenario_name: str, seed: int, *, defect: str | None = None) -> tup
 
     async def story(world: World) -> None:
         settings = scenario.settings(world.stream(f"settings {scenario.name}"))
-        rooms.append(Room(world, settings, CHECKERS))
-        await play(rooms[0])
+        room = Room(world, settings, CHECKERS)
+        rooms.append(room)
+        with watched(room.checker(AppliedStays).seen), small_sizes(world.stream("sizes")):
+            await play(room)
 
     began = time.process_time()
     with planted(DEFECTS[defect] if defect else None):

@@ -9,7 +9,9 @@ from typing import Final
 
 import trio
 
+from metaquorum.loader import MetadataLoader
 from metaquorum.runtime import Runtime
+from metaquorum.single_voter import SingleVoter
 from simulations.admin import Admin
 from simulations.audit import Auditor
 from simulations.checkers.log_files import (
@@ -17,6 +19,7 @@ from simulations.checkers.log_files import (
     RetentionLeavesTheActive,
     naive_segments,
 )
+from simulations.checkers.metadata import AppliedStays, ImageIsFold
 from simulations.consumer import Consumer
 from simulations.faults import FAULTS, Stage
 from simulations.hostile import Hostile, Prober
@@ -33,7 +36,11 @@ _LINGER_S: Final = 0.3
 
 async def play(room: Room) -> None:
     world, settings = room.world, room.settings
-    configs = {"log.retention.check.interval.ms": "300", **settings.node_configs}
+    configs = {
+        "log.retention.check.interval.ms": "300",
+        "log.flush.offset.checkpoint.interval.ms": "200",
+        **settings.node_configs,
+    }
     node = NodeOnMachine(world, room.node, PORT, configs)
     stage = Stage(room, node, world.stream("faults"))
     world.say("story", f"{settings}")
@@ -52,6 +59,7 @@ async def play(room: Room) -> None:
     if settings.hostiles:
         await _run_on(room, "prober", Prober(room, world.stream("prober")).run)
     await node.stop()
+    await _compare_images(room, node)
     _scan_files(room)
     room.finished()
     _count(room)
@@ -99,6 +107,25 @@ async def _run_on(room: Room, name: str, program: Callable[[Runtime], Awaitable[
     await fate.done.wait()
     if fate.error is not None:
         raise fate.error
+
+
+async def _compare_images(room: Room, node: NodeOnMachine) -> None:
+    """The image when the node stopped, beside what its disk and its history say."""
+    if node.node is None or node.node.worker is None or room.world.violations:
+        return
+    image, reloaded = node.node.worker.loader.image, MetadataLoader(node.node.cluster_id)
+
+    async def reload(runtime: Runtime) -> None:
+        voter = SingleVoter(runtime.disk, f"{DATA_DIR}/metadata", reloaded, 1)
+        await voter.start()
+        await voter.close()
+
+    fate = room.node.start(reload)
+    await fate.done.wait()
+    if fate.error is not None:
+        raise fate.error
+    fold = room.checker(AppliedStays).fold(image.cluster_id)
+    room.checker(ImageIsFold).images(image, fold, reloaded.image)
 
 
 def _scan_files(room: Room) -> None:

@@ -19,7 +19,7 @@ from simulations.checkers.log_files import (
     LookupsFindEverything,
     RetentionLeavesTheActive,
 )
-from simulations.checkers.metadata import AcknowledgedChangesStay
+from simulations.checkers.metadata import AcknowledgedChangesStay, AppliedStays, ImageIsFold
 from simulations.checkers.protocol import (
     AnnouncedIsServed,
     AnswersInOrder,
@@ -31,6 +31,8 @@ CHECKERS: Final[tuple[type[Checker], ...]] = (
     GarbageEndsItsConnection,
     AnnouncedIsServed,
     AcknowledgedChangesStay,
+    AppliedStays,
+    ImageIsFold,
     OneRecordPerOffset,
     OffsetsIncrease,
     AckedOffsetIsIts,

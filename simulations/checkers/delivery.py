@@ -178,23 +178,23 @@ class DeliveredOnce(Checker):
 
 
 class OrderOfSending(Checker):
-    """The records of an idempotent producer stand in the order in which it sent them."""
+    """What an idempotent producer sent under one producer id stands in the order of sending."""
 
     invariant = "T1"
 
     def finished(self) -> None:
         for final in self.room.history.finals.values():
-            last: dict[str, Attempt] = {}
+            last: dict[int, Attempt] = {}
             for read in final.reads:
                 attempt = self.room.history.attempts.get(read.value)
                 if attempt is None or not attempt.idempotent:
                     continue
-                before = last.get(attempt.producer)
+                before = last.get(attempt.incarnation)
                 if before is not None:
                     self.compare(
                         before.number < attempt.number, "{} stands behind {}", attempt, before
                     )
-                last[attempt.producer] = attempt
+                last[attempt.incarnation] = attempt
 
 
 class EveryOffsetOnce(Checker):

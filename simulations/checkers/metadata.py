@@ -1,5 +1,8 @@
 """What was acknowledged of the metadata stays; the image is what the log says."""
 
+from metaquorum.batch import Batch
+from metaquorum.image import MetadataImage, Replay
+from metaquorum.records import MetadataRecord
 from simulations.checkers import Checker
 from simulations.history import Topic
 from simulations.room import Room
@@ -41,3 +44,51 @@ class AcknowledgedChangesStay(Checker):
         for name, (topic_id, _) in topics.items():
             self.compare(name in self._asked, "nobody asked for {}", name)
             self.compare(topic_id not in self._deleted, "{} was deleted and is there", name)
+
+
+class AppliedStays(Checker):
+    """What one run of a node took as committed, every later run does: offset by offset."""
+
+    invariant = "M2"
+
+    def __init__(self, room: Room) -> None:
+        super().__init__(room)
+        self.applied: dict[int, tuple[int, list[MetadataRecord]]] = {}
+
+    def seen(self, batch: Batch) -> None:
+        records = list(batch.records())
+        known = self.applied.setdefault(batch.expected_offset, (batch.end_offset, records))
+        self.compare(
+            known == (batch.end_offset, records),
+            "offset {} of the metadata log was {} and now is {}",
+            batch.expected_offset,
+            known,
+            records,
+        )
+
+    def fold(self, cluster_id: str) -> MetadataImage:
+        """All that was ever applied, replayed onto nothing."""
+        replay = Replay(MetadataImage.empty(cluster_id))
+        offset = 0
+        while offset in self.applied:
+            offset, records = self.applied[offset]
+            replay.apply(records)
+        return replay.finish()[0]
+
+
+class ImageIsFold(Checker):
+    """Image = fold(log) = snapshot + tail."""
+
+    invariant = "M4"
+
+    def images(self, image: MetadataImage, fold: MetadataImage, reloaded: MetadataImage) -> None:
+        """Of a node when it stopped, of all that it ever applied, and of its disk."""
+        for name, other in (("the fold of its log", fold), ("snapshot and tail", reloaded)):
+            self.compare(
+                other.end_offset == image.end_offset
+                and sorted(map(repr, other.records())) == sorted(map(repr, image.records())),
+                "the image at {} is not {}, which ends at {}",
+                image.end_offset,
+                name,
+                other.end_offset,
+            )

@@ -32,14 +32,13 @@ def _single_node_kill(settings: Settings, draw: Random) -> None:
 
 def _single_node_power(settings: Settings, draw: Random) -> None:
     settings.faults = draw.choices(
-        ["power", "power at change", "stop while starting", "kill"], k=draw.randint(1, 4)
+        ["power", "power at change", "stop while starting", "kill", "restart"], k=draw.randint(1, 4)
     )
     settings.idempotent = draw.choice([0.0, 0.5, 1.0])
 
 
 def _disk_full(settings: Settings, draw: Random) -> None:
     settings.faults = draw.choices(["full", "full", "kill"], k=draw.randint(1, 3))
-    settings.big_value = draw.choice([0.0, 0.1])
     settings.think_s = 0.005
 
 

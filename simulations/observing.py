@@ -1,0 +1,48 @@
+"""What the simulator changes in shipped code, none of it behaviour: eyes, and small sizes.
+
+The eyes: every batch of metadata records that takes effect in a node is told to whoever `watches`.
+The small sizes: a journal segment or a snapshot interval of 16 MiB would take days to fill.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import dataplane.node
+from metaquorum.batch import Batch
+from metaquorum.journal import Journal
+from metaquorum.loader import MetadataLoader
+from metaquorum.single_voter import SingleVoter
+
+Seen = Callable[[Batch], None]
+
+
+@contextmanager
+def watched(seen: Seen) -> Iterator[None]:
+    class WatchedLoader(MetadataLoader):
+        async def apply(self, term: int, batch: Batch) -> bool:
+            took_effect = await super().apply(term, batch)
+            if took_effect:
+                seen(batch)
+            return took_effect
+
+    module: Any = dataplane.node
+    module.MetadataLoader = WatchedLoader
+    try:
+        yield
+    finally:
+        module.MetadataLoader = MetadataLoader
+
+
+@contextmanager
+def small_sizes(draw: Random) -> Iterator[None]:
+    journal: Any = Journal.__init__
+    voter: Any = SingleVoter.__init__
+    before = journal.__defaults__, voter.__defaults__
+    journal.__defaults__ = (draw.choice([300, 2000, 1 << 20]),)
+    voter.__defaults__ = (draw.choice([500, 3000, 1 << 20]), None)
+    try:
+        yield
+    finally:
+        journal.__defaults__, voter.__defaults__ = before
