@@ -13,7 +13,7 @@ from metaquorum.framing import DamagedError
 from metaquorum.journal import Journal, JournalFullError
 from metaquorum.journal_ops import Entry, HardState, LogPosition, decode_ops
 from metaquorum.runtime.seams import StorageError
-from tests.metaquorum.crash_disk import CrashDisk
+from tests.metaquorum.crash_disk import Crash, CrashDisk
 
 DIRECTORY = "/data/metadata"
 SEGMENT_BYTES = 300
@@ -269,6 +269,26 @@ def test_entries_refused_for_want_of_room_never_come_back() -> None:
     journal.append(Entry(2, 1, b"after"))
     sync(journal)
     assert [e.payload for e in entries_of(opened(disk))] == [b"kept", b"after"]
+
+
+def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_built_upon() -> None:
+    fail_at = 0
+    while True:
+        disk = CrashDisk(fail_at=fail_at)
+        try:
+            written(disk, 6)
+        except Crash:
+            pass
+        if not disk.crashed:
+            return
+        disk = disk.survivor(None)  # killed
+        journal = opened(disk)
+        journal.append(Entry(journal.last.index + 1, 9, b"after the kill"))
+        sync(journal)
+        held = entries_of(journal)
+        for seed in range(8):
+            assert entries_of(opened(disk.survivor(Random(seed)))) == held, fail_at
+        fail_at += 1
 
 
 def test_after_a_failed_sync_the_journal_is_of_no_use_until_it_is_opened_again() -> None:

@@ -18,6 +18,7 @@ from metaquorum.records import Endpoint, TopicRecord, encode_record
 from metaquorum.runtime.real import RealDisk
 from metaquorum.runtime.seams import Disk, StorageError
 from metaquorum.single_voter import SingleVoter
+from metaquorum.snapshot import snapshots
 from tests.metaquorum.crash_disk import CrashDisk
 from wire.errors import ErrorCode
 
@@ -105,6 +106,13 @@ def operations_of_a_whole_run() -> int:
     return disk.operations
 
 
+def assert_older_snapshot_reaches_journal(disk: CrashDisk) -> None:
+    journal = Journal(disk, DIRECTORY, CLUSTER)
+    journal.open()
+    reach = [name.position.index for name in snapshots(disk, DIRECTORY)] or [0]
+    assert journal.base.index <= reach[-1]
+
+
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 def test_a_crash_between_any_two_writes_loses_nothing_acknowledged(power: bool) -> None:
     for fail_at in range(operations_of_a_whole_run()):
@@ -116,6 +124,7 @@ def test_a_crash_between_any_two_writes_loses_nothing_acknowledged(power: bool) 
         image = recovered(survivor)
         assert set(acknowledged) <= set(image.topics), f"operation {fail_at}"
         assert set(image.topics) <= set(NAMES + MORE_NAMES)
+        assert_older_snapshot_reaches_journal(survivor)
         assert recovered(survivor).topics == image.topics
 
 

@@ -62,6 +62,13 @@ def test_a_crash_while_writing_leaves_a_whole_snapshot_or_none(power: bool) -> N
         fail_at += 1
 
 
+def test_a_snapshot_that_was_written_survives_a_power_cut() -> None:
+    disk = new_disk()
+    name = write_snapshot(disk, "/data", IMAGE, LogPosition(9, 3))
+    for seed in range(10):
+        assert all_records(disk.survivor(Random(seed)), name.path) == list(IMAGE.records())
+
+
 def test_every_flipped_byte_and_every_cut_is_damage() -> None:
     disk = new_disk()
     path = write_snapshot(disk, "/data", IMAGE, LogPosition(9, 3)).path
