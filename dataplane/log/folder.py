@@ -2,14 +2,13 @@
 
 import logging
 import os
-from collections.abc import Sequence
 from typing import Final
 
 from dataplane.log.files import OpenFiles, storage_errors
 from dataplane.log.names import SNAPSHOT, file_name
 from dataplane.log.producers import ProducerStateTable
 from dataplane.log.snapshots import decode_snapshot, encode_snapshot
-from metaquorum.runtime.seams import Disk, File
+from metaquorum.runtime.seams import Disk
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +25,8 @@ class Unsynced:
         self.names = names
         self.names_changed = names_changed
 
-    def sync(self, disk: Disk, files: Sequence[File]) -> None:
-        """These open files, and the folder as it was then, survive a loss of power. Slow."""
-        for file in files:
-            file.sync()
+    def sync(self, disk: Disk) -> None:
+        """The folder as it was then survives a loss of power. Slow."""
         for name in sorted(self.names):
             try:
                 small = disk.open(os.path.join(self.folder, name))

@@ -20,15 +20,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, NamedTuple
 
 import trio
 
 from dataplane.log.config import LogConfig
 from dataplane.log.epochs import LeaderEpochs
-from dataplane.log.files import OpenFiles, storage_error, storage_errors
-from dataplane.log.folder import LogFolder
+from dataplane.log.files import LogFile, OpenFiles, storage_error, storage_errors
+from dataplane.log.folder import LogFolder, Unsynced
 from dataplane.log.names import EPOCH_CHECKPOINT
 from dataplane.log.producers import BatchMark, ProducerStateTable
 from dataplane.log.recovery import LoadedLog
@@ -551,9 +550,9 @@ class PartitionLog:
     def truncate_to(self, offset: int) -> bool:
         """Nothing at or after `offset` is left; False if there was nothing. StorageError.
 
-        `log_end_offset` is `offset`, or less where a batch went across it. Write the recovery
-        points (`LogDir.checkpoint`) before appending again: the one on disk may lie beyond the
-        end now. Slow when many producers' state has to be read again.
+        `log_end_offset` is `offset`, or less where a batch or a gap went across it. Write the
+        recovery points (`LogDir.checkpoint`) before appending again: the one on disk may lie
+        beyond the end now. Slow when many producers' state has to be read again.
         """
         assert not self._writing
         if offset >= self.log_end_offset:
@@ -567,10 +566,13 @@ class PartitionLog:
                 self._remove_segment(self._segments.pop())
                 self._bases.pop()
             self._active = self._segments[-1]
-            if self._active.size_bytes:
-                offset = self._active.truncate_to(offset)
-            self._end_at(offset)
-            self._reload_producers()
+            end = self._active.truncate_to(offset)
+            if end >= self.log_start_offset:
+                self._end_at(end)
+                self._reload_producers()
+                return True
+        # Nothing is left from the start on: whatever is before it was deleted already.
+        self.truncate_fully_and_start_at(min(offset, self.log_start_offset))
         return True
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -721,24 +723,39 @@ class PartitionLog:
     async def _flush_once(self, disk: Disk) -> None:
         self._write_epochs()
         end, truncations = self.log_end_offset, self._truncations
-        sealed, self._unsynced_segments = self._unsynced_segments, []
+        # One segment at a time: there may be more than files may be open.
+        while self._unsynced_segments:
+            segment = self._unsynced_segments[0]
+            await self._sync_files(disk, segment.all_files(), None)
+            if self._unsynced_segments[:1] == [segment]:  # not truncated meanwhile
+                del self._unsynced_segments[0]
         unsynced = self._folder.take_unsynced()
-        files = [file for segment in sealed for file in segment.all_files()]
-        files.append(self._active.file)
+        try:
+            await self._sync_files(disk, (self._active.file,), unsynced)
+        except BaseException:  # failed, or cancelled before it began
+            self._folder.give_back(unsynced)
+            raise
+        if truncations == self._truncations:
+            self.recovery_point = max(self.recovery_point, end)
+
+    async def _sync_files(
+        self, disk: Disk, files: Sequence[LogFile], unsynced: Unsynced | None
+    ) -> None:
         opened: list[File] = []
+
+        def sync() -> None:
+            for file in opened:
+                file.sync()
+            if unsynced is not None:
+                unsynced.sync(disk)
+
         with self._failing("sync"):
             try:
                 opened.extend(file.acquire() for file in files)
-                await disk.run(partial(unsynced.sync, disk, opened))
-            except BaseException:  # failed, or cancelled before it began
-                self._unsynced_segments = sealed + self._unsynced_segments
-                self._folder.give_back(unsynced)
-                raise
+                await disk.run(sync)
             finally:
                 for file in files[: len(opened)]:
                     file.release()
-        if truncations == self._truncations:
-            self.recovery_point = max(self.recovery_point, end)
 
     async def close_clean(self, disk: Disk) -> None:
         """All of it is on disk and synced, so that the next start need not scan."""

@@ -226,16 +226,25 @@ class Segment:
         found = self.locate(self.base_offset + entry[1])
         return found[0] if found else self.size_bytes
 
+    def end_offset(self) -> int:
+        """Where the next batch may begin, by the batches that are here."""
+        last = self.index.last() if self.size_bytes else None
+        end = self.base_offset
+        for _, header in self.walk(last[1] if last else 0):
+            end = header.next_offset
+        return end
+
     # Cutting and removing
 
     def truncate_to(self, offset: int) -> int:
-        """No batch ends at or after `offset`; where the next one may begin. OSError.
+        """No batch ends at or after `offset`; where the last one left ends. OSError.
 
-        That is `offset`, or less if a batch went across it.
+        That is `offset`, or less if a batch or a gap between two went across it: the end must be
+        the one that the batches tell after a restart.
         """
         found = self.locate(offset)
         if found is None:
-            return offset
+            return self.end_offset()
         position, header = found
         self.file.get().truncate(position)
         self.size_bytes = position
@@ -257,7 +266,7 @@ class Segment:
             if rest.max_timestamp > self._max_timestamp:
                 self._max_timestamp = rest.max_timestamp
                 self._max_timestamp_offset = rest.last_offset
-        return min(offset, header.base_offset)
+        return self.end_offset()
 
     def all_files(self) -> tuple[LogFile, LogFile, LogFile]:
         return self.file, self.index.file, self.times.file

@@ -46,7 +46,7 @@ def ends_of(data: bytes) -> list[int]:
 
 
 def test_a_torn_tail_is_cut_wherever_it_is_torn(tmp_path: Path) -> None:
-    written(tmp_path / "whole", ONE_SEGMENT, 4)
+    written(tmp_path / "whole", ONE_SEGMENT, 3)
     data = log_files(tmp_path / "whole")[0].read_bytes()
     ends = ends_of(data)
     for size in range(len(data) + 1):

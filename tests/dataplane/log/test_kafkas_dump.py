@@ -1,0 +1,43 @@
+"""Apache Kafka's DumpLogSegments reads what we write."""
+
+import re
+from pathlib import Path
+
+import trio
+
+from dataplane.log.config import LogConfig
+from metaquorum.runtime.real import RealDisk
+from tests.conftest import KafkaTool
+from tests.dataplane.log.logs import append, make_batch, open_log
+
+
+def test_kafka_reads_log_indexes_and_snapshots(tmp_path: Path, kafka_tool: KafkaTool) -> None:
+    log = open_log(tmp_path, LogConfig(segment_bytes=20_000, index_interval_bytes=300))
+    for sequence in range(0, 450, 3):
+        append(
+            log,
+            make_batch(
+                3, timestamp=1000 + 7 * sequence, producer_id=7, sequence=sequence, value=b"v" * 50
+            ),
+        )
+    trio.run(log.close_clean, RealDisk())
+    files = sorted(path for path in tmp_path.iterdir() if re.match(r"\d{20}\.", path.name))
+    kinds = {path.suffix for path in files}
+    assert kinds == {".log", ".index", ".timeindex", ".snapshot"}
+    names = ",".join(map(str, files))
+
+    dumped = kafka_tool("dump-log", "--deep-iteration", "--print-data-log", "--files", names)
+    assert dumped.returncode == 0, dumped.stderr
+    # What dump-log prints when an index points to the wrong place, or a batch is not whole.
+    for complaint in ("Mismatches", "isvalid: false", "out of order", "Error"):
+        assert complaint not in dumped.stdout + dumped.stderr
+    # It finds that each segment but the first does not follow offset -1; nothing else may gap.
+    assert set(re.findall(r"(\S+) is followed by", dumped.stdout)) == {"-1"}
+    offsets = [int(one) for one in re.findall(r"^\| offset: (\d+)", dumped.stdout, re.MULTILINE)]
+    assert sorted(offsets) == list(range(450))
+    snapshot = re.findall(r"producerId: 7 producerEpoch: 0 .*?lastSequence: (\d+)", dumped.stdout)
+    assert "449" in snapshot
+
+    sane = kafka_tool("dump-log", "--index-sanity-check", "--files", names)
+    indexes = [path for path in files if path.suffix in (".index", ".timeindex")]
+    assert sane.stdout.count("passed sanity check") == len(indexes), sane.stdout + sane.stderr

@@ -1,0 +1,238 @@
+import json
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from dataplane.log import checkpoints
+from dataplane.log.config import LogConfig
+from dataplane.log.log_dir import LogDir, NewPartition
+from dataplane.log.names import parse_partition_folder, retired_folder
+from metaquorum.runtime.real import RealDisk
+from metaquorum.runtime.seams import StorageError
+from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers
+
+TOPIC_ID = bytes(range(16))
+MARK = ".kafka_cleanshutdown"
+
+
+async def opened(path: Path) -> LogDir:
+    log_dir = LogDir.open(RealDisk(), str(path))
+    await log_dir.load(lambda topic: SMALL, 0)
+    return log_dir
+
+
+async def create(log_dir: LogDir, *partitions: tuple[str, int]) -> None:
+    await log_dir.create([NewPartition(*one, TOPIC_ID, SMALL) for one in partitions], 0)
+
+
+def run(function: Callable[[], Awaitable[None]]) -> None:
+    trio.run(function)
+
+
+def test_what_was_written_is_there_after_a_clean_stop(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        assert not log_dir.was_clean
+        await create(log_dir, ("a", 0), ("a", 1), ("b.c-1", 12))
+        append_many(log_dir.partitions["a", 1], 40)
+        await log_dir.close({("a", 1): 77}, broker_epoch=5)
+        assert json.loads((tmp_path / MARK).read_text()) == {"version": 0, "brokerEpoch": 5}
+
+        log_dir = await opened(tmp_path)
+        assert (log_dir.was_clean, log_dir.last_broker_epoch) == (True, 5)
+        assert not (tmp_path / MARK).exists()
+        assert sorted(log_dir.partitions) == [("a", 0), ("a", 1), ("b.c-1", 12)]
+        assert log_dir.high_watermarks == {("a", 1): 77}
+        assert len(read_headers(log_dir.partitions["a", 1])) == 40
+        assert log_dir.partitions["b.c-1", 12].topic_id == TOPIC_ID
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_without_a_clean_stop_there_is_no_mark_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 40)
+        log_dir.abandon()
+        for _ in range(2):
+            log_dir = await opened(tmp_path)
+            assert not log_dir.was_clean
+            assert len(read_headers(log_dir.partitions["a", 0])) == 40
+            log_dir.abandon()
+
+    run(main)
+
+
+def test_a_second_process_is_turned_away(tmp_path: Path) -> None:
+    first = LogDir.open(RealDisk(), str(tmp_path))
+    with pytest.raises(StorageError, match="in use by another process"):
+        LogDir.open(RealDisk(), str(tmp_path))
+    first.abandon()
+    LogDir.open(RealDisk(), str(tmp_path)).abandon()
+
+
+def test_a_damaged_log_is_offline_alone_and_stays_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0), ("a", 1))
+        for log in log_dir.partitions.values():
+            append_many(log, 5)
+            await log.flush(RealDisk())
+        await log_dir.checkpoint({})
+        log_dir.abandon()
+        path = log_files(tmp_path / "a-0")[-1]
+        damaged = bytearray(path.read_bytes())
+        damaged[-1] ^= 1
+        path.write_bytes(damaged)
+        for _ in range(3):  # each stop writes checkpoints anew
+            log_dir = await opened(tmp_path)
+            assert list(log_dir.partitions) == [("a", 1)]
+            assert path.name in str(log_dir.offline["a", 0])
+            await log_dir.close({})
+            assert path.read_bytes() == damaged
+            assert not (tmp_path / MARK).exists()
+
+    run(main)
+
+
+def test_a_log_start_within_a_segment_survives(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 5)
+        log_dir.partitions["a", 0].advance_log_start(3)
+        await log_dir.checkpoint()
+        log_dir.abandon()
+        log_dir = await opened(tmp_path)
+        assert log_dir.partitions["a", 0].log_start_offset == 3
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_a_deleted_log_is_read_on_by_who_was_in_it_and_then_removed(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0))
+        log = log_dir.partitions["a", 0]
+        append_many(log, 5)
+        slice_ = log.read(0, 1 << 20, 10)
+        log.close()
+        log_dir.delete("a", 0, random.Random(1))
+        assert not log_dir.partitions
+        assert slice_.read()
+        # The same name may be made again at once, with another id: nothing is left in it.
+        await create(log_dir, ("a", 0))
+        assert log_dir.partitions["a", 0].log_end_offset == 0
+        await log_dir.remove_deleted()
+        assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a-0"]
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_folders_being_deleted_when_the_node_died_go_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0), ("b", 0))
+        log_dir.delete("a", 0, random.Random(1))
+        log_dir.set_aside("b", 0, random.Random(2))
+        log_dir.abandon()
+        log_dir = await opened(tmp_path)
+        assert not log_dir.partitions
+        await log_dir.remove_deleted()
+        (stray,) = [path.name for path in tmp_path.iterdir() if path.is_dir()]
+        assert stray.startswith("b-0.")
+        assert stray.endswith("-stray")
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_a_folder_that_is_not_served_is_not_made_into_a_new_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        (tmp_path / "a-0").mkdir()
+        (tmp_path / "a-0" / "something").write_text("")
+        with pytest.raises((StorageError, ExceptionGroup)) as caught:
+            await create(log_dir, ("a", 0))
+        assert "is there already" in repr(caught.value)
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_guessed_at(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n3\na 0 5\n")
+        log_dir = LogDir.open(RealDisk(), str(tmp_path))
+        with pytest.raises(StorageError, match="restore it, or remove it"):
+            await log_dir.load(lambda topic: SMALL, 0)
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_appends_after_a_clean_start_are_recovered_after_a_crash(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 5)
+        await log_dir.close({})
+        log_dir = await opened(tmp_path)
+        append(log_dir.partitions["a", 0], make_batch(1), epoch=8)
+        log_dir.abandon()
+        log_dir = await opened(tmp_path)
+        log = log_dir.partitions["a", 0]
+        assert log.log_end_offset == 11
+        assert log.epochs.entries == [(3, 0), (8, 10)]
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_many_logs_share_few_open_files(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = LogDir.open(RealDisk(), str(tmp_path), max_open_files=16)
+        await log_dir.load(lambda topic: LogConfig(), 0)
+        await create(log_dir, *[("a", number) for number in range(100)])
+        for log in log_dir.partitions.values():
+            append_many(log, 2)
+            assert len(log_dir.files) <= 16
+        await log_dir.close({})
+        log_dir = await opened(tmp_path)
+        assert log_dir.was_clean
+        assert sum(log.log_end_offset for log in log_dir.partitions.values()) == 400
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_names_of_folders() -> None:
+    assert parse_partition_folder("a.b_c-d-10") == ("a.b_c-d", 10)
+    assert parse_partition_folder("a-0.0123-delete") is None
+    assert parse_partition_folder("nothing") is None
+    long = retired_folder("x" * 249, 123456, "0" * 32, "-delete")
+    assert len(long) == 255
+    assert long.endswith("-123456." + "0" * 32 + "-delete")
+
+
+def test_small_files_are_kafkas() -> None:
+    assert checkpoints.encode_offsets({("a", 1): 5}) == b"0\n1\na 1 5\n"
+    assert checkpoints.decode_offsets(b"0\n1\na 1 5\n") == {("a", 1): 5}
+    text = b"version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n"
+    assert checkpoints.encode_partition_metadata(TOPIC_ID) == text
+    assert checkpoints.decode_partition_metadata(text) == TOPIC_ID
+    for bad in (
+        b"",
+        b"version: 1\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n",
+        b"version: 0\ntopic_id: A\n",
+    ):
+        with pytest.raises(ValueError):
+            checkpoints.decode_partition_metadata(bad)
+    assert checkpoints.decode_clean_shutdown(b"rubbish") == -1
