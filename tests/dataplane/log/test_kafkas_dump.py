@@ -32,7 +32,7 @@ def test_kafka_reads_log_indexes_and_snapshots(tmp_path: Path, kafka_tool: Kafka
     for complaint in ("Mismatches", "isvalid: false", "out of order", "Error"):
         assert complaint not in dumped.stdout + dumped.stderr
     # It finds that each segment but the first does not follow offset -1; nothing else may gap.
-    assert set(re.findall(r"(\S+) is followed by", dumped.stdout)) == {"-1"}
+    assert set(re.findall(r"(\S+) is followed by", dumped.stdout + dumped.stderr)) == {"-1"}
     offsets = [int(one) for one in re.findall(r"^\| offset: (\d+)", dumped.stdout, re.MULTILINE)]
     assert sorted(offsets) == list(range(450))
     snapshot = re.findall(r"producerId: 7 producerEpoch: 0 .*?lastSequence: (\d+)", dumped.stdout)
