@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from cli.cluster import cluster_group
 from cli.logs import configure_logging
 from cli.node_options import LOG_FORMATS, LOG_LEVELS, Invocation, UsageError, invocation
 
@@ -117,6 +118,9 @@ def _run_node(invocation: Invocation, began: float) -> int:
     else:
         return_code = 0
     return return_code
+
+
+main.add_command(cluster_group)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""mq-server cluster: its verbs, what it prints, and its exit codes."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.clients import Librdkafka, Record, create
+from tests.nodes import ROOT, free_port
+
+
+class Command:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.mq_server", "cluster", *arguments, "--dir", self.folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            timeout=90,
+        )
+        assert done.returncode == code, done.stdout
+        assert "Traceback" not in done.stdout
+        return done.stdout
+
+    def start(self, *more: str, code: int = 0) -> str:
+        return self("start", "--base-port", str(self.port), *more, code=code)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Command]:
+    command = Command(tmp_path / "cluster")
+    yield command
+    if command.folder.exists():
+        command("stop")
+
+
+def test_every_verb_does_what_its_name_says(cluster: Command) -> None:
+    started = cluster.start("--set", "num.partitions=3")
+    bootstrap = f"127.0.0.1:{cluster.port}"
+    found = re.fullmatch(
+        rf"node 1 ready after [\d.]+ s: {bootstrap} pid (\d+)\n"
+        rf"ready in [\d.]+ s: bootstrap {bootstrap}\n",
+        started,
+    )
+    assert found
+    pid = found[1]
+    assert cluster("pids") == f"{pid}\n"
+    assert f"node 1  {cluster.port}  pid {pid}  knows 1 brokers" in cluster("status")
+    assert cluster("pause", "1") == f"SIGSTOP to node 1, pid {pid}\n"
+    assert "knows 0 brokers" in cluster("status")
+    assert cluster("resume", "1") == f"SIGCONT to node 1, pid {pid}\n"
+    assert "knows 1 brokers" in cluster("status")
+    create(bootstrap, "kept")
+    Librdkafka().send(bootstrap, "kept", [Record(None, b"v")], "none")
+    assert cluster("kill", "1") == f"SIGKILL to node 1, pid {pid}\n"
+    assert f"node 1  {cluster.port}  down" in cluster("status")
+    assert re.match(r"node 1 ready after ", cluster("restart", "1"))
+    assert cluster("restart", "1").startswith("SIGTERM to node 1, pid ")
+    assert cluster("term", "1").startswith("SIGTERM to node 1, pid ")
+    cluster("start", "--keep")
+    assert len(Librdkafka().read(bootstrap, "kept", 1)) == 1
+    assert cluster("stop") == "stopped 1\n"
+    assert cluster("stop") == "stopped 0\n"
+    assert cluster("pids") == "\n"
+
+
+def test_mistakes_get_a_sentence(cluster: Command) -> None:
+    assert "none was started in" in cluster("status", code=1)
+    assert "several nodes come with the quorum" in cluster.start("--nodes", "3", code=2)
+    assert "is not KEY=VALUE" in cluster.start("--set", "novalue", code=2)
+    assert "node 1 ended with 2: mq-server: Unknown" in cluster.start("--set", "no.such=1", code=1)
+    assert "there is no node 2" in cluster("kill", "2", code=2)
+    assert "node 1 is not running" in cluster("kill", "1", code=1)
+    cluster.start()
+    assert "one is running in" in cluster.start(code=1)
+
+
+def test_a_taken_port_is_refused(cluster: Command) -> None:
+    cluster.start()
+    other = Command(cluster.folder.with_name("other"))
+    other.port = cluster.port
+    assert f"ports [{cluster.port}] are taken by other processes" in other.start(code=1)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(cluster: Command) -> None:
+    theirs = cluster.folder / "node1"
+    theirs.mkdir(parents=True)
+    (theirs / "precious").touch()
+    assert "was not made by this command" in cluster.start(code=1)
+    assert (theirs / "precious").exists()
+    theirs.joinpath("precious").unlink()
+    theirs.rmdir()
+    cluster.folder.rmdir()
