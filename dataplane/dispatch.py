@@ -13,6 +13,7 @@ from dataplane.connection import Client, CloseConnectionError, Reply
 from dataplane.handlers import (
     api_versions,
     cluster,
+    configs,
     fetch,
     metadata,
     offsets,
@@ -23,7 +24,6 @@ from dataplane.handlers import (
 from dataplane.worker import Request, Worker
 from wire.apis import APIS, Api, ApiKey
 from wire.codec import decoder
-from wire.errors import WireError
 from wire.headers import (
     decode_request_header,
     encode_response,
@@ -46,6 +46,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DELETE_TOPICS: topics.handle_delete_topics,
     ApiKey.INIT_PRODUCER_ID: producer_ids.handle_init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.handle_offset_for_leader_epoch,
+    ApiKey.DESCRIBE_CONFIGS: configs.handle_describe_configs,
     ApiKey.DESCRIBE_CLUSTER: cluster.handle_describe_cluster,
 }
 assert HANDLERS.keys() == APIS.keys()
@@ -95,11 +96,9 @@ class Dispatcher:
                     return encode_unsupported_api_versions(header.correlation_id)
                 raise CloseConnectionError(f"api_version: {api.name} v{version} is not served")
             route = self._routes[header.api_key, version] = Route(api, version)
-        message, end = route.decode(frame, body)
-        if end != len(frame):
-            raise WireError(
-                f"{route.api.name}Request v{version}: {len(frame) - end} bytes behind its end"
-            )
+        # Bytes behind the message are let pass, as Kafka does: librdkafka leaves three behind
+        # "all topics" in a flexible Metadata request (its issue 5049).
+        message, _ = route.decode(frame, body)
         request = Request(version, header.client_id, client)
         answer = route.handler(self._worker, request, message)
         if type(answer) is CoroutineType:

@@ -25,6 +25,7 @@ class ApiKey(IntEnum):
     DELETE_TOPICS = 20
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_CONFIGS = 32
     DESCRIBE_CLUSTER = 60
 
 
@@ -84,6 +85,7 @@ _ROWS: Final = (
     Api(ApiKey.DELETE_TOPICS, 1, 6, flexible_from=4),
     Api(ApiKey.INIT_PRODUCER_ID, 0, 5, flexible_from=2),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, flexible_from=4),
+    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, flexible_from=4),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, flexible_from=0),
 )
 

@@ -4,8 +4,9 @@ from typing import Final
 
 import trio
 
+from dataplane.handlers.configs import resolve_all
 from dataplane.worker import Request, Worker
-from metaquorum.config import Scope, shown_keys, to_text
+from metaquorum.config import to_text
 from metaquorum.decisions import NewTopic, TopicOutcome
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.create_topics import (
@@ -102,20 +103,16 @@ def _created(worker: Worker, outcome: TopicOutcome, version: int) -> CreatableTo
 
 
 def _configs(worker: Worker, outcome: TopicOutcome) -> list[CreatableTopicConfigs]:
-    configs = worker.layers.topic_configs(outcome.configs)
-    shown: list[CreatableTopicConfigs] = []
-    for key in shown_keys(Scope.TOPIC):
-        resolved = configs.resolve(key.name)
-        shown.append(
-            CreatableTopicConfigs(
-                name=key.name,
-                value=to_text(resolved.value),
-                read_only=False,
-                config_source=resolved.source,
-                is_sensitive=False,
-            )
+    return [
+        CreatableTopicConfigs(
+            name=resolved.key.name,
+            value=to_text(resolved.value),
+            read_only=False,
+            config_source=resolved.source,
+            is_sensitive=False,
         )
-    return shown
+        for resolved in resolve_all(worker.layers.topic_configs(outcome.configs))
+    ]
 
 
 async def handle_delete_topics(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance.clients import CODECS, Librdkafka, Record, create
 from tests.conftest import KafkaTool, NewNode
-from tests.nodes import Peer, elsewhere, unique
+from tests.nodes import Peer, unique
 
 FIRST_MS = 1_600_000_000_000
 
@@ -44,9 +44,6 @@ def test_topics_are_created_listed_and_deleted(node: Peer, kafka_tool: KafkaTool
     assert topic not in output(kafka_tool("topics", *at(node), "--list")).split()
 
 
-@pytest.mark.xfail(
-    not elsewhere(), reason="it asks for DescribeConfigs, not served yet", strict=True
-)
 def test_topics_are_described(node: Peer, kafka_tool: KafkaTool) -> None:
     topic = create(node.bootstrap, unique("java"), 3)
     described = output(kafka_tool("topics", *at(node), "--describe", "--topic", topic))

@@ -24,6 +24,7 @@ from wire.messages import (
     create_topics,
     delete_topics,
     describe_cluster,
+    describe_configs,
     fetch,
     find_coordinator,
     init_producer_id,
@@ -281,6 +282,26 @@ def ask_delete_topics(peer: Peer) -> None:
         peer.ask(ApiKey.DELETE_TOPICS, version, request)
 
 
+def ask_describe_configs(peer: Peer) -> None:
+    for version in versions(ApiKey.DESCRIBE_CONFIGS):
+        for synonyms in (False, True):
+            request = describe_configs.DescribeConfigsRequest(
+                resources=[
+                    describe_configs.DescribeConfigsResource(
+                        resource_type=2,
+                        resource_name=COMPACTED,
+                        configuration_keys=["cleanup.policy", "segment.bytes", "retention.ms"],
+                    ),
+                    describe_configs.DescribeConfigsResource(
+                        resource_type=2, resource_name=MISSING, configuration_keys=None
+                    ),
+                ],
+                include_synonyms=synonyms,
+                include_documentation=synonyms and version >= 3,
+            )
+            peer.ask(ApiKey.DESCRIBE_CONFIGS, version, request)
+
+
 def ask_describe_cluster(peer: Peer) -> None:
     for version in versions(ApiKey.DESCRIBE_CLUSTER):
         for included in (False, True):
@@ -321,6 +342,7 @@ def main() -> None:
         ask_init_producer_id,
         ask_create_topics,
         ask_describe_cluster,
+        ask_describe_configs,
         ask_find_coordinator,
         ask_delete_topics,
     ):
