@@ -15,7 +15,23 @@ from cli.node_options import LOG_FORMATS, LOG_LEVELS, Invocation, UsageError, in
 BAD_USAGE: Final = 2
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class Commands(click.Group):
+    """Imports what `cluster` needs only when it is asked for: a node starts without it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), "cluster"})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "cluster":
+            from cli.cluster import cluster_group
+
+            return cluster_group
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="metaquorum", prog_name="mq-server")
 def main() -> None:
     """Run metaquorum, an event log that Kafka clients and tools use."""
