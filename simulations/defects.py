@@ -1,9 +1,24 @@
-"""Mistakes planted into the shipped code, to show that the checkers find them."""
+"""Mistakes planted into the shipped code, to show that the checkers find them.
+
+Each swaps one method for a wrong one while a world runs. They are mistakes that were made: by
+others (design, "Lessons paid for by others"), or by us until a seed found it.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from dataplane.connection import ClientConnection
+from dataplane.log import recovery
+from dataplane.log.log_dir import LogDir
+from dataplane.log.names import CLEAN_SHUTDOWN
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.producers import ProducerStateTable
+from dataplane.log.scan import SegmentScan
+from dataplane.partition import Partition
+from metaquorum.journal import Journal
+from metaquorum.runtime.seams import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +38,281 @@ def planted(defect: Defect | None) -> Iterator[None]:
         yield
 
 
-DEFECTS: Final[dict[str, Defect]] = {}
+@contextmanager
+def swapped(owner: Any, name: str, wrong: Callable[[Any], Any]) -> Iterator[None]:
+    """`owner.name` is what `wrong` makes of the right one."""
+    right = getattr(owner, name)
+    setattr(owner, name, wrong(right))
+    try:
+        yield
+    finally:
+        setattr(owner, name, right)
+
+
+class _Deaf:
+    """A disk or a file, some of whose methods do nothing."""
+
+    def __init__(self, inner: Any, *deaf: str) -> None:
+        self._inner = inner
+        self._deaf = deaf
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._deaf:
+            return lambda *_: None
+        if name == "open":
+            return lambda *a, **k: _Deaf(self._inner.open(*a, **k), *self._deaf)
+        return getattr(self._inner, name)
+
+
+def _metadata_ack_before_fsync() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def append_frame(self: Any, frame: bytes) -> None:
+            file, self._file = self._file, _Deaf(self._file, "sync")
+            try:
+                right(self, frame)
+            finally:
+                self._file = file
+
+        return append_frame
+
+    return swapped(Journal, "_append_frame", wrong)
+
+
+def _journal_folder_not_synced() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def make_segment(self: Any, sequence: int) -> None:
+            disk, self._disk = self._disk, _Deaf(self._disk, "sync_dir")
+            try:
+                right(self, sequence)
+            finally:
+                self._disk = disk
+
+        return make_segment
+
+    return swapped(Journal, "_make_segment", wrong)
+
+
+def _index_not_rebuilt() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def write_index(self: Any, path: str, data: bytes) -> None:
+            if not self.disk.exists(path):
+                right(self, path, data)
+
+        return write_index
+
+    return swapped(recovery._Loader, "_write_index", wrong)
+
+
+def _torn_tail_served() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def scan_segment(file: Any, *rest: Any) -> SegmentScan:
+            result: SegmentScan = right(file, *rest)
+            state = result.state._replace(size_bytes=file.size())
+            return result._replace(state=state, damage=None)
+
+        return scan_segment
+
+    return swapped(recovery, "scan_segment", wrong)
+
+
+def _clean_mark_kept() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def begin(self: Any) -> Any:
+            path = f"{self.path}/{CLEAN_SHUTDOWN}"
+            mark = self._disk.read_file(path) if self._disk.exists(path) else None
+            result = right(self)
+            if mark is not None:
+                write_atomically(self._disk, path, mark)
+            return result
+
+        return begin
+
+    return swapped(LogDir, "_begin", wrong)
+
+
+def _recovered_not_synced() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def scan(self: Any, base: int) -> Any:
+            disk, self.disk = self.disk, _Deaf(self.disk, "sync")
+            try:
+                return right(self, base)
+            finally:
+                self.disk = disk
+
+        return scan
+
+    return swapped(recovery._Loader, "_scan", wrong)
+
+
+def _producers_forgotten() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def finish(self: Any, first_unclean: int) -> None:
+            right(self, first_unclean)
+            self.log.producers = ProducerStateTable()
+
+        return finish
+
+    return swapped(recovery._Loader, "_finish", wrong)
+
+
+def _failed_append_kept() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def clean_tail(self: Any) -> None:
+            self._active.size_bytes = self._active.file.get().size()
+            self._tail_dirty = False
+
+        return clean_tail
+
+    return swapped(PartitionLog, "_clean_tail", wrong)
+
+
+def _read_past_high_watermark() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def end_position(self: Any, number: int, end_offset: int) -> Any:
+            segment = self._segments[number]
+            if segment is self._active:
+                return segment.file.get().size()
+            return right(self, number, end_offset)
+
+        return end_position
+
+    return swapped(PartitionLog, "_end_position", wrong)
+
+
+def _place_of_another_segment() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def read(self: Any, offset: int, max_bytes: int, end_offset: int, **more: Any) -> Any:
+            result = right(self, offset, max_bytes, end_offset, **more)
+            if result.size_bytes and offset < self._bases[-1]:
+                self._next_read_offset = end_offset
+                self._next_read_position = result.position + result.size_bytes
+            return result
+
+        return read
+
+    return swapped(PartitionLog, "read", wrong)
+
+
+def _answers_out_of_order() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def answer_all(self: Any) -> None:
+            slow, frames = [], self._frames
+            while (frame := frames.next_frame()) is not None:
+                reply = self._handle(frame, self.client)
+                if isinstance(reply, bytes | list | None):
+                    await self._send_reply(reply)
+                else:
+                    slow.append(reply)
+            for later in slow:
+                await self._send_reply(await later)
+
+        return answer_all
+
+    return swapped(ClientConnection, "_answer_all", wrong)
+
+
+def _ack_before_flush() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def flush(self: Any, disk: Any, now_ms: int | None = None) -> None:
+            # Those who wait for their acknowledgement do not say what time it is.
+            if now_ms is not None or not self._bases:
+                await right(self, disk, now_ms)
+
+        return flush
+
+    return swapped(PartitionLog, "flush", wrong)
+
+
+def _same_epoch_again() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def lead(self: Any, leader_id: int, leader_epoch: int, *rest: Any) -> None:
+            right(self, leader_id, 0, *rest)
+
+        return lead
+
+    return swapped(Partition, "lead", wrong)
+
+
+DEFECTS: Final[dict[str, Defect]] = {
+    defect.name: defect
+    for defect in (
+        Defect(
+            "metadata-ack-before-fsync",
+            "a change of metadata is acknowledged before its journal is on disk",
+            "single-node-power",
+            _metadata_ack_before_fsync,
+        ),
+        Defect(
+            "journal-folder-not-synced",
+            "the name of a new journal segment is not made durable",
+            "single-node-power",
+            _journal_folder_not_synced,
+        ),
+        Defect(
+            "index-not-rebuilt",
+            "after an unclean stop the indexes are taken as they are",
+            "single-node-power",
+            _index_not_rebuilt,
+        ),
+        Defect(
+            "torn-tail-served",
+            "what is not a sound batch at the end of a log stays in it",
+            "single-node-power",
+            _torn_tail_served,
+        ),
+        Defect(
+            "clean-mark-kept",
+            "the mark of a clean stop outlives the start (KAFKA-10471)",
+            "single-node-power",
+            _clean_mark_kept,
+        ),
+        Defect(
+            "recovered-not-synced",
+            "recovered segments count as durable without a sync (KAFKA-10101)",
+            "single-node-power",
+            _recovered_not_synced,
+        ),
+        Defect(
+            "producers-forgotten",
+            "the state of producers does not survive a start",
+            "single-node-kill",
+            _producers_forgotten,
+        ),
+        Defect(
+            "failed-append-kept",
+            "the bytes of an append that failed stay in the log",
+            "disk-full",
+            _failed_append_kept,
+        ),
+        Defect(
+            "read-past-high-watermark",
+            "readers get what the file holds, not what is committed",
+            "hostile",
+            _read_past_high_watermark,
+        ),
+        Defect(
+            "place-of-another-segment",
+            "a place remembered from an older segment is looked up in the active one",
+            "hostile",
+            _place_of_another_segment,
+        ),
+        Defect(
+            "answers-out-of-order",
+            "what need not wait is answered first",
+            "hostile",
+            _answers_out_of_order,
+        ),
+        Defect(
+            "ack-before-flush",
+            "flush.messages does not hold back the acknowledgement",
+            "single-node-power",
+            _ack_before_flush,
+        ),
+        Defect(
+            "same-epoch-again",
+            "a leader goes on in the epoch in which it crashed (KAFKA-10527)",
+            "single-node-power",
+            _same_epoch_again,
+        ),
+    )
+}
