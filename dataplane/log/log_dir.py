@@ -216,17 +216,26 @@ class LogDir:
     async def _in_calls(
         self, steps: Iterable[Callable[[], Callable[[], object]]], concurrent: int
     ) -> None:
-        """Each step was called beside the loop, and what it returned on it."""
+        """Each step was called beside the loop, and what it returned on it.
+
+        The first StorageError or OSError ends it, after what had begun.
+        """
         rest = iter(list(steps))
+        failures: list[StorageError | OSError] = []
 
         async def take() -> None:
-            while chunk := list(islice(rest, LOADS_PER_CALL)):
-                for done in await self._disk.run(partial(_call_all, chunk)):
+            while not failures and (chunk := list(islice(rest, LOADS_PER_CALL))):
+                finished, failure = await self._disk.run(partial(_call_all, chunk))
+                for done in finished:
                     done()
+                if failure is not None:
+                    failures.append(failure)
 
         async with trio.open_nursery() as nursery:
             for _ in range(concurrent):
                 nursery.start_soon(take)
+        if failures:
+            raise failures[0]
 
     # Partitions come and go
 
@@ -362,5 +371,13 @@ class LogDir:
             self._lock.release()
 
 
-def _call_all(steps: list[Callable[[], Callable[[], object]]]) -> list[Callable[[], object]]:
-    return [step() for step in steps]
+def _call_all(
+    steps: list[Callable[[], Callable[[], object]]],
+) -> tuple[list[Callable[[], object]], StorageError | OSError | None]:
+    finished = []
+    for step in steps:
+        try:
+            finished.append(step())
+        except (StorageError, OSError) as error:
+            return finished, error
+    return finished, None

@@ -15,8 +15,6 @@ sync has failed, nobody knows what reached the disk, and every later append or f
 
 import logging
 import zlib
-from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +35,7 @@ from dataplane.log.segment import (
     SegmentState,
     walk_headers,
 )
+from dataplane.log.segments import Segments
 from dataplane.log.slices import LogSlice
 from dataplane.log.timestamps import TimestampOffset, find_offset, find_youngest
 from metaquorum.runtime.seams import Disk, File, StorageError
@@ -51,8 +50,6 @@ __all__ = ["AppendResult", "LogSlice", "PartitionLog", "SegmentSpan", "Timestamp
 
 logger = logging.getLogger(__name__)
 
-# Places of the latest batches kept at hand, so that consumers at the tail need no index.
-RECENT_BATCHES: Final = 128
 NO_TIMESTAMP: Final = -1
 
 
@@ -85,8 +82,6 @@ class _Write:
 
 class PartitionLog:
     __slots__ = (
-        "_active",
-        "_bases",
         "_config",
         "_epochs_dirty",
         "_failure",
@@ -94,11 +89,7 @@ class PartitionLog:
         "_flushing",
         "_folder",
         "_last_flush_ms",
-        "_next_read_offset",
-        "_next_read_position",
         "_opened_end_offset",
-        "_recent_lasts",
-        "_recent_positions",
         "_retired",
         "_segments",
         "_tail_dirty",
@@ -136,15 +127,11 @@ class PartitionLog:
         self._files = files
         self._folder = LogFolder(files, loaded.folder, loaded.snapshot_offsets)
         self._config = config
-        self._segments = [
-            Segment(files, loaded.folder, config, state, now_ms) for state in loaded.segments
-        ]
-        self._bases = [segment.base_offset for segment in self._segments]
-        self._active = self._segments[-1]
-        self._active.bytes_since_index = loaded.bytes_since_index
-        self._recent_lasts = array("q", (self.log_end_offset - 1,))
-        self._recent_positions = array("q", (-1,))
-        self._next_read_offset = self._next_read_position = -1
+        self._segments = Segments(
+            [Segment(files, loaded.folder, config, state, now_ms) for state in loaded.segments],
+            self.log_end_offset,
+        )
+        self._segments.active.bytes_since_index = loaded.bytes_since_index
         self._last_flush_ms = now_ms
         self._flushing: trio.Event | None = None
         self._failure: str | None = None
@@ -178,11 +165,11 @@ class PartitionLog:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
+        return self._segments.size_bytes
 
     @property
     def first_segment_offset(self) -> int:
-        return self._bases[0]
+        return self._segments.first_offset
 
     @property
     def segment_count(self) -> int:
@@ -195,12 +182,11 @@ class PartitionLog:
 
     def segment_spans(self) -> Iterator[SegmentSpan]:
         """What retention has to know of each segment, oldest first."""
-        for number, segment in enumerate(self._segments):
-            last = number + 1 == len(self._bases)
+        for segment, end_offset in self._segments.with_end_offsets(self.log_end_offset):
             newest_ms = segment.max_timestamp
             yield SegmentSpan(
                 segment.base_offset,
-                self.log_end_offset if last else self._bases[number + 1],
+                end_offset,
                 segment.size_bytes,
                 newest_ms if newest_ms >= 0 else segment.created_ms,
             )
@@ -333,7 +319,7 @@ class PartitionLog:
             raise StorageError(self._failure)
         if self._tail_dirty:
             self._clean_tail()
-        active = self._active
+        active = self._segments.active
         config = self._config
         if active.size_bytes + size_bytes > config.segment_bytes and size_bytes > (
             config.segment_bytes
@@ -349,10 +335,10 @@ class PartitionLog:
             or self._waited_ms(active, max_timestamp, now_ms) > config.segment_ms
         ):
             self.roll(now_ms)
-            active = self._active
+            active = self._segments.active
         if last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
             self.roll(now_ms)
-            active = self._active
+            active = self._segments.active
         return active
 
     def _waited_ms(self, active: Segment, max_timestamp: int, now_ms: int) -> int:
@@ -370,7 +356,8 @@ class PartitionLog:
 
     def _undo(self, write: _Write, error: OSError) -> StorageError:
         self._tail_dirty = True
-        self.epochs.truncate_from_end(self.log_end_offset + 1)
+        if self.epochs.truncate_from_end(self.log_end_offset + 1):
+            self._epochs_dirty = True
         try:
             self._clean_tail()
         except StorageError as second:
@@ -379,7 +366,7 @@ class PartitionLog:
 
     def _clean_tail(self) -> None:
         """Nothing of a failed append is left in the file."""
-        active = self._active
+        active = self._segments.active
         with storage_errors("truncate", active.file.path):
             file = active.file.get()
             if file.size() > active.size_bytes:
@@ -405,12 +392,9 @@ class PartitionLog:
             segment.note(position, header.batch_bytes, last_offset, max_timestamp)
             if header.producer_id >= 0:
                 self.producers.update(header, last_offset, max_timestamp, now_ms)
-            self._recent_lasts.append(last_offset)
-            self._recent_positions.append(position)
+            self._segments.note(last_offset, position)
             position += header.batch_bytes
             offset = last_offset + 1
-        if len(self._recent_lasts) > 2 * RECENT_BATCHES:
-            del self._recent_lasts[:-RECENT_BATCHES], self._recent_positions[:-RECENT_BATCHES]
         self.log_end_offset = offset
         return AppendResult(write.first_offset, write.last_offset, append_time)
 
@@ -419,7 +403,7 @@ class PartitionLog:
 
         An empty segment stays the active one.
         """
-        sealed = self._active
+        sealed = self._segments.active
         end = self.log_end_offset
         if not sealed.size_bytes and sealed.base_offset == end:
             return
@@ -427,10 +411,7 @@ class PartitionLog:
             sealed.seal()
             segment = self._new_segment(end, now_ms)
         self._unsynced_segments.append(sealed)
-        self._segments.append(segment)
-        self._bases.append(end)
-        self._active = segment
-        self._forget_places()
+        self._segments.add(segment)
         self._folder.write_snapshot(end, self.producers)
 
     def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
@@ -441,12 +422,6 @@ class PartitionLog:
             file.truncate(0)
         self._folder.names_changed()
         return segment
-
-    def _forget_places(self) -> None:
-        """No place of a batch is at hand; the next append's will be."""
-        self._recent_lasts = array("q", (self.log_end_offset - 1,))
-        self._recent_positions = array("q", (-1,))
-        self._next_read_offset = -1
 
     def assign_epoch(self, leader_epoch: int, start_offset: int | None = None) -> None:
         """`leader_epoch` begins at `start_offset` (the log's end); on disk, too, but not synced."""
@@ -479,59 +454,22 @@ class PartitionLog:
                 f"{self.log_start_offset} to {self.log_end_offset}",
             )
         if offset >= end_offset or offset == self.log_end_offset:
-            return LogSlice(self._active.file, 0, 0, offset)
-        number = len(self._bases) - 1
-        if offset < self._bases[-1]:
-            number = max(bisect_right(self._bases, offset) - 1, 0)
-        while True:
-            start = self._position_of(number, offset)
-            if start >= 0 or number + 1 == len(self._bases):
-                break
-            number += 1  # compaction took the end of that segment away
-        segment = self._segments[number]
-        if start < 0:
-            return LogSlice(segment.file, 0, 0, offset)
-        end = self._end_position(number, end_offset)
+            return LogSlice(self._segments.active.file, 0, 0, offset)
+        segment, start = self._segments.find(offset)
+        if end_offset >= self.log_end_offset:
+            end = segment.size_bytes
+        else:
+            end = self._segments.end_in(segment, end_offset)
         size = end - start
         if size > max_bytes:
-            first_bytes = self._batch_bytes(segment, start)
-            if first_bytes > max_bytes:
-                size = min(size, first_bytes) if min_one else 0
-            else:
+            _, first = next(segment.walk(start))
+            if first.batch_bytes <= max_bytes:
                 size = max_bytes
-        elif number + 1 == len(self._bases) and end_offset <= self.log_end_offset:
-            self._next_read_offset, self._next_read_position = end_offset, end
+            else:
+                size = min(size, first.batch_bytes) if min_one else 0
+        elif end_offset <= self.log_end_offset:
+            self._segments.read_upto(segment, end_offset, end)
         return LogSlice(segment.file, start, max(size, 0), offset)
-
-    def _position_of(self, number: int, offset: int) -> int:
-        """Where the first batch that ends at or after `offset` begins; -1 when none does.
-
-        Most reads ask for the tail, or for where the one before ended: no index is needed then.
-        """
-        if number + 1 == len(self._bases):
-            if offset == self._next_read_offset:
-                active = self._active
-                if self._next_read_position < active.size_bytes:
-                    return self._next_read_position
-            place = bisect_left(self._recent_lasts, offset)
-            if 0 < place < len(self._recent_lasts):
-                return self._recent_positions[place]
-        found = self._segments[number].locate(offset)
-        return found[0] if found else -1
-
-    def _end_position(self, number: int, end_offset: int) -> int:
-        """Where the batches before `end_offset` end in this segment."""
-        segment = self._segments[number]
-        if end_offset >= self.log_end_offset:
-            return segment.size_bytes
-        if number + 1 < len(self._bases) and end_offset >= self._bases[number + 1]:
-            return segment.size_bytes
-        position = self._position_of(number, end_offset)
-        return segment.size_bytes if position < 0 else position
-
-    def _batch_bytes(self, segment: Segment, position: int) -> int:
-        _, header = next(segment.walk(position))
-        return header.batch_bytes
 
     def offset_for_timestamp(self, timestamp: int, end_offset: int) -> TimestampOffset | None:
         """The first record before `end_offset` that is not older than `timestamp`, if any.
@@ -539,11 +477,11 @@ class PartitionLog:
         Some milliseconds where batches are large and compressed. CORRUPT_MESSAGE if one cannot
         be opened.
         """
-        return find_offset(self._segments, timestamp, self.log_start_offset, end_offset)
+        return find_offset(list(self._segments), timestamp, self.log_start_offset, end_offset)
 
     def max_timestamp(self, end_offset: int) -> TimestampOffset | None:
         """The record with the largest timestamp, the first of several; None in an empty log."""
-        return find_youngest(self._segments, end_offset)
+        return find_youngest(list(self._segments), end_offset)
 
     # Cutting
 
@@ -557,16 +495,14 @@ class PartitionLog:
         assert not self._writing
         if offset >= self.log_end_offset:
             return False
-        if offset < self._bases[0]:
+        if offset < self._segments.first_offset:
             self.truncate_fully_and_start_at(offset)
             return True
         self._truncations += 1
         with self._failing("truncate"):
-            while len(self._segments) > 1 and self._bases[-1] >= offset:
-                self._remove_segment(self._segments.pop())
-                self._bases.pop()
-            self._active = self._segments[-1]
-            end = self._active.truncate_to(offset)
+            while (segment := self._segments.pop_behind(offset)) is not None:
+                self._remove_segment(segment)
+            end = self._segments.active.truncate_to(offset)
             if end >= self.log_start_offset:
                 self._end_at(end)
                 self._reload_producers()
@@ -580,11 +516,9 @@ class PartitionLog:
         assert not self._writing
         self._truncations += 1
         with self._failing("truncate"):
-            for segment in reversed(self._segments):
+            for segment in reversed(list(self._segments)):
                 self._remove_segment(segment)
-            self._segments = [self._new_segment(offset, 0)]
-            self._bases = [offset]
-            self._active = self._segments[0]
+            self._segments = Segments([self._new_segment(offset, 0)], offset)
             self.log_start_offset = offset
             self.epochs.truncate_from_end(0)
             self._epochs_dirty = True
@@ -598,7 +532,7 @@ class PartitionLog:
         self.recovery_point = min(self.recovery_point, offset)
         self._tail_dirty = False
         self._unsynced_segments = [s for s in self._unsynced_segments if s in self._segments]
-        self._forget_places()
+        self._segments.forget_places(offset)
         if self.epochs.truncate_from_end(offset):
             self._epochs_dirty = True
         self._write_epochs()
@@ -615,8 +549,7 @@ class PartitionLog:
             return
         newest = self._folder.newest_snapshot()
         table, start = newest or (ProducerStateTable(), self.log_start_offset)
-        first = max(bisect_right(self._bases, start) - 1, 0)
-        for segment in self._segments[first:]:
+        for segment in self._segments.since(start):
             for _, header in walk_headers(segment.file.get(), 0, segment.size_bytes):
                 if header.producer_id >= 0 and header.base_offset >= start:
                     table.update(header, header.last_offset, header.max_timestamp, now_ms)
@@ -660,18 +593,16 @@ class PartitionLog:
 
         Never the active one. `remove_deleted` removes them for good.
         """
-        count = bisect_right(self._bases, self.log_start_offset) - 1
-        count = max(0, min(count, len(self._segments) - 1))
-        for _ in range(count):
-            segment = self._segments[0]
-            with storage_errors("rename", segment.file.path):
-                segment.retire()
-            self._folder.names_changed()
-            del self._segments[0], self._bases[0]
+        count = 0
+        while (segment := self._segments.pop_before(self.log_start_offset)) is not None:
+            count += 1
             self._retired.append(segment)
             if segment in self._unsynced_segments:
                 self._unsynced_segments.remove(segment)
-        self._folder.drop_snapshots_before(self._bases[0])
+            with storage_errors("rename", segment.file.path):
+                segment.retire()
+            self._folder.names_changed()
+        self._folder.drop_snapshots_before(self._segments.first_offset)
         self._write_epochs()
         return count
 
@@ -731,7 +662,7 @@ class PartitionLog:
                 del self._unsynced_segments[0]
         unsynced = self._folder.take_unsynced()
         try:
-            await self._sync_files(disk, (self._active.file,), unsynced)
+            await self._sync_files(disk, (self._segments.active.file,), unsynced)
         except BaseException:  # failed, or cancelled before it began
             self._folder.give_back(unsynced)
             raise
@@ -762,10 +693,10 @@ class PartitionLog:
         if self._failure is not None:
             raise StorageError(self._failure)
         with self._failing("close"):
-            if self._active.size_bytes and self._is_changed():
+            if self._segments.active.size_bytes and self._is_changed():
                 # Its indexes are trusted after this, so they are synced with it.
-                self._active.seal()
-                self._unsynced_segments.append(self._active)
+                self._segments.active.seal()
+                self._unsynced_segments.append(self._segments.active)
             if self._folder.snapshot_offsets[-1:] != [self.log_end_offset] and self.log_end_offset:
                 self._folder.write_snapshot(self.log_end_offset, self.producers)
         await self.flush(disk)

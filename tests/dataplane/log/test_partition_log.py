@@ -389,7 +389,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, beside: bool) -> N
     disk = FailingDisk()
     log = open_log(tmp_path, files=OpenFiles(disk))
     append_many(log, 3)
-    file = log._active.file.get()
+    file = log._segments.active.file.get()
     assert isinstance(file, FailingFile)
     size, file.room = file.size(), 30
     batch = make_batch(1, producer_id=7, sequence=0)
@@ -493,3 +493,14 @@ def test_after_a_failed_sync_nothing_is_appended_or_flushed_again(tmp_path: Path
         append_many(log, 1)
     assert log.recovery_point == 0
     assert len(read_headers(log)) == 2
+
+
+def test_the_end_of_a_read_in_an_earlier_segment_is_no_place_at_the_tail(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 15)
+    assert log.segment_count == 2
+    end = log.log_end_offset
+    assert headers_of(log.read(0, 1 << 20, end).read())[-1].next_offset < end
+    append_many(log, 2)
+    assert log.segment_count == 2
+    assert headers_of(log.read(end, 1 << 20, end + 4).read())[0].base_offset == end

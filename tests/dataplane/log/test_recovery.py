@@ -111,7 +111,7 @@ def test_damage_in_a_complete_segment_takes_what_follows_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = written(tmp_path)
-    first, second = log._bases[0], log._bases[1]
+    first, second = log._segments._bases[0], log._segments._bases[1]
     assert first == 0
     path = log_files(tmp_path)[1]
     data = bytearray(path.read_bytes())
