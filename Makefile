@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python 3.11 or newer, make and git, and nothing else.
-#   make demo     a node, a real file through it and back, and how to go on
+#   make demo     a node, a real file through it and back, and how to go on (FILE=... sends yours)
 #   make test     every test (ARGS="-k offsets" chooses some, JOBS=4 says how many processes)
 #   make lint     ruff, mypy --strict, import-linter
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
@@ -28,7 +28,7 @@ $(VENV)/installed-%: $(BIN)/python pyproject.toml
 	@touch $@
 
 demo: $(VENV)/installed-demo
-	@$(BIN)/python -m cli.demo
+	@$(BIN)/python -m cli.demo $(FILE)
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(JOBS) -rs $(ARGS)
