@@ -3,7 +3,7 @@
 #   make test     every test (ARGS="-k offsets" chooses some, JOBS=4 says how many processes)
 #   make lint     ruff, mypy --strict, import-linter
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
-#   make bench    our node and a real Kafka side by side (needs Java 17 and mvn)
+#   make bench    our node and a real Kafka side by side; needs Java 17 and mvn (BENCH= for the long one)
 #   make clean    removes what the others made, but never ./mq-data
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -40,10 +40,10 @@ lint: $(VENV)/installed-test
 	$(BIN)/lint-imports
 
 sim: $(VENV)/installed-test
-	$(BIN)/python -m simulations run $(if $(SEED),--start $(SEED),--start $$RANDOM$$RANDOM) --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m simulations run $(if $(SEED),--start $(SEED),--start $$((RANDOM * 32768 + RANDOM))) --count 1000000 --seconds $(SECONDS) $(ARGS)
 
 bench: $(VENV)/installed-test
-	BENCH_ARGS="$(BENCH)" BIN="$(CURDIR)/$(BIN)" tests/peers/side_by_side
+	BIN="$(CURDIR)/$(BIN)" tests/peers/side_by_side $(BENCH)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
