@@ -124,11 +124,7 @@ class LogDir:
         """Every log here is open and recovered, or in `offline`. StorageError for the directory."""
         with storage_errors("read", self.path):
             offsets = await self._disk.run(self._begin)
-            folders = [
-                (found, name)
-                for name in await self._disk.run(lambda: self._disk.list(self.path))
-                if (found := parse_partition_folder(name)) and self._disk.is_dir(self._path(name))
-            ]
+            folders = await self._disk.run(self._partition_folders)
         recovery_points, starts = offsets
         opens = [
             partial(
@@ -156,6 +152,13 @@ class LogDir:
         self.high_watermarks = self._read_offsets(HIGH_WATERMARK_CHECKPOINT)
         recovery_points = self._read_offsets(RECOVERY_POINT_CHECKPOINT)
         return recovery_points, self._read_offsets(LOG_START_CHECKPOINT)
+
+    def _partition_folders(self) -> list[tuple[Partition, str]]:
+        return [
+            (found, name)
+            for name in self._disk.list(self.path)
+            if (found := parse_partition_folder(name)) and self._disk.is_dir(self._path(name))
+        ]
 
     def _read_offsets(self, name: str) -> dict[Partition, int]:
         path = self._path(name)

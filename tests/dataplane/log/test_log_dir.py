@@ -10,8 +10,8 @@ from dataplane.log import checkpoints
 from dataplane.log.config import LogConfig
 from dataplane.log.log_dir import LogDir, NewPartition
 from dataplane.log.names import parse_partition_folder, retired_folder
-from metaquorum.runtime.real import RealDisk
-from metaquorum.runtime.seams import StorageError
+from metaquorum.runtime.real import RealDisk, RealFile
+from metaquorum.runtime.seams import File, StorageError
 from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers
 
 TOPIC_ID = bytes(range(16))
@@ -208,6 +208,95 @@ def test_many_logs_share_few_open_files(tmp_path: Path) -> None:
         assert log_dir.was_clean
         assert sum(log.log_end_offset for log in log_dir.partitions.values()) == 400
         log_dir.abandon()
+
+    run(main)
+
+
+class Witness(RealDisk):
+    """Notes what was done to which name, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str]] = []
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        real = super().open(path, create=create)
+        assert isinstance(real, RealFile)
+        done = self.done
+
+        class Witnessed(RealFile):
+            __slots__ = ()
+
+            def sync(self) -> None:
+                done.append(("sync", Path(path).name))
+                super().sync()
+
+        return Witnessed(path, real.fileno())
+
+    def remove(self, path: str) -> None:
+        self.done.append(("remove", Path(path).name))
+        super().remove(path)
+
+    def sync_dir(self, path: str) -> None:
+        self.done.append(("sync_dir", Path(path).name))
+        super().sync_dir(path)
+
+    def list(self, path: str) -> list[str]:
+        self.done.append(("list", Path(path).name))
+        return super().list(path)
+
+
+def test_the_clean_mark_is_gone_for_good_before_a_log_is_looked_at(tmp_path: Path) -> None:
+    """KAFKA-10471: a loss of power later must not find the mark again."""
+
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0))
+        await log_dir.close({})
+        disk = Witness()
+        log_dir = LogDir.open(disk, str(tmp_path))
+        await log_dir.load(lambda topic: SMALL, 0)
+        removed = disk.done.index(("remove", MARK))
+        synced = disk.done.index(("sync_dir", tmp_path.name))
+        assert removed < synced < disk.done.index(("list", "a-0"))
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_what_was_recovered_is_synced_before_it_is_served(tmp_path: Path) -> None:
+    """KAFKA-10101: the recovery point is at the end now, so the bytes must be on disk."""
+
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 40)
+        log_dir.abandon()
+        disk = Witness()
+        log_dir = LogDir.open(disk, str(tmp_path))
+        await log_dir.load(lambda topic: SMALL, 0)
+        assert log_dir.partitions["a", 0].recovery_point == 80
+        for path in (tmp_path / "a-0").iterdir():
+            if path.suffix in (".log", ".index", ".timeindex"):
+                assert ("sync", path.name) in disk.done
+        assert ("sync_dir", "a-0") in disk.done
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_the_clean_mark_is_written_after_everything_was_synced(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = Witness()
+        log_dir = LogDir.open(disk, str(tmp_path))
+        await log_dir.load(lambda topic: SMALL, 0)
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 40)
+        disk.done.clear()
+        await log_dir.close({})
+        marked = disk.done.index(("sync", MARK + ".tmp"))
+        for path in (tmp_path / "a-0").iterdir():
+            if path.name != "partition.metadata":  # which its creation synced
+                assert ("sync", path.name) in disk.done[:marked]
 
     run(main)
 

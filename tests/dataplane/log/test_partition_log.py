@@ -497,10 +497,27 @@ def test_after_a_failed_sync_nothing_is_appended_or_flushed_again(tmp_path: Path
 
 def test_the_end_of_a_read_in_an_earlier_segment_is_no_place_at_the_tail(tmp_path: Path) -> None:
     log = open_log(tmp_path)
-    append_many(log, 15)
-    assert log.segment_count == 2
+    append_many(log, 1)
+    log.roll(0)
+    append_many(log, 4)
     end = log.log_end_offset
     assert headers_of(log.read(0, 1 << 20, end).read())[-1].next_offset < end
     append_many(log, 2)
     assert log.segment_count == 2
     assert headers_of(log.read(end, 1 << 20, end + 4).read())[0].base_offset == end
+
+
+def test_a_flush_that_a_truncation_overtook_promises_nothing_beyond_the_end(
+    tmp_path: Path,
+) -> None:
+    log = open_log(tmp_path)
+    append_many(log, 5)
+
+    class Overtaken(RealDisk):
+        async def run(self, function):  # type: ignore[no-untyped-def]
+            if log.log_end_offset > 4:
+                log.truncate_to(4)
+            return await super().run(function)
+
+    trio.run(log.flush, Overtaken())
+    assert log.recovery_point == log.log_end_offset == 4
