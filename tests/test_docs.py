@@ -1,0 +1,138 @@
+"""Every command in README.md and docs/ is run.
+
+The word behind a fence decides how: `sh` and `python` blocks run one after the other in an empty
+folder, and 127.0.0.1:9092 in them means a node that was started for the document; `sh server` is a
+node in the foreground, started on a free port and stopped; `sh make` and `sh long` name targets and
+scripts that must exist, but would take too long here. Other blocks are refused.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.nodes import READY, ROOT, Node, free_port, wait_until
+
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ADDRESS = "127.0.0.1:9092"
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Block:
+    document: Path
+    how: str
+    text: str
+
+
+def blocks(document: Path) -> list[Block]:
+    return [Block(document, how, text) for how, text in FENCE.findall(document.read_text())]
+
+
+def all_blocks(*how: str) -> list[object]:
+    found = [one for document in DOCUMENTS for one in blocks(document) if one.how in how]
+    return [pytest.param(one, id=f"{one.document.stem}:{one.text.split()[0]}") for one in found]
+
+
+def commands(text: str) -> list[list[str]]:
+    return [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def test_every_block_says_how_it_is_run() -> None:
+    known = {"sh", "python", "sh server", "sh make", "sh long"}
+    assert {one.how for document in DOCUMENTS for one in blocks(document)} <= known
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """Where `mq-server` and `python` are those of this run."""
+    return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def runnable(document: Path) -> list[Block]:
+    return [one for one in blocks(document) if one.how in ("sh", "python")]
+
+
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if runnable(d)], ids=lambda document: document.stem
+)
+def test_commands_work_in_the_order_of_the_document(
+    document: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    node = Node(tmp_path / "node")
+    node.start()
+    other_port = str(free_port())
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    skipped = []
+    try:
+        for block in runnable(document):
+            if "kcat" in block.text and not shutil.which("kcat"):
+                skipped.append("kcat")
+                continue
+            text = block.text.replace(ADDRESS, node.bootstrap).replace("19092", other_port)
+            runner = ["bash", "-euo", "pipefail", "-c"] if block.how == "sh" else ["python", "-c"]
+            done = subprocess.run(
+                [*runner, text],
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+            assert done.returncode == 0, f"{block.text}\n{done.stdout}"
+            assert "Traceback" not in done.stdout
+    finally:
+        stop_cluster(folder, environment)
+        node.stop()
+    if skipped:
+        pytest.skip("kcat not installed: what needs it was not run, the rest was")
+
+
+def stop_cluster(folder: Path, environment: dict[str, str]) -> None:
+    """What a block that failed half way may have left running."""
+    for state in folder.glob("*/cluster.json"):
+        stop = ["mq-server", "cluster", "stop", "--dir", state.parent]
+        subprocess.run(stop, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+@pytest.mark.parametrize("block", all_blocks("sh server"))
+def test_nodes_in_the_foreground_start_and_stop(
+    block: Block, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (command,) = commands(block.text)
+    output, errors = tmp_path / "stdout", tmp_path / "stderr"
+    with output.open("wb") as out, errors.open("wb") as err:
+        process = subprocess.Popen(
+            [*command, "--listen", "127.0.0.1:0"],  # of an option given twice, the last holds
+            cwd=tmp_path,
+            env=environment,
+            stdout=out,
+            stderr=err,
+        )
+    try:
+        wait_until(lambda: READY.match(output.read_text()) or process.poll() is not None)
+        assert process.poll() is None, errors.read_text()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(TIMEOUT_S)
+    assert code == 0
+
+
+@pytest.mark.parametrize("block", all_blocks("sh make", "sh long"))
+def test_what_takes_long_is_there(block: Block) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for command in commands(block.text):
+        if command[0] == "make":
+            assert command[1] in targets
+        else:
+            assert os.access(ROOT / command[0], os.X_OK)
