@@ -16,7 +16,7 @@ from metaquorum.config_layers import WorkerLayers
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.runtime import Clock, StorageError
 from wire.errors import ErrorCode, KafkaError
-from wire.types import Uuid
+from wire.types import ZERO_UUID, Uuid
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Partitions:
         self._log_dir = log_dir
         self._by_name: dict[str, dict[int, Partition]] = {}
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
+        self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
         self._by_id: dict[Uuid, dict[int, Partition]] = {}
         self._producer_id_expiration_ms = layers.worker_configs().integer(
             "producer.id.expiration.ms"
@@ -55,20 +56,25 @@ class Partitions:
         try:
             return self._by_name[topic][index]
         except KeyError:
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index} here"
-            ) from None
+            raise self._absent(topic, index) from None
+
+    def _absent(self, topic: str, index: int) -> KafkaError:
+        failure = self._log_dir.offline.get((topic, index))
+        if failure is not None:
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(failure))
+        return KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index} here"
+        )
 
     def by_id(self, topic_id: Uuid, index: int) -> Partition:
         """KafkaError (UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION) where there is none."""
-        try:
-            partitions = self._by_id[topic_id]
-        except KeyError:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID) from None
-        try:
-            return partitions[index]
-        except KeyError:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from None
+        partition = self._by_id.get(topic_id, {}).get(index)
+        if partition is not None:
+            return partition
+        name = self._names.get(topic_id)
+        if name is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "there is no topic of this id here")
+        raise self._absent(name, index)
 
     def find(self, topic: bytes, index: int, *, by_id: bool) -> Partition | None:
         """The partition of a topic given by its id, or by its name's bytes."""
@@ -114,6 +120,9 @@ class Partitions:
         for (topic, index), plog in list(self._log_dir.partitions.items()):
             known = image.topic(topic)
             if known is None or known.topic_id != plog.topic_id or index >= len(known.partitions):
+                if plog.topic_id == ZERO_UUID and not plog.log_end_offset:
+                    self._log_dir.delete(topic, index, self._random)  # made just before a power cut
+                    continue
                 log.warning(
                     "partition %s-%d is not of this cluster any more: its log is set aside",
                     topic,
@@ -127,6 +136,7 @@ class Partitions:
         configs: dict[str, TopicConfig] = {}
         missing: list[tuple[TopicImage, int]] = []
         for topic, index, _ in hosted:
+            self._names[topic.topic_id] = topic.name
             if index not in self._by_id.get(topic.topic_id, {}):
                 configs[topic.name] = configs.get(topic.name) or self.topic_config(
                     image, topic.name
@@ -157,6 +167,7 @@ class Partitions:
         return partition
 
     def _forget(self, name: str, topic_id: Uuid) -> Iterable[Partition]:
+        self._names.pop(topic_id, None)
         partitions = self._by_id.pop(topic_id, {})
         if self._by_name.get(name) is partitions:
             del self._by_name[name], self._by_raw_name[name.encode()]

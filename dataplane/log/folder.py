@@ -43,12 +43,18 @@ class Unsynced:
 class LogFolder:
     __slots__ = ("_names_changed", "_unsynced", "files", "path", "snapshot_offsets")
 
-    def __init__(self, files: OpenFiles, path: str, snapshot_offsets: list[int]) -> None:
+    def __init__(
+        self,
+        files: OpenFiles,
+        path: str,
+        snapshot_offsets: list[int],
+        unsynced: frozenset[str] = _NONE,
+    ) -> None:
         self.files = files
         self.path = path
         self.snapshot_offsets = snapshot_offsets  # ascending
-        self._unsynced = _NONE
-        self._names_changed = False
+        self._unsynced = unsynced
+        self._names_changed = bool(unsynced)
 
     @property
     def is_synced(self) -> bool:

@@ -40,16 +40,19 @@ from dataplane.log.names import (
     DELETED_FOLDER,
     HIGH_WATERMARK_CHECKPOINT,
     LOCK,
+    LOG,
     LOG_START_CHECKPOINT,
     PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,
     STRAY_FOLDER,
+    file_name,
     parse_partition_folder,
     partition_folder,
     retired_folder,
 )
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
+from dataplane.log.segment import SegmentState
 from metaquorum.runtime.seams import Disk, FileLock, StorageError, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -243,32 +246,42 @@ class LogDir:
     # Partitions come and go
 
     async def create(self, new: Iterable[NewPartition], now_ms: int) -> None:
-        """Those partitions have an empty log in `partitions`; which topic it is, is synced.
+        """Those partitions have an empty log in `partitions`; one that cannot is in `offline`.
 
-        One that was left half made, or is offline, is a StorageError naming its folder.
+        Their folders survive a loss of power. Which topic a folder is of does from the log's first
+        flush on: until then there is nothing in it that may not be lost, and a sync for each of
+        a thousand partitions would take seconds.
         """
         made = [partial(self._create_log, one, now_ms) for one in new]
-        with storage_errors("create a log in", self.path):
-            await self._in_calls(made, CONCURRENT_CALLS)
-            await self._disk.run(lambda: self._disk.sync_dir(self.path))
+        if made:
+            with storage_errors("create a log in", self.path):
+                await self._in_calls(made, CONCURRENT_CALLS)
+                await self._disk.run(lambda: self._disk.sync_dir(self.path))
 
     def _create_log(self, new: NewPartition, now_ms: int) -> Callable[[], object]:
         partition = (new.topic, new.partition)
         assert partition not in self.partitions
         folder = self._path(partition_folder(*partition))
-        if self._disk.exists(folder) and self._disk.list(folder):
-            raise StorageError(f"{folder} is there already, and is not served; move it away")
-        self._disk.make_dirs(folder)
-        path = os.path.join(folder, PARTITION_METADATA)
-        write_atomically(self._disk, path, encode_partition_metadata(new.topic_id))
-        loaded = load_log(
-            self._disk,
+        try:
+            with storage_errors("create", folder):
+                if self._disk.exists(folder) and self._disk.list(folder):
+                    raise StorageError(
+                        f"{folder} is there already, and is not served; move it away"
+                    )
+                self._disk.make_dirs(folder)
+                metadata = self._disk.open(os.path.join(folder, PARTITION_METADATA), create=True)
+                try:
+                    metadata.write(encode_partition_metadata(new.topic_id), 0)
+                finally:
+                    metadata.close()
+                self._disk.open(os.path.join(folder, file_name(0, LOG)), create=True).close()
+        except StorageError as error:
+            return partial(self._set_offline, partition, error, 0, 0)
+        loaded = LoadedLog(
             folder,
-            new.config,
-            clean=False,
-            recovery_point=0,
-            log_start_offset=0,
-            now_ms=now_ms,
+            new.topic_id,
+            segments=[SegmentState(0)],
+            unsynced=frozenset((PARTITION_METADATA,)),
         )
         return partial(self._add, partition, new.config, loaded, now_ms)
 

@@ -125,7 +125,7 @@ class PartitionLog:
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
         self._files = files
-        self._folder = LogFolder(files, loaded.folder, loaded.snapshot_offsets)
+        self._folder = LogFolder(files, loaded.folder, loaded.snapshot_offsets, loaded.unsynced)
         self._config = config
         self._segments = Segments(
             [Segment(files, loaded.folder, config, state, now_ms) for state in loaded.segments],

@@ -67,6 +67,7 @@ class LoadedLog:
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     producers: ProducerStateTable = field(default_factory=ProducerStateTable)
     snapshot_offsets: list[int] = field(default_factory=list)
+    unsynced: frozenset[str] = frozenset()  # names of files that the first flush has to sync
     log_start_offset: int = 0
     log_end_offset: int = 0
     recovery_point: int = 0
@@ -180,16 +181,18 @@ class _Loader:
         self.log.snapshot_offsets.sort()
 
     def _read_metadata(self) -> None:
+        """Whose log it is; nobody's, if power went before the log was ever flushed."""
         if PARTITION_METADATA not in self.names:
             return
         path = self.path(PARTITION_METADATA)
         try:
             self.log.topic_id = decode_partition_metadata(self.disk.read_file(path))
         except ValueError as error:
-            raise StorageError(
-                f"{path} does not say which topic this is ({error}); "
-                f"restore it, or move the folder away if a replica has the data"
-            ) from None
+            if self.synced_to > 0:
+                raise StorageError(
+                    f"{path} does not say which topic this is ({error}); "
+                    f"restore it, or move the folder away if a replica has the data"
+                ) from None
 
     def _read_epochs(self) -> bool:
         """Whether the checkpoint tells of every epoch; else they are read from the batches."""

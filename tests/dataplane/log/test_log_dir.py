@@ -159,8 +159,22 @@ def test_a_folder_that_is_not_served_is_not_made_into_a_new_log(tmp_path: Path) 
         log_dir = await opened(tmp_path)
         (tmp_path / "a-0").mkdir()
         (tmp_path / "a-0" / "something").write_text("")
-        with pytest.raises(StorageError, match="is there already"):
-            await create(log_dir, ("a", 0), ("b", 0))
+        await create(log_dir, ("a", 0), ("b", 0))
+        assert "is there already" in str(log_dir.offline["a", 0])
+        assert list(log_dir.partitions) == [("b", 0)]
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_a_log_made_just_before_a_power_cut_is_nobodys(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0))
+        log_dir.abandon()
+        (tmp_path / "a-0" / "partition.metadata").write_bytes(b"")  # its bytes were never synced
+        log_dir = await opened(tmp_path)
+        assert log_dir.partitions["a", 0].topic_id == bytes(16)
         log_dir.abandon()
 
     run(main)
