@@ -409,6 +409,8 @@ class _Loader:
         changed |= log.epochs.truncate_from_start(log.log_start_offset)
         if changed or self.changed_epochs:
             write_atomically(self.disk, self.path(EPOCH_CHECKPOINT), log.epochs.encode())
+        if log.log_end_offset > self.synced_to:
+            self._sync_small_files()
         trusted = min(log.log_end_offset, first_unclean)
         for offset in log.snapshot_offsets:
             if offset > trusted:
@@ -416,6 +418,16 @@ class _Loader:
         log.snapshot_offsets = [offset for offset in log.snapshot_offsets if offset <= trusted]
         if self.changed:
             self.disk.sync_dir(self.folder)
+
+    def _sync_small_files(self) -> None:
+        """What the process that died had written beside the log is as safe as the log is now."""
+        for name in (EPOCH_CHECKPOINT, PARTITION_METADATA):
+            if name in self.names:
+                file = self.disk.open(self.path(name))
+                try:
+                    file.sync()
+                finally:
+                    file.close()
 
     def _start_over(self) -> None:
         """All that is left of the log lies before its start: it goes on empty from there."""

@@ -290,7 +290,7 @@ def test_what_was_recovered_is_synced_before_it_is_served(tmp_path: Path) -> Non
         await log_dir.load(lambda topic: SMALL, 0)
         assert log_dir.partitions["a", 0].recovery_point == 80
         for path in (tmp_path / "a-0").iterdir():
-            if path.suffix in (".log", ".index", ".timeindex"):
+            if path.suffix != ".snapshot":  # which has a checksum, and can be done without
                 assert ("sync", path.name) in disk.done
         assert ("sync_dir", "a-0") in disk.done
         log_dir.abandon()
