@@ -77,6 +77,10 @@ class ClientConnection:
         self._scope = trio.CancelScope()
         self._waiting_for_request = False
         self._draining = False
+        self._ended = False
+        # What a step could not finish: bytes to send, then an answer that has to be waited for.
+        self._unsent: list[bytes] = []
+        self._pending: Coroutine[Any, Any, Reply] | list[bytes | RecordsHole] | None = None
 
     def drain(self) -> None:
         """No further request is read; the answers to those that were read still leave."""
@@ -98,21 +102,72 @@ class ClientConnection:
         except StorageError as error:
             log.error("closed the connection from %s in mid-answer: %s", self.client, error)
         finally:
+            if self._pending is not None and not isinstance(self._pending, list):
+                self._pending.close()
             self._release_memory()
             self._connection.close()
 
     async def _serve(self) -> None:
-        frames, receive_into = self._frames, self._connection.receive_into
-        while not self._draining:
+        while not self._draining and not self._ended:
             self._waiting_for_request = True
-            count = await receive_into(frames.writable())
+            await self._connection.pump(self._step)
             self._waiting_for_request = False
-            if not count:
-                return
-            self.reads += 1
-            frames.received(count)
-            await self._answer_all()
+            await self._finish_step()
             await self._make_room()
+
+    def _step(self) -> bool:
+        """Bytes may have come: all requests that they complete are answered, and more may come.
+
+        False: `_finish_step` or `_make_room` has to wait for something.
+        """
+        frames = self._frames
+        count = self._connection.receive_nowait(frames.writable())
+        if count <= 0:
+            self._ended = count == 0
+            return count < 0
+        self.reads += 1
+        frames.received(count)
+        return self._answer_now() and frames.claimed_bytes <= RESERVE_ABOVE_BYTES
+
+    def _answer_now(self) -> bool:
+        """Every whole frame in the buffer is answered; False when one has to be waited for."""
+        next_frame, handle, client = self._frames.next_frame, self._handle, self.client
+        gathered: list[bytes] = []
+        gathered_bytes = 0
+        while (frame := next_frame()) is not None:
+            reply = handle(frame, client)
+            if isinstance(reply, bytes):
+                gathered.append(reply)
+                gathered_bytes += len(reply)
+                if gathered_bytes <= SEND_AT_BYTES:
+                    continue
+                break
+            if reply is not None:
+                self._pending = reply
+                break
+        else:
+            if not gathered:
+                return True
+            data = gathered[0] if len(gathered) == 1 else b"".join(gathered)
+            sent = self._connection.send_nowait(data)
+            if sent == len(data):
+                return True
+            gathered = [data[sent:]]
+        self._unsent = gathered
+        return False
+
+    async def _finish_step(self) -> None:
+        """What the last step left is sent, and the frames behind it are answered, too."""
+        while self._unsent or self._pending is not None:
+            unsent, self._unsent = self._unsent, []
+            if unsent:
+                await self._send(b"".join(unsent))
+            pending, self._pending = self._pending, None
+            if isinstance(pending, list):
+                await self._send_parts(pending)
+            elif pending is not None:
+                await self._send_reply(await pending)
+            self._answer_now()
 
     async def _make_room(self) -> None:
         """Before more of a large frame is read, the budget has taken it in."""
@@ -127,29 +182,6 @@ class ClientConnection:
         if self._reserved_bytes:
             self._memory.release(self._reserved_bytes)
             self._reserved_bytes = 0
-
-    async def _answer_all(self) -> None:
-        """Every whole frame in the buffer has been handled and its answer handed to the network."""
-        next_frame, handle, client = self._frames.next_frame, self._handle, self.client
-        gathered: list[bytes] = []
-        gathered_bytes = 0
-        while (frame := next_frame()) is not None:
-            reply = handle(frame, client)
-            if isinstance(reply, bytes):
-                gathered.append(reply)
-                gathered_bytes += len(reply)
-                if gathered_bytes > SEND_AT_BYTES:
-                    await self._send(b"".join(gathered))
-                    gathered, gathered_bytes = [], 0
-                continue
-            if reply is None:
-                continue
-            if gathered:
-                await self._send(b"".join(gathered))
-                gathered, gathered_bytes = [], 0
-            await self._send_reply(reply if isinstance(reply, list) else await reply)
-        if gathered:
-            await self._send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
 
     async def _send(self, data: Buffer) -> None:
         sent = self._connection.send_nowait(data)

@@ -210,6 +210,10 @@ class SimulatedConnection:
         process.holdings[self] = None
 
     async def receive_into(self, buffer: bytearray | memoryview) -> int:
+        await self._wait_readable()
+        return self.receive_nowait(buffer)
+
+    async def _wait_readable(self) -> None:
         self._check()
         pipe = self._in
         if pipe.reader is not None:
@@ -222,10 +226,19 @@ class SimulatedConnection:
                 pipe.reader = None
         else:
             await trio.lowlevel.checkpoint()
+
+    def receive_nowait(self, buffer: bytearray | memoryview) -> int:
         self._check()
+        pipe = self._in
         if pipe.error is not None:
             raise os_error(pipe.error)
-        return pipe.take(memoryview(buffer).cast("B"))
+        return pipe.take(memoryview(buffer).cast("B")) if pipe.readable else -1
+
+    async def pump(self, step: Callable[[], bool]) -> None:
+        more = True
+        while more:
+            await self._wait_readable()
+            more = step()
 
     def send_nowait(self, data: Buffer) -> int:
         self._check()

@@ -4,12 +4,14 @@ import errno
 import fcntl
 import os
 import random
+import select
 import shutil
 import socket
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+import outcome
 import trio
 
 from metaquorum.runtime.seams import Buffer, Connection, File, FileLock, Listener, Runtime
@@ -17,6 +19,8 @@ from metaquorum.runtime.seams import Buffer, Connection, File, FileLock, Listene
 T = TypeVar("T")
 
 LISTEN_BACKLOG: Final = 1024
+# Steps called before other tasks get their turn; a step answers what one read has brought.
+MAX_STEPS_PER_TURN: Final = 64
 # sendfile of more than this at once would keep the loop for long when the receiver is fast.
 SEND_FILE_SLICE_BYTES: Final = 1 << 20
 _FILE_MODE: Final = 0o644
@@ -161,12 +165,84 @@ class RealDisk:
         return await trio.to_thread.run_sync(function)
 
 
+class Poller:
+    """Calls steps of connections that have become readable, many in one turn of the loop.
+
+    A turn of trio's loop wakes a task for each socket, which costs as much as the request that it
+    brought. Here one system task waits for an epoll of its own and calls the steps itself; a
+    connection's task wakes when its step has said that something has to be awaited.
+    """
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = None
+        self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
+        self._registered: set[int] = set()
+
+    async def call_when_readable(self, fd: int, step: Callable[[], bool]) -> None:
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            trio.lowlevel.spawn_system_task(self._run, self._epoll)
+        if fd in self._registered:
+            self._epoll.modify(fd, select.EPOLLIN)
+        else:
+            self._epoll.register(fd, select.EPOLLIN)
+            self._registered.add(fd)
+        self._steps[fd] = step, trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._rest(fd)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def forget(self, fd: int) -> None:
+        """The descriptor is about to be closed, by the task that would wait for it."""
+        assert fd not in self._steps
+        if fd in self._registered:
+            self._registered.remove(fd)
+            assert self._epoll is not None
+            self._epoll.unregister(fd)
+
+    def _rest(self, fd: int) -> trio.lowlevel.Task:
+        """Nobody waits for the descriptor now, and it is not looked at."""
+        assert self._epoll is not None
+        self._epoll.modify(fd, 0)
+        _, task = self._steps.pop(fd)
+        return task
+
+    async def _run(self, epoll: select.epoll) -> None:
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(epoll.fileno())
+                for fd, _ in epoll.poll(0, MAX_STEPS_PER_TURN):
+                    self._call(fd)
+        finally:
+            epoll.close()
+
+    def _call(self, fd: int) -> None:
+        waiting = self._steps.get(fd)
+        if waiting is None:
+            # Hung up while its task is busy: epoll tells of that unasked, and would do so for ever.
+            assert self._epoll is not None
+            self._epoll.unregister(fd)
+            self._registered.remove(fd)
+            return
+        try:
+            more = waiting[0]()
+        except BaseException as error:  # noqa: BLE001 - it is raised in the waiting task
+            trio.lowlevel.reschedule(self._rest(fd), outcome.Error(error))
+            return
+        if not more:
+            trio.lowlevel.reschedule(self._rest(fd))
+
+
 class RealConnection:
     """A connected, non-blocking TCP socket; trio's SocketStream would cost 10 µs a request."""
 
-    __slots__ = ("_socket", "peer")
+    __slots__ = ("_poller", "_socket", "peer")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, poller: Poller) -> None:
+        self._poller = poller
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
@@ -180,6 +256,15 @@ class RealConnection:
                 return self._socket.recv_into(buffer)
             except BlockingIOError:
                 continue
+
+    def receive_nowait(self, buffer: bytearray | memoryview) -> int:
+        try:
+            return self._socket.recv_into(buffer)
+        except BlockingIOError:
+            return -1
+
+    async def pump(self, step: Callable[[], bool]) -> None:
+        await self._poller.call_when_readable(self._socket.fileno(), step)
 
     def send_nowait(self, data: Buffer) -> int:
         try:
@@ -212,13 +297,16 @@ class RealConnection:
                 await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        if self._socket.fileno() >= 0:
+        fd = self._socket.fileno()
+        if fd >= 0:
+            self._poller.forget(fd)
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
 
 
 class RealListener:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, poller: Poller) -> None:
+        self._poller = poller
         sock.setblocking(False)
         self._socket = sock
         host, port = sock.getsockname()[:2]
@@ -232,7 +320,7 @@ class RealListener:
             except BlockingIOError:
                 continue
             try:
-                return RealConnection(sock)
+                return RealConnection(sock, self._poller)
             except OSError:  # gone again before we looked
                 sock.close()
 
@@ -243,6 +331,9 @@ class RealListener:
 
 
 class RealNetwork:
+    def __init__(self) -> None:
+        self._poller = Poller()
+
     async def listen(self, host: str, port: int) -> Listener:
         family, kind, protocol, _, address = (
             await trio.socket.getaddrinfo(
@@ -257,7 +348,7 @@ class RealNetwork:
         except BaseException:
             sock.close()
             raise
-        return RealListener(sock)
+        return RealListener(sock, self._poller)
 
     async def connect(self, host: str, port: int) -> Connection:
         addresses = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -272,7 +363,7 @@ class RealNetwork:
                     status = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if status:
                     raise OSError(status, os.strerror(status))
-                return RealConnection(sock)
+                return RealConnection(sock, self._poller)
             except OSError as error:
                 sock.close()
                 failure = error

@@ -127,6 +127,16 @@ class Connection(Protocol):
         A checkpoint in any case. OSError: the connection broke.
         """
 
+    def receive_nowait(self, buffer: bytearray | memoryview) -> int:
+        """As `receive_into`, without waiting: -1 when no byte is there."""
+
+    async def pump(self, step: Callable[[], bool]) -> None:
+        """`step()` was called each time bytes may have come, until it returned False or raised.
+
+        What it raises is raised here. For steps that only receive, compute and `send_nowait`: they
+        may be called outside of the waiting task, which saves waking it for each of them.
+        """
+
     def send_nowait(self, data: Buffer) -> int:
         """How many bytes of `data`, from its start, were taken without waiting; may be 0."""
 
