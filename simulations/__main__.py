@@ -198,7 +198,7 @@ def _hunt(defect: Defect, count: int, jobs: int) -> dict[int, Outcome]:
     found: dict[int, Outcome] = {}
 
     def heard(outcome: Outcome) -> None:
-        if outcome.violations:
+        if any(name.split()[0] in defect.found_as for name, _ in outcome.violations):
             found[outcome.seed] = outcome
 
     work = [
@@ -215,8 +215,8 @@ def _defect_line(defect: Defect, found: dict[int, Outcome], count: int) -> str:
         return f"{head} {'-':>6}  NOT FOUND"
     names: dict[str, int] = {}
     for outcome in found.values():
-        name = outcome.violations[0][0]
-        names[name] = names.get(name, 0) + 1
+        for name, _ in outcome.violations:
+            names[name] = names.get(name, 0) + 1
     shown = ", ".join(name for name, _ in sorted(names.items(), key=lambda item: -item[1])[:3])
     return f"{head} {min(found):>6}  {shown}"
 

@@ -39,7 +39,7 @@ class Auditor:
             self.room.world.violate("liveness", f"not readable {LIVENESS_S:.0f} s after the faults")
 
     async def _audit(self, runtime: Runtime, topic: Topic, partition: int) -> None:
-        while True:
+        while not self.room.world.violations:
             try:
                 connection = await self.room.connect(runtime, "auditor", self._draw)
                 try:

@@ -126,11 +126,12 @@ class Consumer:
         response = await connection.receive()
         if response.error_code:
             raise EOFError(f"fetch: {response.error_code}")
-        self._take(places, response)
-        if not any(p.records for t in response.responses for p in t.partitions):
+        if not self._take(places, response):
             await sleep(runtime.clock, 0.02)
 
-    def _take(self, places: list[tuple[Topic, int, int]], response: Any) -> None:
+    def _take(self, places: list[tuple[Topic, int, int]], response: Any) -> int:
+        """How many records were new."""
+        got = 0
         asked = {(t.name, p): (t, p, o) for t, p, o in places}
         asked_by_id = {(t.topic_id, p): (t, p, o) for t, p, o in places}
         for answer in response.responses:
@@ -140,17 +141,18 @@ class Consumer:
                 if place is None:
                     self.room.world.violate("P1 AnswersWhatWasAsked", f"{answer.topic}-{key}")
                     continue
-                self._take_one(*place, data)
+                got += self._take_one(*place, data)
+        return got
 
-    def _take_one(self, topic: Topic, partition: int, offset: int, data: Any) -> None:
+    def _take_one(self, topic: Topic, partition: int, offset: int, data: Any) -> int:
         place = PartitionOf(topic.topic_id, partition)
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             # Behind the log start offset, or ahead of a log that lost its unflushed end.
             self._offsets[place] = max(data.log_start_offset, 0)
             self.room.world.count("offset out of range")
-            return
-        if data.error_code:
-            return
+            return 0
+        if data.error_code or topic.delete_asked:  # another topic may have the name by now
+            return 0
         reads = take_records(self.room, topic, partition, offset, data)
         if reads:
             self._offsets[place] = reads[-1].offset + 1
@@ -159,3 +161,4 @@ class Consumer:
                 f"reads {topic}-{partition} {reads[0].offset}..{reads[-1].offset}, "
                 f"high watermark {data.high_watermark}",
             )
+        return len(reads)

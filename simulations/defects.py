@@ -16,6 +16,7 @@ from dataplane.log.names import CLEAN_SHUTDOWN
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.producers import ProducerStateTable
 from dataplane.log.scan import SegmentScan
+from dataplane.log.segments import Segments
 from dataplane.partition import Partition
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import write_atomically
@@ -26,6 +27,8 @@ class Defect:
     name: str
     about: str
     scenario: str
+    # The invariants whose checkers find it; a plant that merely breaks the node is not found.
+    found_as: tuple[str, ...]
     plant: Callable[[], AbstractContextManager[None]]
 
 
@@ -158,7 +161,8 @@ def _producers_forgotten() -> AbstractContextManager[None]:
 def _failed_append_kept() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def clean_tail(self: Any) -> None:
-            self._active.size_bytes = self._active.file.get().size()
+            active = self._segments.active
+            active.size_bytes = active.file.get().size()
             self._tail_dirty = False
 
         return clean_tail
@@ -168,54 +172,50 @@ def _failed_append_kept() -> AbstractContextManager[None]:
 
 def _read_past_high_watermark() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def end_position(self: Any, number: int, end_offset: int) -> Any:
-            segment = self._segments[number]
-            if segment is self._active:
+        def end_in(self: Any, segment: Any, end_offset: int) -> Any:
+            if segment is self.active:
                 return segment.file.get().size()
-            return right(self, number, end_offset)
+            return right(self, segment, end_offset)
 
-        return end_position
+        return end_in
 
-    return swapped(PartitionLog, "_end_position", wrong)
+    return swapped(Segments, "end_in", wrong)
 
 
 def _place_of_another_segment() -> AbstractContextManager[None]:
-    def wrong(right: Any) -> Any:
-        def read(self: Any, offset: int, max_bytes: int, end_offset: int, **more: Any) -> Any:
-            result = right(self, offset, max_bytes, end_offset, **more)
-            if result.size_bytes and offset < self._bases[-1]:
-                self._next_read_offset = end_offset
-                self._next_read_position = result.position + result.size_bytes
-            return result
+    def wrong(_: Any) -> Any:
+        def read_upto(self: Any, segment: Any, end_offset: int, position: int) -> None:
+            self._next_read_offset, self._next_read_position = end_offset, position
 
-        return read
+        return read_upto
 
-    return swapped(PartitionLog, "read", wrong)
+    return swapped(Segments, "read_upto", wrong)
 
 
 def _answers_out_of_order() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
-        async def answer_all(self: Any) -> None:
-            slow, frames = [], self._frames
-            while (frame := frames.next_frame()) is not None:
-                reply = self._handle(frame, self.client)
-                if isinstance(reply, bytes | list | None):
-                    await self._send_reply(reply)
-                else:
-                    slow.append(reply)
+        async def finish_step(self: Any) -> None:
+            slow = []
+            while self._unsent or self._pending is not None:
+                unsent, self._unsent = self._unsent, []
+                await self._send(b"".join(unsent))
+                if self._pending is not None:
+                    slow.append(self._pending)
+                    self._pending = None
+                self._answer_now()
             for later in slow:
-                await self._send_reply(await later)
+                await self._send_reply(later if isinstance(later, list) else await later)
 
-        return answer_all
+        return finish_step
 
-    return swapped(ClientConnection, "_answer_all", wrong)
+    return swapped(ClientConnection, "_finish_step", wrong)
 
 
 def _ack_before_flush() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         async def flush(self: Any, disk: Any, now_ms: int | None = None) -> None:
             # Those who wait for their acknowledgement do not say what time it is.
-            if now_ms is not None or not self._bases:
+            if now_ms is not None:
                 await right(self, disk, now_ms)
 
         return flush
@@ -240,78 +240,91 @@ DEFECTS: Final[dict[str, Defect]] = {
             "metadata-ack-before-fsync",
             "a change of metadata is acknowledged before its journal is on disk",
             "single-node-power",
+            ("M2", "M3"),
             _metadata_ack_before_fsync,
         ),
         Defect(
             "journal-folder-not-synced",
             "the name of a new journal segment is not made durable",
             "single-node-power",
+            ("M2", "M3"),
             _journal_folder_not_synced,
         ),
         Defect(
             "index-not-rebuilt",
             "after an unclean stop the indexes are taken as they are",
             "single-node-power",
+            ("L5",),
             _index_not_rebuilt,
         ),
         Defect(
             "torn-tail-served",
             "what is not a sound batch at the end of a log stays in it",
             "single-node-power",
+            ("L4", "L5"),
             _torn_tail_served,
         ),
         Defect(
             "clean-mark-kept",
             "the mark of a clean stop outlives the start (KAFKA-10471)",
             "single-node-power",
+            ("L4", "L5", "R6"),
             _clean_mark_kept,
         ),
         Defect(
             "recovered-not-synced",
             "recovered segments count as durable without a sync (KAFKA-10101)",
             "single-node-power",
+            ("liveness", "R6"),
             _recovered_not_synced,
         ),
         Defect(
             "producers-forgotten",
             "the state of producers does not survive a start",
             "single-node-kill",
+            ("T1",),
             _producers_forgotten,
         ),
         Defect(
             "failed-append-kept",
             "the bytes of an append that failed stay in the log",
             "disk-full",
+            ("L1", "L4", "L5"),
             _failed_append_kept,
         ),
         Defect(
             "read-past-high-watermark",
             "readers get what the file holds, not what is committed",
             "hostile",
+            ("R5",),
             _read_past_high_watermark,
         ),
         Defect(
             "place-of-another-segment",
             "a place remembered from an older segment is looked up in the active one",
             "hostile",
+            ("L1", "L4", "L5"),
             _place_of_another_segment,
         ),
         Defect(
             "answers-out-of-order",
             "what need not wait is answered first",
             "hostile",
+            ("P1",),
             _answers_out_of_order,
         ),
         Defect(
             "ack-before-flush",
             "flush.messages does not hold back the acknowledgement",
             "single-node-power",
+            ("R6",),
             _ack_before_flush,
         ),
         Defect(
             "same-epoch-again",
             "a leader goes on in the epoch in which it crashed (KAFKA-10527)",
             "single-node-power",
+            ("R4",),
             _same_epoch_again,
         ),
     )

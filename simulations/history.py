@@ -48,6 +48,8 @@ class Attempt:
     acks: int
     idempotent: bool
     times_sent: int = 0
+    # By a version without topic ids: it may land in the topic that has the name by then.
+    sent_by_name: bool = False
     first_sent_at: float = 0.0
     acked_at: float | None = None
     offset: int | None = None

@@ -22,6 +22,7 @@ from wire.records import Codec, Record, encode_batch
 
 RETRY_S: Final = 0.05
 _ZSTD_SINCE: Final = 7
+_TOPIC_IDS_SINCE: Final = 13
 # The producer's state on the node is not what this producer thinks: begin anew.
 _LOST_TRACK: Final = (
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -68,7 +69,7 @@ class Producer:
         self._retries = self._idempotent or draw.random() < 0.5
         self._codec = draw.choice(list(Codec))
         self._producer_id, self._epoch = -1, -1
-        self._sequences: dict[tuple[bytes, int], int] = {}
+        self._sequences: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
         self._left = room.settings.records
         self._unanswered: deque[Batch] = deque()
@@ -145,8 +146,10 @@ class Producer:
         attempts = [self._attempt(topic, place, now_ms) for _ in range(count)]
         sequence = -1
         if self._idempotent:
-            sequence = self._sequences.get(place, 0)
-            self._sequences[place] = sequence + count
+            # By name, as real clients count: a recreated topic goes on where the other ended.
+            key = topic.name, place[1]
+            sequence = self._sequences.get(key, 0)
+            self._sequences[key] = sequence + count
         codec = self._codec
         if codec is Codec.ZSTD and connection.version(ApiKey.PRODUCE) < _ZSTD_SINCE:
             codec = Codec.LZ4
@@ -181,6 +184,8 @@ class Producer:
             if attempt.times_sent == 0:
                 attempt.first_sent_at = self.room.world.now
             attempt.times_sent += 1
+            if connection.version(ApiKey.PRODUCE) < _TOPIC_IDS_SINCE:
+                attempt.sent_by_name = True
         topic = TopicProduceData(
             name=batch.topic.name,
             topic_id=batch.topic.topic_id,

@@ -89,7 +89,7 @@ def _start_clients(room: Room) -> tuple[list[Fate], list[Producer]]:
 
 async def _finish_clients(room: Room, producers: list[Producer], fates: list[Fate]) -> None:
     with trio.move_on_after(CLIENTS_LIMIT_S) as limit:
-        while not all(producer.done for producer in producers):
+        while not all(producer.done for producer in producers) and not room.world.violations:
             await room.world.sleep(0.1)
         await room.world.sleep(_LINGER_S)
         room.closing = True

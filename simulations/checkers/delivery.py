@@ -78,7 +78,7 @@ class NothingInvented(Checker):
             attempt = self.room.history.attempts.get(read.value)
             self.compare(
                 attempt is not None
-                and attempt.place == fetched.place
+                and self._is_of(attempt, fetched)
                 and attempt.timestamp_ms == read.timestamp_ms,
                 "{}-{} offset {}: nobody wrote {!r} there",
                 fetched.topic,
@@ -86,6 +86,12 @@ class NothingInvented(Checker):
                 read.offset,
                 read.value[:40],
             )
+
+    @staticmethod
+    def _is_of(attempt: Attempt, fetched: Fetched) -> bool:
+        if attempt.place == fetched.place:
+            return True
+        return attempt.sent_by_name and attempt.topic.name == fetched.topic.name
 
 
 class AckedOffsetIsIts(Checker):
@@ -96,7 +102,9 @@ class AckedOffsetIsIts(Checker):
     def fetched(self, fetched: Fetched) -> None:
         for read in fetched.reads:
             attempt = self.room.history.attempts.get(read.value)
-            if attempt is not None and attempt.offset is not None and attempt.times_sent == 1:
+            if attempt is None or attempt.offset is None or attempt.place != fetched.place:
+                continue
+            if attempt.times_sent == 1:
                 self.compare(
                     attempt.offset == read.offset,
                     "{} was read at offset {}",
