@@ -97,6 +97,9 @@ def load_log(
         return _Loader(disk, folder, config, False, *rest).load()
 
 
+_SMALL_FILES: Final = frozenset((EPOCH_CHECKPOINT, PARTITION_METADATA))
+
+
 class _Loader:
     def __init__(
         self,
@@ -132,6 +135,8 @@ class _Loader:
         self._list_files()
         self._read_metadata()
         epochs_known = self._read_epochs()
+        if not self.clean:  # the process that died may have written these, and not synced them
+            log.unsynced = frozenset(_SMALL_FILES & self.names)
         if not self.bases:
             self.disk.open(self.path(file_name(log.log_start_offset, LOG)), create=True).close()
             self.changed = True
@@ -411,6 +416,7 @@ class _Loader:
             write_atomically(self.disk, self.path(EPOCH_CHECKPOINT), log.epochs.encode())
         if log.log_end_offset > self.synced_to:
             self._sync_small_files()
+            log.unsynced = frozenset()
         trusted = min(log.log_end_offset, first_unclean)
         for offset in log.snapshot_offsets:
             if offset > trusted:
@@ -421,13 +427,12 @@ class _Loader:
 
     def _sync_small_files(self) -> None:
         """What the process that died had written beside the log is as safe as the log is now."""
-        for name in (EPOCH_CHECKPOINT, PARTITION_METADATA):
-            if name in self.names:
-                file = self.disk.open(self.path(name))
-                try:
-                    file.sync()
-                finally:
-                    file.close()
+        for name in sorted(_SMALL_FILES & self.names):
+            file = self.disk.open(self.path(name))
+            try:
+                file.sync()
+            finally:
+                file.close()
 
     def _start_over(self) -> None:
         """All that is left of the log lies before its start: it goes on empty from there."""
