@@ -191,11 +191,11 @@ class OrderOfSending(Checker):
     invariant = "T1"
 
     def finished(self) -> None:
-        for final in self.room.history.finals.values():
+        for place, final in self.room.history.finals.items():
             last: dict[int, Attempt] = {}
             for read in final.reads:
                 attempt = self.room.history.attempts.get(read.value)
-                if attempt is None or not attempt.idempotent:
+                if attempt is None or not attempt.idempotent or attempt.place != place:
                     continue
                 before = last.get(attempt.incarnation)
                 if before is not None:
