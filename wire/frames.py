@@ -7,7 +7,8 @@ from wire.errors import WireError
 
 SIZE_BYTES: Final = 4
 INITIAL_BYTES: Final = 8 * 1024  # ten thousand idle connections must be cheap
-KEEP_MAX_BYTES: Final = 32 * 1024  # an empty buffer above this is given back
+POOLED_BYTES: Final = 1280 * 1024  # a batch of max.message.bytes, and what stands around it
+POOL_MAX_FREE: Final = 16
 
 _read_size = struct.Struct(">i").unpack_from
 # Who else is known to knock, by the first bytes it sends.
@@ -24,33 +25,60 @@ _STRANGERS: Final = (
 )
 
 
+class BufferPool:
+    """Large buffers that have been used, for whichever stream needs one next.
+
+    A buffer of a megabyte that is made anew costs as much as receiving a megabyte: its pages have
+    to be found and cleared.
+    """
+
+    def __init__(self, max_free: int = POOL_MAX_FREE) -> None:
+        self._free: list[bytearray] = []
+        self._max_free = max_free
+
+    def take(self) -> bytearray:
+        """One of POOLED_BYTES. It may hold another stream's bytes."""
+        return self._free.pop() if self._free else bytearray(POOLED_BYTES)
+
+    def give(self, buffer: bytearray) -> None:
+        """Nobody looks at this buffer any more."""
+        if len(buffer) == POOLED_BYTES and len(self._free) < self._max_free:
+            self._free.append(buffer)
+
+
 class FrameBuffer:
     """The bytes of one stream that are not handled yet.
 
-    Receive into `writable()`, say how much with `received`, then take frames until there is none.
-    A frame is a view of the buffer and stays valid until `writable` is called again, or for as
-    long as it is held if `detach` was called. The buffer at most doubles as bytes arrive, whatever
-    size a frame claims, and shrinks when a large one has been handled.
+    Receive into `writable()`, say how much with `received`, then take frames until there is none. A
+    frame is a view of the buffer and void when `writable` is called again: nobody may still be
+    looking at it then (KAFKA-19012). A frame that does not fit the small buffer goes to one of the
+    pool; beyond that the buffer at most doubles as bytes arrive, whatever size the frame claims.
+    When a large frame has been handled, the small buffer is back.
     """
 
     __slots__ = (
         "_buffer",
-        "_detached",
         "_end",
-        "_initial_bytes",
+        "_pool",
+        "_small",
         "_start",
         "_view",
         "claimed_bytes",
         "max_frame_bytes",
     )
 
-    def __init__(self, max_frame_bytes: int, initial_bytes: int = INITIAL_BYTES) -> None:
-        assert initial_bytes >= SIZE_BYTES
+    def __init__(
+        self,
+        max_frame_bytes: int,
+        initial_bytes: int = INITIAL_BYTES,
+        pool: BufferPool | None = None,
+    ) -> None:
+        assert SIZE_BYTES <= initial_bytes < POOLED_BYTES
         self.max_frame_bytes = max_frame_bytes
         self.claimed_bytes = 0  # of the frame that is under way, its size included; 0 for none
-        self._initial_bytes = initial_bytes
-        self._detached = False
-        self._take_buffer(initial_bytes)
+        self._pool = BufferPool(max_free=1) if pool is None else pool
+        self._small = bytearray(initial_bytes)
+        self._use(self._small)
         self._start = self._end = 0
 
     @property
@@ -64,7 +92,7 @@ class FrameBuffer:
 
     def writable(self) -> memoryview:
         """Where the next bytes go; never empty. Frames handed out before are void."""
-        if self._start or self._detached or self._end == len(self._buffer):
+        if self._start or self._end == len(self._buffer):
             self._make_room()
         return self._view[self._end :]
 
@@ -90,37 +118,31 @@ class FrameBuffer:
         self.claimed_bytes = 0
         return self._view[start + SIZE_BYTES : end]
 
-    def detach(self) -> None:
-        """Frames handed out stay valid while they are held: their buffer is not used again.
-
-        Source: KAFKA-19012, where a buffer still in flight was reused.
-        """
-        self._detached = True
-
-    def _take_buffer(self, size: int) -> None:
-        self._buffer = bytearray(size)
-        self._view = memoryview(self._buffer)
+    def _use(self, buffer: bytearray) -> None:
+        self._buffer = buffer
+        self._view = memoryview(buffer)
 
     def _make_room(self) -> None:
         pending = self._end - self._start
-        size = self._next_buffer_bytes(pending)
-        if size != len(self._buffer) or self._detached:
-            old = self._view
-            self._take_buffer(size)
-            self._buffer[:pending] = old[self._start : self._end]
-            self._detached = False
+        old = self._buffer
+        new = self._next_buffer(pending)
+        if new is not old:
+            new[:pending] = self._view[self._start : self._end]
+            self._use(new)
+            self._pool.give(old)
         elif pending and self._start:
-            self._buffer[:pending] = self._buffer[self._start : self._end]
+            old[:pending] = old[self._start : self._end]
         self._start, self._end = 0, pending
 
-    def _next_buffer_bytes(self, pending: int) -> int:
-        size = len(self._buffer)
+    def _next_buffer(self, pending: int) -> bytearray:
+        """Where the `pending` bytes and those to come have room."""
+        buffer, small = self._buffer, self._small
+        size = len(buffer)
         if pending == size:
-            limit = max(self.claimed_bytes or self.max_frame_bytes, SIZE_BYTES)
-            return max(min(2 * size, limit), size + 1)
-        if not pending and size > KEEP_MAX_BYTES:
-            return self._initial_bytes
-        return size
+            if size < POOLED_BYTES:
+                return self._pool.take()
+            return bytearray(max(min(2 * size, self.claimed_bytes), size + 1))
+        return small if pending < len(small) else buffer
 
     def _nonsense(self, size: int) -> WireError:
         first = bytes(self._buffer[self._start : self._start + SIZE_BYTES])

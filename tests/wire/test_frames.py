@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wire.errors import WireError
-from wire.frames import INITIAL_BYTES, KEEP_MAX_BYTES, FrameBuffer
+from wire.frames import INITIAL_BYTES, POOLED_BYTES, BufferPool, FrameBuffer
 
 LIMIT = 10_000_000
 
@@ -74,39 +74,53 @@ def test_a_claim_of_much_costs_nothing_before_the_bytes_arrive() -> None:
     received = 4
     while received < LIMIT + 4:
         received += receive(buffer, bytes(min(65536, LIMIT + 4 - received)))
-        assert buffer.buffer_bytes <= max(INITIAL_BYTES, 2 * received)
+        assert buffer.buffer_bytes <= max(INITIAL_BYTES, POOLED_BYTES, 2 * received)
         if received < LIMIT + 4:
             assert buffer.next_frame() is None
     assert buffer.buffer_bytes == LIMIT + 4
     assert len(buffer.next_frame()) == LIMIT
 
 
-def test_a_large_buffer_is_given_back() -> None:
+def test_a_large_buffer_is_given_back_and_used_again() -> None:
+    pool = BufferPool()
+    used = []
+    for _ in range(3):
+        buffer = FrameBuffer(LIMIT, pool=pool)
+        data = framed(bytes(300_000))
+        while data:
+            data = data[receive(buffer, data) :]
+            frames = drain(buffer)
+        assert frames == [bytes(300_000)]
+        assert buffer.buffer_bytes == POOLED_BYTES
+        used.append(buffer._buffer)
+        buffer.writable()
+        assert buffer.buffer_bytes == INITIAL_BYTES
+    assert used[0] is used[1] is used[2]
+
+
+def test_the_pool_keeps_only_so_many_of_its_own_size() -> None:
+    pool = BufferPool(max_free=2)
+    buffers = [pool.take() for _ in range(3)]
+    for buffer in (*buffers, bytearray(10)):
+        pool.give(buffer)
+    assert pool.take() is buffers[1]
+    assert pool.take() is buffers[0]
+    fresh = pool.take()
+    assert all(fresh is not buffer for buffer in buffers)
+
+
+def test_what_follows_a_large_frame_is_kept() -> None:
     buffer = FrameBuffer(LIMIT)
-    data = framed(bytes(300_000))
+    rest = framed(b"small")
+    data = framed(bytes(100_000)) + rest
+    frames: list[bytes] = []
     while data:
-        data = data[receive(buffer, data) :]
-        frames = drain(buffer)
-    assert frames == [bytes(300_000)]
-    assert buffer.buffer_bytes > KEEP_MAX_BYTES
-    buffer.writable()
-    assert buffer.buffer_bytes == INITIAL_BYTES
+        data = data[receive(buffer, data[:7001]) :]
+        frames += drain(buffer)
+    assert frames == [bytes(100_000), b"small"]
 
 
-def test_a_detached_frame_outlives_the_next_receive() -> None:
-    buffer = FrameBuffer(LIMIT)
-    receive(buffer, framed(b"held") + framed(b"next")[:6])
-    held = buffer.next_frame()
-    assert buffer.next_frame() is None
-    buffer.detach()
-    receive(buffer, framed(b"next")[6:])
-    assert drain(buffer) == [b"next"]
-    receive(buffer, framed(b"over"))
-    assert drain(buffer) == [b"over"]
-    assert bytes(held) == b"held"
-
-
-def test_without_detach_the_buffer_is_used_again() -> None:
+def test_a_frame_is_void_at_the_next_receive() -> None:
     buffer = FrameBuffer(LIMIT)
     receive(buffer, framed(b"held"))
     held = buffer.next_frame()
