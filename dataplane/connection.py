@@ -8,17 +8,18 @@ own frame and its own answer.
 """
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import trio
 
+from dataplane.log.files import storage_errors
 from dataplane.log.partition_log import LogSlice
 from dataplane.memory import RequestMemory
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
 from wire.errors import WireError
-from wire.frames import FrameBuffer
+from wire.frames import BufferPool, FrameBuffer
 from wire.types import RecordsHole
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ COLD_READ_BYTES: Final = 1 << 20
 SEND_AT_BYTES: Final = 256 * 1024
 # A frame that claims more than this is read only when the budget for requests has room for it.
 RESERVE_ABOVE_BYTES: Final = 64 * 1024
+# Others have their turn after so many requests, however many one read has brought.
+FRAMES_PER_SLICE: Final = 128
 
 Reply: TypeAlias = bytes | list[bytes | RecordsHole] | None
 
@@ -48,7 +51,23 @@ class Client:
         return f"{self.address[0]}:{self.address[1]}"
 
 
-Handle: TypeAlias = Callable[[memoryview, Client], "Reply | Coroutine[Any, Any, Reply]"]
+class PendingReply:
+    """A reply that has to be waited for. Whoever does not await it closes it."""
+
+    __slots__ = ("_answer", "_reply_of")
+
+    def __init__(self, answer: Coroutine[Any, Any, Any], reply_of: Callable[[Any], Reply]) -> None:
+        self._answer = answer
+        self._reply_of = reply_of
+
+    def __await__(self) -> Generator[Any, Any, Reply]:
+        return self._reply_of((yield from self._answer.__await__()))
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+Handle: TypeAlias = Callable[[memoryview, Client], "Reply | PendingReply"]
 
 
 class CloseConnectionError(Exception):
@@ -64,23 +83,28 @@ class ClientConnection:
         handle: Handle,
         disk: Disk,
         memory: RequestMemory,
+        buffers: BufferPool,
         max_frame_bytes: int,
     ) -> None:
         self.client = Client(connection.peer)
-        self.reads = 0  # the server's sweep for idle connections watches it move
+        self.progress = 0  # the server's sweep for idle connections watches it move
         self._connection = connection
         self._handle = handle
         self._disk = disk
         self._memory = memory
-        self._frames = FrameBuffer(max_frame_bytes)
+        self._frames = FrameBuffer(max_frame_bytes, pool=buffers)
         self._reserved_bytes = 0
         self._scope = trio.CancelScope()
+        # Nothing of a request is held that a cancellation could take.
         self._waiting_for_request = False
         self._draining = False
         self._ended = False
-        # What a step could not finish: bytes to send, then an answer that has to be waited for.
+        # What a step could not finish: bytes to send, then an answer that has to be waited for,
+        # or the reason to close; then the frames behind.
         self._unsent: list[bytes] = []
-        self._pending: Coroutine[Any, Any, Reply] | list[bytes | RecordsHole] | None = None
+        self._pending: PendingReply | list[bytes | RecordsHole] | None = None
+        self._failure: WireError | CloseConnectionError | None = None
+        self._interrupted = False
 
     def drain(self) -> None:
         """No further request is read; the answers to those that were read still leave."""
@@ -102,7 +126,7 @@ class ClientConnection:
         except StorageError as error:
             log.error("closed the connection from %s in mid-answer: %s", self.client, error)
         finally:
-            if self._pending is not None and not isinstance(self._pending, list):
+            if isinstance(self._pending, PendingReply):
                 self._pending.close()
             self._release_memory()
             self._connection.close()
@@ -111,7 +135,6 @@ class ClientConnection:
         while not self._draining and not self._ended:
             self._waiting_for_request = True
             await self._connection.pump(self._step)
-            self._waiting_for_request = False
             await self._finish_step()
             await self._make_room()
 
@@ -120,61 +143,82 @@ class ClientConnection:
 
         False: `_finish_step` or `_make_room` has to wait for something.
         """
+        self._waiting_for_request = more = not self._draining and self._read_and_answer()
+        return more
+
+    def _read_and_answer(self) -> bool:
         frames = self._frames
         count = self._connection.receive_nowait(frames.writable())
         if count <= 0:
             self._ended = count == 0
             return count < 0
-        self.reads += 1
+        self.progress += 1
         frames.received(count)
-        return self._answer_now() and frames.claimed_bytes <= RESERVE_ABOVE_BYTES
+        return self._answer_now() and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the budget has taken in the large frame that is to come, or none is."""
+        claimed = self._frames.claimed_bytes
+        return self._reserved_bytes == (claimed if claimed > RESERVE_ABOVE_BYTES else 0)
 
     def _answer_now(self) -> bool:
         """Every whole frame in the buffer is answered; False when one has to be waited for."""
         next_frame, handle, client = self._frames.next_frame, self._handle, self.client
         gathered: list[bytes] = []
-        gathered_bytes = 0
-        while (frame := next_frame()) is not None:
-            reply = handle(frame, client)
-            if isinstance(reply, bytes):
-                gathered.append(reply)
-                gathered_bytes += len(reply)
-                if gathered_bytes <= SEND_AT_BYTES:
-                    continue
-                break
-            if reply is not None:
-                self._pending = reply
-                break
-        else:
-            if not gathered:
-                return True
-            data = gathered[0] if len(gathered) == 1 else b"".join(gathered)
-            sent = self._connection.send_nowait(data)
-            if sent == len(data):
-                return True
-            gathered = [data[sent:]]
+        gathered_bytes = handled = 0
+        try:
+            while (frame := next_frame()) is not None:
+                reply = handle(frame, client)
+                if isinstance(reply, bytes):
+                    gathered.append(reply)
+                    gathered_bytes += len(reply)
+                elif reply is not None:
+                    self._pending = reply
+                    break
+                handled += 1
+                if gathered_bytes > SEND_AT_BYTES or handled == FRAMES_PER_SLICE:
+                    self._interrupted = True
+                    break
+            else:
+                if not gathered:
+                    return True
+                data = gathered[0] if len(gathered) == 1 else b"".join(gathered)
+                sent = self._connection.send_nowait(data)
+                if sent == len(data):
+                    return True
+                gathered = [data[sent:]]
+        except (WireError, CloseConnectionError) as error:
+            self._failure = error  # what came before it is still answered
         self._unsent = gathered
         return False
 
     async def _finish_step(self) -> None:
         """What the last step left is sent, and the frames behind it are answered, too."""
-        while self._unsent or self._pending is not None:
+        while self._unsent or self._pending is not None or self._failure or self._interrupted:
             unsent, self._unsent = self._unsent, []
             if unsent:
                 await self._send(b"".join(unsent))
+            if self._failure is not None:
+                raise self._failure
             pending, self._pending = self._pending, None
             if isinstance(pending, list):
                 await self._send_parts(pending)
             elif pending is not None:
                 await self._send_reply(await pending)
+            if self._interrupted:
+                self._interrupted = False
+                await trio.lowlevel.checkpoint()
             self._answer_now()
 
     async def _make_room(self) -> None:
         """Before more of a large frame is read, the budget has taken it in."""
+        if self._has_room:
+            return
+        self._release_memory()
         claimed = self._frames.claimed_bytes
-        if claimed <= RESERVE_ABOVE_BYTES:
-            self._release_memory()
-        elif not self._reserved_bytes:
+        if claimed > RESERVE_ABOVE_BYTES:
+            self._waiting_for_request = not self._draining
             await self._memory.reserve(claimed)
             self._reserved_bytes = claimed
 
@@ -195,23 +239,32 @@ class ClientConnection:
             await self._send(reply)
 
     async def _send_parts(self, parts: list[bytes | RecordsHole]) -> None:
-        gathered: list[Buffer] = []
+        gathered: list[bytes] = []
+        gathered_bytes = 0
         for part in parts:
-            if isinstance(part, bytes):
-                gathered.append(part)
-                continue
-            assert isinstance(part, LogSlice)
-            if part.size_bytes <= COPY_LIMIT_BYTES:
-                gathered.append(
-                    part.read() if part.is_cached() else await self._disk.run(part.read)
-                )
-            else:
-                if gathered:
-                    await self._send(b"".join(gathered))
-                    gathered = []
-                await self._send_slice(part)
+            if not isinstance(part, bytes):
+                assert isinstance(part, LogSlice)
+                if part.size_bytes > COPY_LIMIT_BYTES:
+                    if gathered:
+                        await self._send(b"".join(gathered))
+                        gathered, gathered_bytes = [], 0
+                    await self._send_slice(part)
+                    continue
+                part = part.read() if part.is_cached() else await self._read_cold(part)
+            gathered.append(part)
+            gathered_bytes += len(part)
+            if gathered_bytes > SEND_AT_BYTES:
+                await self._send(b"".join(gathered))
+                gathered, gathered_bytes = [], 0
         if gathered:
             await self._send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+
+    async def _read_cold(self, part: LogSlice) -> bytes:
+        with part.pinned() as file, storage_errors("read", file.path):
+            data = await self._disk.run(partial(file.read, part.size_bytes, part.position))
+        if len(data) != part.size_bytes:
+            raise StorageError(f"{file.path} ends before {part.position + part.size_bytes}")
+        return data
 
     async def _send_slice(self, part: LogSlice) -> None:
         """The slice has left by sendfile; pages not in memory were first read beside the loop."""
@@ -221,8 +274,10 @@ class ClientConnection:
             while position < end:
                 size = min(COLD_READ_BYTES, end - position)
                 if not file.is_cached(size, position):
-                    await self._disk.run(partial(file.read, size, position))
+                    with storage_errors("read", file.path):
+                        await self._disk.run(partial(file.read, size, position))
                 await self._connection.send_file(file, position, size)
+                self.progress += 1
                 position += size
         finally:
             part.release()

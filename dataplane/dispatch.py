@@ -6,10 +6,11 @@ the connection.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from types import CoroutineType
 from typing import Any, Final, cast
 
-from dataplane.connection import Client, CloseConnectionError, Reply
+from dataplane.connection import Client, CloseConnectionError, PendingReply, Reply
 from dataplane.handlers import (
     api_versions,
     cluster,
@@ -79,7 +80,7 @@ class Dispatcher:
         self._worker = worker
         self._routes: dict[tuple[int, int], Route] = {}
 
-    def handle(self, frame: memoryview, client: Client) -> Reply | Coroutine[Any, Any, Reply]:
+    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply:
         header, body = decode_request_header(frame)
         version = header.api_version
         if not header.api_key:  # Produce
@@ -102,9 +103,5 @@ class Dispatcher:
         request = Request(version, header.client_id, client)
         answer = route.handler(self._worker, request, message)
         if type(answer) is CoroutineType:
-            return _finish(route, header.correlation_id, answer)
+            return PendingReply(answer, partial(route.reply, header.correlation_id))
         return route.reply(header.correlation_id, cast(Answer, answer))
-
-
-async def _finish(route: Route, correlation_id: int, answer: Coroutine[Any, Any, Answer]) -> Reply:
-    return route.reply(correlation_id, await answer)

@@ -11,6 +11,7 @@ import trio
 from dataplane.connection import ClientConnection, Handle
 from dataplane.memory import RequestMemory
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
+from wire.frames import BufferPool
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Server:
         self._handle = handle
         self._limits = limits
         self._memory = RequestMemory(limits.max_queued_request_bytes)
+        self._buffers = BufferPool()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
         self._per_ip: Counter[str] = Counter()
         self._all_closed = trio.Event()
@@ -115,7 +117,12 @@ class Server:
     async def _serve_one(self, connection: Connection) -> None:
         host = connection.peer[0]
         served = ClientConnection(
-            connection, self._handle, self._disk, self._memory, self._limits.max_request_bytes
+            connection,
+            self._handle,
+            self._disk,
+            self._memory,
+            self._buffers,
+            self._limits.max_request_bytes,
         )
         self._connections[served] = 0
         self._per_ip[host] += 1
@@ -132,13 +139,13 @@ class Server:
                 self._all_closed.set()
 
     async def _close_idle(self) -> None:
-        """Connections without a read for connections.max.idle.ms (and up to a tenth more) end."""
+        """Connections without progress for connections.max.idle.ms (and up to a tenth more) end."""
         still = dict.fromkeys(self._connections, 0)
         while True:
             await sleep(self._clock, self._limits.max_idle_ms / 1000 / IDLE_SWEEPS)
-            for connection, reads in list(self._connections.items()):
-                if connection.reads != reads:
-                    self._connections[connection] = connection.reads
+            for connection, progress in list(self._connections.items()):
+                if connection.progress != progress:
+                    self._connections[connection] = connection.progress
                     still[connection] = 0
                     continue
                 still[connection] = still.get(connection, 0) + 1

@@ -6,7 +6,8 @@ such an append is still under way) becomes a coroutine and keeps its place in th
 connection and of its partition.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from dataplane.connection import CloseConnectionError
@@ -36,11 +37,15 @@ from wire.produce_one import decode_one, encode_one
 INLINE_APPEND_BYTES: Final = 64 * 1024
 _TOPIC_IDS_SINCE: Final = 13
 _API: Final = APIS[ApiKey.PRODUCE]
+_MIN_VERSION: Final = _API.min_version
+_MAX_VERSION: Final = _API.max_version
 _NO_ACKS: Final = 0
 _ALL_ACKS: Final = -1
 
 Answer: TypeAlias = PartitionProduceResponse
-Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Coroutine[Any, Any, Answer]]]"]
+# What gives an answer that has to be waited for. Not begun, so that it can be dropped.
+Pending: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
+Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 
 
 def handle_one(
@@ -50,6 +55,8 @@ def handle_one(
 
     None has changed nothing: what has another form, or has to wait, goes to `handle_produce`.
     """
+    if not _MIN_VERSION <= version <= _MAX_VERSION:
+        return None
     one = decode_one(frame, body, version)
     if one is None:
         return None
@@ -92,7 +99,7 @@ def handle_produce(
     must_wait = False
     answers: Answers = []
     for topic in message.topic_data:
-        of_topic: list[Answer | Coroutine[Any, Any, Answer]] = []
+        of_topic: list[Answer | Pending] = []
         for data in topic.partition_data:
             answer = _append(worker, request.version, topic, data, acks)
             must_wait = must_wait or type(answer) is not PartitionProduceResponse
@@ -103,6 +110,8 @@ def handle_produce(
     return _respond(worker, acks, answers)
 
 
+# Clients are not told of paths on this machine; the log is.
+_NOT_WRITTEN: Final = "the partition's log cannot be written at present"
 _NO_TRANSACTIONS: Final = "transactions are not served by this version"
 
 
@@ -110,7 +119,7 @@ async def _await_all(worker: Worker, acks: int, answers: Answers) -> ProduceResp
     for _, of_topic in answers:
         for index, answer in enumerate(of_topic):
             if not isinstance(answer, PartitionProduceResponse):
-                of_topic[index] = await answer
+                of_topic[index] = await answer()
     return _respond(worker, acks, answers)
 
 
@@ -176,7 +185,7 @@ def _failure(index: int, code: ErrorCode, reason: str) -> Answer:
 
 def _append(
     worker: Worker, version: int, topic: TopicProduceData, data: PartitionProduceData, acks: int
-) -> Answer | Coroutine[Any, Any, Answer]:
+) -> Answer | Pending:
     partition: Partition | None = None
     try:
         if version >= _TOPIC_IDS_SINCE:
@@ -190,10 +199,10 @@ def _append(
         if partition.log.config.flush_messages == 1 or _must_wait(partition, records):
             partition.check_append(acks)
             header = _check(worker, partition, records, version)
-            return _append_slowly(worker, partition, records, header)
+            return partial(_append_slowly, worker, partition, records, header)
         result = _append_now(worker, partition, records, version, acks)
         if partition.log.config.flush_messages <= partition.log.unflushed_records:
-            return _flush_first(worker, partition, result)
+            return partial(_flush_first, worker, partition, result)
     except (KafkaError, StorageError) as error:
         return _failed(worker, partition, data.index, error)
     return _success(partition, result)
@@ -222,7 +231,7 @@ def _failed(
     if isinstance(error, StorageError):
         assert partition is not None
         worker.partition_failed(partition, error)
-        return _failure(index, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+        return _failure(index, ErrorCode.KAFKA_STORAGE_ERROR, _NOT_WRITTEN)
     answer = _failure(index, error.code, error.message)
     if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None:
         answer.current_leader = LeaderIdAndEpoch(
@@ -252,18 +261,17 @@ def _check_timestamps(partition: Partition, header: BatchHeader, now_ms: int) ->
     """By the header's first and largest timestamp: records are not opened to look at each."""
     config = partition.config
     first, largest = header.base_timestamp, header.max_timestamp
-    if first == NO_TIMESTAMP:
-        return
-    if now_ms - first > config.timestamp_before_max_ms:
+    if first != NO_TIMESTAMP and now_ms - first > config.timestamp_before_max_ms:
         raise KafkaError(
             ErrorCode.INVALID_TIMESTAMP,
             f"timestamp {first} is more than {config.timestamp_before_max_ms} ms in the past "
             "(message.timestamp.before.max.ms)",
         )
-    if largest - now_ms > config.timestamp_after_max_ms:
+    latest = max(first, largest)
+    if latest - now_ms > config.timestamp_after_max_ms:
         raise KafkaError(
             ErrorCode.INVALID_TIMESTAMP,
-            f"timestamp {largest} is more than {config.timestamp_after_max_ms} ms in the future "
+            f"timestamp {latest} is more than {config.timestamp_after_max_ms} ms in the future "
             "(message.timestamp.after.max.ms)",
         )
 

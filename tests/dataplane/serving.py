@@ -1,0 +1,340 @@
+"""Nodes and servers in the test's own process, and a client that speaks in whole frames.
+
+`serving` runs the shipped node on this machine, on a free port; `simulated` runs it on a simulated
+machine, where time is virtual: a test of a timeout takes no time, and none of it needs luck.
+"""
+
+import functools
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import trio
+
+from dataplane.node import Node
+from dataplane.node_config import NodeConfig
+from metaquorum.runtime import Connection, Disk, Network, Runtime
+from metaquorum.runtime.real import real_runtime
+from simulations.clock import EPOCH_S
+from simulations.node import NodeOnMachine
+from simulations.world import World
+from wire.apis import APIS, ApiKey
+from wire.errors import ErrorCode
+from wire.headers import decode_response, encode_request
+from wire.message import Message
+from wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.records import Record, batches, decode_records, encode_batch
+
+P = ParamSpec("P")
+
+LIMIT_S = 30.0
+WORLD_BEGAN_MS = int(EPOCH_S * 1000)  # when simulated time begins; long past on this machine
+# Both know topics by their names, so that tests need not learn ids first.
+PRODUCE_VERSION = 9
+FETCH_VERSION = 12
+
+
+def in_trio(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """A test that is a coroutine, ended when it takes suspiciously long."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def main() -> None:
+            with trio.fail_after(LIMIT_S):
+                await test(*args, **kwargs)
+
+        trio.run(main)
+
+    return run
+
+
+class RawClient:
+    """One connection: bytes out, frames in."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._received = bytearray()
+        self._buffer = bytearray(1 << 16)
+        self._next_id = 0
+
+    async def send(self, data: bytes) -> None:
+        await self.connection.send(data)
+
+    async def ask(self, api: int, message: Message, version: int | None = None) -> int:
+        """The request is on its way; its correlation id."""
+        self._next_id += 1
+        await self.send(request(api, message, version, self._next_id))
+        return self._next_id
+
+    async def frame(self) -> bytes:
+        """The next answer, without its size; EOFError when the connection has ended."""
+        received = self._received
+        while True:
+            if len(received) >= 4:
+                (size,) = struct.unpack_from(">i", received)
+                if len(received) >= 4 + size:
+                    frame = bytes(received[4 : 4 + size])
+                    del received[: 4 + size]
+                    return frame
+            count = await self.connection.receive_into(self._buffer)
+            if count == 0:
+                raise EOFError
+            received += self._buffer[:count]
+
+    async def correlation_id(self) -> int:
+        return int(struct.unpack_from(">i", await self.frame())[0])
+
+    async def answer(self, api: int, version: int | None = None) -> Any:
+        frame = await self.frame()
+        return decode_response(api, version_of(api, version), memoryview(frame))[1]
+
+    async def call(self, api: int, message: Message, version: int | None = None) -> Any:
+        await self.ask(api, message, version)
+        return await self.answer(api, version)
+
+    async def is_closed(self) -> bool:
+        """Waits for the end of the connection; False if an answer comes instead."""
+        try:
+            await self.frame()
+        except (EOFError, OSError):
+            return True
+        return False
+
+    # What most tests need
+
+    async def create(self, name: str, partitions: int = 1, **configs: object) -> Any:
+        """The topic's row of the answer. Configs are written with _ for the dots."""
+        texts = {key.replace("_", "."): str(value) for key, value in configs.items()}
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=1,
+            configs=[CreatableTopicConfig(name=k, value=v) for k, v in texts.items()],
+        )
+        asked = CreateTopicsRequest(topics=[topic], timeout_ms=20_000)
+        return (await self.call(ApiKey.CREATE_TOPICS, asked)).topics[0]
+
+    async def produce(
+        self,
+        topic: str,
+        batch: bytes | bytearray | None,
+        *,
+        partition: int = 0,
+        acks: int = -1,
+        error: int = ErrorCode.NONE,
+    ) -> Any:
+        """The partition's row of the answer, which says `error`."""
+        message = produce_message(topic, batch, partition=partition, acks=acks)
+        answer = await self.call(ApiKey.PRODUCE, message, PRODUCE_VERSION)
+        row = answer.responses[0].partition_responses[0]
+        assert row.error_code == error, row
+        return row
+
+    async def fetch(self, topic: str, offset: int = 0, **options: int) -> Any:
+        """The partition's row of the answer."""
+        message = fetch_message({topic: [(0, offset)]}, **options)
+        answer = await self.call(ApiKey.FETCH, message, FETCH_VERSION)
+        return answer.responses[0].partitions[0]
+
+    async def values(self, topic: str, offset: int = 0) -> list[bytes | None]:
+        """Of all records from `offset` to the end, in order."""
+        found: list[bytes | None] = []
+        while True:
+            row = await self.fetch(topic, offset)
+            assert row.error_code == 0, row
+            records = records_of(row)
+            if not records:
+                return found
+            found += [record.value for record in records if record.offset >= offset]
+            offset = records[-1].offset + 1
+
+
+def version_of(api: int, version: int | None) -> int:
+    return APIS[api].max_version if version is None else version
+
+
+def request(
+    api: int, message: Message, version: int | None = None, correlation_id: int = 1
+) -> bytes:
+    return bytes(encode_request(api, version_of(api, version), correlation_id, "test", message))
+
+
+def frame(api: int, version: int, correlation_id: int, body: bytes) -> bytes:
+    """A request with any content, in a version that is not flexible."""
+    header = struct.pack(">hhih", api, version, correlation_id, 4) + b"test"
+    return struct.pack(">i", len(header + body)) + header + body
+
+
+def produce_message(
+    topic: str, batch: bytes | bytearray | None, *, partition: int = 0, acks: int = -1
+) -> ProduceRequest:
+    data = PartitionProduceData(index=partition, records=batch)
+    return ProduceRequest(
+        acks=acks,
+        timeout_ms=10_000,
+        topic_data=[TopicProduceData(name=topic, partition_data=[data])],
+    )
+
+
+def fetch_message(
+    topics: Mapping[str, list[tuple[int, int]]],
+    *,
+    max_wait_ms: int = 0,
+    min_bytes: int = 1,
+    max_bytes: int = 50 << 20,
+    partition_max_bytes: int = 1 << 20,
+    isolation_level: int = 0,
+    current_leader_epoch: int = -1,
+    last_fetched_epoch: int = -1,
+) -> FetchRequest:
+    """`topics`: name to (partition, offset)."""
+    return FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        isolation_level=isolation_level,
+        topics=[
+            FetchTopic(
+                topic=name,
+                partitions=[
+                    FetchPartition(
+                        partition=index,
+                        fetch_offset=offset,
+                        partition_max_bytes=partition_max_bytes,
+                        current_leader_epoch=current_leader_epoch,
+                        last_fetched_epoch=last_fetched_epoch,
+                    )
+                    for index, offset in partitions
+                ],
+            )
+            for name, partitions in topics.items()
+        ],
+    )
+
+
+def batch_of(*values: bytes, timestamp: int = WORLD_BEGAN_MS, **options: Any) -> bytearray:
+    return encode_batch([Record(i, timestamp, None, v) for i, v in enumerate(values)], **options)
+
+
+def records_of(row: Any) -> list[Record]:
+    """Of the whole batches in a partition's row of a fetch answer."""
+    data = bytes(row.records or b"")
+    return [record for at, _ in batches(data) for record in decode_records(data, at)]
+
+
+def config(data_dir: Path | str, **configs: object) -> NodeConfig:
+    return NodeConfig(
+        node_id=1,
+        data_dir=str(data_dir),
+        listen=("127.0.0.1", 0),
+        advertise=("127.0.0.1", None),
+        configs={key.replace("_", "."): str(value) for key, value in configs.items()},
+    )
+
+
+class Served:
+    """A running node and who talks to it."""
+
+    def __init__(self, node: Node, network: Network) -> None:
+        self.node = node
+        self.clients: list[RawClient] = []
+        self._network = network
+        self._address = node.address
+
+    @property
+    def worker(self) -> Any:
+        assert self.node.worker is not None
+        return self.node.worker
+
+    async def connect(self) -> RawClient:
+        self.clients.append(RawClient(await self._network.connect(*self._address)))
+        return self.clients[-1]
+
+
+@asynccontextmanager
+async def serving(
+    data_dir: Path, *, disk: Disk | None = None, **configs: object
+) -> AsyncIterator[Served]:
+    """A node on this machine, stopped in good order behind the block."""
+    real = real_runtime()
+    runtime = Runtime(real.clock, real.network, disk or real.disk, real.random)
+    node = Node(config(data_dir, **configs), runtime)
+    ready, ended = trio.Event(), trio.Event()
+
+    async def run() -> None:
+        try:
+            await node.run(lambda _: ready.set())
+        finally:
+            ready.set()
+            ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await ready.wait()
+        if not ended.is_set():
+            served = Served(node, real.network)
+            try:
+                yield served
+            finally:
+                for client in served.clients:
+                    client.connection.close()
+                node.stop()
+
+
+class Simulated:
+    """A node on a machine of a simulated world, and the client's machine."""
+
+    def __init__(self, world: World, node: NodeOnMachine, runtime: Runtime, port: int) -> None:
+        self.world = world
+        self.on_machine = node
+        self.runtime = runtime
+        self._port = port
+
+    @property
+    def worker(self) -> Any:
+        assert self.on_machine.node is not None
+        assert self.on_machine.node.worker is not None
+        return self.on_machine.node.worker
+
+    @property
+    def now(self) -> float:
+        return self.world.now
+
+    async def connect(self) -> RawClient:
+        name = self.on_machine.machine.name
+        return RawClient(await self.runtime.network.connect(name, self._port))
+
+
+def simulated(
+    story: Callable[[Simulated], Awaitable[None]], *, seed: int = 1, **configs: object
+) -> World:
+    """The story has run from beginning to end, beside a node of its own."""
+    world = World(seed)
+
+    async def main(world: World) -> None:
+        machine, other = world.machine("server"), world.machine("client")
+        texts = {key.replace("_", "."): str(value) for key, value in configs.items()}
+        node = NodeOnMachine(world, machine, 9092, texts)
+        fate = await node.start()
+        assert not fate.done.is_set(), fate.error
+
+        async def client(runtime: Runtime) -> None:
+            await story(Simulated(world, node, runtime, 9092))
+
+        told = other.start(client)
+        await told.done.wait()
+        if told.error is not None:
+            raise told.error
+
+    world.run(main)
+    for violation in world.violations:
+        raise violation
+    return world

@@ -1,0 +1,297 @@
+"""A connection over a network that a test plays, for what real ones do too rarely."""
+
+import gc
+import struct
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from dataplane.connection import (
+    FRAMES_PER_SLICE,
+    RESERVE_ABOVE_BYTES,
+    Client,
+    ClientConnection,
+    CloseConnectionError,
+    PendingReply,
+    Reply,
+)
+from dataplane.memory import RequestMemory
+from metaquorum.runtime import Buffer, File
+from metaquorum.runtime.real import RealDisk
+from tests.dataplane.serving import in_trio
+from wire.frames import BufferPool
+
+
+class PlayedConnection:
+    """Receives what the test feeds; takes what is sent, or breaks."""
+
+    peer = ("192.0.2.7", 1)
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.is_broken = False
+        self.is_closed = False
+        self.window_bytes = 1 << 30
+        self._feed, self._source = trio.open_memory_channel[bytes](100)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        self._feed.send_nowait(data)
+
+    def end(self) -> None:
+        self._feed.close()
+
+    async def receive_into(self, buffer: bytearray | memoryview) -> int:
+        raise NotImplementedError
+
+    def receive_nowait(self, buffer: bytearray | memoryview) -> int:
+        count = min(len(self._rest), len(buffer))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    async def pump(self, step: Callable[[], bool]) -> None:
+        more = True
+        while more:
+            if not self._rest:
+                try:
+                    self._rest = await self._source.receive()
+                except trio.EndOfChannel:
+                    pass
+            more = step()
+
+    def send_nowait(self, data: Buffer) -> int:
+        if self.is_broken:
+            raise BrokenPipeError(32, "broken")
+        taken = min(len(data), self.window_bytes - len(self.sent))
+        self.sent += data[:taken]
+        return taken
+
+    async def send(self, data: Buffer) -> None:
+        rest = memoryview(data)
+        while rest := rest[self.send_nowait(rest) :]:
+            await trio.sleep_forever()
+
+    async def send_file(self, file: File, position: int, size: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Handler:
+    """Answers each frame as its first byte says."""
+
+    def __init__(self) -> None:
+        self.handled: list[bytes] = []
+        self.go_on = trio.Event()
+
+    def __call__(self, frame: memoryview, client: Client) -> Reply | PendingReply:
+        data = bytes(frame)
+        self.handled.append(data[:8])
+        match data[:1]:
+            case b"w":
+                return PendingReply(self._later(data), lambda answer: answer)
+            case b"n":
+                return None
+            case b"x":
+                raise CloseConnectionError("nonsense")
+        return data[:8]
+
+    async def _later(self, data: bytes) -> Reply:
+        await self.go_on.wait()
+        return data[:8]
+
+
+def framed(*contents: bytes) -> bytes:
+    return b"".join(struct.pack(">i", len(c)) + c for c in contents)
+
+
+class Setting:
+    def __init__(self, memory_bytes: int = 1 << 20) -> None:
+        self.network = PlayedConnection()
+        self.handler = Handler()
+        self.memory = RequestMemory(memory_bytes)
+        self.buffers = BufferPool()
+        self.connection = self.another(self.network)
+
+    def another(self, network: PlayedConnection) -> ClientConnection:
+        return ClientConnection(
+            network, self.handler, RealDisk(), self.memory, self.buffers, 1 << 24
+        )
+
+
+@in_trio
+async def test_an_answer_to_wait_for_is_closed_when_what_goes_before_it_cannot_be_sent() -> None:
+    setting = Setting()
+    setting.network.is_broken = True
+    setting.network.feed(framed(b"a", b"wait"))
+    await setting.connection.serve()
+    assert setting.network.is_closed
+    gc.collect()  # a coroutine that was never awaited is a warning, and warnings are errors
+
+
+@in_trio
+async def test_what_came_before_a_reason_to_close_is_sent() -> None:
+    for before in ((b"a", b"b"), (b"a", b"n", b"wait"), (b"wait", b"b")):
+        setting = Setting()
+        setting.handler.go_on.set()
+        setting.network.feed(framed(*before, b"x", b"behind"))
+        await setting.connection.serve()
+        answered = [frame for frame in before if frame != b"n"]
+        assert bytes(setting.network.sent) == b"".join(answered)
+        assert b"behind" not in setting.handler.handled
+
+
+@in_trio
+async def test_draining_answers_what_was_read_and_reads_no_more() -> None:
+    setting = Setting()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.connection.serve)
+        setting.network.feed(framed(b"a", b"wait", b"b"))
+        await trio.testing.wait_all_tasks_blocked()
+        setting.connection.drain()
+        setting.network.feed(framed(b"c"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not setting.network.is_closed
+        setting.handler.go_on.set()
+    assert bytes(setting.network.sent) == b"awaitb"
+
+
+@in_trio
+async def test_draining_ends_a_connection_without_a_request_at_once() -> None:
+    for begun in (b"", b"\0\0", framed(bytes(200_000))[:100]):
+        setting = Setting(memory_bytes=1)
+        setting.memory.used_bytes = 1  # no large request gets room
+        if begun:
+            setting.network.feed(begun)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(setting.connection.serve)
+            await trio.testing.wait_all_tasks_blocked()
+            setting.connection.drain()
+        assert setting.network.is_closed
+        assert setting.memory.used_bytes == 1
+
+
+@in_trio
+async def test_draining_in_the_turn_in_which_bytes_come_loses_no_answer() -> None:
+    """Whatever was handled is answered, in whichever order the loop runs the two."""
+    for _ in range(30):  # the order within a turn is random
+        setting = Setting()
+        setting.handler.go_on.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(setting.connection.serve)
+            await trio.testing.wait_all_tasks_blocked()
+
+            async def drain(connection: ClientConnection = setting.connection) -> None:
+                connection.drain()
+
+            setting.network.feed(framed(b"n", b"wait", b"b"))
+            nursery.start_soon(drain)
+        answered = [frame for frame in setting.handler.handled if frame != b"n"]
+        assert bytes(setting.network.sent) == b"".join(answered)
+
+
+@in_trio
+async def test_an_aborted_connection_ends_in_mid_answer() -> None:
+    setting = Setting()
+    setting.network.window_bytes = 3
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.connection.serve)
+        setting.network.feed(framed(b"answer", b"wait"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert bytes(setting.network.sent) == b"ans"
+        setting.connection.drain()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not setting.network.is_closed
+        setting.connection.abort()
+    assert setting.network.is_closed
+
+
+@in_trio
+async def test_memory_is_reserved_for_each_large_request_and_given_back() -> None:
+    setting = Setting(memory_bytes=1 << 20)
+    network, memory = setting.network, setting.memory
+    first, second = framed(b"a" + bytes(100_000)), framed(b"b" + bytes(500_000))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.connection.serve)
+        for data, expected in (
+            (first[:1000], len(first)),
+            (first[1000:] + second[:4000], len(second)),  # pipelined behind the smaller one
+            (second[4000:], 0),  # answered, and nothing behind it
+            (framed(b"c"), 0),
+            (first[:1000], len(first)),
+        ):
+            network.feed(data)
+            await trio.testing.wait_all_tasks_blocked()
+            assert memory.used_bytes == expected
+        network.end()
+    assert memory.used_bytes == 0
+    assert RESERVE_ABOVE_BYTES < 100_000
+
+
+@in_trio
+async def test_a_request_without_room_is_not_read_on_until_another_gives_some() -> None:
+    setting = Setting(memory_bytes=150_000)
+    other = PlayedConnection()
+    data = framed(b"a" + bytes(100_000))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.connection.serve)
+        nursery.start_soon(setting.another(other).serve)
+        for network in (setting.network, other):
+            network.feed(data[:1000])
+            await trio.testing.wait_all_tasks_blocked()
+        other.feed(data[1000:])
+        await trio.testing.wait_all_tasks_blocked()
+        assert other.sent == b""
+        setting.network.feed(data[1000:])
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(other.sent) == len(setting.network.sent) == 8
+        setting.network.end()
+        other.end()
+    assert setting.memory.used_bytes == 0
+
+
+@in_trio
+async def test_others_have_a_turn_within_a_large_pipeline() -> None:
+    setting = Setting()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while not setting.network.is_closed:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    frames = [b"%d" % (i % 10) for i in range(5 * FRAMES_PER_SLICE)]
+    setting.network.feed(framed(*frames))
+    setting.network.end()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        await setting.connection.serve()
+    assert bytes(setting.network.sent) == b"".join(frames)
+    assert turns >= 5
+
+
+@in_trio
+async def test_a_reply_is_awaited_or_closed_once() -> None:
+    ran: list[str] = []
+
+    async def answer() -> bytes:
+        ran.append("x")
+        return b"y"
+
+    def pending() -> PendingReply:
+        coroutine: Coroutine[Any, Any, bytes] = answer()
+        return PendingReply(coroutine, lambda data: data + b"!")
+
+    pending().close()
+    assert not ran
+    one = pending()
+    assert await one == b"y!"
+    one.close()
+    with pytest.raises(RuntimeError):
+        await one
