@@ -17,10 +17,12 @@ log = logging.getLogger(__name__)
 
 # Out of file descriptors or memory: what has ended in the meantime makes room.
 ACCEPT_RETRY_SECONDS: Final = 0.1
-_NO_ROOM: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+# The listener itself is gone. Whatever else accept(2) says concerns one connection, or passes.
+_NO_LISTENER: Final = frozenset((errno.EBADF, errno.EINVAL, errno.ENOTSOCK))
 # The same refusal is logged at most so often.
 REFUSAL_LOG_SECONDS: Final = 10.0
 IDLE_SWEEPS: Final = 10  # sweeps in connections.max.idle.ms
+LEAST_SWEEP_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class ServerLimits:
     max_queued_request_bytes: int
     max_connections: int
     max_connections_per_ip: int
-    max_idle_ms: int
+    max_idle_ms: int  # negative: any time
     drain_seconds: float = 5.0
 
 
@@ -59,8 +61,9 @@ class Server:
     async def serve(self) -> None:
         """Returns when `drain` was called and the last connection has ended."""
         async with trio.open_nursery() as nursery:
-            with self._accepting:
+            if self._limits.max_idle_ms >= 0:
                 nursery.start_soon(self._close_idle)
+            with self._accepting:
                 await self._accept_all(nursery)
             if self._connections:
                 await self._all_closed.wait()
@@ -82,8 +85,10 @@ class Server:
         while True:
             try:
                 connection = await self._listener.accept()
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
+            except (OSError, trio.ClosedResourceError) as error:
+                if self._accepting.cancel_called:  # closed in the turn in which one came
+                    return
+                if not isinstance(error, OSError) or error.errno in _NO_LISTENER:
                     raise
                 self._log_refusal(f"cannot accept connections: {error.strerror}")
                 await sleep(self._clock, ACCEPT_RETRY_SECONDS)
@@ -92,10 +97,12 @@ class Server:
                 self._log_refusal(refusal)
                 connection.close()
                 continue
-            nursery.start_soon(self._serve_one, connection)
+            nursery.start_soon(self._serve_one, self._admit(connection), connection.peer[0])
 
     def _refusal(self, connection: Connection) -> str | None:
         host = connection.peer[0]
+        if self._accepting.cancel_called:
+            return f"refused a connection from {host}: the node is stopping"
         if len(self._connections) >= self._limits.max_connections:
             return (
                 f"refused a connection from {host}: {len(self._connections)} are open, "
@@ -114,8 +121,8 @@ class Server:
             self._refusal_logged_at = now
             log.warning("%s", sentence)
 
-    async def _serve_one(self, connection: Connection) -> None:
-        host = connection.peer[0]
+    def _admit(self, connection: Connection) -> ClientConnection:
+        """It counts from now on; its task, which ends that, has yet to start."""
         served = ClientConnection(
             connection,
             self._handle,
@@ -125,7 +132,10 @@ class Server:
             self._limits.max_request_bytes,
         )
         self._connections[served] = 0
-        self._per_ip[host] += 1
+        self._per_ip[connection.peer[0]] += 1
+        return served
+
+    async def _serve_one(self, served: ClientConnection, host: str) -> None:
         try:
             await served.serve()
         except Exception:  # a bug that one client meets must not end the others
@@ -140,9 +150,10 @@ class Server:
 
     async def _close_idle(self) -> None:
         """Connections without progress for connections.max.idle.ms (and up to a tenth more) end."""
+        period_seconds = max(self._limits.max_idle_ms / 1000 / IDLE_SWEEPS, LEAST_SWEEP_SECONDS)
         still = dict.fromkeys(self._connections, 0)
         while True:
-            await sleep(self._clock, self._limits.max_idle_ms / 1000 / IDLE_SWEEPS)
+            await sleep(self._clock, period_seconds)
             for connection, progress in list(self._connections.items()):
                 if connection.progress != progress:
                     self._connections[connection] = connection.progress
