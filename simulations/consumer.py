@@ -15,6 +15,8 @@ from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.records import BatchState, decode_records, scan
 
 RETRY_S: Final = 0.05
+# How often a consumer goes back: what it reads again must be what it read before.
+REREAD: Final = 0.1
 _ZSTD_SINCE: Final = 10
 
 
@@ -113,6 +115,9 @@ class Consumer:
             await sleep(runtime.clock, 0.1)
             return
         places = draw.sample(places, draw.randint(1, min(3, len(places))))
+        if draw.random() < REREAD:
+            topic, index, offset = places[0]
+            places[0] = topic, index, draw.randint(0, offset)
         request = fetch_request(
             places,
             max_wait_ms=draw.choice([0, 20, 200]),

@@ -172,14 +172,16 @@ def _failed_append_kept() -> AbstractContextManager[None]:
 
 def _read_past_high_watermark() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def end_in(self: Any, segment: Any, end_offset: int) -> Any:
-            if segment is self.active:
-                return segment.file.get().size()
-            return right(self, segment, end_offset)
+        def read(self: Any, offset: int, max_bytes: int, end_offset: int, **more: Any) -> Any:
+            result = right(self, offset, max_bytes, end_offset, **more)
+            active = self._segments.active.file
+            if result.size_bytes and result._file is active:
+                result.size_bytes = active.get().size() - result.position
+            return result
 
-        return end_in
+        return read
 
-    return swapped(Segments, "end_in", wrong)
+    return swapped(PartitionLog, "read", wrong)
 
 
 def _place_of_another_segment() -> AbstractContextManager[None]:

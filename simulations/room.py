@@ -48,7 +48,7 @@ class Settings:
 
 
 def draw_settings(draw: Random) -> Settings:
-    segment_bytes = draw.choice([1000, 4096, 250_000])
+    segment_bytes = draw.choice([1000, 4096, 20_000, 250_000])
     return Settings(
         producers=draw.randint(1, 3),
         consumers=draw.randint(1, 2),

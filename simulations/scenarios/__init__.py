@@ -34,7 +34,8 @@ def _single_node_power(settings: Settings, draw: Random) -> None:
     settings.faults = draw.choices(
         ["power", "power at change", "stop while starting", "kill", "restart"], k=draw.randint(1, 4)
     )
-    settings.idempotent = draw.choice([0.0, 0.5, 1.0])
+    if draw.random() < 0.4:  # what a clean stop left behind meets an unclean one
+        settings.faults[:0] = ["restart", draw.choice(["power", "power at change"])]
 
 
 def _disk_full(settings: Settings, draw: Random) -> None:
@@ -50,6 +51,8 @@ def _restart(settings: Settings, draw: Random) -> None:
 def _hostile(settings: Settings, draw: Random) -> None:
     settings.hostiles = draw.randint(1, 3)
     settings.pipeline = 5
+    settings.consumers = draw.randint(2, 4)
+    settings.topics = draw.choice([1, 3])
     settings.faults = draw.choices(["kill", "slow disk"], k=draw.randint(0, 1))
 
 
