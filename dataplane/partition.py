@@ -87,6 +87,10 @@ class Partition:
         return self.leader_id == self.worker_id
 
     @property
+    def is_served(self) -> bool:
+        return self.leader_id == self.worker_id and self.offline is None
+
+    @property
     def last_stable_offset(self) -> int:
         """Where read_committed stops: no transaction is ever open while there are none."""
         return self.high_watermark

@@ -35,6 +35,7 @@ _DEBUG_REPLICA: Final = -2
 # A client that asks to wait for longer is answered, emptily, after this.
 MAX_WAIT_MS: Final = 5 * 60 * 1000
 
+_Seen: TypeAlias = tuple[int, int, bool]
 Asked: TypeAlias = list[tuple[FetchTopic, FetchPartition, Partition | None, ErrorCode]]
 
 
@@ -45,21 +46,27 @@ def handle_fetch(
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     asked = _resolve(worker, request.version, message)
     found = _Found(worker, message, asked)
+    # More than max_bytes never comes, however long we wait.
+    min_bytes = min(message.min_bytes, message.max_bytes, worker.fetch_max_bytes)
     if (
-        found.size_bytes >= message.min_bytes
+        found.size_bytes >= min_bytes
         or found.must_answer
         or message.max_wait_ms <= 0
         or not asked
         or worker.stopping
     ):
         return found.response(message, asked)
-    missing_bytes = message.min_bytes - found.size_bytes
+    missing_bytes = min_bytes - found.size_bytes
     return _wait_for_more(worker, request, message, missing_bytes, _watched(asked))
 
 
-def _watched(asked: Asked) -> dict[Partition, int]:
-    """The partitions of a fetch and how far they could be read when it was looked at."""
-    return {p: p.high_watermark for _, _, p, _ in asked if p is not None}
+def _watched(asked: Asked) -> dict[Partition, _Seen]:
+    """The partitions of a fetch as they were when it was looked at."""
+    return {p: _seen(p) for _, _, p, _ in asked if p is not None}
+
+
+def _seen(partition: Partition) -> _Seen:
+    return partition.high_watermark, partition.leader_epoch, partition.is_served
 
 
 async def _wait_for_more(
@@ -67,11 +74,12 @@ async def _wait_for_more(
     request: Request,
     message: FetchRequest,
     missing_bytes: int,
-    watched: dict[Partition, int],
+    watched: dict[Partition, _Seen],
 ) -> FetchResponse:
     waiter = FetchWaiter(missing_bytes)
-    if any(partition.high_watermark != seen for partition, seen in watched.items()):
-        waiter.wake()  # earlier answers of this connection were sent in between
+    # Earlier answers of this connection were sent in between, which may have taken long.
+    if worker.stopping or any(_seen(partition) != seen for partition, seen in watched.items()):
+        waiter.wake()
     for partition in watched:
         partition.waiters.add(waiter)
     worker.fetch_waiters.add(waiter)
@@ -120,7 +128,9 @@ class _Found:
     def __init__(self, worker: Worker, message: FetchRequest, asked: Asked) -> None:
         self.worker = worker
         self.size_bytes = 0
-        self.must_answer = False  # an error or a diverging log is told at once
+        # An error or a diverging log is told at once; and nothing comes to a full answer, or to
+        # what was read of an older segment.
+        self.must_answer = False
         self.answers: list[PartitionData] = []
         if message.replica_state is not None:
             replica_id = message.replica_state.replica_id
@@ -177,11 +187,11 @@ class _Found:
             aborted_transactions=None,
             records=b"",
         )
-        if data.last_fetched_epoch >= 0 and (diverging := _diverging(partition, data)):
-            self.must_answer = True
-            answer.diverging_epoch = diverging
-            return answer
         try:
+            if data.last_fetched_epoch >= 0 and (diverging := _diverging(partition, data)):
+                self.must_answer = True
+                answer.diverging_epoch = diverging
+                return answer
             piece = log.read(
                 data.fetch_offset,
                 min(data.partition_max_bytes, left),
@@ -194,9 +204,13 @@ class _Found:
         except StorageError as error:
             self.worker.partition_failed(partition, error)
             return self._refuse(data, partition, ErrorCode.KAFKA_STORAGE_ERROR)
-        if piece is not None:
+        if piece.size_bytes:
             self.size_bytes += piece.size_bytes
             answer.records = piece
+            if data.fetch_offset < log.active_segment_offset:
+                self.must_answer = True
+        elif data.fetch_offset < end_offset:
+            self.must_answer = True
         return answer
 
     def response(self, message: FetchRequest, asked: Asked) -> FetchResponse:
@@ -222,10 +236,17 @@ _LEADER_ELSEWHERE: Final = frozenset(
 
 
 def _diverging(partition: Partition, data: FetchPartition) -> EpochEndOffset | None:
-    """Where the asker's log parts from ours, by the last epoch it has (KIP-595)."""
+    """Where the asker's log parts from ours, by the last epoch it has (KIP-595).
+
+    KafkaError (OFFSET_OUT_OF_RANGE) for an epoch of which nothing is known here.
+    """
     epoch, end_offset = partition.log.epochs.end_offset_for(
         data.last_fetched_epoch, partition.log.log_end_offset
     )
+    if epoch < 0:
+        raise KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"{partition} knows no epoch {data.last_fetched_epoch}"
+        )
     if epoch < data.last_fetched_epoch or end_offset < data.fetch_offset:
         return EpochEndOffset(epoch=epoch, end_offset=end_offset)
     return None

@@ -172,6 +172,10 @@ class PartitionLog:
         return self._segments.first_offset
 
     @property
+    def active_segment_offset(self) -> int:
+        return self._segments.active.base_offset
+
+    @property
     def segment_count(self) -> int:
         return len(self._segments)
 
