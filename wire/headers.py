@@ -1,7 +1,7 @@
 """Request and response headers, and whole frames of either end."""
 
 import struct
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from wire.apis import APIS, Api, ApiKey
 from wire.codec import decoder, encoder, hole_positions, join_runs, parts_encoder
@@ -9,6 +9,8 @@ from wire.decoding import Malformed, skip_tags
 from wire.errors import ErrorCode, WireError
 from wire.message import Message
 from wire.types import BUFFERS, RecordsHole
+
+M = TypeVar("M", bound=Message)
 
 _read_start = struct.Struct(">hhih").unpack_from
 _START_BYTES: Final = 10
@@ -125,35 +127,40 @@ def _frame_start(api: Api, version: int, correlation_id: int, body_bytes: int) -
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, message: Message
 ) -> bytes:
-    """A whole frame. Records must be buffers here."""
+    """A whole frame. Records must be buffers here. Any API that has a table, served or not."""
     name = b"" if client_id is None else client_id.encode()
     body = encoder(type(message), version)(message)
-    tags = b"\0" if APIS[api_key].request_header_version(version) == 2 else b""
+    tags = b"\0" if version in message.FLEXIBLE else b""
     size = _START_BYTES + len(name) + len(tags) + len(body)
     length = -1 if client_id is None else len(name)
     return _pack_request(size, api_key, version, correlation_id, length) + name + tags + body
 
 
 def decode_response(api_key: int, version: int, frame: memoryview) -> tuple[int, Any]:
+    """As `decode_response_as`, for an API that is served."""
+    return decode_response_as(APIS[api_key].response, version, frame)
+
+
+def decode_response_as(cls: type[M], version: int, frame: memoryview) -> tuple[int, M]:
     """The correlation id and the message of a frame (without its size).
 
     A refused ApiVersions version is answered in the form of version 0, and is read so.
     """
-    api = APIS[api_key]
+    is_api_versions = cls.API == ApiKey.API_VERSIONS
     position = 4
     try:
         (correlation_id,) = _read_correlation_id(frame, 0)
-        if api.response_header_version(version):
+        if version in cls.FLEXIBLE and not is_api_versions:
             position += 1
             if frame[4]:
                 position = skip_tags(frame, position, frame[4])
-        if api_key == ApiKey.API_VERSIONS and version:
+        if is_api_versions and version:
             (error_code,) = _read_error_code(frame, position)
             if error_code == ErrorCode.UNSUPPORTED_VERSION:
                 version = 0
     except (struct.error, IndexError, Malformed):
         raise WireError("response header: it ends early or makes no sense") from None
-    message, end = decoder(api.response, version)(frame, position)
+    message, end = decoder(cls, version)(frame, position)
     if end != len(frame):
-        raise WireError(f"{api.name}Response v{version}: {len(frame) - end} bytes behind its end")
-    return correlation_id, message
+        raise WireError(f"{cls.__name__} v{version}: {len(frame) - end} bytes behind its end")
+    return correlation_id, cast(M, message)

@@ -7,17 +7,19 @@ import sys
 import pytest
 
 from wire.apis import APIS, Api, ApiKey
-from wire.codec import decode
+from wire.codec import decode, encode
 from wire.errors import ErrorCode, WireError
 from wire.headers import (
     decode_request_header,
     decode_response,
+    decode_response_as,
     encode_request,
     encode_response,
     encode_response_parts,
     encode_unsupported_api_versions,
     response_header,
 )
+from wire.message import Message, int32, string
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from wire.messages.metadata import MetadataRequest
@@ -165,3 +167,22 @@ def test_the_header_of_an_api_versions_response_is_never_flexible() -> None:
 def test_a_request_without_a_table_is_a_wire_error() -> None:
     with pytest.raises(WireError, match="has no version 2"):
         encode_request(ApiKey.PRODUCE, 2, 1, None, ProduceRequest())
+
+
+class UnservedRequest(Message, api=999, versions="0-1", flexible="1+"):
+    name: str = string()
+
+
+class UnservedResponse(Message, api=999, versions="0-1", flexible="1+"):
+    count: int = int32()
+
+
+def test_a_client_speaks_apis_that_are_not_served() -> None:
+    for version in (0, 1):
+        request = encode_request(999, version, 7, "c", UnservedRequest(name="n"))
+        flexible = b"\0" if version else b""
+        body = encode(UnservedRequest(name="n"), version)
+        assert request[4:] == struct.pack(">hhih", 999, version, 7, 1) + b"c" + flexible + body
+        frame = struct.pack(">i", 7) + flexible + encode(UnservedResponse(count=3), version)
+        answer = decode_response_as(UnservedResponse, version, memoryview(frame))
+        assert answer == (7, UnservedResponse(count=3))
