@@ -1,7 +1,7 @@
 """The partitions of this worker, kept as the metadata log says."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Final
 
@@ -11,8 +11,8 @@ from dataplane.log.log_dir import LogDir, NewPartition
 from dataplane.log.partition_log import PartitionLog
 from dataplane.partition import Partition
 from dataplane.topic_config import TopicConfig
+from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config import Scope
-from metaquorum.config_layers import WorkerLayers
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.runtime import Clock, StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -22,27 +22,29 @@ log = logging.getLogger(__name__)
 
 # Partitions made or removed between two turns of the loop; each takes some 0.1 ms of disk calls.
 SLICE_PARTITIONS: Final = 32
+# Failures that pass (a full disk) meet every request; they are told at most so often.
+FAILURE_LOG_SECONDS: Final = 10.0
 
 
 class Partitions:
     """Finds partitions for requests, and follows the metadata as one of its publishers."""
 
     def __init__(
-        self, worker_id: int, clock: Clock, random: Random, layers: WorkerLayers, log_dir: LogDir
+        self, worker_id: int, clock: Clock, random: Random, configs: WorkerConfigs, log_dir: LogDir
     ) -> None:
         self.worker_id = worker_id
         self._clock = clock
         self._random = random
         self._started = False
-        self._layers = layers
+        self._configs = configs
+        self._layers = configs.layers  # as the partitions know them
         self._log_dir = log_dir
         self._by_name: dict[str, dict[int, Partition]] = {}
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
         self._by_id: dict[Uuid, dict[int, Partition]] = {}
-        self._producer_id_expiration_ms = layers.worker_configs().integer(
-            "producer.id.expiration.ms"
-        )
+        self._failure_told_at = float("-inf")
+        self._failures_untold = 0
 
     def __iter__(self) -> Iterator[Partition]:
         for partitions in list(self._by_id.values()):
@@ -59,9 +61,10 @@ class Partitions:
             raise self._absent(topic, index) from None
 
     def _absent(self, topic: str, index: int) -> KafkaError:
-        failure = self._log_dir.offline.get((topic, index))
-        if failure is not None:
-            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(failure))
+        if (topic, index) in self._log_dir.offline:  # the reason names paths: it is in our log
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"partition {topic}-{index} is offline"
+            )
         return KafkaError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index} here"
         )
@@ -82,8 +85,14 @@ class Partitions:
         return None if partitions is None else partitions.get(index)
 
     def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
-        configs = self._layers.topic_configs(image.topic_configs(topic))
-        return TopicConfig.of(configs, self._producer_id_expiration_ms)
+        return self._topic_config(image.topic_configs(topic))
+
+    def _topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
+        configs = self._configs
+        return TopicConfig.of(
+            configs.layers.topic_configs(overrides),
+            configs.own.integer("producer.id.expiration.ms"),
+        )
 
     # Following the metadata
 
@@ -105,7 +114,7 @@ class Partitions:
         ]
         if not self._started:
             self._started = True
-            self._set_strays_aside(image)
+            await self._set_strays_aside(image)
         await self._create_missing(hosted, image)
         for number, (topic, index, state) in enumerate(hosted):
             partition = self._by_id.get(topic.topic_id, {}).get(index)
@@ -113,22 +122,32 @@ class Partitions:
                 partition.lead(state.leader, state.leader_epoch, state.replicas, state.isr)
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
-        self._reconfigure(delta, image)
+        if self._layers is self._configs.layers:
+            self._reconfigure(delta, image)
+        else:
+            await self._reconfigure_all(image)
 
-    def _set_strays_aside(self, image: MetadataImage) -> None:
+    async def _set_strays_aside(self, image: MetadataImage) -> None:
         """Logs of topics that were deleted, or made again, while this worker was down."""
-        for (topic, index), plog in list(self._log_dir.partitions.items()):
-            known = image.topic(topic)
-            if known is None or known.topic_id != plog.topic_id or index >= len(known.partitions):
-                if plog.topic_id == ZERO_UUID and not plog.log_end_offset:
-                    self._log_dir.delete(topic, index, self._random)  # made just before a power cut
-                    continue
-                log.warning(
-                    "partition %s-%d is not of this cluster any more: its log is set aside",
-                    topic,
-                    index,
-                )
-                self._log_dir.set_aside(topic, index, self._random)
+        log_dir = self._log_dir
+        strays = [at for at, plog in log_dir.partitions.items() if _is_stray(image, at, plog)]
+        strays += [at for at in log_dir.offline if _is_stray(image, at, None)]
+        for number, (topic, index) in enumerate(strays):
+            plog = log_dir.partitions.get((topic, index))
+            try:
+                if plog is not None and plog.topic_id == ZERO_UUID and not plog.log_end_offset:
+                    log_dir.delete(topic, index, self._random)  # made just before a power cut
+                else:
+                    log.warning(
+                        "partition %s-%d is not of this cluster any more: its log is set aside",
+                        topic,
+                        index,
+                    )
+                    log_dir.set_aside(topic, index, self._random)
+            except StorageError as error:
+                log.error("partition %s-%d stays where it is: %s", topic, index, error)
+            if number % SLICE_PARTITIONS == 0:
+                await trio.lowlevel.checkpoint()
 
     async def _create_missing(
         self, hosted: list[tuple[TopicImage, int, PartitionImage]], image: MetadataImage
@@ -143,18 +162,23 @@ class Partitions:
                 )
                 missing.append((topic, index))
         logs, offline = self._log_dir.partitions, self._log_dir.offline
-        await self._log_dir.create(
-            [
-                NewPartition(topic.name, index, topic.topic_id, configs[topic.name].log)
-                for topic, index in missing
-                if (topic.name, index) not in logs and (topic.name, index) not in offline
-            ],
-            self._clock.now_ms(),
-        )
+        new = [
+            NewPartition(topic.name, index, topic.topic_id, configs[topic.name].log)
+            for topic, index in missing
+            if (topic.name, index) not in logs and (topic.name, index) not in offline
+        ]
+        failure = StorageError("the log of an earlier topic of that name is in the way")
+        try:
+            await self._log_dir.create(new, self._clock.now_ms())
+        except StorageError as error:
+            failure = error
         for topic, index in missing:
             plog = logs.get((topic.name, index))
-            if plog is not None:
+            if plog is not None and plog.topic_id == topic.topic_id:
                 self._add(topic, index, plog, configs[topic.name])
+            elif (topic.name, index) not in offline:
+                log.error("partition %s-%d is offline: %s", topic.name, index, failure)
+                offline[topic.name, index] = failure
 
     def _add(
         self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig
@@ -177,28 +201,61 @@ class Partitions:
         for number, partition in enumerate(self._forget(topic.name, topic.topic_id)):
             partition.lead(-1, partition.leader_epoch, (), ())
             async with partition.appending:  # what is being written is written first
-                try:
-                    self._log_dir.delete(topic.name, partition.index, self._random)
-                except StorageError as error:
-                    log.error("cannot delete partition %s: %s", partition, error)
+                self._delete_log(topic.name, partition.index)
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
+        for index in range(len(topic.partitions)):
+            if (topic.name, index) in self._log_dir.offline:
+                self._delete_log(topic.name, index)
+
+    def _delete_log(self, topic: str, index: int) -> None:
+        try:
+            self._log_dir.delete(topic, index, self._random)
+        except StorageError as error:
+            log.error("cannot delete partition %s-%d: %s", topic, index, error)
 
     def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:
         for scope, name in delta.resources:
             if scope == Scope.TOPIC and name in self._by_name:
                 config = self.topic_config(image, name)
                 for partition in self._by_name[name].values():
-                    partition.config = config
-                    partition.log.configure(config.log)
+                    partition.configure(config)
+
+    async def _reconfigure_all(self, image: MetadataImage) -> None:
+        """The worker's own configs have changed, which stand in for those of every topic."""
+        self._layers = self._configs.layers
+        of_most = self._topic_config({})
+        for number, partition in enumerate(self):
+            overrides = image.topic_configs(partition.topic)
+            partition.configure(self._topic_config(overrides) if overrides else of_most)
+            if number % SLICE_PARTITIONS == 0:
+                await trio.lowlevel.checkpoint()
 
     # When a log directory fails
 
     def fail(self, partition: Partition, error: StorageError) -> None:
         """A write or read of this partition's log did not succeed."""
-        if partition.log.failure is None:
-            log.error("%s: %s", partition, error)  # a full disk: it may have room again
-            return
-        if partition.offline is None:
+        if self._by_id.get(partition.topic_id, {}).get(partition.index) is not partition:
+            return  # deleted meanwhile
+        if partition.log.failure is None:  # a full disk: it may have room again
+            self._tell(partition, error)
+        elif partition.offline is None:
             log.error("partition %s is offline: %s", partition, error)
             partition.fail(str(error))
+
+    def _tell(self, partition: Partition, error: StorageError) -> None:
+        now = self._clock.monotonic()
+        if now - self._failure_told_at < FAILURE_LOG_SECONDS:
+            self._failures_untold += 1
+            return
+        others = f" (and {self._failures_untold} failures before)" if self._failures_untold else ""
+        log.error("%s: %s%s", partition, error, others)
+        self._failure_told_at, self._failures_untold = now, 0
+
+
+def _is_stray(image: MetadataImage, at: tuple[str, int], plog: PartitionLog | None) -> bool:
+    """Whether the cluster knows no such partition; of an offline log only the name is known."""
+    known = image.topic(at[0])
+    if known is None or at[1] >= len(known.partitions):
+        return True
+    return plog is not None and known.topic_id != plog.topic_id

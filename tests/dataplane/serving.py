@@ -5,6 +5,7 @@ machine, where time is virtual: a test of a timeout takes no time, and none of i
 """
 
 import functools
+import os
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,8 +16,8 @@ import trio
 
 from dataplane.node import Node
 from dataplane.node_config import NodeConfig
-from metaquorum.runtime import Connection, Disk, Network, Runtime
-from metaquorum.runtime.real import real_runtime
+from metaquorum.runtime import Buffer, Connection, Disk, File, Network, Runtime
+from metaquorum.runtime.real import RealDisk, RealFile, real_runtime
 from simulations.clock import EPOCH_S
 from simulations.node import NodeOnMachine
 from simulations.world import World
@@ -29,6 +30,7 @@ from wire.messages.create_topics import (
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
+from wire.messages.delete_topics import DeleteTopicsRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.records import Record, batches, decode_records, encode_batch
@@ -109,6 +111,12 @@ class RawClient:
         return False
 
     # What most tests need
+
+    async def delete(self, name: str) -> int:
+        """The topic's error code."""
+        asked = DeleteTopicsRequest(topic_names=[name], timeout_ms=20_000)
+        answer = await self.call(ApiKey.DELETE_TOPICS, asked, 5)
+        return int(answer.responses[0].error_code)
 
     async def create(self, name: str, partitions: int = 1, **configs: object) -> Any:
         """The topic's row of the answer. Configs are written with _ for the dots."""
@@ -238,6 +246,57 @@ def config(data_dir: Path | str, **configs: object) -> NodeConfig:
         advertise=("127.0.0.1", None),
         configs={key.replace("_", "."): str(value) for key, value in configs.items()},
     )
+
+
+class FaultyDisk(RealDisk):
+    """This machine's disk, but that what a test says fails."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, tuple[str, int]] = {}  # action to (part of the path, errno)
+        self.synced: list[str] = []
+
+    def fail(self, action: str, path_part: str, number: int) -> None:
+        """From now on; `action` is open, write, sync, rename, sync_dir or read."""
+        self.faults[action] = path_part, number
+
+    def check(self, action: str, path: str) -> None:
+        path_part, number = self.faults.get(action, ("", 0))
+        if number and path_part in path:
+            raise OSError(number, os.strerror(number), path)
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        if create or not self.exists(path):
+            self.check("create", path)
+        self.check("open", path)
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return FaultyFile(path, os.open(path, flags, 0o644), self)
+
+    def rename(self, source: str, target: str) -> None:
+        self.check("rename", source)
+        super().rename(source, target)
+
+    def sync_dir(self, path: str) -> None:
+        self.check("sync_dir", path)
+        super().sync_dir(path)
+
+
+class FaultyFile(RealFile):
+    def __init__(self, path: str, fd: int, disk: FaultyDisk) -> None:
+        super().__init__(path, fd)
+        self._disk = disk
+
+    def write(self, data: Buffer, position: int) -> None:
+        self._disk.check("write", self.path)
+        super().write(data, position)
+
+    def read(self, size: int, position: int) -> bytes:
+        self._disk.check("read", self.path)
+        return super().read(size, position)
+
+    def sync(self) -> None:
+        self._disk.check("sync", self.path)
+        super().sync()
+        self._disk.synced.append(self.path)
 
 
 class Served:

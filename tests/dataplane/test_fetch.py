@@ -159,11 +159,7 @@ def test_a_long_poll_ends_when_its_partition_or_the_node_goes(what: str) -> None
             await trio.sleep(0.01)
         began = sim.now
         if what == "deleted":
-            from wire.messages.delete_topics import DeleteTopicsRequest
-
-            await other.call(
-                ApiKey.DELETE_TOPICS, DeleteTopicsRequest(topic_names=["t"], timeout_ms=9000), 5
-            )
+            await other.delete("t")
             expected = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         else:
             assert sim.on_machine.node is not None

@@ -1,0 +1,230 @@
+"""Topics come, go and come again, on disks that fail; the node lives where it can."""
+
+import errno
+import logging
+import random
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.dataplane.serving import (
+    PRODUCE_VERSION,
+    FaultyDisk,
+    Simulated,
+    batch_of,
+    fetch_message,
+    in_trio,
+    produce_message,
+    serving,
+    simulated,
+)
+from wire.apis import ApiKey
+from wire.errors import ErrorCode
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+
+
+@in_trio
+async def test_a_topic_made_again_never_serves_what_its_predecessor_held(tmp_path: Path) -> None:
+    """Not even where the predecessor's folder could not be moved out of the way."""
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create("t", 2)
+        await client.produce("t", batch_of(b"old"))
+        disk.fail("rename", "/t-0", errno.EIO)
+        assert await client.delete("t") == 0
+        assert (await client.create("t", 2)).error_code == 0
+        await client.produce("t", batch_of(b"new"), error=ErrorCode.KAFKA_STORAGE_ERROR)
+        row = await client.fetch("t")
+        assert row.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        await client.produce("t", batch_of(b"new"), partition=1)  # its neighbour is well
+        disk.faults.clear()
+        assert await client.delete("t") == 0
+        await client.create("t")
+        await client.produce("t", batch_of(b"newer"))
+        assert await client.values("t") == [b"newer"]
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        assert await client.values("t") == [b"newer"]
+
+
+def test_a_topic_made_again_while_it_is_written_to_begins_anew() -> None:
+    """Deletion and creation come together, between appends small and large, and flushes."""
+
+    async def story(sim: Simulated) -> None:
+        producers = [await sim.connect() for _ in range(3)]
+        other, another = await sim.connect(), await sim.connect()
+        await other.create("t", flush_messages=3)
+        generation = 0
+        allowed = {
+            0,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        }
+        done = False
+
+        async def produce(number: int) -> None:
+            draw = random.Random(number)
+            while not done:
+                before = generation
+                value = b"%d" % before + bytes(draw.choice([10, 70_000]))
+                message = produce_message("t", batch_of(value))
+                answer = await producers[number].call(ApiKey.PRODUCE, message, PRODUCE_VERSION)
+                assert answer.responses[0].partition_responses[0].error_code in allowed
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(produce, number)
+            for _ in range(10):
+                await trio.sleep(0.02)
+                generation += 1
+                async with trio.open_nursery() as both:
+                    both.start_soon(other.delete, "t")
+                    both.start_soon(another.create, "t")
+                await another.create("t")
+                row = await other.fetch("t")
+                assert row.error_code == 0
+                for value in await other.values("t"):
+                    assert value is not None
+                    assert int(value.rstrip(b"\0")) >= generation - 1
+            done = True
+        assert await other.delete("t") == 0
+        assert not sim.worker.partitions._by_id
+        assert not sim.worker.partitions._by_raw_name
+
+    for seed in range(4):
+        world = simulated(story, seed=seed)
+        assert not [event for event in world.trace.events if "log: error" in event.text]
+
+
+@in_trio
+async def test_a_topic_that_cannot_be_made_leaves_the_node_and_other_topics_alone(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create("before")
+        disk.fail("create", "/full-", errno.ENOSPC)
+        await client.create("full", 3)
+        row = await client.produce("full", batch_of(b"x"), error=ErrorCode.KAFKA_STORAGE_ERROR)
+        assert str(tmp_path) not in (row.error_message or "")
+        assert not (await client.fetch("full")).records
+        await client.produce("before", batch_of(b"x"))
+        disk.faults.clear()
+        await client.produce("full", batch_of(b"x"))
+        assert await client.values("full") == [b"x"]
+
+
+@in_trio
+async def test_a_directory_that_cannot_be_synced_does_not_end_the_node(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create("before")
+        disk.faults["sync_dir"] = str(tmp_path), errno.EIO
+        await client.create("t")
+        await client.produce("before", batch_of(b"x"))
+        assert await client.values("before") == [b"x"]
+        disk.faults.clear()
+
+
+def test_a_full_disk_refuses_appends_tells_so_now_and_then_and_recovers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FaultyDisk()
+
+    @in_trio
+    async def test() -> None:
+        async with serving(tmp_path, disk=disk) as served:
+            client = await served.connect()
+            await client.create("t")
+            await client.produce("t", batch_of(b"before"))
+            disk.fail("write", "/t-0/0", errno.ENOSPC)
+            for size in [10, 100_000] * 20:
+                row = await client.produce(
+                    "t", batch_of(bytes(size)), error=ErrorCode.KAFKA_STORAGE_ERROR
+                )
+                assert str(tmp_path) not in (row.error_message or "")
+            assert await client.values("t") == [b"before"]
+            disk.faults.clear()
+            await client.produce("t", batch_of(b"after"))
+            assert await client.values("t") == [b"before", b"after"]
+
+    with caplog.at_level(logging.ERROR, logger="dataplane"):
+        test()
+    told = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(told) <= 3
+    assert "free some space" in told[0]
+
+
+@in_trio
+async def test_a_log_whose_sync_failed_is_offline_alone(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client, poller = await served.connect(), await served.connect()
+        await client.create("synced", flush_messages=1)
+        await client.create("other")
+        await client.produce("synced", batch_of(b"x"))
+        await poller.ask(ApiKey.FETCH, fetch_message({"synced": [(0, 1)]}, max_wait_ms=20_000), 12)
+        disk.fail("sync", "/synced-0/", errno.EIO)
+        error = ErrorCode.KAFKA_STORAGE_ERROR
+        await client.produce("synced", batch_of(b"y"), error=error)
+        answer = await poller.answer(ApiKey.FETCH, 12)  # woken
+        assert answer.responses[0].partitions[0].error_code in (0, error)
+        disk.faults.clear()
+        await client.produce("synced", batch_of(b"z"), error=error)  # nobody knows what it holds
+        assert (await client.fetch("synced")).error_code == error
+        await client.produce("other", batch_of(b"x"))
+
+
+@in_trio
+async def test_a_damaged_log_is_offline_and_can_be_deleted_with_its_topic(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t", 2)
+        for partition in range(2):
+            for _ in range(3):
+                await client.produce("t", batch_of(b"x"), partition=partition)
+    (path,) = (tmp_path / "t-0").glob("*.log")
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        error = ErrorCode.KAFKA_STORAGE_ERROR
+        assert (await client.fetch("t")).error_code == error
+        row = await client.produce("t", batch_of(b"y"), error=error)
+        assert str(tmp_path) not in (row.error_message or "")
+        await client.produce("t", batch_of(b"y"), partition=1)
+        assert await client.delete("t") == 0
+        await client.create("t", 2)
+        await client.produce("t", batch_of(b"new"))
+        assert await client.values("t") == [b"new"]
+
+
+@in_trio
+async def test_unknown_topics_are_made_when_asked_for_where_both_sides_want_it(
+    tmp_path: Path,
+) -> None:
+    async def ask(name: str, wanted: bool) -> tuple[int, int]:
+        message = MetadataRequest(
+            topics=[MetadataRequestTopic(name=name)], allow_auto_topic_creation=wanted
+        )
+        (topic,) = (await client.call(ApiKey.METADATA, message)).topics
+        return topic.error_code, len(topic.partitions)
+
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    async with serving(tmp_path, num_partitions=3) as served:
+        client = await served.connect()
+        assert await ask("made", False) == (unknown, 0)
+        assert await ask("made", True) == (0, 3)
+        await client.produce("made", batch_of(b"x"), partition=2)
+        assert await ask("not a name", True) == (ErrorCode.INVALID_TOPIC_EXCEPTION, 0)
+        assert await ask("", True) == (ErrorCode.INVALID_TOPIC_EXCEPTION, 0)
+    async with serving(tmp_path, auto_create_topics_enable="false") as served:
+        client = await served.connect()
+        assert await ask("other", True) == (unknown, 0)
+        assert await ask("made", True) == (0, 3)
