@@ -1,11 +1,16 @@
-"""The folder of one log beside its segments: small files, and which names and files need a sync."""
+"""The folder of one log beside its segments: small files, and which names and files need a sync.
+
+The folder of a new log is made by the first append: a topic of a thousand partitions would else
+take as long as its three thousand files, and a disk that is full just then would lose partitions.
+"""
 
 import logging
 import os
 from typing import Final
 
+from dataplane.log.checkpoints import encode_partition_metadata
 from dataplane.log.files import OpenFiles, storage_errors
-from dataplane.log.names import SNAPSHOT, file_name
+from dataplane.log.names import PARTITION_METADATA, SNAPSHOT, file_name
 from dataplane.log.producers import ProducerStateTable
 from dataplane.log.snapshots import decode_snapshot, encode_snapshot
 from metaquorum.runtime.seams import Disk
@@ -18,12 +23,15 @@ _NONE: Final[frozenset[str]] = frozenset()
 class Unsynced:
     """What a loss of power would take from a folder, at one moment."""
 
-    __slots__ = ("folder", "names", "names_changed")
+    __slots__ = ("folder", "is_new", "names", "names_changed")
 
-    def __init__(self, folder: str, names: frozenset[str], names_changed: bool) -> None:
+    def __init__(
+        self, folder: str, names: frozenset[str], names_changed: bool, is_new: bool
+    ) -> None:
         self.folder = folder
         self.names = names
         self.names_changed = names_changed
+        self.is_new = is_new
 
     def sync(self, disk: Disk) -> None:
         """The folder as it was then survives a loss of power. Slow."""
@@ -38,10 +46,20 @@ class Unsynced:
                 small.close()
         if self.names_changed:
             disk.sync_dir(self.folder)
+        if self.is_new:
+            disk.sync_dir(os.path.dirname(self.folder))
 
 
 class LogFolder:
-    __slots__ = ("_names_changed", "_unsynced", "files", "path", "snapshot_offsets")
+    __slots__ = (
+        "_is_new",
+        "_names_changed",
+        "_unsynced",
+        "files",
+        "is_made",
+        "path",
+        "snapshot_offsets",
+    )
 
     def __init__(
         self,
@@ -49,12 +67,15 @@ class LogFolder:
         path: str,
         snapshot_offsets: list[int],
         unsynced: frozenset[str] = _NONE,
+        is_made: bool = True,
     ) -> None:
         self.files = files
         self.path = path
         self.snapshot_offsets = snapshot_offsets  # ascending
         self._unsynced = unsynced
         self._names_changed = bool(unsynced)
+        self.is_made = is_made
+        self._is_new = False  # its own name has not been synced
 
     @property
     def is_synced(self) -> bool:
@@ -62,13 +83,22 @@ class LogFolder:
 
     def take_unsynced(self) -> Unsynced:
         """What needs a sync, from now on the caller's to see to; `give_back` if it cannot."""
-        unsynced = Unsynced(self.path, self._unsynced, self._names_changed)
-        self._unsynced, self._names_changed = _NONE, False
+        unsynced = Unsynced(self.path, self._unsynced, self._names_changed, self._is_new)
+        self._unsynced, self._names_changed, self._is_new = _NONE, False, False
         return unsynced
 
     def give_back(self, unsynced: Unsynced) -> None:
         self._unsynced |= unsynced.names
         self._names_changed |= unsynced.names_changed
+        self._is_new |= unsynced.is_new
+
+    def make(self, topic_id: bytes) -> None:
+        """The folder is there and says whose it is; none of it is synced yet. StorageError."""
+        with storage_errors("create", self.path):
+            self.files.disk.make_dirs(self.path)
+        self._is_new = True
+        self.write(PARTITION_METADATA, encode_partition_metadata(topic_id))
+        self.is_made = True
 
     def names_changed(self) -> None:
         """A file was made, renamed or removed."""

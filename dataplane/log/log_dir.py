@@ -31,7 +31,6 @@ from dataplane.log.checkpoints import (
     decode_offsets,
     encode_clean_shutdown,
     encode_offsets,
-    encode_partition_metadata,
 )
 from dataplane.log.config import LogConfig
 from dataplane.log.files import MAX_OPEN_FILES, OpenFiles, storage_error, storage_errors
@@ -40,12 +39,9 @@ from dataplane.log.names import (
     DELETED_FOLDER,
     HIGH_WATERMARK_CHECKPOINT,
     LOCK,
-    LOG,
     LOG_START_CHECKPOINT,
-    PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,
     STRAY_FOLDER,
-    file_name,
     parse_partition_folder,
     partition_folder,
     retired_folder,
@@ -246,17 +242,14 @@ class LogDir:
     # Partitions come and go
 
     async def create(self, new: Iterable[NewPartition], now_ms: int) -> None:
-        """Those partitions have an empty log in `partitions`; one that cannot is in `offline`.
+        """Those partitions have an empty log in `partitions`, whose first append makes its folder.
 
-        Their folders survive a loss of power. Which topic a folder is of does from the log's first
-        flush on: until then there is nothing in it that may not be lost, and a sync for each of
-        a thousand partitions would take seconds.
+        One whose folder is there already, and holds something, is in `offline`.
         """
         made = [partial(self._create_log, one, now_ms) for one in new]
         if made:
             with storage_errors("create a log in", self.path):
-                await self._in_calls(made, CONCURRENT_CALLS)
-                await self._disk.run(lambda: self._disk.sync_dir(self.path))
+                await self._in_calls(made, 1)
 
     def _create_log(self, new: NewPartition, now_ms: int) -> Callable[[], object]:
         partition = (new.topic, new.partition)
@@ -268,44 +261,42 @@ class LogDir:
                     raise StorageError(
                         f"{folder} is there already, and is not served; move it away"
                     )
-                self._disk.make_dirs(folder)
-                metadata = self._disk.open(os.path.join(folder, PARTITION_METADATA), create=True)
-                try:
-                    metadata.write(encode_partition_metadata(new.topic_id), 0)
-                finally:
-                    metadata.close()
-                self._disk.open(os.path.join(folder, file_name(0, LOG)), create=True).close()
         except StorageError as error:
             return partial(self._set_offline, partition, error, 0, 0)
         loaded = LoadedLog(
             folder,
             new.topic_id,
             segments=[SegmentState(0)],
-            unsynced=frozenset((PARTITION_METADATA,)),
+            is_made=False,
         )
         return partial(self._add, partition, new.config, loaded, now_ms)
 
     def delete(self, topic: str, partition: int, rng: random.Random) -> None:
         """The log is no more; its folder waits for `remove_deleted`, its readers go on."""
         name = self._retire(topic, partition, rng, DELETED_FOLDER)
-        self._deleted.append(name)
+        if name is not None:
+            self._deleted.append(name)
 
     def set_aside(self, topic: str, partition: int, rng: random.Random) -> None:
         """The log is not served any more but kept, as a stray."""
         self._retire(topic, partition, rng, STRAY_FOLDER)
 
-    def _retire(self, topic: str, partition: int, rng: random.Random, ending: str) -> str:
+    def _retire(self, topic: str, partition: int, rng: random.Random, ending: str) -> str | None:
+        """The folder's new name; None where no folder was made yet."""
         name = retired_folder(topic, partition, f"{rng.getrandbits(128):032x}", ending)
         folder = self._path(partition_folder(topic, partition))
-        with storage_errors("rename", folder):
-            self._disk.rename(folder, self._path(name))
-        log = self.partitions.pop((topic, partition), None)
+        log = self.partitions.get((topic, partition))
+        is_made = log is None or log.is_made
+        if is_made:
+            with storage_errors("rename", folder):
+                self._disk.rename(folder, self._path(name))
+        self.partitions.pop((topic, partition), None)
         if log is not None:
             log.moved(self._path(name))
         self.offline.pop((topic, partition), None)
         self._offline_points.pop((topic, partition), None)
         self._offline_starts.pop((topic, partition), None)
-        return name
+        return name if is_made else None
 
     async def remove_deleted(self) -> None:
         """Folders of logs deleted before, and segments that retention took, are gone.

@@ -125,10 +125,15 @@ class PartitionLog:
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
         self._files = files
-        self._folder = LogFolder(files, loaded.folder, loaded.snapshot_offsets, loaded.unsynced)
+        self._folder = LogFolder(
+            files, loaded.folder, loaded.snapshot_offsets, loaded.unsynced, loaded.is_made
+        )
         self._config = config
         self._segments = Segments(
-            [Segment(files, loaded.folder, config, state, now_ms) for state in loaded.segments],
+            [
+                Segment(files, loaded.folder, config, state, now_ms, create=not loaded.is_made)
+                for state in loaded.segments
+            ],
             self.log_end_offset,
         )
         self._segments.active.bytes_since_index = loaded.bytes_since_index
@@ -162,6 +167,11 @@ class PartitionLog:
         self._config = config
         for segment in self._segments:
             segment.configure(config)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a folder yet, or any file."""
+        return self._folder.is_made
 
     @property
     def size_bytes(self) -> int:
@@ -321,6 +331,8 @@ class PartitionLog:
         assert not self._writing
         if self._failure is not None:
             raise StorageError(self._failure)
+        if not self._folder.is_made:
+            self._folder.make(self.topic_id)
         if self._tail_dirty:
             self._clean_tail()
         active = self._segments.active
@@ -419,6 +431,8 @@ class PartitionLog:
         self._folder.write_snapshot(end, self.producers)
 
     def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
+        if not self._folder.is_made:
+            self._folder.make(self.topic_id)
         state = SegmentState(base_offset, 0, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP)
         segment = Segment(self._files, self.folder, self._config, state, now_ms, create=True)
         file = segment.file.get()

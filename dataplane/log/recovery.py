@@ -68,6 +68,7 @@ class LoadedLog:
     producers: ProducerStateTable = field(default_factory=ProducerStateTable)
     snapshot_offsets: list[int] = field(default_factory=list)
     unsynced: frozenset[str] = frozenset()  # names of files that the first flush has to sync
+    is_made: bool = True  # else the folder is, by the first append
     log_start_offset: int = 0
     log_end_offset: int = 0
     recovery_point: int = 0

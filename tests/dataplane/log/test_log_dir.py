@@ -38,13 +38,14 @@ def test_what_was_written_is_there_after_a_clean_stop(tmp_path: Path) -> None:
         assert not log_dir.was_clean
         await create(log_dir, ("a", 0), ("a", 1), ("b.c-1", 12))
         append_many(log_dir.partitions["a", 1], 40)
+        append_many(log_dir.partitions["b.c-1", 12], 1)
         await log_dir.close({("a", 1): 77}, broker_epoch=5)
         assert json.loads((tmp_path / MARK).read_text()) == {"version": 0, "brokerEpoch": 5}
 
         log_dir = await opened(tmp_path)
         assert (log_dir.was_clean, log_dir.last_broker_epoch) == (True, 5)
         assert not (tmp_path / MARK).exists()
-        assert sorted(log_dir.partitions) == [("a", 0), ("a", 1), ("b.c-1", 12)]
+        assert sorted(log_dir.partitions) == [("a", 1), ("b.c-1", 12)]
         assert log_dir.high_watermarks == {("a", 1): 77}
         assert len(read_headers(log_dir.partitions["a", 1])) == 40
         assert log_dir.partitions["b.c-1", 12].topic_id == TOPIC_ID
@@ -129,6 +130,7 @@ def test_a_deleted_log_is_read_on_by_who_was_in_it_and_then_removed(tmp_path: Pa
         # The same name may be made again at once, with another id: nothing is left in it.
         await create(log_dir, ("a", 0))
         assert log_dir.partitions["a", 0].log_end_offset == 0
+        append_many(log_dir.partitions["a", 0], 1)
         await log_dir.remove_deleted()
         assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a-0"]
         log_dir.abandon()
@@ -140,6 +142,8 @@ def test_folders_being_deleted_when_the_node_died_go_later(tmp_path: Path) -> No
     async def main() -> None:
         log_dir = await opened(tmp_path)
         await create(log_dir, ("a", 0), ("b", 0))
+        append_many(log_dir.partitions["a", 0], 1)
+        append_many(log_dir.partitions["b", 0], 1)
         log_dir.delete("a", 0, random.Random(1))
         log_dir.set_aside("b", 0, random.Random(2))
         log_dir.abandon()
@@ -149,6 +153,42 @@ def test_folders_being_deleted_when_the_node_died_go_later(tmp_path: Path) -> No
         (stray,) = [path.name for path in tmp_path.iterdir() if path.is_dir()]
         assert stray.startswith("b-0.")
         assert stray.endswith("-stray")
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_a_folder_is_made_by_the_first_append_and_goes_with_its_topic(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0), ("b", 0))
+        log = log_dir.partitions["a", 0]
+        assert not (tmp_path / "a-0").exists()
+        assert log.read(0, 1 << 20, 0).read() == b""
+        append_many(log, 1)
+        assert (tmp_path / "a-0" / "partition.metadata").exists()
+        log_dir.delete("a", 0, random.Random(1))
+        log_dir.delete("b", 0, random.Random(2))
+        await log_dir.remove_deleted()
+        assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_the_first_flush_syncs_a_new_folder_and_its_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = Witness()
+        log_dir = LogDir.open(disk, str(tmp_path))
+        await log_dir.load(lambda topic: SMALL, 0)
+        await create(log_dir, ("a", 0))
+        log = log_dir.partitions["a", 0]
+        append_many(log, 1)
+        disk.done.clear()
+        await log.flush(disk)
+        for done in (("sync", "partition.metadata"), ("sync_dir", "a-0")):
+            assert done in disk.done
+        assert ("sync_dir", tmp_path.name) in disk.done
         log_dir.abandon()
 
     run(main)
@@ -169,9 +209,7 @@ def test_a_folder_that_is_not_served_is_not_made_into_a_new_log(tmp_path: Path) 
 
 def test_a_log_made_just_before_a_power_cut_is_nobodys(tmp_path: Path) -> None:
     async def main() -> None:
-        log_dir = await opened(tmp_path)
-        await create(log_dir, ("a", 0))
-        log_dir.abandon()
+        (tmp_path / "a-0").mkdir()
         (tmp_path / "a-0" / "partition.metadata").write_bytes(b"")  # its bytes were never synced
         log_dir = await opened(tmp_path)
         assert log_dir.partitions["a", 0].topic_id == bytes(16)
@@ -265,6 +303,7 @@ def test_the_clean_mark_is_gone_for_good_before_a_log_is_looked_at(tmp_path: Pat
     async def main() -> None:
         log_dir = await opened(tmp_path)
         await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 1)
         await log_dir.close({})
         disk = Witness()
         log_dir = LogDir.open(disk, str(tmp_path))
