@@ -24,7 +24,8 @@ from dataplane.partitions import Partitions
 from dataplane.server import Server, ServerLimits
 from dataplane.upkeep import Upkeep
 from dataplane.worker import Worker
-from metaquorum.config_layers import Configs, WorkerLayers
+from dataplane.worker_configs import WorkerConfigs
+from metaquorum.config_layers import Configs
 from metaquorum.controller import Controller
 from metaquorum.decisions import WorkerRegistration
 from metaquorum.loader import MetadataLoader
@@ -120,23 +121,31 @@ class Node:
         controller = Controller(quorum, loader, self._runtime.random, self.config.configs)
         await controller.start()
         broker_epoch = await controller.register_worker(self._registration(storage))
-        layers = self._layers(loader)
+        configs = WorkerConfigs(self.config.node_id, self.config.configs, loader.image)
         log_dir = LogDir.open(self._runtime.disk, self.config.data_dir, is_locked=True)
         partitions = Partitions(
-            self.config.node_id, self._runtime.clock, self._runtime.random, layers, log_dir
+            self.config.node_id, self._runtime.clock, self._runtime.random, configs, log_dir
         )
         await log_dir.load(
             lambda topic: partitions.topic_config(loader.image, topic).log,
             self._runtime.clock.now_ms(),
         )
+        loader.register(configs)
         loader.register(partitions)
         nursery.start_soon(loader.run)
         await loader.wait_visible(loader.image.end_offset)
         worker = self.worker = Worker(
-            self.config.node_id, broker_epoch, self._runtime, loader, controller, partitions, layers
+            self.config.node_id,
+            broker_epoch,
+            self._runtime,
+            loader,
+            controller,
+            partitions,
+            configs,
         )
         upkeep = Upkeep(worker, self._runtime, log_dir)
         server = Server(self._runtime, listener, Dispatcher(worker).handle, _limits(worker.configs))
+        configs.call(lambda changed: server.limit(_limits(changed)))
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)
             serving.start_soon(upkeep.run)
@@ -148,14 +157,6 @@ class Node:
             serving.cancel_scope.cancel()
         await log_dir.close(upkeep.high_watermarks(), broker_epoch=broker_epoch)
         await quorum.close()
-
-    def _layers(self, loader: MetadataLoader) -> WorkerLayers:
-        image = loader.image
-        return WorkerLayers(
-            self.config.configs,
-            dynamic=image.worker_configs(self.config.node_id),
-            dynamic_default=image.worker_configs(None),
-        )
 
     def _registration(self, storage: Storage) -> WorkerRegistration:
         host, port = self.config.advertise

@@ -58,6 +58,10 @@ class Server:
     def connection_count(self) -> int:
         return len(self._connections)
 
+    def limit(self, limits: ServerLimits) -> None:
+        """New connections are counted against these; none that is open ends for it."""
+        self._limits = limits
+
     async def serve(self) -> None:
         """Returns when `drain` was called and the last connection has ended."""
         async with trio.open_nursery() as nursery:
@@ -82,7 +86,7 @@ class Server:
             connection.abort()
 
     async def _accept_all(self, nursery: trio.Nursery) -> None:
-        while True:
+        while not self._accepting.cancel_called:
             try:
                 connection = await self._listener.accept()
             except (OSError, trio.ClosedResourceError) as error:

@@ -43,6 +43,7 @@ class Upkeep:
         # Segments that retention took: when their files may go, and of which partition.
         self._removals: list[tuple[int, int, Partition]] = []
         self._removal_number = itertools.count()
+        self._folders_removed_at = self._clock.monotonic()
 
     async def run(self) -> None:
         configs = self._worker.configs
@@ -54,7 +55,7 @@ class Upkeep:
                 ),
                 (self._retain, configs.integer("log.retention.check.interval.ms")),
                 (self._remove_segments, REMOVAL_LOOK_MS),
-                (self._remove_folders, configs.integer("log.segment.delete.delay.ms")),
+                (self._remove_folders, REMOVAL_LOOK_MS),
                 (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
                 (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
             ):
@@ -128,7 +129,12 @@ class Upkeep:
                 await self._disk.run(partition.log.remove_deleted)
 
     async def _remove_folders(self) -> None:
-        await self._log_dir.remove_deleted()
+        """Folders go with the first round after log.segment.delete.delay.ms, which may change."""
+        now = self._clock.monotonic()
+        delay_ms = self._worker.configs.integer("log.segment.delete.delay.ms")
+        if (now - self._folders_removed_at) * 1000 >= delay_ms:
+            self._folders_removed_at = now
+            await self._log_dir.remove_deleted()
 
     async def _expire_producers(self) -> None:
         now_ms = self._clock.now_ms()

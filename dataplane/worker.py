@@ -10,6 +10,7 @@ from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
 from metaquorum.config_layers import Configs, WorkerLayers
+from dataplane.worker_configs import WorkerConfigs
 from metaquorum.controller import Controller
 from metaquorum.image import MetadataImage
 from metaquorum.loader import MetadataLoader
@@ -53,7 +54,7 @@ class Worker:
         loader: MetadataLoader,
         controller: Controller,
         partitions: Partitions,
-        layers: WorkerLayers,
+        configs: WorkerConfigs,
     ) -> None:
         self.worker_id = worker_id
         self.broker_epoch = broker_epoch
@@ -62,8 +63,8 @@ class Worker:
         self.loader = loader
         self.controller = controller
         self.partitions = partitions
-        self.layers = layers
-        self.configs: Configs = layers.worker_configs()
+        self._configs = configs
+        # These do not change while a node runs.
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
         self.producer_ids = ProducerIds(controller, worker_id, broker_epoch)
@@ -74,6 +75,16 @@ class Worker:
     def image(self) -> MetadataImage:
         """The metadata as this worker's parts have taken it in."""
         return self.loader.visible
+    @property
+    def configs(self) -> Configs:
+        """This worker's own, as they are in force now."""
+        return self._configs.own
+
+    @property
+    def layers(self) -> WorkerLayers:
+        """What topics have that do not say, as it is in force now."""
+        return self._configs.layers
+
 
     @property
     def controller_id(self) -> int:

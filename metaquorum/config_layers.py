@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from metaquorum.config import WORKER_KEYS, ConfigKey, ConfigValue, Scope, keys, parse, to_text
+from metaquorum.config import (
+    WORKER_KEYS,
+    ConfigKey,
+    ConfigValue,
+    Scope,
+    keys,
+    parse,
+    shown_keys,
+    to_text,
+)
 from wire.errors import KafkaError
 
 
@@ -150,6 +159,15 @@ class WorkerLayers:
 
     def worker_configs(self) -> Configs:
         return Configs(Scope.WORKER, self._layers())
+
+    def set_for_all_workers(self) -> Iterator[Resolved]:
+        """What was set for all workers at once, and only that layer's word on it."""
+        source = ConfigSource.DYNAMIC_DEFAULT_WORKER
+        for key in shown_keys(Scope.WORKER):
+            text = self.dynamic_default.get(key.name)
+            value = None if text is None else _parse_or_none(key, key.name, text, 1)
+            if value is not None:
+                yield Resolved(key, value, (Synonym(key.name, text, source),))
 
     def _layers(self) -> tuple[tuple[ConfigSource, Mapping[str, str]], ...]:
         return (

@@ -15,6 +15,7 @@ Committing needs no lock: many decisions are on their way together and share the
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from random import Random
 from typing import Final, Generic, TypeVar
@@ -22,6 +23,7 @@ from typing import Final, Generic, TypeVar
 import trio
 
 from metaquorum.batch import MAX_BATCH_RECORDS, SLICE_RECORDS, BatchTooLargeError
+from metaquorum.config_changes import ResourceChange, change_configs
 from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.decisions import (
     Decision,
@@ -44,6 +46,7 @@ from metaquorum.records import MetadataRecord, encode_record
 from wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 MAX_ATTEMPTS: Final = 5  # of one decision, when its proposals keep missing their offset
 
@@ -98,13 +101,13 @@ class Controller:
         refused = [TopicOutcome.refused(twice, name) for name in counts if counts[name] > 1]
         unique = [topic for topic in topics if counts[topic.name] == 1]
 
-        def decide(topic: NewTopic) -> Callable[[MetadataImage], Decision[TopicOutcome]]:
-            return lambda image: create_topic(image, topic, self._defaults(image), self._random)
+        def decide(image: MetadataImage, topic: NewTopic) -> Decision[TopicOutcome]:
+            return create_topic(image, topic, self._defaults(image), self._random)
 
         if validate_only:
-            return refused + [_unmade(decide(topic)(self._decided).answer) for topic in unique]
-        return refused + await self._change_topics(
-            [(topic.name, None, decide(topic)) for topic in unique]
+            return refused + [_unmade(decide(self._decided, topic).answer) for topic in unique]
+        return refused + await self._change_all(
+            unique, decide, lambda topic, error: TopicOutcome.refused(error, topic.name)
         )
 
     async def delete_topics(
@@ -115,12 +118,19 @@ class Controller:
             disabled = KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
             return [TopicOutcome.refused(disabled, *topic) for topic in topics]
 
-        def decide(
-            name: str | None, topic_id: bytes | None
-        ) -> Callable[[MetadataImage], Decision[TopicOutcome]]:
-            return lambda image: delete_topic(image, name, topic_id)
+        return await self._change_all(
+            topics,
+            lambda image, topic: delete_topic(image, *topic),
+            lambda topic, error: TopicOutcome.refused(error, *topic),
+        )
 
-        return await self._change_topics([(*topic, decide(*topic)) for topic in topics])
+    async def change_configs(
+        self, resources: Sequence[ResourceChange], *, validate_only: bool = False
+    ) -> list[KafkaError | None]:
+        """For each resource: None once all of its changes are in force here; or why none is."""
+        if validate_only:
+            return [change_configs(self._decided, resource).answer for resource in resources]
+        return await self._change_all(resources, change_configs, lambda _, error: error)
 
     async def register_worker(self, worker: WorkerRegistration) -> int:
         """The worker is registered; its broker epoch. What it led has a new leader epoch.
@@ -154,31 +164,32 @@ class Controller:
             configs.integer("num.partitions"), configs.integer("default.replication.factor")
         )
 
-    async def _change_topics(
+    async def _change_all(
         self,
-        wishes: Sequence[
-            tuple[str | None, bytes | None, Callable[[MetadataImage], Decision[TopicOutcome]]]
-        ],
-    ) -> list[TopicOutcome]:
-        """Decided in order and committed together; the changes are visible on this node."""
-        started: list[_Pending[TopicOutcome] | KafkaError | NotCommittedError] = []
-        for _, _, decide in wishes:
+        wishes: Sequence[W],
+        decide: Callable[[MetadataImage, W], Decision[T]],
+        refused: Callable[[W, KafkaError], T],
+    ) -> list[T]:
+        """An answer for each wish, decided in order and committed together; visible here."""
+        decisions = [partial(_decide, decide, wish) for wish in wishes]
+        started: list[_Pending[T] | KafkaError | NotCommittedError] = []
+        for decision in decisions:
             try:
-                started.append(await self._start(decide))
+                started.append(await self._start(decision))
             except (KafkaError, NotCommittedError) as error:
                 started.append(error)
-        outcomes = []
+        answers: list[T] = []
         visible_offset = 0
-        for (name, topic_id, decide), pending in zip(wishes, started, strict=True):
+        for wish, decision, pending in zip(wishes, decisions, started, strict=True):
             try:
-                answer, end_offset = await self._finish(decide, pending)
+                answer, end_offset = await self._finish(decision, pending)
             except KafkaError as error:
-                answer, end_offset = TopicOutcome.refused(error, name, topic_id), 0
-            outcomes.append(answer)
-            if answer.code is ErrorCode.NONE:
+                answers.append(refused(wish, error))
+            else:
+                answers.append(answer)
                 visible_offset = max(visible_offset, end_offset)
         await self._loader.wait_visible(visible_offset)
-        return outcomes
+        return answers
 
     async def _change(self, decide: Callable[[MetadataImage], Decision[T]]) -> T:
         """The answer, once what it says is committed."""
@@ -271,6 +282,12 @@ class Controller:
             except NotCommittedError as error:
                 pending = error
         raise AssertionError("the last attempt returns or raises")
+
+
+def _decide(
+    decide: Callable[[MetadataImage, W], Decision[T]], wish: W, image: MetadataImage
+) -> Decision[T]:
+    return decide(image, wish)
 
 
 async def _encode_in_slices(steps: Replay, records: Iterable[MetadataRecord]) -> list[bytes]:

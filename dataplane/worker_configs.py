@@ -1,0 +1,40 @@
+"""This worker's configs, as they are in force now."""
+
+from collections.abc import Callable, Mapping
+
+from metaquorum.config_layers import Configs, WorkerLayers
+from metaquorum.image import MetadataDelta, MetadataImage
+
+
+class WorkerConfigs:
+    """Follows the metadata, as the first of its publishers: others read `layers` in their turn.
+
+    `layers` and `own` are replaced when a dynamic config of this worker, or of all workers,
+    changes, and never modified: who holds on to one can tell by `is` whether it is still in force.
+    """
+
+    def __init__(self, worker_id: int, static: Mapping[str, str], image: MetadataImage) -> None:
+        self._worker_id = worker_id
+        self._static = static
+        self._listeners: list[Callable[[Configs], None]] = []
+        self._resolve(image)
+
+    def _resolve(self, image: MetadataImage) -> None:
+        self.layers = WorkerLayers(
+            self._static,
+            dynamic=image.worker_configs(self._worker_id),
+            dynamic_default=image.worker_configs(None),
+        )
+        self.own: Configs = self.layers.worker_configs()
+
+    def call(self, listener: Callable[[Configs], None]) -> None:
+        """`listener` is told of the configs in force now, and of every change."""
+        self._listeners.append(listener)
+        listener(self.own)
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        known = self.layers.dynamic, self.layers.dynamic_default
+        if known != (image.worker_configs(self._worker_id), image.worker_configs(None)):
+            self._resolve(image)
+            for listener in self._listeners:
+                listener(self.own)
