@@ -5,7 +5,7 @@ every record is in sync as soon as it is appended. Replication moves it by follo
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -18,6 +18,16 @@ from wire.types import Uuid
 NO_ERROR: Final = ErrorCode.NONE
 
 
+class Watcher(Protocol):
+    """Who is told what happens to a partition."""
+
+    def note(self, new_bytes: int) -> bool:
+        """So much more can be read, or (0) less from the log's start; False to hear no more."""
+
+    def wake(self) -> None:
+        """Something else has happened."""
+
+
 class FetchWaiter:
     """A long poll: woken when enough bytes have come, over all partitions it watches."""
 
@@ -27,10 +37,11 @@ class FetchWaiter:
         self.missing_bytes = missing_bytes
         self.woken = trio.Event()
 
-    def note(self, new_bytes: int) -> None:
+    def note(self, new_bytes: int) -> bool:
         self.missing_bytes -= new_bytes
         if self.missing_bytes <= 0:
             self.woken.set()
+        return True
 
     def wake(self) -> None:
         self.woken.set()
@@ -75,7 +86,7 @@ class Partition:
         self.isr: Sequence[int] = ()
         self.high_watermark = log.log_end_offset
         self.offline: str | None = None  # why, when its log directory failed
-        self.waiters: set[FetchWaiter] = set()
+        self.waiters: set[Watcher] = set()
         # Held through appends that do not finish within one slice of the loop.
         self.appending = trio.Lock()
 
@@ -141,8 +152,16 @@ class Partition:
         """The log has grown: the high watermark moves and readers are told."""
         self.high_watermark = self.log.log_end_offset
         if self.waiters:
-            for waiter in self.waiters:
-                waiter.note(size_bytes)
+            self._note(size_bytes)
+
+    def log_start_moved(self) -> None:
+        """Records at the start of the log are gone."""
+        self._note(0)
+
+    def _note(self, new_bytes: int) -> None:
+        done = [waiter for waiter in self.waiters if not waiter.note(new_bytes)]
+        if done:
+            self.waiters.difference_update(done)
 
     def fail(self, reason: str) -> None:
         """The log directory cannot be used any more."""

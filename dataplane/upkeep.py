@@ -116,6 +116,7 @@ class Upkeep:
         if start == plog.log_end_offset and start > plog.log_start_offset:
             plog.roll(now_ms)  # all of it is old: the active segment is not removed, but replaced
         if plog.advance_log_start(start):
+            partition.log_start_moved()
             log.info("%s: retention moved the log start to %d", partition, start)
         if plog.delete_old_segments():
             due_ms = now_ms + config.file_delete_delay_ms

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dataplane.connection import Client
+from dataplane.fetch_sessions import FetchSessions
 from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
@@ -69,6 +70,9 @@ class Worker:
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
         self.producer_ids = ProducerIds(controller, worker_id, broker_epoch)
         self.fetch_waiters: set[FetchWaiter] = set()
+        self.fetch_sessions = FetchSessions(
+            self.configs.integer("max.incremental.fetch.session.cache.slots"), runtime.random
+        )
         self.stopping = False
 
     @property

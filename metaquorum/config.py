@@ -356,6 +356,13 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         Range(1),
         "How often logs are looked at for segments to delete.",
     ),
+    _worker(
+        "max.incremental.fetch.session.cache.slots",
+        _INT,
+        1000,
+        Range(0),
+        "Clients whose fetches are remembered (KIP-227); 0 for none.",
+    ),
     _worker("max.connections", _INT, INT_MAX, Range(0), "Open client connections in all."),
     _worker(
         "max.connections.per.ip", _INT, INT_MAX, Range(0), "Open client connections of one address."

@@ -4,249 +4,302 @@ An answer holds no records, only where they lie: `connection` copies small slice
 ones to sendfile. A fetch that finds less than `min_bytes` watches its partitions and reads again
 when enough has come, its time is over, or something else happened to one of them.
 
-Fetch sessions (KIP-227) are not kept: session id 0 tells clients so, and they send whole requests.
+A request says all it asks for, or continues a session (`dataplane.fetch_sessions`).
 """
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, Final, TypeAlias
 
 import trio
 
-from dataplane.log.partition_log import LogSlice
+from dataplane.fetch_reader import FetchReader, size_of
+from dataplane.fetch_sessions import (
+    INITIAL_EPOCH,
+    NO_SESSION,
+    FetchSession,
+    SessionPartition,
+    is_whole,
+)
 from dataplane.partition import NO_ERROR, FetchWaiter, Partition
 from dataplane.worker import Request, Worker
-from metaquorum.runtime import StorageError
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import (
-    EpochEndOffset,
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
     FetchResponse,
     FetchTopic,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
     PartitionData,
 )
+from wire.types import Uuid
 
 _TOPIC_IDS_SINCE: Final = 13
-_READ_COMMITTED: Final = 1
-_DEBUG_REPLICA: Final = -2
 # A client that asks to wait for longer is answered, emptily, after this.
 MAX_WAIT_MS: Final = 5 * 60 * 1000
 
+Answer: TypeAlias = FetchResponse | Coroutine[Any, Any, FetchResponse]
 _Seen: TypeAlias = tuple[int, int, bool]
-Asked: TypeAlias = list[tuple[FetchTopic, FetchPartition, Partition | None, ErrorCode]]
+_Asked: TypeAlias = list[tuple[FetchTopic, FetchPartition, Partition | None, ErrorCode]]
+_Rows: TypeAlias = list[tuple[str, Uuid, PartitionData]]
 
 
-def handle_fetch(
-    worker: Worker, request: Request, message: FetchRequest
-) -> FetchResponse | Coroutine[Any, Any, FetchResponse]:
+def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Answer:
+    has_topic_ids = request.version >= _TOPIC_IDS_SINCE
+    if not is_whole(message):
+        return _continue(worker, message, has_topic_ids)
     if message.session_id:
-        return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-    asked = _resolve(worker, request.version, message)
-    found = _Found(worker, message, asked)
-    # More than max_bytes never comes, however long we wait.
-    min_bytes = min(message.min_bytes, message.max_bytes, worker.fetch_max_bytes)
-    if (
-        found.size_bytes >= min_bytes
-        or found.must_answer
-        or message.max_wait_ms <= 0
-        or not asked
-        or worker.stopping
-    ):
-        return found.response(message, asked)
-    missing_bytes = min_bytes - found.size_bytes
-    return _wait_for_more(worker, request, message, missing_bytes, _watched(asked))
+        worker.fetch_sessions.close(message.session_id)
+    return _Whole(worker, message, has_topic_ids).answer()
 
 
-def _watched(asked: Asked) -> dict[Partition, _Seen]:
-    """The partitions of a fetch as they were when it was looked at."""
-    return {p: _seen(p) for _, _, p, _ in asked if p is not None}
+def _min_bytes(worker: Worker, message: FetchRequest) -> int:
+    """More than max_bytes never comes, however long we wait."""
+    return min(message.min_bytes, message.max_bytes, worker.fetch_max_bytes)
+
+
+async def _wait(worker: Worker, message: FetchRequest, waiter: FetchWaiter) -> None:
+    if worker.stopping:
+        return
+    worker.fetch_waiters.add(waiter)
+    try:
+        with trio.move_on_after(min(message.max_wait_ms, MAX_WAIT_MS) / 1000):
+            await waiter.woken.wait()
+    finally:
+        worker.fetch_waiters.discard(waiter)
+
+
+def _response(
+    reader: FetchReader, rows: Iterable[tuple[str, Uuid, PartitionData]]
+) -> FetchResponse:
+    """Rows of one topic that follow each other stand together, as Kafka has it."""
+    responses: list[FetchableTopicResponse] = []
+    last: FetchableTopicResponse | None = None
+    for topic, topic_id, row in rows:
+        if last is None or last.topic != topic or last.topic_id != topic_id:
+            last = FetchableTopicResponse(topic=topic, topic_id=topic_id)
+            responses.append(last)
+        last.partitions.append(row)
+    return FetchResponse(responses=responses, node_endpoints=reader.endpoints())
+
+
+# Whole requests
+
+
+class _Whole:
+    """A request that says all it asks for."""
+
+    __slots__ = ("has_topic_ids", "message", "worker")
+
+    def __init__(self, worker: Worker, message: FetchRequest, has_topic_ids: bool) -> None:
+        self.worker = worker
+        self.message = message
+        self.has_topic_ids = has_topic_ids
+
+    def answer(self) -> Answer:
+        worker, message = self.worker, self.message
+        asked = self._resolve()
+        reader, rows = self._read(asked)
+        min_bytes = _min_bytes(worker, message)
+        if (
+            reader.size_bytes >= min_bytes
+            or reader.must_answer
+            or message.max_wait_ms <= 0
+            or worker.stopping
+        ):
+            return self._respond(reader, asked, rows)
+        watched = {p: _seen(p) for _, _, p, _ in asked if p is not None}
+        if not watched:
+            return self._respond(reader, asked, rows)
+        return self._wait_for_more(watched, min_bytes - reader.size_bytes)
+
+    async def _wait_for_more(
+        self, watched: dict[Partition, _Seen], missing_bytes: int
+    ) -> FetchResponse:
+        waiter = FetchWaiter(missing_bytes)
+        # Earlier answers of this connection were sent in between, which may have taken long.
+        if any(_seen(partition) != seen for partition, seen in watched.items()):
+            waiter.wake()
+        for partition in watched:
+            partition.waiters.add(waiter)
+        try:
+            await _wait(self.worker, self.message, waiter)
+        finally:
+            for partition in watched:
+                partition.waiters.discard(waiter)
+        asked = self._resolve()
+        reader, rows = self._read(asked)
+        return self._respond(reader, asked, rows)
+
+    def _resolve(self) -> _Asked:
+        partitions = self.worker.partitions
+        asked: _Asked = []
+        for topic in self.message.topics:
+            for data in topic.partitions:
+                partition: Partition | None = None
+                code = NO_ERROR
+                try:
+                    partition = (
+                        partitions.by_id(topic.topic_id, data.partition)
+                        if self.has_topic_ids
+                        else partitions.by_name(topic.topic, data.partition)
+                    )
+                except KafkaError as error:
+                    code = error.code
+                asked.append((topic, data, partition, code))
+        return asked
+
+    def _read(self, asked: _Asked) -> tuple[FetchReader, _Rows]:
+        reader = FetchReader(self.worker, self.message)
+        read = reader.read
+        return reader, [
+            (topic.topic, topic.topic_id, read(data, partition, code))
+            for topic, data, partition, code in asked
+        ]
+
+    def _respond(self, reader: FetchReader, asked: _Asked, rows: _Rows) -> FetchResponse:
+        response = _response(reader, rows)
+        if self.message.session_epoch == INITIAL_EPOCH:
+            response.session_id = self._new_session(reader, asked, rows)
+        return response
+
+    def _new_session(self, reader: FetchReader, asked: _Asked, rows: _Rows) -> int:
+        sessions = self.worker.fetch_sessions
+        session = sessions.create(
+            len(asked), self.worker.clock.monotonic(), has_topic_ids=self.has_topic_ids
+        )
+        if session is None:
+            return NO_SESSION
+        session.read_as((reader.replica_id, self.message.isolation_level))
+        for (topic, data, partition, _), (_, _, row) in zip(asked, rows, strict=True):
+            name = topic.topic if partition is None else partition.topic
+            part = session.ask(name, topic.topic_id, data)
+            part.watch(partition)
+            part.tell(row, size_of(row))
+            if partition is not None and part.is_quiet(reader.end_offset(partition)):
+                del session.news[part]
+        sessions.resized(session, 0)
+        return session.id if session.is_open else NO_SESSION
 
 
 def _seen(partition: Partition) -> _Seen:
     return partition.high_watermark, partition.leader_epoch, partition.is_served
 
 
-async def _wait_for_more(
-    worker: Worker,
-    request: Request,
-    message: FetchRequest,
-    missing_bytes: int,
-    watched: dict[Partition, _Seen],
-) -> FetchResponse:
-    waiter = FetchWaiter(missing_bytes)
-    # Earlier answers of this connection were sent in between, which may have taken long.
-    if worker.stopping or any(_seen(partition) != seen for partition, seen in watched.items()):
-        waiter.wake()
-    for partition in watched:
-        partition.waiters.add(waiter)
-    worker.fetch_waiters.add(waiter)
-    wait_ms = min(message.max_wait_ms, MAX_WAIT_MS)
+# Requests of a session
+
+
+def _continue(worker: Worker, message: FetchRequest, has_topic_ids: bool) -> Answer:
     try:
-        with trio.move_on_after(wait_ms / 1000):
-            await waiter.woken.wait()
-    finally:
-        worker.fetch_waiters.discard(waiter)
-        for partition in watched:
-            partition.waiters.discard(waiter)
-    asked = _resolve(worker, request.version, message)
-    return _Found(worker, message, asked).response(message, asked)
+        session = worker.fetch_sessions.use(
+            message, worker.clock.monotonic(), has_topic_ids=has_topic_ids
+        )
+    except KafkaError as error:
+        return FetchResponse(error_code=error.code)
+    if not session.partitions:
+        return FetchResponse()
+    if session.waiter is not None:
+        session.waiter.wake()  # whoever waits has been overtaken by this request
+    return _Continued(worker, message, session).answer()
 
 
-def _resolve(worker: Worker, version: int, message: FetchRequest) -> Asked:
-    by_id = version >= _TOPIC_IDS_SINCE
-    asked: Asked = []
-    for topic in message.topics:
-        for data in topic.partitions:
-            partition: Partition | None = None
-            code = NO_ERROR
-            try:
-                partition = (
-                    worker.partitions.by_id(topic.topic_id, data.partition)
-                    if by_id
-                    else worker.partitions.by_name(topic.topic, data.partition)
-                )
-            except KafkaError as error:
-                code = error.code
-            asked.append((topic, data, partition, _error(partition, data, code)))
-    return asked
+class _Continued:
+    """A request that continues a session."""
 
+    __slots__ = ("epoch", "message", "session", "worker")
 
-def _error(partition: Partition | None, data: FetchPartition, code: ErrorCode) -> ErrorCode:
-    if partition is None:
-        return code
-    return partition.leader_error(data.current_leader_epoch)
-
-
-class _Found:
-    """What can be read for a fetch now: one row per partition asked for."""
-
-    __slots__ = ("answers", "must_answer", "size_bytes", "worker")
-
-    def __init__(self, worker: Worker, message: FetchRequest, asked: Asked) -> None:
+    def __init__(self, worker: Worker, message: FetchRequest, session: FetchSession) -> None:
         self.worker = worker
-        self.size_bytes = 0
-        # An error or a diverging log is told at once; and nothing comes to a full answer, or to
-        # what was read of an older segment.
-        self.must_answer = False
-        self.answers: list[PartitionData] = []
-        if message.replica_state is not None:
-            replica_id = message.replica_state.replica_id
-        else:
-            replica_id = message.replica_id
-        committed = message.isolation_level == _READ_COMMITTED
-        left = min(message.max_bytes, worker.fetch_max_bytes)
-        for _, data, partition, code in asked:
-            if partition is None or code is not NO_ERROR:
-                answer = self._refuse(data, partition, code)
-            elif replica_id >= 0:
-                answer = self._refuse(data, partition, ErrorCode.REPLICA_NOT_AVAILABLE)
+        self.message = message
+        self.session = session
+        self.epoch = session.epoch
+
+    def answer(self) -> Answer:
+        worker, message = self.worker, self.message
+        reader, looked = self._look()
+        min_bytes = _min_bytes(worker, message)
+        if (
+            reader.size_bytes >= min_bytes
+            or reader.must_answer
+            or message.max_wait_ms <= 0
+            or worker.stopping
+            or not any(part.partition for part in self.session.partitions.values())
+        ):
+            return self._respond(reader, looked)
+        return self._wait_for_news(min_bytes - reader.size_bytes)
+
+    async def _wait_for_news(self, missing_bytes: int) -> FetchResponse:
+        session = self.session
+        waiter = FetchWaiter(missing_bytes)
+        # Earlier answers of this connection were sent in between, which may have taken long.
+        if session.is_stirred or not session.is_open:
+            waiter.wake()
+        if session.epoch == self.epoch:
+            session.waiter = waiter
+            try:
+                await _wait(self.worker, self.message, waiter)
+            finally:
+                if session.waiter is waiter:
+                    session.waiter = None
+        if session.epoch != self.epoch:  # another connection has gone on with it
+            return FetchResponse(
+                error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.id
+            )
+        return self._respond(*self._look())
+
+    def _look(self) -> tuple[FetchReader, list[tuple[SessionPartition, PartitionData]]]:
+        """What is among the news, but for partitions that have turned out to be quiet."""
+        session = self.session
+        reader = FetchReader(self.worker, self.message)
+        session.read_as((reader.replica_id, self.message.isolation_level))
+        session.is_stirred = False
+        looked = []
+        for part in list(session.news):
+            partition, code = part.partition, NO_ERROR
+            if partition is None or not partition.is_served:
+                partition, code = self._resolve(part)
+            part.watch(partition)
+            row = reader.read(part.asked, partition, code)
+            if (
+                partition is not None
+                and row.error_code == NO_ERROR
+                and row.diverging_epoch is None
+                and part.is_quiet(reader.end_offset(partition))
+            ):
+                del session.news[part]
             else:
-                end_offset = (
-                    partition.log.log_end_offset
-                    if replica_id == _DEBUG_REPLICA
-                    else partition.last_stable_offset
-                    if committed
-                    else partition.high_watermark
-                )
-                answer = self._read(data, partition, end_offset, left)
-                if committed:
-                    answer.aborted_transactions = []
-            left -= answer.records.size_bytes if isinstance(answer.records, LogSlice) else 0
-            self.answers.append(answer)
+                looked.append((part, row))
+        return reader, looked
 
-    def _refuse(
-        self, data: FetchPartition, partition: Partition | None, code: ErrorCode
-    ) -> PartitionData:
-        self.must_answer = True
-        answer = PartitionData(
-            partition_index=data.partition,
-            error_code=code,
-            high_watermark=-1,
-            aborted_transactions=None,
-            records=b"",
-        )
-        if partition is not None and code in _LEADER_ELSEWHERE:
-            answer.current_leader = LeaderIdAndEpoch(
-                leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
-            )
-        return answer
-
-    def _read(
-        self, data: FetchPartition, partition: Partition, end_offset: int, left: int
-    ) -> PartitionData:
-        log = partition.log
-        answer = PartitionData(
-            partition_index=data.partition,
-            error_code=0,
-            high_watermark=partition.high_watermark,
-            last_stable_offset=partition.last_stable_offset,
-            log_start_offset=log.log_start_offset,
-            aborted_transactions=None,
-            records=b"",
-        )
+    def _resolve(self, part: SessionPartition) -> tuple[Partition | None, ErrorCode]:
+        partitions, index = self.worker.partitions, part.asked.partition
         try:
-            if data.last_fetched_epoch >= 0 and (diverging := _diverging(partition, data)):
-                self.must_answer = True
-                answer.diverging_epoch = diverging
-                return answer
-            piece = log.read(
-                data.fetch_offset,
-                min(data.partition_max_bytes, left),
-                end_offset,
-                # The first partition with records gives a batch, however large it is (KIP-74).
-                min_one=not self.size_bytes,
-            )
+            if not self.session.has_topic_ids:
+                return partitions.by_name(part.topic, index), NO_ERROR
+            found = partitions.by_id(part.topic_id, index)
         except KafkaError as error:
-            return self._refuse(data, partition, error.code)
-        except StorageError as error:
-            self.worker.partition_failed(partition, error)
-            return self._refuse(data, partition, ErrorCode.KAFKA_STORAGE_ERROR)
-        if piece.size_bytes:
-            self.size_bytes += piece.size_bytes
-            answer.records = piece
-            if data.fetch_offset < log.active_segment_offset:
-                self.must_answer = True
-        elif data.fetch_offset < end_offset:
-            self.must_answer = True
-        return answer
+            if error.code != ErrorCode.UNKNOWN_TOPIC_ID or not part.topic:
+                return None, error.code
+            # The session knew the topic: it is gone, and perhaps another has its name.
+            if self.worker.image.topic(part.topic) is not None:
+                return None, ErrorCode.INCONSISTENT_TOPIC_ID
+            return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        part.topic = found.topic
+        return found, NO_ERROR
 
-    def response(self, message: FetchRequest, asked: Asked) -> FetchResponse:
-        responses: list[FetchableTopicResponse] = []
-        last: FetchTopic | None = None
-        for (topic, _, _, _), answer in zip(asked, self.answers, strict=True):
-            if topic is not last:
-                last = topic
-                responses.append(FetchableTopicResponse(topic=topic.topic, topic_id=topic.topic_id))
-            responses[-1].partitions.append(answer)
-        response = FetchResponse(responses=responses)
-        if self.must_answer and any(answer.current_leader for answer in self.answers):
-            response.node_endpoints = [
-                NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
-                for w in self.worker.live_workers()
-            ]
+    def _respond(
+        self, reader: FetchReader, looked: list[tuple[SessionPartition, PartitionData]]
+    ) -> FetchResponse:
+        session = self.session
+        rows: _Rows = []
+        for part, row in looked:
+            size_bytes = size_of(row)
+            if part.tell(row, size_bytes):
+                rows.append((part.topic, part.topic_id, row))
+            if size_bytes:  # others have their turn before it
+                del session.news[part]
+                session.news[part] = None
+            elif part.partition is not None and part.is_quiet(reader.end_offset(part.partition)):
+                del session.news[part]
+        response = _response(reader, rows)
+        response.session_id = session.id
         return response
-
-
-_LEADER_ELSEWHERE: Final = frozenset(
-    (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
-)
-
-
-def _diverging(partition: Partition, data: FetchPartition) -> EpochEndOffset | None:
-    """Where the asker's log parts from ours, by the last epoch it has (KIP-595).
-
-    KafkaError (OFFSET_OUT_OF_RANGE) for an epoch of which nothing is known here.
-    """
-    epoch, end_offset = partition.log.epochs.end_offset_for(
-        data.last_fetched_epoch, partition.log.log_end_offset
-    )
-    if epoch < 0:
-        raise KafkaError(
-            ErrorCode.OFFSET_OUT_OF_RANGE, f"{partition} knows no epoch {data.last_fetched_epoch}"
-        )
-    if epoch < data.last_fetched_epoch or end_offset < data.fetch_offset:
-        return EpochEndOffset(epoch=epoch, end_offset=end_offset)
-    return None

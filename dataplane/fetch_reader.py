@@ -1,0 +1,165 @@
+"""What can be read now for one fetch: a row per partition, within the bounds the client gave."""
+
+from typing import Final
+
+from dataplane.log.partition_log import LogSlice
+from dataplane.partition import NO_ERROR, Partition
+from dataplane.worker import Worker
+from metaquorum.runtime import StorageError
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.fetch import (
+    EpochEndOffset,
+    FetchPartition,
+    FetchRequest,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+)
+
+READ_COMMITTED: Final = 1
+_DEBUG_REPLICA: Final = -2
+_LEADER_ELSEWHERE: Final = frozenset(
+    (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+)
+# Told when the wait is over, unless there is nothing to wait for: a client that has not heard yet
+# that a topic is gone would else ask without a pause.
+_UNHURRIED: Final = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))
+
+
+def replica_of(message: FetchRequest) -> int:
+    if message.replica_state is not None:
+        return message.replica_state.replica_id
+    return message.replica_id
+
+
+class FetchReader:
+    __slots__ = (
+        "is_committed",
+        "left_bytes",
+        "must_answer",
+        "names_leaders",
+        "replica_id",
+        "size_bytes",
+        "worker",
+    )
+
+    def __init__(self, worker: Worker, message: FetchRequest) -> None:
+        self.worker = worker
+        self.replica_id = replica_of(message)
+        self.is_committed = message.isolation_level == READ_COMMITTED
+        self.left_bytes = min(message.max_bytes, worker.fetch_max_bytes)
+        self.size_bytes = 0
+        # An error or a diverging log is told at once; and nothing comes to a full answer, or to
+        # what was read of an older segment.
+        self.must_answer = False
+        self.names_leaders = False
+
+    def end_offset(self, partition: Partition) -> int:
+        """Where this reader has to stop."""
+        if self.replica_id == _DEBUG_REPLICA:
+            return partition.log.log_end_offset
+        if self.is_committed:
+            return partition.last_stable_offset
+        return partition.high_watermark
+
+    def read(
+        self, asked: FetchPartition, partition: Partition | None, code: ErrorCode
+    ) -> PartitionData:
+        """The row for one partition, which was looked up with this outcome."""
+        if partition is None:
+            return self._refuse(asked, partition, code)
+        code = partition.leader_error(asked.current_leader_epoch)
+        if code is not NO_ERROR:
+            return self._refuse(asked, partition, code)
+        if self.replica_id >= 0:
+            return self._refuse(asked, partition, ErrorCode.REPLICA_NOT_AVAILABLE)
+        try:
+            return self._read(asked, partition)
+        except KafkaError as error:
+            return self._refuse(asked, partition, error.code)
+        except StorageError as error:
+            self.worker.partition_failed(partition, error)
+            return self._refuse(asked, partition, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def endpoints(self) -> list[NodeEndpoint]:
+        """Where the leaders are that the rows name (KIP-951)."""
+        if not self.names_leaders:
+            return []
+        return [
+            NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
+            for w in self.worker.live_workers()
+        ]
+
+    def _refuse(
+        self, asked: FetchPartition, partition: Partition | None, code: ErrorCode
+    ) -> PartitionData:
+        if code not in _UNHURRIED:
+            self.must_answer = True
+        answer = PartitionData(
+            partition_index=asked.partition,
+            error_code=code,
+            high_watermark=-1,
+            aborted_transactions=None,
+            records=b"",
+        )
+        if partition is not None and code in _LEADER_ELSEWHERE:
+            self.names_leaders = True
+            answer.current_leader = LeaderIdAndEpoch(
+                leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
+            )
+        return answer
+
+    def _read(self, asked: FetchPartition, partition: Partition) -> PartitionData:
+        log = partition.log
+        answer = PartitionData(
+            partition_index=asked.partition,
+            error_code=0,
+            high_watermark=partition.high_watermark,
+            last_stable_offset=partition.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            aborted_transactions=[] if self.is_committed else None,
+            records=b"",
+        )
+        if asked.last_fetched_epoch >= 0 and (diverging := _diverging(partition, asked)):
+            self.must_answer = True
+            answer.diverging_epoch = diverging
+            return answer
+        end_offset = self.end_offset(partition)
+        piece = log.read(
+            asked.fetch_offset,
+            min(asked.partition_max_bytes, self.left_bytes),
+            end_offset,
+            # The first partition with records gives a batch, however large it is (KIP-74).
+            min_one=not self.size_bytes,
+        )
+        if piece.size_bytes:
+            self.size_bytes += piece.size_bytes
+            self.left_bytes -= piece.size_bytes
+            answer.records = piece
+            if asked.fetch_offset < log.active_segment_offset:
+                self.must_answer = True
+        elif asked.fetch_offset < end_offset:
+            self.must_answer = True
+        return answer
+
+
+def size_of(answer: PartitionData) -> int:
+    """Of the records in it."""
+    return answer.records.size_bytes if isinstance(answer.records, LogSlice) else 0
+
+
+def _diverging(partition: Partition, asked: FetchPartition) -> EpochEndOffset | None:
+    """Where the asker's log parts from ours, by the last epoch it has (KIP-595).
+
+    KafkaError (OFFSET_OUT_OF_RANGE) for an epoch of which nothing is known here.
+    """
+    epoch, end_offset = partition.log.epochs.end_offset_for(
+        asked.last_fetched_epoch, partition.log.log_end_offset
+    )
+    if epoch < 0:
+        raise KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"{partition} knows no epoch {asked.last_fetched_epoch}"
+        )
+    if epoch < asked.last_fetched_epoch or end_offset < asked.fetch_offset:
+        return EpochEndOffset(epoch=epoch, end_offset=end_offset)
+    return None

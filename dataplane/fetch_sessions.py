@@ -1,0 +1,289 @@
+"""Fetch sessions: what a client fetches is remembered, so that it asks for changes and hears news.
+
+    epoch 0    the client asks for everything; the answer names a session, or 0 when it gets none
+    epoch n>0  the client names what it adds, changes or forgets; the answer holds partitions with
+               news: records, an error, another high watermark or log start. n counts up
+    epoch -1   the client asks for everything and wants no session; the one it names is closed
+
+Here a partition of a session is quiet, or among the session's `news`:
+
+    quiet -> news  what the client asks of it changed, or it told its watchers that something did
+    news -> quiet  looked at: there is nothing to read, and all else has been told
+
+A session watches its partitions from the moment it looks at them, between requests, too. A fetch
+therefore looks at `news` only, and an idle one of a thousand partitions costs as much as of one.
+Partitions that gave records go to the end of `news`, so that none starves behind a small max_bytes.
+
+Sessions end by eviction, not with their connections: the one unused longest when that is longer
+than MIN_AGE_S, else the smallest that is older than MIN_AGE_S if the new one is larger. Beyond
+Kafka's rules, their partitions have a bound in all. Source: KIP-227.
+"""
+
+from bisect import bisect_left, insort
+from random import Random
+from typing import Final, TypeAlias
+
+from dataplane.partition import NO_ERROR, FetchWaiter, Partition
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
+from wire.types import Uuid
+
+NO_SESSION: Final = 0
+INITIAL_EPOCH: Final = 0
+FINAL_EPOCH: Final = -1
+_EPOCH_MAX: Final = 2**31 - 1
+MIN_AGE_S: Final = 120.0
+# Over all sessions; some 500 bytes each. Whoever would exceed it gets no session.
+PARTITIONS_MAX: Final = 250_000
+_NOTHING_TOLD: Final = -1
+
+Key: TypeAlias = tuple[Uuid | str, int]  # topic id or name, and index
+
+
+def is_whole(message: FetchRequest) -> bool:
+    """Whether the request says everything it asks for, without regard to a session."""
+    return message.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH)
+
+
+def next_epoch(epoch: int) -> int:
+    return 1 if epoch == _EPOCH_MAX else epoch + 1
+
+
+class SessionPartition:
+    """What a session asks of one partition, and what it was told last. Watches the partition."""
+
+    __slots__ = (
+        "asked",
+        "high_watermark",
+        "log_start_offset",
+        "partition",
+        "session",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(
+        self, session: "FetchSession", topic: str, topic_id: Uuid, asked: FetchPartition
+    ) -> None:
+        self.session = session
+        self.topic = topic  # may be unknown ("") to a session that goes by ids
+        self.topic_id = topic_id
+        self.asked = asked
+        self.partition: Partition | None = None
+        self.high_watermark = _NOTHING_TOLD
+        self.log_start_offset = _NOTHING_TOLD
+
+    def watch(self, partition: Partition | None) -> None:
+        """Whatever happens to `partition` from now on is news."""
+        if partition is not self.partition and self.partition is not None:
+            self.partition.waiters.discard(self)
+        self.partition = partition
+        if partition is not None and self.session.is_open:
+            partition.waiters.add(self)
+
+    def note(self, new_bytes: int) -> bool:
+        session = self.session
+        session.news[self] = None
+        session.is_stirred = True
+        if session.waiter is None:
+            return False  # it is news already when the next request comes
+        return session.waiter.note(new_bytes)
+
+    def wake(self) -> None:
+        session = self.session
+        session.news[self] = None
+        session.is_stirred = True
+        if session.waiter is not None:
+            session.waiter.wake()
+
+    def is_quiet(self, end_offset: int) -> bool:
+        """There is nothing to read before `end_offset`, and the rest has been told."""
+        partition = self.partition
+        return (
+            partition is not None
+            and self.asked.fetch_offset == end_offset
+            and self.high_watermark == partition.high_watermark
+            and self.log_start_offset == partition.log.log_start_offset
+        )
+
+    def tell(self, answer: PartitionData, size_bytes: int) -> bool:
+        """Whether the client has to be told `answer`; it counts as told then."""
+        is_news = size_bytes > 0
+        if self.high_watermark != answer.high_watermark:
+            self.high_watermark = answer.high_watermark
+            is_news = True
+        if self.log_start_offset != answer.log_start_offset:
+            self.log_start_offset = answer.log_start_offset
+            is_news = True
+        if answer.error_code != NO_ERROR or answer.diverging_epoch is not None:
+            self.high_watermark = _NOTHING_TOLD  # when that is over, it is told again
+            is_news = True
+        return is_news
+
+
+class FetchSession:
+    __slots__ = (
+        "created_s",
+        "epoch",
+        "evictable_size",
+        "has_topic_ids",
+        "id",
+        "is_open",
+        "is_stirred",
+        "news",
+        "partitions",
+        "reader",
+        "used_s",
+        "waiter",
+    )
+
+    def __init__(self, session_id: int, now_s: float, *, has_topic_ids: bool) -> None:
+        self.id = session_id
+        self.epoch = next_epoch(INITIAL_EPOCH)  # that the next request must have
+        self.has_topic_ids = has_topic_ids
+        self.partitions: dict[Key, SessionPartition] = {}
+        self.news: dict[SessionPartition, None] = {}
+        self.is_open = True
+        self.is_stirred = False  # news have come since it was last set to False
+        self.waiter: FetchWaiter | None = None  # of the long poll under way
+        self.reader: tuple[int, int] | None = None  # how far it may read: replica, isolation
+        self.created_s = self.used_s = now_s
+        self.evictable_size: int | None = None
+
+    def ask(self, topic: str, topic_id: Uuid, asked: FetchPartition) -> SessionPartition:
+        """The partition is fetched as `asked` from now on."""
+        key = (topic_id if self.has_topic_ids else topic, asked.partition)
+        part = self.partitions.get(key)
+        if part is None:
+            part = self.partitions[key] = SessionPartition(self, topic, topic_id, asked)
+        else:
+            part.asked = asked
+        self.news[part] = None
+        return part
+
+    def forget(self, key: Key) -> None:
+        part = self.partitions.pop(key, None)
+        if part is not None:
+            self.news.pop(part, None)
+            part.watch(None)
+
+    def read_as(self, reader: tuple[int, int]) -> None:
+        """Another isolation level, say, ends elsewhere: everything is looked at again."""
+        if reader != self.reader:
+            self.reader = reader
+            self.news.update(dict.fromkeys(self.partitions.values()))
+
+    def update(self, message: FetchRequest) -> None:
+        for topic in message.topics:
+            for asked in topic.partitions:
+                self.ask(topic.topic, topic.topic_id, asked)
+        for gone in message.forgotten_topics_data:
+            name = gone.topic_id if self.has_topic_ids else gone.topic
+            for index in gone.partitions:
+                self.forget((name, index))
+
+
+class FetchSessions:
+    """The sessions of one worker, at most `slots`. Times are the caller's, in seconds."""
+
+    def __init__(self, slots: int, random: Random, partitions_max: int = PARTITIONS_MAX) -> None:
+        self._slots = slots
+        self._random = random
+        self._partitions_max = partitions_max
+        self._sessions: dict[int, FetchSession] = {}  # the one unused longest first
+        self._evictable: list[tuple[int, int]] = []  # (partitions, id), the smallest first
+        self.partition_count = 0
+        self.eviction_count = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def create(
+        self, partition_count: int, now_s: float, *, has_topic_ids: bool
+    ) -> FetchSession | None:
+        """An empty session; None if so many partitions shall not have one. See `resized`."""
+        room = self._partitions_max - partition_count
+        if not partition_count or room < 0:
+            return None
+        while len(self._sessions) >= self._slots or self.partition_count > room:
+            if not self._evict_for(partition_count, now_s):
+                return None
+        session_id = NO_SESSION
+        while session_id == NO_SESSION or session_id in self._sessions:
+            session_id = self._random.randrange(1, 2**31)
+        session = FetchSession(session_id, now_s, has_topic_ids=has_topic_ids)
+        self._sessions[session_id] = session
+        return session
+
+    def resized(self, session: FetchSession, before: int) -> None:
+        """The session had `before` partitions; it is closed if there are too many now."""
+        self.partition_count += len(session.partitions) - before
+        if not session.partitions or self.partition_count > self._partitions_max:
+            self.close(session.id)
+
+    def use(self, message: FetchRequest, now_s: float, *, has_topic_ids: bool) -> FetchSession:
+        """The session that the request continues, with what it asks for. KafkaError if it cannot.
+
+        It may have come to an end thereby, when all was forgotten: it has no partitions then.
+        """
+        session = self._sessions.get(message.session_id)
+        if session is None:
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if message.session_epoch != session.epoch:
+            raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if session.has_topic_ids != has_topic_ids:
+            raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        if message.topics or message.forgotten_topics_data:
+            before = len(session.partitions)
+            session.update(message)
+            self.resized(session, before)
+            if session.partitions and session.id not in self._sessions:
+                raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+            if not session.partitions:
+                return session
+        self._touch(session, now_s)
+        session.epoch = next_epoch(session.epoch)
+        return session
+
+    def close(self, session_id: int) -> None:
+        """Nobody can continue the session, if it was one."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        self._set_evictable(session, None)
+        session.is_open = False
+        self.partition_count -= len(session.partitions)
+        for part in session.partitions.values():
+            part.watch(None)
+        if session.waiter is not None:
+            session.waiter.wake()
+
+    def _touch(self, session: FetchSession, now_s: float) -> None:
+        session.used_s = now_s
+        self._sessions[session.id] = self._sessions.pop(session.id)
+        if now_s - session.created_s > MIN_AGE_S:
+            self._set_evictable(session, len(session.partitions))
+
+    def _set_evictable(self, session: FetchSession, size: int | None) -> None:
+        before = session.evictable_size
+        if size == before:
+            return
+        if before is not None:
+            del self._evictable[bisect_left(self._evictable, (before, session.id))]
+        if size is not None:
+            insort(self._evictable, (size, session.id))
+        session.evictable_size = size
+
+    def _evict_for(self, partition_count: int, now_s: float) -> bool:
+        stalest = next(iter(self._sessions.values()), None)
+        if stalest is not None and now_s - stalest.used_s > MIN_AGE_S:
+            self._evict(stalest.id)
+            return True
+        if self._evictable and self._evictable[0][0] < partition_count:
+            self._evict(self._evictable[0][1])
+            return True
+        return False
+
+    def _evict(self, session_id: int) -> None:
+        self.eviction_count += 1
+        self.close(session_id)
