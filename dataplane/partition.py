@@ -116,6 +116,11 @@ class Partition:
         self.isr = isr
         self.wake_waiters()
 
+    def configure(self, config: TopicConfig) -> None:
+        """The partition, and its log, do as `config` says from now on."""
+        self.config = config
+        self.log.configure(config.log)
+
     def leader_error(self, current_leader_epoch: int = -1) -> ErrorCode:
         """Why the asker may not be served here; NONE when it may.
 
@@ -127,11 +132,6 @@ class Partition:
             if current_leader_epoch < self.leader_epoch:
                 return ErrorCode.FENCED_LEADER_EPOCH
             if current_leader_epoch > self.leader_epoch:
-    def configure(self, config: TopicConfig) -> None:
-        """The partition, and its log, do as `config` says from now on."""
-        self.config = config
-        self.log.configure(config.log)
-
                 return ErrorCode.UNKNOWN_LEADER_EPOCH
         if self.leader_id != self.worker_id:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
