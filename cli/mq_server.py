@@ -1,5 +1,6 @@
 """mq-server: run a node, or a cluster of them on this machine."""
 
+import logging
 import os
 import signal
 import sys
@@ -13,6 +14,9 @@ from cli.logs import configure_logging
 from cli.node_options import LOG_FORMATS, LOG_LEVELS, Invocation, UsageError, invocation
 
 BAD_USAGE: Final = 2
+FAILED: Final = 1
+
+log = logging.getLogger(__name__)
 
 
 class Commands(click.Group):
@@ -116,31 +120,52 @@ def _run_node(invocation: Invocation, began: float) -> int:
         gc.freeze()
         gc.set_threshold(10_000, 50, 1_000)
         host, port = node.address
+        shown = f"[{host}]" if ":" in host else host
         click.echo(
-            f"metaquorum node {node.config.node_id} ready: listening on {host}:{port}, "
+            f"metaquorum node {node.config.node_id} ready: listening on {shown}:{port}, "
             f"cluster {node.cluster_id}, data {node.config.data_dir} "
             f"({time.monotonic() - began:.2f} s)"
         )
 
-    async def stop_on_signal() -> None:
+    async def stop_on_signal(everything: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                node.stop()
+            await anext(signals)
+            node.stop()
+            await anext(signals)
+            log.warning("stopping at once; the logs will be checked at the next start")
+            everything.cancel()
 
-    async def main() -> None:
+    async def main() -> int:
+        return_code = FAILED
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stop_on_signal)
+            nursery.start_soon(stop_on_signal, nursery.cancel_scope)
             await node.run(started)
+            return_code = 0  # stopped in good order
             nursery.cancel_scope.cancel()
+        return return_code
 
+    return_code = FAILED
     try:
-        trio.run(main)
+        return_code = trio.run(main)
     except* NodeError as errors:
-        click.echo(f"mq-server: {errors.exceptions[0]}", err=True)
         return_code = BAD_USAGE
-    else:
-        return_code = 0
+        _complain(invocation, str(_first(errors)))
+    except* Exception as errors:  # a bug, told in the format that was asked for
+        log.critical("the node ended by a bug", exc_info=errors)
     return return_code
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _complain(invocation: Invocation, sentence: str) -> None:
+    if invocation.log_format == "json":
+        log.error("%s", sentence)
+    else:
+        click.echo(f"mq-server: {sentence}", err=True)
 
 
 main.add_command(cluster_group)

@@ -67,7 +67,7 @@ def invocation(
             quorum=_quorum(chosen.get("quorum"), node_id),
             host=chosen.get("host") or socket.gethostname(),
             rack=chosen.get("rack"),
-            configs=configs,
+            configs=configs | {"node.id": str(node_id)},  # as DescribeConfigs shows it
         ),
         _one_of(chosen.get("log-format", "text"), LOG_FORMATS, "log-format"),
         _one_of(chosen.get("log-level", "info"), LOG_LEVELS, "log-level"),
@@ -149,8 +149,12 @@ def _advertise(text: str | None, listen: tuple[str, int]) -> tuple[str, int | No
         if listen[0] in ("0.0.0.0", "::"):  # noqa: S104
             return socket.gethostname(), None
         return listen[0], None
-    if ":" not in text:
-        return text, None
+    is_whole_ipv6 = text.count(":") > 1 and not text.startswith("[")
+    if ":" not in text or is_whole_ipv6 or text.endswith("]"):
+        host = text.removeprefix("[").removesuffix("]")
+        if not host:
+            raise UsageError("--advertise takes HOST[:PORT], not an empty name")
+        return host, None
     return _address(text, "--advertise")
 
 

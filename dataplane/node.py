@@ -11,6 +11,7 @@
 Stopping goes the other way: no new connection, answers to what was read, logs synced and marked.
 """
 
+import errno
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -41,6 +42,12 @@ log = logging.getLogger(__name__)
 LISTENER_NAME: Final = "PLAINTEXT"
 # queued.max.request.bytes where it is -1: no limit in Kafka, but memory has one.
 DEFAULT_QUEUED_BYTES: Final = 512 << 20
+
+_LISTEN_ADVICE: Final = {
+    errno.EADDRINUSE: "stop what is listening there or choose another --listen",
+    errno.EADDRNOTAVAIL: "it is not an address of this machine; choose another --listen",
+    errno.EACCES: "ports below 1024 need rights that this user lacks; choose another --listen",
+}
 
 
 class NodeError(Exception):
@@ -99,11 +106,12 @@ class Node:
         host, port = self.config.listen
         try:
             listener = await self._runtime.network.listen(host, port)
-        except OSError as error:
-            raise NodeError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}; "
-                "stop what is listening there or choose another --listen"
-            ) from None
+        except (OSError, ValueError) as error:  # ValueError: no host can be called that
+            reason, advice = str(error), "choose another --listen"
+            if isinstance(error, OSError):
+                reason = error.strerror or reason
+                advice = _LISTEN_ADVICE.get(error.errno or 0, advice)
+            raise NodeError(f"cannot listen on {host}:{port}: {reason}; {advice}") from None
         self.address = listener.address
         return listener
 

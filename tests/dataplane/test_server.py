@@ -170,6 +170,18 @@ async def test_a_listener_that_ends_before_its_task_was_cancelled_does_no_harm()
 
 
 @in_trio
+async def test_a_server_may_be_stopped_before_it_has_begun_to_accept() -> None:
+    network = RealNetwork()
+    for _ in range(10):  # the order of the two tasks is random
+        listener = await network.listen("127.0.0.1", 0)
+        runtime = Runtime(RealClock(), network, RealDisk(), random.Random(1))
+        server = Server(runtime, listener, echo, ServerLimits(**LIMITS))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve)
+            nursery.start_soon(server.drain)
+
+
+@in_trio
 async def test_a_connection_that_comes_in_the_turn_of_the_stop_does_not_delay_it() -> None:
     for _ in range(20):  # the order within a turn is random
         server, listener = played(drain_seconds=1000)

@@ -1,0 +1,155 @@
+"""What a person may write on the command line and in the file, and what they are told."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.node_options import Invocation, UsageError, invocation
+
+
+def asked(*sets: str, config: Path | None = None, **options: Any) -> Invocation:
+    return invocation(options, None if config is None else str(config), sets)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mq.toml"
+    path.write_text(text)
+    return path
+
+
+def test_without_options_everything_has_a_default() -> None:
+    got = asked()
+    assert got.node.data_dir == os.path.abspath("mq-data")
+    assert got.node.listen == ("127.0.0.1", 9092)
+    assert got.node.advertise == ("127.0.0.1", None)
+    assert (got.node.node_id, got.node.quorum) == (1, (1,))
+    assert (got.log_format, got.log_level) == ("text", "info")
+    assert got.node.configs == {"node.id": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9092", ("::1", 9092)),
+        ("::1:9092", ("::1", 9092)),
+        (":9092", ("0.0.0.0", 9092)),
+        ("log1.example.org:65535", ("log1.example.org", 65535)),
+    ],
+)
+def test_addresses_to_listen_at(text: str, address: tuple[str, int]) -> None:
+    assert asked(listen=text).node.listen == address
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("log1", ("log1", None)),
+        ("log1:9999", ("log1", 9999)),
+        ("[::1]", ("::1", None)),
+        ("[::1]:9999", ("::1", 9999)),
+        ("fe80::1", ("fe80::1", None)),
+    ],
+)
+def test_addresses_to_advertise(text: str, address: tuple[str, int | None]) -> None:
+    assert asked(listen="0.0.0.0:1", advertise=text).node.advertise == address
+
+
+def test_a_node_that_listens_everywhere_advertises_its_name() -> None:
+    import socket
+
+    assert asked(listen="0.0.0.0:1").node.advertise == (socket.gethostname(), None)
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        data-dir = "/srv/log"
+        node-id = 7
+        rack = "a"
+        log-format = "json"
+        [config]
+        "num.partitions" = 3
+        log.retention.hours = 5
+        auto.create.topics.enable = false
+        "log.cleanup.policy" = ["delete"]
+        """,
+    )
+    got = asked("num.partitions=4", config=path, rack="b")
+    assert (got.node.data_dir, got.node.node_id, got.node.rack) == ("/srv/log", 7, "b")
+    assert got.log_format == "json"
+    assert got.node.configs == {
+        "node.id": "7",
+        "num.partitions": "4",
+        "log.retention.hours": "5",
+        "auto.create.topics.enable": "false",
+        "log.cleanup.policy": "delete",
+    }
+
+
+def test_the_node_id_may_be_given_as_kafka_does() -> None:
+    assert asked("node.id=5").node.node_id == 5
+    assert asked("node.id=5", node_id=5).node.configs["node.id"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("options", "sets", "sentence"),
+    [
+        ({"listen": "9092"}, (), "--listen takes HOST:PORT"),
+        ({"listen": "127.0.0.1:65536"}, (), "--listen takes HOST:PORT"),
+        ({"listen": "127.0.0.1:-1"}, (), "--listen takes HOST:PORT"),
+        ({"listen": "127.0.0.1:٣"}, (), "--listen takes HOST:PORT"),
+        ({"advertise": ""}, (), "--advertise"),
+        ({"advertise": "host:port"}, (), "--advertise takes HOST:PORT"),
+        ({"node_id": -1}, (), "--node-id must be from 0"),
+        ({"node_id": 2**31}, (), "--node-id must be from 0"),
+        ({"node_id": 4}, ("node.id=5",), "--node-id says 4, the config node.id says 5"),
+        ({"roles": "broker"}, (), "--roles takes"),
+        ({"roles": "worker"}, (), "--roles worker: separate roles"),
+        ({"quorum": "1"}, (), "--quorum takes"),
+        ({"quorum": "1@a:1,2@b:1"}, (), "a quorum of one"),
+        ({"log_format": "xml"}, (), "log-format must be one of"),
+        ({}, ("num.partitions",), "--set takes KEY=VALUE"),
+        ({}, ("=3",), "--set takes KEY=VALUE"),
+        ({}, ("num.partitons=3",), "did you mean num.partitions?"),
+        ({}, ("num.partitions=none",), "Not a number"),
+        ({}, ("num.partitions=0",), "at least 1"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    options: dict[str, Any], sets: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        asked(*sets, **options)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("node-id = ", "is not TOML"),
+        ("node_id = 3", "node_id is unknown"),
+        ("node-id = true", "node-id must be a whole number"),
+        ('node-id = "3"', "node-id must be a whole number"),
+        ("config = 3", "must be a table"),
+        ("[config]\nnum.partitions = 2024-01-01", "must be a string, a number"),
+        ("[config]\nnum.partitons = 3", "did you mean num.partitions?"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        asked(config=written(tmp_path, text))
+    assert sentence in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*absent\.toml: No such file"):
+        asked(config=tmp_path / "absent.toml")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="is not TOML"):
+        asked(config=binary)
