@@ -137,6 +137,7 @@ class Node:
         await log_dir.load(
             lambda topic: partitions.topic_config(loader.image, topic).log,
             self._runtime.clock.now_ms(),
+            concurrent=configs.own.integer("num.recovery.threads.per.data.dir"),
         )
         loader.register(configs)
         loader.register(partitions)

@@ -85,12 +85,15 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
 
+    def _is_stopping(self) -> bool:
+        return self._accepting.cancel_called
+
     async def _accept_all(self, nursery: trio.Nursery) -> None:
-        while not self._accepting.cancel_called:
+        while not self._is_stopping():
             try:
                 connection = await self._listener.accept()
             except (OSError, trio.ClosedResourceError) as error:
-                if self._accepting.cancel_called:  # closed in the turn in which one came
+                if self._is_stopping():  # closed in the turn in which one came
                     return
                 if not isinstance(error, OSError) or error.errno in _NO_LISTENER:
                     raise
@@ -105,7 +108,7 @@ class Server:
 
     def _refusal(self, connection: Connection) -> str | None:
         host = connection.peer[0]
-        if self._accepting.cancel_called:
+        if self._is_stopping():
             return f"refused a connection from {host}: the node is stopping"
         if len(self._connections) >= self._limits.max_connections:
             return (

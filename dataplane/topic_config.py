@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dataplane.log.config import LogConfig
+from dataplane.retention import UNLIMITED
 from metaquorum.config_layers import Configs
 
 
@@ -20,6 +21,7 @@ class TopicConfig:
 
     @classmethod
     def of(cls, configs: Configs, producer_id_expiration_ms: int) -> "TopicConfig":
+        deletes = "delete" in configs.list("cleanup.policy")
         append_time = configs.text("message.timestamp.type") == "LogAppendTime"
         log = LogConfig(
             segment_bytes=configs.segment_bytes(),
@@ -39,7 +41,7 @@ class TopicConfig:
             log_append_time=append_time,
             timestamp_before_max_ms=configs.integer("message.timestamp.before.max.ms"),
             timestamp_after_max_ms=configs.integer("message.timestamp.after.max.ms"),
-            retention_ms=configs.integer("retention.ms"),
-            retention_bytes=configs.integer("retention.bytes"),
+            retention_ms=configs.integer("retention.ms") if deletes else UNLIMITED,
+            retention_bytes=configs.integer("retention.bytes") if deletes else UNLIMITED,
             file_delete_delay_ms=configs.integer("file.delete.delay.ms"),
         )

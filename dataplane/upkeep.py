@@ -7,6 +7,7 @@ others alone.
 import heapq
 import itertools
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Final
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 FLUSH_LOOK_MS: Final = 1000
 PRODUCER_EXPIRY_LOOK_MS: Final = 600_000
 REMOVAL_LOOK_MS: Final = 1000
+LEAST_PERIOD_MS: Final = 10  # whatever a config says
 # Partitions looked at between two turns of the loop.
 SLICE_PARTITIONS: Final = 500
 
@@ -43,7 +45,9 @@ class Upkeep:
         # Segments that retention took: when their files may go, and of which partition.
         self._removals: list[tuple[int, int, Partition]] = []
         self._removal_number = itertools.count()
-        self._folders_removed_at = self._clock.monotonic()
+        # Folders of deleted logs, and when they may go: times of the monotonic clock, ascending as
+        # long as the delay is not made shorter.
+        self._folders: deque[tuple[float, list[str]]] = deque()
 
     async def run(self) -> None:
         configs = self._worker.configs
@@ -59,7 +63,7 @@ class Upkeep:
                 (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
                 (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
             ):
-                nursery.start_soon(self._every, max(period_ms, 1), duty)
+                nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty)
 
     async def _every(self, period_ms: int, duty: Duty) -> None:
         while True:
@@ -130,12 +134,14 @@ class Upkeep:
                 await self._disk.run(partition.log.remove_deleted)
 
     async def _remove_folders(self) -> None:
-        """Folders go with the first round after log.segment.delete.delay.ms, which may change."""
+        """Folders of deleted logs go log.segment.delete.delay.ms after they were found."""
         now = self._clock.monotonic()
-        delay_ms = self._worker.configs.integer("log.segment.delete.delay.ms")
-        if (now - self._folders_removed_at) * 1000 >= delay_ms:
-            self._folders_removed_at = now
-            await self._log_dir.remove_deleted()
+        if deleted := self._log_dir.take_deleted():
+            delay_ms = self._worker.configs.integer("log.segment.delete.delay.ms")
+            self._folders.append((now + delay_ms / 1000, deleted))
+        while self._folders and self._folders[0][0] <= now:
+            await self._log_dir.remove(self._folders[0][1])
+            self._folders.popleft()
 
     async def _expire_producers(self) -> None:
         now_ms = self._clock.now_ms()

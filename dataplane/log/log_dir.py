@@ -17,7 +17,7 @@ opened does not stop the others; it is in `offline` with the reason.
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -119,8 +119,13 @@ class LogDir:
 
     # Start
 
-    async def load(self, config_of: ConfigOf, now_ms: int) -> None:
-        """Every log here is open and recovered, or in `offline`. StorageError for the directory."""
+    async def load(
+        self, config_of: ConfigOf, now_ms: int, *, concurrent: int = CONCURRENT_CALLS
+    ) -> None:
+        """Every log here is open and recovered, or in `offline`. StorageError for the directory.
+
+        `concurrent`: logs recovered side by side.
+        """
         with storage_errors("read", self.path):
             offsets = await self._disk.run(self._begin)
             folders = await self._disk.run(self._partition_folders)
@@ -138,7 +143,7 @@ class LogDir:
             for partition, name in folders
         ]
         # After a clean stop this is Python from end to end: threads would only take turns at it.
-        await self._in_calls(opens, 1 if self.was_clean else CONCURRENT_CALLS)
+        await self._in_calls(opens, 1 if self.was_clean else concurrent)
 
     def _begin(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
         mark = self._path(CLEAN_SHUTDOWN)
@@ -272,7 +277,7 @@ class LogDir:
         return partial(self._add, partition, new.config, loaded, now_ms)
 
     def delete(self, topic: str, partition: int, rng: random.Random) -> None:
-        """The log is no more; its folder waits for `remove_deleted`, its readers go on."""
+        """The log is no more; its folder waits for `remove`, its readers go on."""
         name = self._retire(topic, partition, rng, DELETED_FOLDER)
         if name is not None:
             self._deleted.append(name)
@@ -298,23 +303,22 @@ class LogDir:
         self._offline_starts.pop((topic, partition), None)
         return name if is_made else None
 
-    async def remove_deleted(self) -> None:
-        """Folders of logs deleted before, and segments that retention took, are gone.
-
-        Call it `file.delete.delay.ms` after; the names' end is synced.
-        """
-        for log in list(self.partitions.values()):
-            log.remove_deleted()
+    def take_deleted(self) -> list[str]:
+        """Folders of logs deleted since the last call; the caller gives them to `remove`."""
         names, self._deleted = self._deleted, []
+        return names
+
+    async def remove(self, folders: Sequence[str]) -> None:
+        """They are gone, and stay so after a loss of power. StorageError."""
 
         def remove() -> None:
-            for name in names:
-                self._disk.remove_tree(self._path(name))
+            for folder in folders:
+                if self._disk.exists(self._path(folder)):
+                    self._disk.remove_tree(self._path(folder))
             self._disk.sync_dir(self.path)
 
-        if names:
-            with storage_errors("remove a deleted log in", self.path):
-                await self._disk.run(remove)
+        with storage_errors("remove a deleted log in", self.path):
+            await self._disk.run(remove)
 
     # Checkpoints
 

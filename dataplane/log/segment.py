@@ -290,10 +290,10 @@ class Segment:
                 index.file.close()
 
     def moved(self, folder: str) -> None:
-        self.file.folder = folder
+        self.file.moved(folder)
         for index in (self._index, self._times):
             if index is not None:
-                index.file.folder = folder
+                index.file.moved(folder)
 
     def is_busy(self) -> bool:
         return self.file.is_pinned

@@ -131,7 +131,7 @@ def test_a_deleted_log_is_read_on_by_who_was_in_it_and_then_removed(tmp_path: Pa
         await create(log_dir, ("a", 0))
         assert log_dir.partitions["a", 0].log_end_offset == 0
         append_many(log_dir.partitions["a", 0], 1)
-        await log_dir.remove_deleted()
+        await log_dir.remove(log_dir.take_deleted())
         assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a-0"]
         log_dir.abandon()
 
@@ -149,7 +149,7 @@ def test_folders_being_deleted_when_the_node_died_go_later(tmp_path: Path) -> No
         log_dir.abandon()
         log_dir = await opened(tmp_path)
         assert not log_dir.partitions
-        await log_dir.remove_deleted()
+        await log_dir.remove(log_dir.take_deleted())
         (stray,) = [path.name for path in tmp_path.iterdir() if path.is_dir()]
         assert stray.startswith("b-0.")
         assert stray.endswith("-stray")
@@ -169,7 +169,7 @@ def test_a_folder_is_made_by_the_first_append_and_goes_with_its_topic(tmp_path: 
         assert (tmp_path / "a-0" / "partition.metadata").exists()
         log_dir.delete("a", 0, random.Random(1))
         log_dir.delete("b", 0, random.Random(2))
-        await log_dir.remove_deleted()
+        await log_dir.remove(log_dir.take_deleted())
         assert not [path for path in tmp_path.iterdir() if path.is_dir()]
         log_dir.abandon()
 
