@@ -1,5 +1,6 @@
 """A node for whoever asks for one, and Kafka's own tools where there is a Java to run them."""
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.nodes import (
     elsewhere,
     missing_for_java,
     new_node,
+    shared_kafka,
 )
 
 NewNode = Callable[..., "Node | KafkaNode"]
@@ -33,6 +35,24 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     running.start()
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session", params=["ours", "kafka"])
+def either(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Peer]:
+    """Our node, and where there is Java a real Kafka: for clients of ours, which must suit both."""
+    if request.param == "ours":
+        yield request.getfixturevalue("node")
+        return
+    if elsewhere():
+        pytest.skip("METAQUORUM_BOOTSTRAP says where to test")
+    request.getfixturevalue("java")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with shared_kafka(folder / "shared-kafka") as kafka:
+        yield kafka
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ that it starts and kills are then real Kafkas too, so that every fact it states 
 hold for the original.
 """
 
+import fcntl
 import itertools
 import os
 import re
@@ -15,7 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -178,6 +180,35 @@ class KafkaNode:
 
     def stop(self) -> None:
         self._run("stop")
+
+
+@contextmanager
+def shared_kafka(folder: Path) -> Iterator[Elsewhere]:
+    """One real Kafka for all processes that name this folder; the last of them stops it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    users, bootstrap = folder / "users", folder / "bootstrap"
+    kafka = KafkaNode(folder / "kafka")
+    with _locked(folder):
+        count = int(users.read_text()) if users.exists() else 0
+        if count == 0:
+            kafka.start()
+            bootstrap.write_text(kafka.bootstrap)
+        users.write_text(str(count + 1))
+    try:
+        yield Elsewhere(bootstrap.read_text())
+    finally:
+        with _locked(folder):
+            count = int(users.read_text()) - 1
+            users.write_text(str(count))
+            if count == 0:
+                kafka.stop()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def elsewhere() -> str:

@@ -14,6 +14,8 @@ _read_size = struct.Struct(">i").unpack_from
 # Who else is known to knock, by the first bytes it sends.
 _STRANGERS: Final = (
     (b"\x16\x03", "TLS, where this listener speaks plain text"),
+    (b"\x15\x03", "TLS, and was spoken to in plain text"),
+    (b"HTTP", "HTTP"),
     (b"GET ", "HTTP"),
     (b"HEAD", "HTTP"),
     (b"POST", "HTTP"),

@@ -1,0 +1,72 @@
+"""Administer, produce to and consume from any Kafka-compatible cluster, on our own wire code.
+
+In a trio program:
+
+    async with connect("127.0.0.1:9092") as cluster:
+        admin = AdminClient(cluster)
+        for topic in await admin.topics():
+            print(topic.name, len(topic.partitions))
+
+Without an event loop: `metaquorum.admin.blocking`. `Producer` and `Consumer` are simple: one batch
+of a partition under way at a time, partitions taken by assignment, no groups, no transactions.
+`connect(..., runtime=...)` takes the seams of a simulated machine.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from metaquorum.admin.cluster import DEFAULT_TIMEOUT_S, Cluster, Node, TopicPartition
+from metaquorum.admin.errors import (
+    AdminError,
+    BrokerError,
+    InterruptedChangeError,
+    NotServedError,
+    UnreachableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from metaquorum.runtime.seams import Runtime
+
+__all__ = [
+    "AdminError",
+    "BrokerError",
+    "Cluster",
+    "InterruptedChangeError",
+    "Node",
+    "NotServedError",
+    "TopicPartition",
+    "UnreachableError",
+    "connect",
+]
+
+
+@asynccontextmanager
+async def connect(
+    bootstrap: str | Sequence[tuple[str, int]],
+    *,
+    client_id: str = "metaquorum",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    runtime: Runtime | None = None,
+) -> AsyncIterator[Cluster]:
+    """A cluster whose connections end with the block; the first is made by the first call."""
+    from metaquorum.admin.seams import SeamTransport
+
+    if runtime is None:
+        from metaquorum.runtime.real import real_runtime
+
+        runtime = real_runtime()
+    cluster = Cluster(
+        SeamTransport(runtime.clock, runtime.network),
+        bootstrap,
+        client_id=client_id,
+        timeout_s=timeout_s,
+        random=runtime.random,
+    )
+    try:
+        yield cluster
+    finally:
+        cluster.close()

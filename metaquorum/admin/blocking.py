@@ -1,0 +1,135 @@
+"""The same client for programs without an event loop: plain functions over blocking sockets.
+
+    with connect("127.0.0.1:9092") as cluster:
+        for topic in BlockingAdmin(cluster).topics():
+            print(topic.name, len(topic.partitions))
+
+Not for several threads at once.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+
+from metaquorum.admin.admin import AdminClient
+from metaquorum.admin.cluster import DEFAULT_TIMEOUT_S, Cluster
+from metaquorum.admin.consumer import Consumer
+from metaquorum.admin.producer import Producer
+from wire.types import Buffer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", AdminClient, Producer, Consumer)
+
+_LEAST_TIMEOUT_S: Final = 0.001  # zero would mean not to wait at all
+
+
+class BlockingStream:
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    async def send(self, data: Buffer, deadline: float) -> None:
+        self._socket.settimeout(_left(deadline))
+        self._socket.sendall(data)
+
+    async def receive_into(self, buffer: memoryview, deadline: float) -> int:
+        self._socket.settimeout(_left(deadline))
+        return self._socket.recv_into(buffer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class BlockingTransport:
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    async def sleep_until(self, deadline: float) -> None:
+        time.sleep(max(0.0, deadline - time.monotonic()))
+
+    async def connect(self, host: str, port: int, deadline: float) -> BlockingStream:
+        sock = socket.create_connection((host, port), _left(deadline))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return BlockingStream(sock)
+
+
+def _left(deadline: float) -> float:
+    return max(_LEAST_TIMEOUT_S, deadline - time.monotonic())
+
+
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its result. It must wait for nothing but a `BlockingTransport`, and so never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a coroutine that waits for an event loop was run without one")
+
+
+@contextmanager
+def connect(
+    bootstrap: str | Sequence[tuple[str, int]],
+    *,
+    client_id: str = "mq-admin",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Iterator[Cluster]:
+    """A cluster whose connections end with the block; the first is made by the first call."""
+    cluster = Cluster(BlockingTransport(), bootstrap, client_id=client_id, timeout_s=timeout_s)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+class Blocking(Generic[C]):
+    client: C
+
+    def __init__(self, client: C) -> None:
+        self.client = client
+
+
+def _blocking(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Blocking[C], P], T]:
+    def call(self: Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return wait(method(self.client, *args, **kwargs))
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+class BlockingAdmin(Blocking[AdminClient]):
+    """`AdminClient`, whose methods return when they are done."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(AdminClient(cluster))
+
+    describe_cluster = _blocking(AdminClient.describe_cluster)
+    apis = _blocking(AdminClient.apis)
+    describe_log_dirs = _blocking(AdminClient.describe_log_dirs)
+    topics = _blocking(AdminClient.topics)
+    describe_topics = _blocking(AdminClient.describe_topics)
+    create_topics = _blocking(AdminClient.create_topics)
+    delete_topics = _blocking(AdminClient.delete_topics)
+    create_partitions = _blocking(AdminClient.create_partitions)
+    list_offsets = _blocking(AdminClient.list_offsets)
+    delete_records = _blocking(AdminClient.delete_records)
+    describe_configs = _blocking(AdminClient.describe_configs)
+    alter_configs = _blocking(AdminClient.alter_configs)
+
+
+class BlockingProducer(Blocking[Producer]):
+    send = _blocking(Producer.send)
+
+
+class BlockingConsumer(Blocking[Consumer]):
+    assign = _blocking(Consumer.assign)
+    end_offsets = _blocking(Consumer.end_offsets)
+    poll = _blocking(Consumer.poll)

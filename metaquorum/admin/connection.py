@@ -1,0 +1,157 @@
+"""One connection to one broker: versions agreed upon, requests sent, answers read in order."""
+
+import importlib
+from collections import deque
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeVar
+
+from metaquorum.admin.errors import NotServedError
+from metaquorum.admin.transport import Stream
+from wire.apis import ApiKey
+from wire.errors import ErrorCode, WireError
+from wire.frames import FrameBuffer
+from wire.headers import decode_response_as, encode_request
+from wire.message import Message
+from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+
+M = TypeVar("M", bound=Message)
+
+# A fetch may bring more than asked for where one batch is larger; nothing is ever larger than this.
+MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
+MAX_IN_FLIGHT: Final = 16
+SOFTWARE_NAME: Final = "mq-admin"
+SOFTWARE_VERSION: Final = "0.1.0"
+
+
+class VersionRange(NamedTuple):
+    """Both ends included."""
+
+    first: int
+    last: int
+
+
+class Pending(NamedTuple):
+    """A request under way."""
+
+    correlation_id: int
+    request: type[Message]
+    version: int
+
+
+class BrokerConnection:
+    """Requests may be sent ahead; answers are taken in their order.
+
+    Whatever it raises but NotServedError (OSError, EOFError, WireError) is its end: close it.
+    """
+
+    def __init__(self, stream: Stream, address: tuple[str, int], client_id: str) -> None:
+        self.address = address
+        self.versions: dict[int, VersionRange] = {}
+        self.features: dict[str, int] = {}  # finalized ones and their levels
+        self._stream = stream
+        self._client_id = client_id
+        self._received = FrameBuffer(MAX_RESPONSE_BYTES)
+        self._waiting: deque[Pending] = deque()
+        self._last_id = 0
+
+    async def negotiate(self, deadline: float) -> None:
+        """`versions` is what the broker serves (KIP-35, KIP-511)."""
+        version = ApiVersionsRequest.VERSIONS.last
+        request = ApiVersionsRequest(
+            client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION
+        )
+        response = await self._ask(request, version, deadline)
+        if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
+            offered = [a.max_version for a in response.api_keys if a.api_key == ApiKey.API_VERSIONS]
+            version = min(version - 1, max(offered, default=0))
+            response = await self._ask(request, version, deadline)
+        if response.error_code:
+            raise WireError(f"ApiVersions v{version} is answered with error {response.error_code}")
+        self.versions = {
+            api.api_key: VersionRange(api.min_version, api.max_version) for api in response.api_keys
+        }
+        self.features = {
+            feature.name: feature.max_version_level for feature in response.finalized_features
+        }
+
+    async def _ask(
+        self, request: ApiVersionsRequest, version: int, deadline: float
+    ) -> ApiVersionsResponse:
+        await self._send(request, version, deadline)
+        response: ApiVersionsResponse = await self.receive(deadline)
+        return response
+
+    def version_of(self, request: type[Message], *, max_version: int | None = None) -> int:
+        """The newest version that both ends speak; NotServedError when there is none."""
+        ours, theirs = request.VERSIONS, self.versions.get(request.API)
+        name = request.__name__.removesuffix("Request")
+        if theirs is None:
+            text = f"this cluster does not serve {name} (API {request.API})"
+            raise NotServedError(name, text)
+        newest = min(ours.last, theirs.last)
+        if newest < max(ours.first, theirs.first):
+            raise NotServedError(
+                name,
+                f"this cluster serves {name} in versions {theirs.first} to {theirs.last}, "
+                f"this client speaks {ours.first} to {ours.last}",
+            )
+        if max_version is not None and max_version >= max(ours.first, theirs.first):
+            newest = min(newest, max_version)
+        return newest
+
+    async def send(
+        self, request: Message, deadline: float, *, max_version: int | None = None
+    ) -> None:
+        """It is on its way; its answer is to be taken by `receive`."""
+        version = self.version_of(type(request), max_version=max_version)
+        await self._send(request, version, deadline)
+
+    async def send_unanswered(
+        self, request: Message, deadline: float, *, max_version: int | None = None
+    ) -> None:
+        """As `send`, for a produce request that asks for no answer."""
+        await self.send(request, deadline, max_version=max_version)
+        self._waiting.pop()
+
+    async def _send(self, request: Message, version: int, deadline: float) -> None:
+        assert len(self._waiting) < MAX_IN_FLIGHT
+        self._last_id += 1
+        data = encode_request(request.API, version, self._last_id, self._client_id, request)
+        self._waiting.append(Pending(self._last_id, type(request), version))
+        await self._stream.send(data, deadline)
+
+    async def receive(self, deadline: float) -> Any:
+        """The answer to the oldest request that waits for one.
+
+        Records in it are views of a buffer, void when the next answer is received.
+        """
+        pending = self._waiting.popleft()
+        frame = await self._frame(deadline)
+        response = response_class(pending.request)
+        correlation_id, message = decode_response_as(response, pending.version, frame)
+        if correlation_id != pending.correlation_id:
+            raise WireError(
+                f"answer {correlation_id} where {pending.correlation_id} was due: not Kafka?"
+            )
+        return message
+
+    async def _frame(self, deadline: float) -> memoryview:
+        received = self._received
+        while (frame := received.next_frame()) is None:
+            count = await self._stream.receive_into(received.writable(), deadline)
+            if not count:
+                raise EOFError("the broker closed the connection")
+            received.received(count)
+        return frame
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@lru_cache(maxsize=128)
+def response_class(request: type[Message]) -> type[Message]:
+    """It stands beside the request in the module of their API."""
+    module = importlib.import_module(request.__module__)
+    name = request.__name__.removesuffix("Request") + "Response"
+    found: type[Message] = getattr(module, name)
+    return found

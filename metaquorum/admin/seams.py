@@ -1,0 +1,56 @@
+"""The transport on trio, over a node's seams: for programs with a loop, and for the simulator."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+
+from metaquorum.runtime.seams import Buffer, Clock, Connection, Network
+
+
+class SeamStream:
+    def __init__(self, connection: Connection, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+
+    async def send(self, data: Buffer, deadline: float) -> None:
+        with _until(deadline, self._clock):
+            await self._connection.send(data)
+
+    async def receive_into(self, buffer: memoryview, deadline: float) -> int:
+        with _until(deadline, self._clock):
+            return await self._connection.receive_into(buffer)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class SeamTransport:
+    def __init__(self, clock: Clock, network: Network) -> None:
+        self._clock = clock
+        self._network = network
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    async def sleep_until(self, deadline: float) -> None:
+        await self._clock.sleep_until(deadline)
+
+    async def connect(self, host: str, port: int, deadline: float) -> SeamStream:
+        with _until(deadline, self._clock):
+            return SeamStream(await self._network.connect(host, port), self._clock)
+
+
+@contextmanager
+def _until(deadline: float, clock: Clock) -> Iterator[None]:
+    """trio's ways to say that it is too late, or closed, become those of a `Transport`."""
+    try:
+        with trio.fail_after(max(0.0, deadline - clock.monotonic())):
+            yield
+    except trio.TooSlowError:
+        raise TimeoutError("timed out") from None
+    except trio.ClosedResourceError:
+        raise ConnectionError("closed") from None

@@ -1,0 +1,192 @@
+"""What an administrator gives and gets: plain values, named as Kafka names them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from metaquorum.admin.cluster import Node
+from metaquorum.admin.connection import VersionRange
+
+BROKER_DEFAULT: Final = -1  # partitions or replication factor: as the cluster is configured
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    name: str
+    partitions: int = BROKER_DEFAULT
+    replication_factor: int = BROKER_DEFAULT
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTopic:
+    """As the broker answered; before Kafka 2.4 it told no numbers: -1."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    replication_factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    index: int
+    leader: int | None
+    leader_epoch: int
+    replicas: Sequence[int]
+    isr: Sequence[int]
+    offline: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    name: str
+    topic_id: str
+    is_internal: bool
+    partitions: Sequence[Partition]
+
+    @property
+    def replication_factor(self) -> int:
+        return max((len(partition.replicas) for partition in self.partitions), default=0)
+
+    @property
+    def under_replicated(self) -> int:
+        """How many partitions have replicas that are not in sync."""
+        return sum(len(p.isr) < len(p.replicas) for p in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAtTime:
+    """`offset` -1: there is none at or after that time."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    cluster_id: str | None
+    controller: int | None
+    nodes: Sequence[Node]
+    features: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSupport:
+    """One API: the versions that a node serves and those spoken here; None: not at all."""
+
+    key: int
+    name: str
+    served: VersionRange | None
+    spoken: VersionRange | None
+
+
+class ResourceType(IntEnum):
+    """What has configs."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class ConfigSource(IntEnum):
+    """Where a value comes from; the first that has one decides (KIP-226)."""
+
+    UNKNOWN = 0
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    DYNAMIC_BROKER_LOGGER = 6
+    DYNAMIC_CLIENT_METRICS = 7
+    DYNAMIC_GROUP = 8
+
+
+class ConfigType(IntEnum):
+    UNKNOWN = 0
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    CLASS = 8
+    PASSWORD = 9
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigResource:
+    """`name` is a topic's, a node's number or, empty, the default of all nodes."""
+
+    type: ResourceType
+    name: str
+
+    def __str__(self) -> str:
+        kind = self.type.name.lower().replace("_", "-")
+        return f"{kind} {self.name or 'default'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSynonym:
+    name: str
+    value: str | None
+    source: ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """`value` None: a secret, which no broker tells, or no value."""
+
+    name: str
+    value: str | None
+    source: ConfigSource
+    read_only: bool
+    is_sensitive: bool
+    type: ConfigType
+    documentation: str | None
+    synonyms: Sequence[ConfigSynonym]
+
+
+class ConfigOperation(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    name: str
+    operation: ConfigOperation
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOnDisk:
+    topic: str
+    partition: int
+    size_bytes: int
+    offset_lag: int
+    is_future: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """`error` is empty when the directory is in order; sizes of the volume are -1 if not told."""
+
+    node_id: int
+    path: str
+    error: str
+    total_bytes: int
+    usable_bytes: int
+    replicas: Sequence[ReplicaOnDisk]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(replica.size_bytes for replica in self.replicas)
