@@ -144,6 +144,13 @@ class LogFile:
         self._files.disk.rename(self.path, os.path.join(self.folder, name))
         self._name = name
 
+    def moved(self, folder: str) -> None:
+        """Its log is not served any more: it is open only while somebody has acquired it."""
+        self.folder = folder
+        self._retired = True
+        if not self._pins:
+            self.close()
+
     def discard(self) -> None:
         """The file is gone, or empty if it is in use; the next use makes it again. OSError."""
         if self._pins:
