@@ -12,14 +12,19 @@ from typing import Any, Final, cast
 
 from dataplane.connection import Client, CloseConnectionError, PendingReply, Reply
 from dataplane.handlers import (
+    access,
+    alter_configs,
     api_versions,
     cluster,
     configs,
     fetch,
+    log_dirs,
     metadata,
     offsets,
+    partitions_api,
     produce,
     producer_ids,
+    records,
     topics,
 )
 from dataplane.worker import Request, Worker
@@ -48,6 +53,19 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.INIT_PRODUCER_ID: producer_ids.handle_init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.handle_offset_for_leader_epoch,
     ApiKey.DESCRIBE_CONFIGS: configs.handle_describe_configs,
+    ApiKey.ALTER_CONFIGS: alter_configs.handle_alter_configs,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: alter_configs.handle_incremental_alter_configs,
+    ApiKey.CREATE_PARTITIONS: partitions_api.handle_create_partitions,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: partitions_api.handle_describe_topic_partitions,
+    ApiKey.DESCRIBE_PRODUCERS: partitions_api.handle_describe_producers,
+    ApiKey.DELETE_RECORDS: records.handle_delete_records,
+    ApiKey.DESCRIBE_LOG_DIRS: log_dirs.handle_describe_log_dirs,
+    ApiKey.DESCRIBE_ACLS: access.handle_describe_acls,
+    ApiKey.CREATE_ACLS: access.handle_create_acls,
+    ApiKey.DELETE_ACLS: access.handle_delete_acls,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: access.handle_describe_user_scram_credentials,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: access.handle_alter_user_scram_credentials,
+    ApiKey.LIST_CONFIG_RESOURCES: configs.handle_list_config_resources,
     ApiKey.DESCRIBE_CLUSTER: cluster.handle_describe_cluster,
 }
 assert HANDLERS.keys() == APIS.keys()

@@ -84,6 +84,18 @@ class Partitions:
         partitions = self._by_id.get(topic) if by_id else self._by_raw_name.get(topic)
         return None if partitions is None else partitions.get(index)
 
+    def of_topic(self, name: str) -> list[Partition]:
+        """The topic's partitions that are here; none for a topic that is not."""
+        return list(self._by_name.get(name, {}).values())
+
+    @property
+    def log_dir_path(self) -> str:
+        return self._log_dir.path
+
+    async def write_checkpoints(self) -> None:
+        """Where logs begin, and up to where they are synced, survives a loss of power."""
+        await self._log_dir.checkpoint()
+
     def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
         return self._topic_config(image.topic_configs(topic))
 

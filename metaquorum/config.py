@@ -83,7 +83,10 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One config. `synonyms`: the worker names that give a topic's value, with their factors."""
+    """One config. `synonyms`: the worker names that give a topic's value, with their factors.
+
+    `dynamic`: it can be changed while nodes run; else only by starting one with another value.
+    """
 
     name: str
     type: ConfigType
@@ -148,9 +151,15 @@ def _topic(
 
 
 def _worker(
-    name: str, type_: ConfigType, default: ConfigValue, check: Check, doc: str
+    name: str,
+    type_: ConfigType,
+    default: ConfigValue,
+    check: Check,
+    doc: str,
+    *,
+    dynamic: bool = False,
 ) -> list[ConfigKey]:
-    return [ConfigKey(name, type_, default, check, Scope.WORKER, False, doc)]
+    return [ConfigKey(name, type_, default, check, Scope.WORKER, dynamic, doc)]
 
 
 _ROWS: Final[tuple[list[ConfigKey], ...]] = (
@@ -363,9 +372,21 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         Range(0),
         "Clients whose fetches are remembered (KIP-227); 0 for none.",
     ),
-    _worker("max.connections", _INT, INT_MAX, Range(0), "Open client connections in all."),
     _worker(
-        "max.connections.per.ip", _INT, INT_MAX, Range(0), "Open client connections of one address."
+        "max.connections",
+        _INT,
+        INT_MAX,
+        Range(0),
+        "Open client connections in all.",
+        dynamic=True,
+    ),
+    _worker(
+        "max.connections.per.ip",
+        _INT,
+        INT_MAX,
+        Range(0),
+        "Open client connections of one address.",
+        dynamic=True,
     ),
     _worker("num.partitions", _INT, 1, Range(1), "Partitions of topics created without a number."),
     _worker(
@@ -374,6 +395,7 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         2,
         Range(1),
         "Logs recovered side by side at the start.",
+        dynamic=True,
     ),
     _worker(
         "producer.id.expiration.ms",
@@ -381,6 +403,7 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         86_400_000,
         Range(1),
         "How long a partition remembers an idle idempotent producer.",
+        dynamic=True,
     ),
     _worker(
         "queued.max.request.bytes",

@@ -27,6 +27,7 @@ from metaquorum.config_changes import ResourceChange, change_configs
 from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.decisions import (
     Decision,
+    MorePartitions,
     NewTopic,
     ProducerIdBlock,
     TopicDefaults,
@@ -34,6 +35,7 @@ from metaquorum.decisions import (
     WorkerRegistration,
     allocate_producer_ids,
     check_features,
+    create_partitions,
     create_topic,
     delete_topic,
     found_cluster,
@@ -123,6 +125,21 @@ class Controller:
             lambda image, topic: delete_topic(image, *topic),
             lambda topic, error: TopicOutcome.refused(error, *topic),
         )
+
+    async def create_partitions(
+        self, wishes: Sequence[MorePartitions], *, validate_only: bool = False
+    ) -> list[KafkaError | None]:
+        """For each wish: None once its partitions are led and visible here; or why there are none.
+
+        No topic may be in it twice.
+        """
+
+        def decide(image: MetadataImage, wish: MorePartitions) -> Decision[KafkaError | None]:
+            return create_partitions(image, wish, self._random)
+
+        if validate_only:
+            return [decide(self._decided, wish).answer for wish in wishes]
+        return await self._change_all(wishes, decide, lambda _, error: error)
 
     async def change_configs(
         self, resources: Sequence[ResourceChange], *, validate_only: bool = False

@@ -5,7 +5,7 @@ Plain functions of their arguments: no I/O, no clock; randomness is passed in. E
 they are consumed, so that the loop need not wait for all; they depend on the given image only.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Generic, TypeVar
@@ -63,6 +63,15 @@ class NewTopic:
     replication_factor: int = USE_DEFAULT
     assignments: Mapping[int, tuple[int, ...]] | None = None
     configs: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MorePartitions:
+    """A wish that a topic have `count` partitions; `assignments`: the replicas of the new ones."""
+
+    topic: str
+    count: int
+    assignments: Sequence[tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +165,14 @@ def _topic_records(
     yield TopicRecord(name, topic_id)
     for key, text in configs.items():
         yield ConfigRecord(Scope.TOPIC, name, key, text)
-    for number, workers in enumerate(replicas):
+    yield from _partition_records(topic_id, 0, replicas)
+
+
+def _partition_records(
+    topic_id: bytes, first: int, replicas: Iterable[tuple[int, ...]]
+) -> Iterator[MetadataRecord]:
+    """New partitions, numbered from `first` on, led by their first replica."""
+    for number, workers in enumerate(replicas, first):
         yield PartitionRecord(topic_id, number, workers, workers, workers[0], 0, 0)
 
 
@@ -216,6 +232,11 @@ def _checked_counts(
             ErrorCode.INVALID_PARTITIONS,
             "Number of partitions was set to an invalid non-positive value.",
         )
+    _check_factor(image, factor)
+    return count, factor
+
+
+def _check_factor(image: MetadataImage, factor: int) -> None:
     usable = len(_usable_workers(image))
     if factor > min(usable, MAX_REPLICAS):
         raise KafkaError(
@@ -223,7 +244,6 @@ def _checked_counts(
             f"Unable to replicate the partition {factor} time(s): The target replication factor"
             f" of {factor} cannot be reached because only {usable} broker(s) are registered.",
         )
-    return count, factor
 
 
 def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
@@ -273,6 +293,60 @@ def _check_replicas(image: MetadataImage, workers: tuple[int, ...], factor: int)
 
 def _bad_assignment(message: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+
+
+def create_partitions(
+    image: MetadataImage, wish: MorePartitions, random: Random
+) -> Decision[KafkaError | None]:
+    """The topic has so many partitions, those it had unchanged; or why it cannot (KIP-195)."""
+    topic = image.topic(wish.topic)
+    try:
+        if topic is None:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                "This server does not host this topic-partition.",
+            )
+        present = len(topic.partitions)
+        _check_increase(wish, present)
+        factor = len(topic.partitions[0].replicas)
+        if wish.assignments is None:
+            _check_factor(image, factor)
+            replicas: Iterable[tuple[int, ...]] = place(
+                _usable_workers(image), wish.count - present, factor, random
+            )
+        else:
+            replicas = _checked_additions(image, wish.assignments, wish.count - present, factor)
+    except KafkaError as error:
+        return Decision(error)
+    return Decision(None, _partition_records(topic.topic_id, present, replicas))
+
+
+def _check_increase(wish: MorePartitions, present: int) -> None:
+    complaint = None
+    if wish.count == present:
+        complaint = f"Topic already has {present} partition(s)."
+    elif wish.count < present:
+        complaint = (
+            f"The topic {wish.topic} currently has {present} partition(s);"
+            f" {wish.count} would not be an increase."
+        )
+    elif wish.count > MAX_PARTITIONS_PER_TOPIC:
+        complaint = f"A topic can have at most {MAX_PARTITIONS_PER_TOPIC} partitions."
+    if complaint is not None:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, complaint)
+
+
+def _checked_additions(
+    image: MetadataImage, assignments: Sequence[tuple[int, ...]], count: int, factor: int
+) -> Sequence[tuple[int, ...]]:
+    if len(assignments) != count:
+        raise _bad_assignment(
+            f"Attempted to add {count} additional partition(s), but only {len(assignments)}"
+            " assignment(s) were specified."
+        )
+    for workers in assignments:
+        _check_replicas(image, workers, factor)
+    return assignments
 
 
 def delete_topic(

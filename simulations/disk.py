@@ -252,6 +252,10 @@ class ProcessDisk:
         self.process.check()
         return self.storage.free_bytes()
 
+    def total_bytes(self, path: str) -> int:
+        self.process.check()
+        return self.storage.total_bytes()
+
     async def run(self, function: Callable[[], T]) -> T:
         faults, now = self.faults, self.process.timeline.now
         before = self.random.random() * faults.delay_s

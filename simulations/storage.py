@@ -206,6 +206,9 @@ class Storage:
             return UNLIMITED_BYTES
         return max(self.capacity_bytes - self.used_bytes(), 0)
 
+    def total_bytes(self) -> int:
+        return UNLIMITED_BYTES if self.capacity_bytes is None else self.capacity_bytes
+
     def make_dirs(self, path: str) -> None:
         folder = self.root
         for name in _parts(path):

@@ -23,10 +23,23 @@ class ApiKey(IntEnum):
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
+    CREATE_PARTITIONS = 37
+    INCREMENTAL_ALTER_CONFIGS = 44
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
     DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    LIST_CONFIG_RESOURCES = 74
+    DESCRIBE_TOPIC_PARTITIONS = 75
 
 
 class Api:
@@ -83,10 +96,23 @@ _ROWS: Final = (
     Api(ApiKey.API_VERSIONS, 0, 4, flexible_from=3),
     Api(ApiKey.CREATE_TOPICS, 2, 7, flexible_from=5),
     Api(ApiKey.DELETE_TOPICS, 1, 6, flexible_from=4),
+    Api(ApiKey.DELETE_RECORDS, 0, 2, flexible_from=2),
     Api(ApiKey.INIT_PRODUCER_ID, 0, 5, flexible_from=2),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, flexible_from=4),
+    Api(ApiKey.DESCRIBE_ACLS, 1, 3, flexible_from=2),
+    Api(ApiKey.CREATE_ACLS, 1, 3, flexible_from=2),
+    Api(ApiKey.DELETE_ACLS, 1, 3, flexible_from=2),
     Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, flexible_from=4),
+    Api(ApiKey.ALTER_CONFIGS, 0, 2, flexible_from=2),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, flexible_from=2),
+    Api(ApiKey.CREATE_PARTITIONS, 0, 3, flexible_from=2),
+    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, flexible_from=1),
+    Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
+    Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, flexible_from=0),
+    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, flexible_from=0),
+    Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, flexible_from=0),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, flexible_from=0),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

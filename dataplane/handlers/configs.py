@@ -1,10 +1,11 @@
-"""DescribeConfigs: the values in force, and every layer's word on them."""
+"""DescribeConfigs: the values in force, and every layer's word on them. ListConfigResources."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from dataplane.worker import Request, Worker
 from metaquorum.config import ConfigType, Scope, shown_keys, to_text
+from metaquorum.config_changes import ALL_WORKERS
 from metaquorum.config_layers import Configs, Resolved
 from metaquorum.topic_names import check_topic_name
 from wire.errors import ErrorCode, KafkaError
@@ -16,8 +17,16 @@ from wire.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
+from wire.messages.list_config_resources import (
+    ConfigResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
 
-_ALL_WORKERS: Final = ""
+_CLIENT_METRICS: Final = 16
+# Of these there are none here: loggers, client metrics, groups.
+_OTHER_RESOURCE_TYPES: Final = frozenset((8, _CLIENT_METRICS, 32))
+_TYPES_SINCE: Final = 1
 
 
 def handle_describe_configs(
@@ -35,7 +44,7 @@ def _describe(
         resource_type=resource.resource_type, resource_name=resource.resource_name
     )
     try:
-        configs = _configs(worker, resource)
+        configs = _resolved(worker, resource)
     except KafkaError as error:
         result.error_code = error.code
         result.error_message = error.message
@@ -43,38 +52,48 @@ def _describe(
     wanted = resource.configuration_keys
     result.configs = [
         _entry(resolved, message)
-        for resolved in resolve_all(configs)
+        for resolved in configs
         if wanted is None or resolved.key.name in wanted
     ]
     return result
 
 
-def _configs(worker: Worker, resource: DescribeConfigsResource) -> Configs:
+def _resolved(worker: Worker, resource: DescribeConfigsResource) -> Iterator[Resolved]:
     name = resource.resource_name
-    if resource.resource_type == Scope.TOPIC:
+    if config_scope(resource.resource_type) is Scope.TOPIC:
         check_topic_name(name)
         if worker.image.topic(name) is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
-        return worker.layers.topic_configs(worker.image.topic_configs(name))
-    if resource.resource_type == Scope.WORKER:
-        if name == _ALL_WORKERS:  # only what was set for all of them
-            return Configs(Scope.WORKER, ())
-        if name != str(worker.worker_id):
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST,
-                f"ask broker {name} itself; this is broker {worker.worker_id}",
-            )
-        return worker.configs
-    raise KafkaError(
-        ErrorCode.INVALID_REQUEST, f"configs of resource type {resource.resource_type} are not kept"
-    )
+        return resolve_all(worker.layers.topic_configs(worker.image.topic_configs(name)))
+    if name == ALL_WORKERS:
+        return worker.layers.set_for_all_workers()
+    if not (name.isascii() and name.isdigit()):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}"
+        )
+    if int(name) != worker.worker_id:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id, expected {worker.worker_id} or empty string, but received"
+            f" {name}",
+        )
+    return resolve_all(worker.configs)
+
+
+def config_scope(resource_type: int) -> Scope:
+    """What kind of resource that number of the protocol is; KafkaError where it has no configs."""
+    try:
+        return Scope(resource_type)
+    except ValueError:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Configs of resource type {resource_type} are not served"
+        ) from None
 
 
 def resolve_all(configs: Configs) -> Iterator[Resolved]:
-    """Every config that is shown, by name; for all workers together, those that are set."""
+    """Every config that is shown, by name."""
     for key in shown_keys(configs.scope):
-        if configs.layers:
-            yield configs.resolve(key.name)
+        yield configs.resolve(key.name)
 
 
 def _entry(resolved: Resolved, message: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
@@ -91,7 +110,29 @@ def _entry(resolved: Resolved, message: DescribeConfigsRequest) -> DescribeConfi
         entry.synonyms = [
             DescribeConfigsSynonym(name=s.name, value=s.text, source=s.source)
             for s in resolved.synonyms
+            if s.text is not None
         ]
     if message.include_documentation:
         entry.documentation = key.doc
     return entry
+
+
+def handle_list_config_resources(
+    worker: Worker, request: Request, message: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
+    """Before version 1 this asked for client metrics, which are not kept."""
+    if request.version < _TYPES_SINCE:
+        return ListConfigResourcesResponse()
+    wanted = set(message.resource_types) or {*Scope, *_OTHER_RESOURCE_TYPES}
+    if not wanted <= {*Scope, *_OTHER_RESOURCE_TYPES}:
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    names: list[tuple[Scope, str]] = []
+    if Scope.WORKER in wanted:
+        names += [(Scope.WORKER, str(address.worker_id)) for address in worker.live_workers()]
+    if Scope.TOPIC in wanted:
+        names += [(Scope.TOPIC, name) for name in worker.image.topics]
+    return ListConfigResourcesResponse(
+        config_resources=[
+            ConfigResource(resource_name=name, resource_type=scope) for scope, name in names
+        ]
+    )

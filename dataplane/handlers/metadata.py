@@ -105,14 +105,14 @@ def _topic(
         error_code=0,
         name=topic.name,
         topic_id=topic.topic_id,
-        partitions=[_partition(image, i, p) for i, p in enumerate(topic.partitions)],
+        partitions=[describe_partition(image, i, p) for i, p in enumerate(topic.partitions)],
     )
     if message.include_topic_authorized_operations:
         answer.topic_authorized_operations = TOPIC_OPERATIONS
     return answer
 
 
-def _partition(
+def describe_partition(
     image: MetadataImage, index: int, partition: PartitionImage
 ) -> MetadataResponsePartition:
     leader = image.workers.get(partition.leader)

@@ -32,7 +32,7 @@ async def handle_create_topics(
     worker: Worker, request: Request, message: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     outcomes: dict[str | None, TopicOutcome] = {}
-    with trio.move_on_after(_timeout_seconds(message.timeout_ms)):
+    with trio.move_on_after(timeout_seconds(message.timeout_ms)):
         for outcome in await _create(worker, message.topics, message.validate_only):
             outcomes[outcome.name] = outcome
     return CreateTopicsResponse(
@@ -75,7 +75,7 @@ def _wish(topic: CreatableTopic) -> NewTopic:
     )
 
 
-def _timeout_seconds(timeout_ms: int) -> float:
+def timeout_seconds(timeout_ms: int) -> float:
     return max(0, min(timeout_ms, MAX_TIMEOUT_MS)) / 1000
 
 
@@ -124,7 +124,7 @@ async def handle_delete_topics(
         asked = [(name, None) for name in message.topic_names]
     asked = list(dict.fromkeys(asked))
     outcomes = [_timed_out(name, topic_id) for name, topic_id in asked]
-    with trio.move_on_after(_timeout_seconds(message.timeout_ms)):
+    with trio.move_on_after(timeout_seconds(message.timeout_ms)):
         try:
             outcomes = await worker.controller.delete_topics(asked)
         except KafkaError as error:

@@ -332,7 +332,7 @@ class LogDir:
             starts = self._offline_starts | {
                 partition: log.log_start_offset
                 for partition, log in logs
-                if log.log_start_offset > log.first_segment_offset
+                if log.log_start_offset  # of a first segment too: that may be back after a crash
             }
             contents = {RECOVERY_POINT_CHECKPOINT: points, LOG_START_CHECKPOINT: starts}
             if high_watermarks is not None:

@@ -161,6 +161,9 @@ class RealDisk:
     def free_bytes(self, path: str) -> int:
         return shutil.disk_usage(path).free
 
+    def total_bytes(self, path: str) -> int:
+        return shutil.disk_usage(path).total
+
     async def run(self, function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function)
 

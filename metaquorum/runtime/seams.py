@@ -110,6 +110,9 @@ class Disk(Protocol):
 
     def free_bytes(self, path: str) -> int: ...
 
+    def total_bytes(self, path: str) -> int:
+        """The size of the file system that `path` is in."""
+
     async def run(self, function: Callable[[], T]) -> T:
         """The result of `function`, called beside the loop; not cancelled once it has begun."""
 

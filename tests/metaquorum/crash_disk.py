@@ -187,6 +187,9 @@ class CrashDisk:
     def free_bytes(self, path: str) -> int:
         return 1 << 30
 
+    def total_bytes(self, path: str) -> int:
+        return 1 << 31
+
     async def run(self, function: Callable[[], T]) -> T:
         await trio.lowlevel.checkpoint()
         return function()

@@ -1,6 +1,6 @@
 """Writes `golden_messages/`: what a real Apache Kafka answered to each API at each version.
 
-    python -m tests.wire.capture_messages --bootstrap HOST:PORT
+    python -m tests.wire.capture_messages --bootstrap HOST:PORT [--only NAME ...]
 
 One JSON file for each API: a list of exchanges, each the version, the request and the response in
 hex, whole frames without their sizes. Topics named `golden-...` are made and deleted on the way.
@@ -20,14 +20,27 @@ from wire.frames import FrameBuffer
 from wire.headers import decode_response, encode_request
 from wire.message import Message
 from wire.messages import (
+    alter_configs,
+    alter_user_scram_credentials,
     api_versions,
+    create_acls,
+    create_partitions,
     create_topics,
+    delete_acls,
+    delete_records,
     delete_topics,
+    describe_acls,
     describe_cluster,
     describe_configs,
+    describe_log_dirs,
+    describe_producers,
+    describe_topic_partitions,
+    describe_user_scram_credentials,
     fetch,
     find_coordinator,
+    incremental_alter_configs,
     init_producer_id,
+    list_config_resources,
     list_offsets,
     metadata,
     offset_for_leader_epoch,
@@ -326,10 +339,183 @@ def ask_find_coordinator(peer: Peer) -> None:
             peer.ask(ApiKey.FIND_COORDINATOR, version, request)
 
 
+def ask_alter_configs(peer: Peer) -> None:
+    wishes = [
+        (2, TOPIC, {"retention.ms": "86400000"}),
+        (2, MISSING, {"retention.ms": "1"}),
+        (2, COMPACTED, {"no.such.config": "1"}),
+        (4, "1", {"node.id": "2"}),
+    ]
+    resources = [
+        alter_configs.AlterConfigsResource(
+            resource_type=type_,
+            resource_name=name,
+            configs=[alter_configs.AlterableConfig(name=k, value=v) for k, v in configs.items()],
+        )
+        for type_, name, configs in wishes
+    ]
+    for version in versions(ApiKey.ALTER_CONFIGS):
+        request = alter_configs.AlterConfigsRequest(resources=resources, validate_only=version == 1)
+        peer.ask(ApiKey.ALTER_CONFIGS, version, request)
+
+
+def ask_incremental_alter_configs(peer: Peer) -> None:
+    wishes: list[tuple[int, str, list[tuple[str, int, str | None]]]] = [
+        (2, TOPIC, [("retention.ms", 0, "5000"), ("cleanup.policy", 2, "compact")]),
+        (2, TOPIC, [("retention.ms", 1, None), ("cleanup.policy", 3, "compact")]),
+        (2, TOPIC, [("retention.ms", 2, "5000")]),
+        (2, TOPIC, [("retention.ms", 0, "soon")]),
+        (2, TOPIC, [("retention.ms", 0, None)]),
+        (4, "1", [("node.id", 0, "2"), ("log.retention.ms", 0, "5000")]),
+        (4, "7", [("log.retention.ms", 0, "5000")]),
+        (4, "", [("log.retention.ms", 0, "604800000")]),
+        (4, "", [("log.retention.ms", 1, None)]),
+    ]
+    for version in versions(ApiKey.INCREMENTAL_ALTER_CONFIGS):
+        for type_, name, configs in wishes:
+            resource = incremental_alter_configs.AlterConfigsResource(
+                resource_type=type_,
+                resource_name=name,
+                configs=[
+                    incremental_alter_configs.AlterableConfig(
+                        name=config, config_operation=op, value=value
+                    )
+                    for config, op, value in configs
+                ],
+            )
+            request = incremental_alter_configs.IncrementalAlterConfigsRequest(resources=[resource])
+            peer.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, version, request)
+
+
+def ask_list_config_resources(peer: Peer) -> None:
+    for version in versions(ApiKey.LIST_CONFIG_RESOURCES):
+        for types in ((), (2, 4), (99,)) if version else ((),):
+            request = list_config_resources.ListConfigResourcesRequest()
+            request.resource_types = list(types)
+            peer.ask(ApiKey.LIST_CONFIG_RESOURCES, version, request)
+
+
+def ask_create_partitions(peer: Peer) -> None:
+    for version in versions(ApiKey.CREATE_PARTITIONS):
+        count = 3 + version
+        wishes: list[tuple[str, int, list[list[int]] | None]] = [
+            (TOPIC, count, None if version % 2 else [[1]]),
+            (COMPACTED, 1, None),
+            (MISSING, 2, None),
+        ]
+        topics = [
+            create_partitions.CreatePartitionsTopic(
+                name=name,
+                count=wanted,
+                assignments=assigned
+                and [create_partitions.CreatePartitionsAssignment(broker_ids=a) for a in assigned],
+            )
+            for name, wanted, assigned in wishes
+        ]
+        for validate_only in (True, False):
+            request = create_partitions.CreatePartitionsRequest(
+                topics=topics, timeout_ms=10_000, validate_only=validate_only
+            )
+            peer.ask(ApiKey.CREATE_PARTITIONS, version, request)
+
+
+def ask_delete_records(peer: Peer) -> None:
+    for version in versions(ApiKey.DELETE_RECORDS):
+        wishes = [(TOPIC, (0, 1 + version)), (TOPIC, (1, -1)), (TOPIC, (0, 10_000))]
+        wishes += [(MISSING, (0, 0)), (COMPACTED, (0, 0))]
+        for name, (index, offset) in wishes:
+            partition = delete_records.DeleteRecordsPartition(partition_index=index, offset=offset)
+            topic = delete_records.DeleteRecordsTopic(name=name, partitions=[partition])
+            request = delete_records.DeleteRecordsRequest(topics=[topic], timeout_ms=10_000)
+            peer.ask(ApiKey.DELETE_RECORDS, version, request)
+
+
+def ask_describe_topic_partitions(peer: Peer) -> None:
+    names = [describe_topic_partitions.TopicRequest(name=n) for n in (TOPIC, MISSING, COMPACTED)]
+    cursor = describe_topic_partitions.Cursor(topic_name=TOPIC, partition_index=1)
+    for topics, limit, start in (
+        (names, 2000, None),
+        (names, 2, None),
+        (names, 2, cursor),
+        ([], 1, cursor),
+        (names[1:], 1, cursor),
+    ):
+        request = describe_topic_partitions.DescribeTopicPartitionsRequest(
+            topics=topics, response_partition_limit=limit, cursor=start
+        )
+        peer.ask(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, request)
+
+
+def ask_describe_log_dirs(peer: Peer) -> None:
+    topics = [
+        describe_log_dirs.DescribableLogDirTopic(topic=name, partitions=[0, 9])
+        for name in (TOPIC, MISSING)
+    ]
+    for version in versions(ApiKey.DESCRIBE_LOG_DIRS):
+        for asked in (topics, []):
+            request = describe_log_dirs.DescribeLogDirsRequest(topics=asked)
+            peer.ask(ApiKey.DESCRIBE_LOG_DIRS, version, request)
+
+
+def ask_describe_producers(peer: Peer) -> None:
+    numbered = encode_batch(
+        [Record(0, 1_700_000_000_000, b"key", b"value", ())],
+        producer_id=4711,
+        producer_epoch=1,
+        base_sequence=0,
+    )
+    data = produce.PartitionProduceData(index=1, records=numbered)
+    topic = produce.TopicProduceData(name=TOPIC, partition_data=[data])
+    peer.ask(ApiKey.PRODUCE, 9, produce.ProduceRequest(acks=-1, topic_data=[topic]))
+    topics = [
+        describe_producers.TopicRequest(name=name, partition_indexes=[1, 9])
+        for name in (TOPIC, MISSING)
+    ]
+    request = describe_producers.DescribeProducersRequest(topics=topics)
+    peer.ask(ApiKey.DESCRIBE_PRODUCERS, 0, request)
+
+
+def ask_acls(peer: Peer) -> None:
+    for version in versions(ApiKey.DESCRIBE_ACLS):
+        anything = describe_acls.DescribeAclsRequest(
+            resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1
+        )
+        peer.ask(ApiKey.DESCRIBE_ACLS, version, anything)
+        creation = create_acls.AclCreation(
+            resource_type=2,
+            resource_name=TOPIC,
+            principal="User:golden",
+            host="*",
+            operation=3,
+            permission_type=3,
+        )
+        request = create_acls.CreateAclsRequest(creations=[creation])
+        peer.ask(ApiKey.CREATE_ACLS, version, request)
+        matching = delete_acls.DeleteAclsFilter(
+            resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1
+        )
+        peer.ask(ApiKey.DELETE_ACLS, version, delete_acls.DeleteAclsRequest(filters=[matching]))
+
+
+def ask_scram(peer: Peer) -> None:
+    for names in (None, [], ["nobody"], ["nobody", "nobody", "other"]):
+        users = names and [describe_user_scram_credentials.UserName(name=name) for name in names]
+        asked = describe_user_scram_credentials.DescribeUserScramCredentialsRequest(users=users)
+        peer.ask(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, asked)
+    deletions = [
+        alter_user_scram_credentials.ScramCredentialDeletion(name=name, mechanism=mechanism)
+        for name, mechanism in (("nobody", 1), ("other", 9))
+    ]
+    request = alter_user_scram_credentials.AlterUserScramCredentialsRequest(deletions=deletions)
+    peer.ask(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, request)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT")
-    host, _, port = parser.parse_args().bootstrap.rpartition(":")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="write only these files anew")
+    options = parser.parse_args()
+    host, _, port = options.bootstrap.rpartition(":")
     peer = Peer(host, int(port))
     for step in (
         ask_api_versions,
@@ -344,13 +530,25 @@ def main() -> None:
         ask_describe_cluster,
         ask_describe_configs,
         ask_find_coordinator,
+        ask_acls,
+        ask_scram,
+        ask_alter_configs,
+        ask_incremental_alter_configs,
+        ask_list_config_resources,
+        ask_delete_records,
+        ask_create_partitions,
+        ask_describe_topic_partitions,
+        ask_describe_log_dirs,
+        ask_describe_producers,
         ask_delete_topics,
     ):
         step(peer)
     GOLDEN.mkdir(exist_ok=True)
     for key, exchanges in peer.exchanges.items():
-        text = json.dumps(exchanges, indent=1) + "\n"
-        (GOLDEN / f"{ApiKey(key).name.lower()}.json").write_text(text)
+        name = ApiKey(key).name.lower()
+        if options.only is None or name in options.only:
+            text = json.dumps(exchanges, indent=1) + "\n"
+            (GOLDEN / f"{name}.json").write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,197 @@
+"""CreatePartitions, DescribeTopicPartitions and DescribeProducers."""
+
+from collections import Counter
+from typing import Final
+
+import trio
+
+from dataplane.handlers.metadata import TOPIC_OPERATIONS, describe_partition
+from dataplane.handlers.topics import timeout_seconds
+from dataplane.log.producers import ProducerEntry
+from dataplane.worker import Request, Worker
+from metaquorum.decisions import MorePartitions
+from metaquorum.image import MetadataImage, TopicImage
+from metaquorum.topic_names import check_topic_name
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+from wire.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from wire.messages.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+
+# The most partitions one answer describes (Kafka: max.request.partition.size.limit).
+MAX_DESCRIBED_PARTITIONS: Final = 2000
+# Producers described between two turns of the loop.
+SLICE_PRODUCERS: Final = 2000
+_NO_TIMESTAMP: Final = -1
+
+
+async def handle_create_partitions(
+    worker: Worker, request: Request, message: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    counts = Counter(topic.name for topic in message.topics)
+    twice = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+    late = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "Not done in time; it may still be done.")
+    outcomes: dict[str, KafkaError | None] = {
+        name: twice if count > 1 else late for name, count in counts.items()
+    }
+    wishes = [_wish(topic) for topic in message.topics if counts[topic.name] == 1]
+    with trio.move_on_after(timeout_seconds(message.timeout_ms)):
+        answers = await worker.controller.create_partitions(
+            wishes, validate_only=message.validate_only
+        )
+        outcomes |= {wish.topic: answer for wish, answer in zip(wishes, answers, strict=True)}
+    return CreatePartitionsResponse(
+        results=[
+            CreatePartitionsTopicResult(
+                name=name,
+                error_code=ErrorCode.NONE if error is None else error.code,
+                error_message=None if error is None else error.message,
+            )
+            for name, error in outcomes.items()
+        ]
+    )
+
+
+def _wish(topic: CreatePartitionsTopic) -> MorePartitions:
+    assignments = None
+    if topic.assignments is not None:
+        assignments = [tuple(each.broker_ids) for each in topic.assignments]
+    return MorePartitions(topic.name, topic.count, assignments)
+
+
+def handle_describe_topic_partitions(
+    worker: Worker, request: Request, message: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """Topics by name, from the cursor on, until the limit of partitions is reached."""
+    image, cursor = worker.image, message.cursor
+    asked = {topic.name for topic in message.topics}
+    if cursor is not None and not _is_sound(cursor, asked):
+        return _refuse_cursor(asked)
+    response = DescribeTopicPartitionsResponse()
+    left = max(1, min(message.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
+    for name in sorted(asked or image.topics):
+        if cursor is not None and name < cursor.topic_name:
+            continue
+        first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
+        if not left:
+            response.next_cursor = Cursor(topic_name=name, partition_index=first)
+            break
+        topic = image.topic(name)
+        described = _absent(name) if topic is None else _describe(image, topic, first, left)
+        response.topics.append(described)
+        count = len(described.partitions)
+        left -= count
+        if topic is not None and first + count < len(topic.partitions):
+            response.next_cursor = Cursor(topic_name=name, partition_index=first + count)
+            break
+    return response
+
+
+def _is_sound(cursor: Cursor, asked: set[str]) -> bool:
+    return cursor.partition_index >= 0 and (not asked or cursor.topic_name in asked)
+
+
+def _refuse_cursor(asked: set[str]) -> DescribeTopicPartitionsResponse:
+    return DescribeTopicPartitionsResponse(
+        topics=[
+            DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=name)
+            for name in sorted(asked)
+        ]
+    )
+
+
+def _absent(name: str) -> DescribeTopicPartitionsResponseTopic:
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    try:
+        check_topic_name(name)
+    except KafkaError as error:
+        code = error.code
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=code, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+    )
+
+
+def _describe(
+    image: MetadataImage, topic: TopicImage, first: int, limit: int
+) -> DescribeTopicPartitionsResponseTopic:
+    described = [
+        describe_partition(image, first + number, partition)
+        for number, partition in enumerate(topic.partitions[first : first + limit])
+    ]
+    return DescribeTopicPartitionsResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                error_code=one.error_code,
+                partition_index=one.partition_index,
+                leader_id=one.leader_id,
+                leader_epoch=one.leader_epoch,
+                replica_nodes=one.replica_nodes,
+                isr_nodes=one.isr_nodes,
+                offline_replicas=one.offline_replicas,
+            )
+            for one in described
+        ],
+        topic_authorized_operations=TOPIC_OPERATIONS,
+    )
+
+
+async def handle_describe_producers(
+    worker: Worker, request: Request, message: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    return DescribeProducersResponse(
+        topics=[
+            TopicResponse(
+                name=topic.name,
+                partitions=[
+                    await _producers(worker, topic.name, index) for index in topic.partition_indexes
+                ],
+            )
+            for topic in message.topics
+        ]
+    )
+
+
+async def _producers(worker: Worker, topic: str, index: int) -> PartitionResponse:
+    answer = PartitionResponse(partition_index=index)
+    try:
+        check_topic_name(topic)
+        partition = worker.partitions.by_name(topic, index)
+        if error := partition.leader_error():
+            raise KafkaError(error)
+    except KafkaError as error:
+        answer.error_code, answer.error_message = error.code, error.message
+        return answer
+    for number, entry in enumerate(list(partition.log.producers.entries.values()), 1):
+        answer.active_producers.append(_producer(entry))
+        if number % SLICE_PRODUCERS == 0:
+            await trio.lowlevel.checkpoint()
+    return answer
+
+
+def _producer(entry: ProducerEntry) -> ProducerState:
+    return ProducerState(
+        producer_id=entry.producer_id,
+        producer_epoch=entry.epoch,
+        last_sequence=entry.last_sequence,
+        last_timestamp=entry.batches[-1].timestamp if entry.batches else _NO_TIMESTAMP,
+        coordinator_epoch=entry.coordinator_epoch,
+        current_txn_start_offset=entry.transaction_first_offset,
+    )

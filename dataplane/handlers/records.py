@@ -1,0 +1,92 @@
+"""DeleteRecords: logs begin at a later offset, on disk too."""
+
+from typing import Final
+
+from dataplane.partition import Partition
+from dataplane.worker import Request, Worker
+from metaquorum.runtime import StorageError
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.delete_records import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+    DeleteRecordsTopicResult,
+)
+
+HIGH_WATERMARK: Final = -1
+_NO_OFFSET: Final = -1
+
+
+async def handle_delete_records(
+    worker: Worker, request: Request, message: DeleteRecordsRequest
+) -> DeleteRecordsResponse:
+    topics = [await _of_topic(worker, topic) for topic in message.topics]
+    deleted = [p for topic in topics for p in topic.partitions if not p.error_code]
+    if deleted:
+        try:
+            await worker.partitions.write_checkpoints()
+        except StorageError:
+            for result in deleted:
+                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                result.low_watermark = _NO_OFFSET
+    return DeleteRecordsResponse(topics=topics)
+
+
+async def _of_topic(worker: Worker, topic: DeleteRecordsTopic) -> DeleteRecordsTopicResult:
+    asked = {p.partition_index: p.offset for p in topic.partitions}  # the last word counts
+    return DeleteRecordsTopicResult(
+        name=topic.name,
+        partitions=[
+            await _of_partition(worker, topic.name, index, offset)
+            for index, offset in asked.items()
+        ],
+    )
+
+
+async def _of_partition(
+    worker: Worker, topic: str, index: int, offset: int
+) -> DeleteRecordsPartitionResult:
+    result = DeleteRecordsPartitionResult(partition_index=index, low_watermark=_NO_OFFSET)
+    partition: Partition | None = None
+    try:
+        partition = worker.partitions.by_name(topic, index)
+        async with partition.appending:
+            result.low_watermark = await _delete_before(worker, partition, offset)
+    except KafkaError as error:
+        result.error_code = error.code
+    except StorageError as error:
+        assert partition is not None
+        worker.partition_failed(partition, error)
+        result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+    return result
+
+
+async def _delete_before(worker: Worker, partition: Partition, offset: int) -> int:
+    """The log's start: `offset`, or beyond. KafkaError, StorageError.
+
+    What lies in the same segment as `offset` goes with that segment. The log is synced, so that
+    neither a segment that was removed comes back after a loss of power, nor does the log end before
+    it begins.
+    """
+    if error := partition.leader_error():
+        raise KafkaError(error)
+    _check_policy(worker, partition.topic)
+    if offset == HIGH_WATERMARK:
+        offset = partition.high_watermark
+    if not 0 <= offset <= partition.high_watermark:
+        raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+    plog = partition.log
+    if plog.advance_log_start(offset):
+        if offset == plog.log_end_offset:
+            plog.roll(worker.clock.now_ms())
+        plog.delete_old_segments()
+        partition.log_start_moved()
+        await plog.flush(worker.disk)
+    return plog.log_start_offset
+
+
+def _check_policy(worker: Worker, topic: str) -> None:
+    configs = worker.layers.topic_configs(worker.image.topic_configs(topic))
+    if "compact" in (policy := configs.list("cleanup.policy")) and "delete" not in policy:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION)
