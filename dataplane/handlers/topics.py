@@ -53,6 +53,8 @@ async def _create(
             wishes.append(_wish(topic))
         except KafkaError as error:
             outcomes.append(TopicOutcome.refused(error, topic.name))
+    refused = {outcome.name for outcome in outcomes}
+    wishes = [wish for wish in wishes if wish.name not in refused]  # the same name again
     try:
         outcomes += await worker.controller.create_topics(wishes, validate_only=validate_only)
     except KafkaError as error:
