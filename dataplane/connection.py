@@ -7,6 +7,7 @@ looked at until it is done, so that order needs no queue and a slow reader holds
 own frame and its own answer.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
@@ -34,6 +35,8 @@ SEND_AT_BYTES: Final = 256 * 1024
 RESERVE_ABOVE_BYTES: Final = 64 * 1024
 # Others have their turn after so many requests, however many one read has brought.
 FRAMES_PER_SLICE: Final = 128
+# And after so many answers with records.
+ANSWERS_PER_SLICE: Final = 16
 
 Reply: TypeAlias = bytes | list[bytes | RecordsHole] | None
 
@@ -93,7 +96,9 @@ class ClientConnection:
         self._disk = disk
         self._memory = memory
         self._frames = FrameBuffer(max_frame_bytes, pool=buffers)
-        self._reserved_bytes = 0
+        self.reserved_bytes = 0
+        self.reservation = 0
+        self.waits_for_memory = False
         self._scope = trio.CancelScope()
         # Nothing of a request is held that a cancellation could take.
         self._waiting_for_request = False
@@ -111,6 +116,12 @@ class ClientConnection:
         self._draining = True
         if self._waiting_for_request:
             self._scope.cancel()
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of the large request that is under way."""
+        frames = self._frames
+        return frames.claimed_bytes - frames.pending_bytes if frames.claimed_bytes else 0
 
     def abort(self) -> None:
         self._scope.cancel()
@@ -152,15 +163,16 @@ class ClientConnection:
         if count <= 0:
             self._ended = count == 0
             return count < 0
-        self.progress += 1
         frames.received(count)
+        if frames.claimed_bytes > RESERVE_ABOVE_BYTES:
+            self.progress += 1  # part of a small request is none
         return self._answer_now() and self._has_room
 
     @property
     def _has_room(self) -> bool:
         """Whether the budget has taken in the large frame that is to come, or none is."""
         claimed = self._frames.claimed_bytes
-        return self._reserved_bytes == (claimed if claimed > RESERVE_ABOVE_BYTES else 0)
+        return self.reserved_bytes == (claimed if claimed > RESERVE_ABOVE_BYTES else 0)
 
     def _answer_now(self) -> bool:
         """Every whole frame in the buffer is answered; False when one has to be waited for."""
@@ -169,6 +181,7 @@ class ClientConnection:
         gathered_bytes = handled = 0
         try:
             while (frame := next_frame()) is not None:
+                self.progress += 1
                 reply = handle(frame, client)
                 if isinstance(reply, bytes):
                     gathered.append(reply)
@@ -195,7 +208,11 @@ class ClientConnection:
 
     async def _finish_step(self) -> None:
         """What the last step left is sent, and the frames behind it are answered, too."""
-        while self._unsent or self._pending is not None or self._failure or self._interrupted:
+        for turn in itertools.count(1):
+            if not (
+                self._unsent or self._pending is not None or self._failure or self._interrupted
+            ):
+                return
             unsent, self._unsent = self._unsent, []
             if unsent:
                 await self._send(b"".join(unsent))
@@ -206,7 +223,7 @@ class ClientConnection:
                 await self._send_parts(pending)
             elif pending is not None:
                 await self._send_reply(await pending)
-            if self._interrupted:
+            if self._interrupted or turn % ANSWERS_PER_SLICE == 0:
                 self._interrupted = False
                 await trio.lowlevel.checkpoint()
             self._answer_now()
@@ -219,13 +236,18 @@ class ClientConnection:
         claimed = self._frames.claimed_bytes
         if claimed > RESERVE_ABOVE_BYTES:
             self._waiting_for_request = not self._draining
-            await self._memory.reserve(claimed)
-            self._reserved_bytes = claimed
+            self.waits_for_memory = True
+            try:
+                await self._memory.reserve(claimed)
+            finally:
+                self.waits_for_memory = False
+            self.reserved_bytes = claimed
+            self.reservation += 1
 
     def _release_memory(self) -> None:
-        if self._reserved_bytes:
-            self._memory.release(self._reserved_bytes)
-            self._reserved_bytes = 0
+        if self.reserved_bytes:
+            self._memory.release(self.reserved_bytes)
+            self.reserved_bytes = 0
 
     async def _send(self, data: Buffer) -> None:
         sent = self._connection.send_nowait(data)

@@ -1,22 +1,48 @@
-"""How much memory requests may take that have not been handled yet."""
+"""How much memory requests may take that have not been handled yet.
 
-from collections import deque
+A request is reserved whole before more of it is read, so that two half-read ones never wait for
+each other, and the smallest that waits goes first: nobody can queue up before honest requests with
+sizes that are only claimed. What is reserved is not held for ever by someone who does not send:
+while others wait, a request has to come in at a rate (`Tardy`) or its connection is closed.
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 import trio
 
+# While others wait for memory: after this, a request must have come at the rate below.
+GRACE_S: Final = 3.0
+LEAST_BYTES_PER_S: Final = 128 * 1024
+# And at such a rate as would bring the whole of it within this.
+WHOLE_WITHIN_S: Final = 60.0
+
 
 class RequestMemory:
-    """A budget in bytes that large requests draw on while they arrive, first come, first served.
+    """A budget in bytes that large requests draw on while they arrive, the smallest first.
 
-    A request is reserved whole before more of it is read, so that two half-read ones never wait
-    for each other. One larger than the budget passes when it has the budget to itself.
+    One larger than the budget passes when it has the budget to itself.
     Source: queued.max.request.bytes (KIP-72).
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._waiting: deque[tuple[int, trio.Event]] = deque()
+        self._serial = itertools.count()
+        self._waiting: list[tuple[int, int, trio.Event]] = []
+        self._short = trio.Event()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._waiting)
+
+    async def wait_short(self) -> None:
+        while not self._waiting:
+            self._short = trio.Event()
+            await self._short.wait()
 
     def _fits(self, size_bytes: int) -> bool:
         return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
@@ -26,15 +52,18 @@ class RequestMemory:
         if not self._waiting and self._fits(size_bytes):
             self.used_bytes += size_bytes
             return
-        entry = (size_bytes, trio.Event())
-        self._waiting.append(entry)
+        entry = (size_bytes, next(self._serial), trio.Event())
+        heapq.heappush(self._waiting, entry)
+        self._grant()
+        self._short.set()
         try:
-            await entry[1].wait()
+            await entry[2].wait()
         except trio.Cancelled:
-            if entry[1].is_set():
+            if entry[2].is_set():
                 self.release(size_bytes)
             else:
                 self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
                 self._grant()
             raise
 
@@ -45,6 +74,50 @@ class RequestMemory:
 
     def _grant(self) -> None:
         while self._waiting and self._fits(self._waiting[0][0]):
-            size_bytes, granted = self._waiting.popleft()
+            size_bytes, _, granted = heapq.heappop(self._waiting)
             self.used_bytes += size_bytes
             granted.set()
+
+
+class Holder(Protocol):
+    """A connection, as far as it holds memory for a request that has not come whole."""
+
+    @property
+    def reservation(self) -> int:
+        """Another number for each request."""
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+    @property
+    def client(self) -> object:
+        """Who it is, for people."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of the request; 0 when it is all there."""
+
+    def abort(self) -> None: ...
+
+
+class Tardy:
+    """Tells who holds memory and brings too little, looked at from time to time in a shortage."""
+
+    def __init__(self) -> None:
+        # When a request was looked at first, and what was missing of it then.
+        self._seen: dict[tuple[Holder, int], tuple[float, int]] = {}
+
+    def among(self, holders: Iterable[Holder], now_s: float) -> list[Holder]:
+        """Those that have brought less than they must since they were looked at first."""
+        seen, tardy = {}, []
+        for holder in holders:
+            missing = holder.missing_bytes
+            if not holder.reserved_bytes or not missing:
+                continue
+            key = holder, holder.reservation
+            since_s, then = seen[key] = self._seen.get(key, (now_s, missing))
+            rate = max(LEAST_BYTES_PER_S, holder.reserved_bytes / WHOLE_WITHIN_S)
+            if then - missing < (now_s - since_s - GRACE_S) * rate:
+                tardy.append(holder)
+        self._seen = seen
+        return tardy

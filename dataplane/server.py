@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from dataplane.connection import ClientConnection, Handle
-from dataplane.memory import RequestMemory
+from dataplane.memory import RequestMemory, Tardy
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
 from wire.frames import BufferPool
 
@@ -23,6 +23,7 @@ _NO_LISTENER: Final = frozenset((errno.EBADF, errno.EINVAL, errno.ENOTSOCK))
 REFUSAL_LOG_SECONDS: Final = 10.0
 IDLE_SWEEPS: Final = 10  # sweeps in connections.max.idle.ms
 LEAST_SWEEP_SECONDS: Final = 0.05
+TARDY_SWEEP_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Server:
         async with trio.open_nursery() as nursery:
             if self._limits.max_idle_ms >= 0:
                 nursery.start_soon(self._close_idle)
+            nursery.start_soon(self._close_tardy)
             with self._accepting:
                 await self._accept_all(nursery)
             if self._connections:
@@ -162,7 +164,7 @@ class Server:
         while True:
             await sleep(self._clock, period_seconds)
             for connection, progress in list(self._connections.items()):
-                if connection.progress != progress:
+                if connection.progress != progress or connection.waits_for_memory:
                     self._connections[connection] = connection.progress
                     still[connection] = 0
                     continue
@@ -171,3 +173,20 @@ class Server:
                     log.info("closed the connection from %s: idle", connection.client)
                     connection.abort()
             still = {c: n for c, n in still.items() if c in self._connections}
+
+    async def _close_tardy(self) -> None:
+        """In a shortage of memory, who holds some and does not send its request makes room."""
+        while True:
+            await self._memory.wait_short()
+            tardy = Tardy()
+            while self._memory.is_short:
+                for connection in tardy.among(self._connections, self._clock.monotonic()):
+                    log.warning(
+                        "closed the connection from %s: others wait for memory, and %d of %d "
+                        "bytes have not come",
+                        connection.client,
+                        connection.missing_bytes,
+                        connection.reserved_bytes,
+                    )
+                    connection.abort()
+                await sleep(self._clock, TARDY_SWEEP_SECONDS)
