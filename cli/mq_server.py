@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import click
 
-from cli.cluster import cluster_group
 from cli.logs import configure_logging
 from cli.node_options import LOG_FORMATS, LOG_LEVELS, Invocation, UsageError, invocation
 
@@ -166,9 +165,6 @@ def _complain(invocation: Invocation, sentence: str) -> None:
         log.error("%s", sentence)
     else:
         click.echo(f"mq-server: {sentence}", err=True)
-
-
-main.add_command(cluster_group)
 
 
 if __name__ == "__main__":
