@@ -144,6 +144,11 @@ class LogFile:
         self._files.disk.rename(self.path, os.path.join(self.folder, name))
         self._name = name
 
+    def rename(self, name: str) -> None:
+        """It has that name from now on, and stays open if it was."""
+        self._files.disk.rename(self.path, os.path.join(self.folder, name))
+        self._name = name
+
     def moved(self, folder: str) -> None:
         """Its log is not served any more: it is open only while somebody has acquired it."""
         self.folder = folder

@@ -152,6 +152,16 @@ class LogFolder:
         while self.snapshot_offsets and self.snapshot_offsets[-1] > offset:
             self.remove(file_name(self.snapshot_offsets.pop(), SNAPSHOT))
 
+    def drop_snapshots_between(self, offset: int, end_offset: int) -> None:
+        """None lies behind `offset` and before `end_offset`."""
+        kept = []
+        for each in self.snapshot_offsets:
+            if offset < each < end_offset:
+                self.remove(file_name(each, SNAPSHOT))
+            else:
+                kept.append(each)
+        self.snapshot_offsets = kept
+
     def drop_snapshots_before(self, offset: int) -> None:
         """The newest one at or before `offset` stays: it is where reading would begin again."""
         while len(self.snapshot_offsets) > 1 and self.snapshot_offsets[1] <= offset:

@@ -8,14 +8,18 @@ OFFSET_INDEX: Final = ".index"
 TIME_INDEX: Final = ".timeindex"
 SNAPSHOT: Final = ".snapshot"
 DELETED: Final = ".deleted"
-# A file with one of these endings was being made or being removed when the process died.
-LEFTOVERS: Final = (DELETED, ".cleaned", ".tmp")
+# Compaction writes a segment under the first ending, and gives it the second once it is synced:
+# from then on it stands for the segments that it was made of.
+CLEANED: Final = ".cleaned"
 SWAP: Final = ".swap"
+# A file with one of these endings was being made or being removed when the process died.
+LEFTOVERS: Final = (DELETED, CLEANED, ".tmp")
 
 EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 RECOVERY_POINT_CHECKPOINT: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARK_CHECKPOINT: Final = "replication-offset-checkpoint"
+CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 LOCK: Final = ".lock"

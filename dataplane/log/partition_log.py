@@ -14,6 +14,7 @@ sync has failed, nobody knows what reached the disk, and every later append or f
 """
 
 import logging
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,15 @@ from dataplane.log.config import LogConfig
 from dataplane.log.epochs import LeaderEpochs
 from dataplane.log.files import LogFile, OpenFiles, storage_error, storage_errors
 from dataplane.log.folder import LogFolder, Unsynced
-from dataplane.log.names import EPOCH_CHECKPOINT
+from dataplane.log.names import (
+    CLEANED,
+    EPOCH_CHECKPOINT,
+    LOG,
+    OFFSET_INDEX,
+    SWAP,
+    TIME_INDEX,
+    file_name,
+)
 from dataplane.log.producers import BatchMark, ProducerStateTable
 from dataplane.log.recovery import LoadedLog
 from dataplane.log.segment import (
@@ -90,6 +99,7 @@ class PartitionLog:
         "_folder",
         "_last_flush_ms",
         "_opened_end_offset",
+        "_replacements",
         "_retired",
         "_segments",
         "_tail_dirty",
@@ -145,6 +155,7 @@ class PartitionLog:
         self._retired: list[Segment] = []
         self._tail_dirty = False
         self._truncations = 0
+        self._replacements = 0
         self._writing = False
 
     def __repr__(self) -> str:
@@ -193,6 +204,20 @@ class PartitionLog:
     def unflushed_records(self) -> int:
         """How many of the newest records a loss of power could take."""
         return self.log_end_offset - self.recovery_point
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """As they are now, the active one last."""
+        return tuple(self._segments)
+
+    @property
+    def truncations(self) -> int:
+        """How often records were cut from its end."""
+        return self._truncations
+
+    def sealed_segments(self) -> list[tuple[Segment, int]]:
+        """All but the active one, and where each ends."""
+        return list(self._segments.with_end_offsets(self.log_end_offset))[:-1]
 
     def segment_spans(self) -> Iterator[SegmentSpan]:
         """What retention has to know of each segment, oldest first."""
@@ -623,6 +648,69 @@ class PartitionLog:
         self._folder.drop_snapshots_before(self._segments.first_offset)
         self._write_epochs()
         return count
+
+    # Compaction
+
+    async def replace_segments(
+        self, disk: Disk, old: Sequence[Segment], state: SegmentState
+    ) -> bool:
+        """The segment whose synced files end in `.cleaned` is in the place of `old`, for good.
+
+        False if the log has been cut, or moved, meanwhile: then nothing has changed. `old` are
+        `.deleted`, and readable as long as those of retention are. StorageError.
+
+            .cleaned → .swap   synced: what is found now stands for all of `old`
+            old → .deleted     synced, so that no part of `old` is found without the .swap
+            .swap → its name
+        """
+        folder = self.folder
+        if not self._segments.has_sealed(old):
+            return False
+        with storage_errors("rename", folder):
+            self._rename_all(state.base_offset, CLEANED, SWAP)
+        with trio.CancelScope(shield=True):
+            if not await self._sync_names(disk, folder):
+                return False
+            if not self._segments.has_sealed(old):
+                for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+                    self._folder.remove(file_name(state.base_offset, suffix) + SWAP)
+                return False
+            with self._failing("replace segments of"):
+                segment = self._swap(old, state)
+                if await self._sync_names(disk, folder) and segment in self._segments:
+                    segment.settle()
+                    self._folder.names_changed()
+        return True
+
+    def _rename_all(self, base_offset: int, ending: str, new_ending: str) -> None:
+        for suffix in (OFFSET_INDEX, TIME_INDEX, LOG):
+            path = os.path.join(self.folder, file_name(base_offset, suffix))
+            self._files.disk.rename(path + ending, path + new_ending)
+        self._folder.names_changed()
+
+    def _swap(self, old: Sequence[Segment], state: SegmentState) -> Segment:
+        made_ms = old[-1].created_ms
+        segment = Segment(self._files, self.folder, self._config, state, made_ms, ending=SWAP)
+        end = self._segments.end_of(old[-1])
+        self._segments.replace(old, segment)
+        self._replacements += 1
+        for each in old:
+            self._retired.append(each)
+            if each in self._unsynced_segments:
+                self._unsynced_segments.remove(each)
+            each.retire(f".{self._replacements}")
+        self._folder.drop_snapshots_between(state.base_offset, end)
+        return segment
+
+    async def _sync_names(self, disk: Disk, folder: str) -> bool:
+        """The folder's names survive a loss of power; False if it has another name now."""
+        try:
+            with storage_errors("sync", folder):
+                await disk.run(lambda: disk.sync_dir(folder))
+        except StorageError:
+            if self.folder == folder:
+                raise
+        return self.folder == folder
 
     def remove_deleted(self) -> None:
         """Files of segments deleted before are gone. Slow if they are large: for `Disk.run`."""

@@ -159,19 +159,23 @@ class _Loader:
 
     def _list_files(self) -> None:
         kept = []
+        swaps: list[int] = []
         for name in self.disk.list(self.folder):
             if name.endswith(LEFTOVERS):
                 self.disk.remove(self.path(name))
                 self.changed = True
             elif name.endswith(SWAP):
-                # Compaction had finished this file and was putting it in place of others.
-                self.disk.rename(self.path(name), self.path(name.removesuffix(SWAP)))
-                kept.append(name.removesuffix(SWAP))
-                self.clean, self.synced_to = False, 0
+                parsed = parse_file_name(name.removesuffix(SWAP))
+                if parsed is not None and parsed[1] == LOG:
+                    swaps.append(parsed[0])
+                else:
+                    self.disk.remove(self.path(name))  # an index: it is made again
                 self.changed = True
             else:
                 kept.append(name)
         self.names = set(kept)
+        for base in swaps:
+            self._complete_swap(base)
         for name in self.names:
             parsed = parse_file_name(name)
             if parsed is None:
@@ -185,6 +189,41 @@ class _Loader:
                 self.disk.remove(self.path(name))
         self.bases.sort()
         self.log.snapshot_offsets.sort()
+
+    def _complete_swap(self, base: int) -> None:
+        """The segment that compaction was putting in the place of others is there, they are not.
+
+        It was synced before it got its name, and ends where they ended.
+        """
+        path = self.path(file_name(base, LOG) + SWAP)
+        file = self.disk.open(path)
+        try:
+            result = scan_segment(file, base, self.config, lambda header: None)
+        finally:
+            file.close()
+        if result.damage is not None:
+            raise StorageError(
+                f"{path} is damaged at position {result.damage.position}: "
+                f"{result.damage.problem}. It had been synced: the disk lost or changed it. "
+                f"{_ADVICE}"
+            )
+        if not result.state.size_bytes:  # not ours: it says nothing of what it stands for
+            self.disk.remove(path)
+            return
+        for name in sorted(self.names):
+            offset, suffix = parse_file_name(name) or (-1, "")
+            is_index = suffix in (OFFSET_INDEX, TIME_INDEX)
+            if (is_index and offset == base) or (
+                (is_index or suffix == LOG) and base < offset < result.next_offset
+            ):
+                self.disk.remove(self.path(name))
+                self.names.remove(name)
+        self.disk.sync_dir(self.folder)
+        self.disk.rename(path, self.path(file_name(base, LOG)))
+        self.names.add(file_name(base, LOG))
+        for suffix, data in ((OFFSET_INDEX, result.offset_index), (TIME_INDEX, result.time_index)):
+            self._write_index(self.path(file_name(base, suffix)), data)
+            self.names.add(file_name(base, suffix))
 
     def _read_metadata(self) -> None:
         """Whose log it is; nobody's, if power went before the log was ever flushed."""

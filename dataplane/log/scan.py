@@ -50,7 +50,7 @@ def scan_segment(
     where one does is held until the next one is seen: if that goes back to where it would be
     without the jump, the jump is the damage.
     """
-    builder = _IndexBuilder(base_offset, config)
+    builder = IndexBuilder(base_offset, config)
     size = file.size()
     held: tuple[int, BatchHeader] | None = None
     damage: Damage | None = None
@@ -113,7 +113,7 @@ class _Place(NamedTuple):
         return raised or header.base_offset > self.next_offset
 
 
-class _IndexBuilder:
+class IndexBuilder:
     """The entries that appending these batches would have made."""
 
     def __init__(self, base_offset: int, config: LogConfig) -> None:

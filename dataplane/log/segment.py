@@ -40,6 +40,7 @@ class SegmentState(NamedTuple):
 class Segment:
     __slots__ = (
         "_config",
+        "_ending",
         "_files",
         "_first_timestamp",
         "_index",
@@ -65,15 +66,19 @@ class Segment:
         now_ms: int,
         *,
         create: bool = False,
+        ending: str = "",
     ) -> None:
+        """`ending` is behind the names of its files until `settle`."""
         self._files = files
+        self._ending = ending
         self._config = config
         self.base_offset = state.base_offset
         self.size_bytes = state.size_bytes
         self.created_ms = now_ms
         self.bytes_since_index = 0
         self.indexes_full = False
-        self.file = LogFile(files, folder, file_name(state.base_offset, LOG), create=create)
+        name = file_name(state.base_offset, LOG) + ending
+        self.file = LogFile(files, folder, name, create=create)
         self._index: OffsetIndex | None = None
         self._times: TimeIndex | None = None
         self._index_bytes = state.index_bytes
@@ -97,7 +102,7 @@ class Segment:
         return self._times
 
     def _index_file(self, suffix: str) -> LogFile:
-        name = file_name(self.base_offset, suffix)
+        name = file_name(self.base_offset, suffix) + self._ending
         return LogFile(self._files, self.file.folder, name, create=True)
 
     def configure(self, config: LogConfig) -> None:
@@ -271,11 +276,25 @@ class Segment:
     def all_files(self) -> tuple[LogFile, LogFile, LogFile]:
         return self.file, self.index.file, self.times.file
 
-    def retire(self) -> None:
-        """Its files end in `.deleted`; who reads the segment goes on reading. OSError."""
+    def settle(self) -> None:
+        """Its files have their usual names. OSError."""
+        index_files = self.index.file, self.times.file
+        for file in index_files:
+            try:
+                file.rename(file.name.removesuffix(self._ending))
+            except FileNotFoundError:  # distrusted and removed meanwhile
+                pass
+        self.file.rename(self.file.name.removesuffix(self._ending))
+        self._ending = ""
+
+    def retire(self, unique: str = "") -> None:
+        """Its files end in `.deleted`; who reads the segment goes on reading. OSError.
+
+        `unique` is put into their names, where others of these names may have been retired before.
+        """
         for file in self.all_files():
             try:
-                file.retire(file.name + DELETED)
+                file.retire(file.name + unique + DELETED)
             except FileNotFoundError:
                 pass
 

@@ -6,7 +6,7 @@ so that only consumers further back search an index. Only places in the active s
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from dataplane.log.segment import Segment
@@ -81,6 +81,25 @@ class Segments:
             return None
         del self._bases[0]
         return self._all.pop(0)
+
+    def has_sealed(self, run: Sequence[Segment]) -> bool:
+        """Whether these are neighbours here, and none is the active one."""
+        first = self._find_first(run[0])
+        return first >= 0 and self._all[first : min(first + len(run), len(self) - 1)] == [*run]
+
+    def replace(self, run: Sequence[Segment], segment: Segment) -> None:
+        """`segment` is in the place of these neighbours."""
+        first = self._find_first(run[0])
+        self._all[first : first + len(run)] = [segment]
+        self._bases[first : first + len(run)] = [segment.base_offset]
+
+    def end_of(self, segment: Segment) -> int:
+        """Where a segment that is not the active one ends."""
+        return self._bases[self._find_first(segment) + 1]
+
+    def _find_first(self, segment: Segment) -> int:
+        number = bisect_left(self._bases, segment.base_offset)
+        return number if number < len(self) and self._all[number] is segment else -1
 
     # Places
 
