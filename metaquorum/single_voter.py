@@ -297,7 +297,7 @@ class SingleVoter:
                 await self._journal.sync()
             except JournalFullError as error:
                 logger.warning("%s: changes of metadata are refused", error)
-                self._refuse_unwritten(entries, str(error))
+                self._refuse_unwritten(entries, "the metadata log's disk is full")
             for entry, proposal in entries:
                 if entry.index <= self._journal.durable.index:
                     assert await self._apply(entry), "an entry of ours was dropped"

@@ -32,6 +32,8 @@ async def test_a_full_disk_refuses_changes_of_metadata_until_there_is_room(tmp_p
         disk.fail("write", "/metadata/", errno.ENOSPC)
         row = await client.create("t")
         assert row.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert "full" in row.error_message
+        assert str(tmp_path) not in row.error_message
         await client.produce("before", batch_of(b"x"))
         disk.faults.clear()
         row = await client.create("t")
