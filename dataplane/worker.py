@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import trio
+
 from dataplane.connection import Client
 from dataplane.fetch_sessions import FetchSessions
 from dataplane.partition import FetchWaiter, Partition
@@ -69,6 +71,8 @@ class Worker:
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
         self.producer_ids = ProducerIds(controller, worker_id, broker_epoch)
+        # One at a time: a batch may decompress to a hundred megabytes.
+        self.opening_batch = trio.Lock()
         self.fetch_waiters: set[FetchWaiter] = set()
         self.fetch_sessions = FetchSessions(
             self.configs.integer("max.incremental.fetch.session.cache.slots"), runtime.random

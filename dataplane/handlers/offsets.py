@@ -1,10 +1,16 @@
 """ListOffsets and OffsetForLeaderEpoch: where in a log a time or an epoch lies."""
 
-from typing import Final
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final
 
+import trio
+
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.timestamps import Candidate, TimestampOffset
 from dataplane.partition import Partition
 from dataplane.worker import Request, Worker
-from metaquorum.runtime import StorageError
+from metaquorum.runtime import File, StorageError
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
@@ -39,6 +45,21 @@ _READ_COMMITTED: Final = 1
 
 def handle_list_offsets(
     worker: Worker, request: Request, message: ListOffsetsRequest
+) -> ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]:
+    if any(_is_search(data.timestamp) for topic in message.topics for data in topic.partitions):
+        return _list_offsets(worker, request, message)
+    # Nothing in it waits, then: one step of the coroutine is all of it.
+    coroutine = _list_offsets(worker, request, message)
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        response: ListOffsetsResponse = done.value
+        return response
+    raise AssertionError
+
+
+async def _list_offsets(
+    worker: Worker, request: Request, message: ListOffsetsRequest
 ) -> ListOffsetsResponse:
     committed = message.isolation_level == _READ_COMMITTED
     return ListOffsetsResponse(
@@ -46,7 +67,7 @@ def handle_list_offsets(
             ListOffsetsTopicResponse(
                 name=topic.name,
                 partitions=[
-                    _list_offset(worker, request.version, committed, topic.name, data)
+                    await _list_offset(worker, request.version, committed, topic.name, data)
                     for data in topic.partitions
                 ],
             )
@@ -55,7 +76,12 @@ def handle_list_offsets(
     )
 
 
-def _list_offset(
+def _is_search(timestamp: int) -> bool:
+    """Whether batches may have to be opened for it."""
+    return timestamp >= 0 or timestamp == MAX_TIMESTAMP
+
+
+async def _list_offset(
     worker: Worker, version: int, committed: bool, topic: str, data: ListOffsetsPartition
 ) -> ListOffsetsPartitionResponse:
     answer = ListOffsetsPartitionResponse(partition_index=data.partition_index)
@@ -67,7 +93,11 @@ def _list_offset(
         if version < _SINCE.get(data.timestamp, 0) or data.timestamp < EARLIEST_PENDING_UPLOAD:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
         end = partition.last_stable_offset if committed else partition.high_watermark
-        found = _find(partition, data.timestamp, end)
+        found = (
+            await _search(worker, partition.log, data.timestamp, end)
+            if _is_search(data.timestamp)
+            else _find(partition, data.timestamp, end)
+        )
         if found is not None:
             answer.offset, answer.timestamp, answer.leader_epoch = found
     except KafkaError as error:
@@ -76,22 +106,51 @@ def _list_offset(
         assert partition is not None
         worker.partition_failed(partition, error)
         answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+    except EOFError:  # the segment was removed in the meantime
+        answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
     return answer
 
 
 def _find(partition: Partition, timestamp: int, end_offset: int) -> tuple[int, int, int] | None:
-    """Offset, timestamp and leader epoch; None when nothing below `end_offset` fits."""
-    log = partition.log
+    """Offset, timestamp and leader epoch; None when nothing fits."""
     if timestamp == LATEST:
         return end_offset, -1, partition.leader_epoch
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        start = log.log_start_offset
-        return start, -1, log.epochs.epoch_at(start, default=partition.leader_epoch)
-    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return None  # nothing is ever tiered
+        start = partition.log.log_start_offset
+        return start, -1, partition.log.epochs.epoch_at(start, default=partition.leader_epoch)
+    return None  # nothing is ever tiered
+
+
+async def _search(
+    worker: Worker, log: PartitionLog, timestamp: int, end_offset: int
+) -> TimestampOffset | None:
+    """The record below `end_offset` that is not older, or the youngest. Opens batches."""
     if timestamp == MAX_TIMESTAMP:
-        return log.max_timestamp(end_offset)
-    return log.offset_for_timestamp(timestamp, end_offset)
+        candidate = log.youngest_candidate()
+        if candidate is None:
+            return None
+        found = await _open(worker, candidate, candidate.youngest)
+        return found if found is not None and found.offset < end_offset else None
+    start_offset = log.log_start_offset
+    while (candidate := log.candidate_since(timestamp, start_offset, end_offset)) is not None:
+        find = partial(candidate.first_since, timestamp=timestamp, start_offset=start_offset)
+        found = await _open(worker, candidate, find)
+        if found is not None:
+            return found if found.offset < end_offset else None
+        start_offset = candidate.header.last_offset + 1
+        await trio.lowlevel.checkpoint()  # headers may lie, one after the other
+    return None
+
+
+async def _open(
+    worker: Worker, candidate: Candidate, find: Callable[[File], TimestampOffset | None]
+) -> TimestampOffset | None:
+    """What `find` says of the batch, beside the loop if that may take long."""
+    with candidate.records.pinned() as file:
+        if candidate.is_quick:
+            return find(file)
+        async with worker.opening_batch:
+            return await worker.disk.run(partial(find, file))
 
 
 def handle_offset_for_leader_epoch(

@@ -46,7 +46,12 @@ from dataplane.log.segment import (
 )
 from dataplane.log.segments import Segments
 from dataplane.log.slices import LogSlice
-from dataplane.log.timestamps import TimestampOffset, find_offset, find_youngest
+from dataplane.log.timestamps import (
+    Candidate,
+    TimestampOffset,
+    next_candidate,
+    youngest_candidate,
+)
 from metaquorum.runtime.seams import Disk, File, StorageError
 from wire.errors import ErrorCode, KafkaError
 from wire.records import (
@@ -517,14 +522,38 @@ class PartitionLog:
     def offset_for_timestamp(self, timestamp: int, end_offset: int) -> TimestampOffset | None:
         """The first record before `end_offset` that is not older than `timestamp`, if any.
 
-        Some milliseconds where batches are large and compressed. CORRUPT_MESSAGE if one cannot
+        Takes as long as opening batches does: see `candidate_since`. CORRUPT_MESSAGE if one cannot
         be opened.
         """
-        return find_offset(list(self._segments), timestamp, self.log_start_offset, end_offset)
+        start_offset = self.log_start_offset
+        while (candidate := self.candidate_since(timestamp, start_offset, end_offset)) is not None:
+            with candidate.records.pinned() as file:
+                found = candidate.first_since(file, timestamp, start_offset)
+            if found is not None:
+                return found if found.offset < end_offset else None
+            start_offset = candidate.header.last_offset + 1
+        return None
+
+    def candidate_since(
+        self, timestamp: int, start_offset: int, end_offset: int
+    ) -> Candidate | None:
+        """The first batch in [start_offset, end_offset) that may have a record not older."""
+        return next_candidate(
+            list(self._segments), timestamp, max(start_offset, self.log_start_offset), end_offset
+        )
 
     def max_timestamp(self, end_offset: int) -> TimestampOffset | None:
-        """The record with the largest timestamp, the first of several; None in an empty log."""
-        return find_youngest(list(self._segments), end_offset)
+        """The record with the largest timestamp, the first of several, if it is before the end."""
+        candidate = self.youngest_candidate()
+        if candidate is None:
+            return None
+        with candidate.records.pinned() as file:
+            found = candidate.youngest(file)
+        return found if found is not None and found.offset < end_offset else None
+
+    def youngest_candidate(self) -> Candidate | None:
+        """The batch with the largest timestamp, the first of several; None in an empty log."""
+        return youngest_candidate(list(self._segments))
 
     # Cutting
 

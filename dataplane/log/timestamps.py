@@ -1,16 +1,23 @@
 """Finding records by their timestamps (ListOffsets), in segments and their time indexes.
 
 The indexes narrow a search to some kilobytes of headers and one batch; only that batch is opened.
+Opening takes long where the batch is a bomb, or its header claims a timestamp that none of its
+records has: a search is therefore made of candidates, each found at once and opened anywhere.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from dataplane.log.files import storage_errors
 from dataplane.log.segment import Segment
+from dataplane.log.slices import LogSlice
+from metaquorum.runtime.seams import File
+from wire.compression import Codec
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.records import BatchHeader, TimestampType, find_max_timestamp, find_timestamp
+
+# An uncompressed batch up to here is opened within a millisecond or so.
+QUICK_BYTES: Final = 16 * 1024
 
 
 class TimestampOffset(NamedTuple):
@@ -19,62 +26,84 @@ class TimestampOffset(NamedTuple):
     leader_epoch: int
 
 
-def find_offset(
+class Candidate(NamedTuple):
+    """A batch that may have the record that is looked for."""
+
+    records: LogSlice
+    header: BatchHeader
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether opening it takes no time worth mentioning."""
+        return self.header.timestamp_type is TimestampType.LOG_APPEND_TIME or (
+            self.header.codec == Codec.NONE and self.header.batch_bytes <= QUICK_BYTES
+        )
+
+    def first_since(self, file: File, timestamp: int, start_offset: int) -> TimestampOffset | None:
+        """The first record from `start_offset` on that is not older. `file` is `records` pinned.
+
+        KafkaError (CORRUPT_MESSAGE) when the batch cannot be opened.
+        """
+        if self.header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            return self._found((max(self.header.base_offset, start_offset), self._newest))
+        return self._open(file, lambda data: find_timestamp(data, 0, timestamp, start_offset))
+
+    def youngest(self, file: File) -> TimestampOffset | None:
+        """The record with the largest timestamp, the first of several."""
+        if self.header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            return self._found((self.header.base_offset, self._newest))
+        return self._open(file, lambda data: find_max_timestamp(data, 0))
+
+    @property
+    def _newest(self) -> int:
+        return self.header.max_timestamp
+
+    def _found(self, found: tuple[int, int] | None) -> TimestampOffset | None:
+        return None if found is None else TimestampOffset(*found, self.header.leader_epoch)
+
+    def _open(
+        self, file: File, find: Callable[[bytes], tuple[int, int] | None]
+    ) -> TimestampOffset | None:
+        position = self.records.position
+        with storage_errors("read", file.path):
+            data = file.read(self.header.batch_bytes, position)
+        try:
+            return self._found(find(data))
+        except WireError as error:
+            text = f"batch at position {position} of {file.path}: {error}"
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, text) from None
+
+
+def next_candidate(
     segments: Sequence[Segment], timestamp: int, start_offset: int, end_offset: int
-) -> TimestampOffset | None:
-    """The first record in [start_offset, end_offset) that is not older than `timestamp`."""
+) -> Candidate | None:
+    """The first batch in [start_offset, end_offset) that says it has what is not older."""
     for segment in segments:
         if not segment.size_bytes or segment.max_timestamp < timestamp:
             continue
-        for position, header in segment.walk(segment.locate_timestamp(timestamp)):
+        start = segment.locate_timestamp(timestamp)
+        if start_offset > segment.base_offset:
+            place = segment.locate(start_offset)
+            if place is None:
+                continue
+            start = max(start, place[0])
+        for position, header in segment.walk(start):
             if header.base_offset >= end_offset:
                 return None
-            if header.max_timestamp < timestamp or header.last_offset < start_offset:
-                continue
-            found = _in_batch(segment, position, header, timestamp, start_offset)
-            if found is not None:
-                return _before(end_offset, found, header)
+            if header.max_timestamp >= timestamp and header.last_offset >= start_offset:
+                return _candidate(segment, position, header)
     return None
 
 
-def find_youngest(segments: Sequence[Segment], end_offset: int) -> TimestampOffset | None:
-    """The record with the largest timestamp, the first of several, if it is before `end_offset`."""
+def youngest_candidate(segments: Sequence[Segment]) -> Candidate | None:
     filled = [segment for segment in segments if segment.size_bytes]
     youngest = max(filled, key=lambda segment: segment.max_timestamp, default=None)
     if youngest is None or youngest.max_timestamp < 0:
         return None
     place = youngest.locate(youngest.max_timestamp_offset)
-    if place is None:
-        return None
-    position, header = place
-    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        return _before(end_offset, (header.base_offset, header.max_timestamp), header)
-    with _batch(youngest, position, header) as batch:
-        found = find_max_timestamp(batch, 0)
-    return _before(end_offset, found, header) if found else None
+    return None if place is None else _candidate(youngest, *place)
 
 
-def _in_batch(
-    segment: Segment, position: int, header: BatchHeader, timestamp: int, start_offset: int
-) -> tuple[int, int] | None:
-    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        return max(header.base_offset, start_offset), header.max_timestamp
-    with _batch(segment, position, header) as batch:
-        return find_timestamp(batch, 0, timestamp, start_offset)
-
-
-def _before(end_offset: int, found: tuple[int, int], header: BatchHeader) -> TimestampOffset | None:
-    offset, timestamp = found
-    return TimestampOffset(offset, timestamp, header.leader_epoch) if offset < end_offset else None
-
-
-@contextmanager
-def _batch(segment: Segment, position: int, header: BatchHeader) -> Iterator[bytes]:
-    """The bytes of a batch to be opened. What cannot be is told to who asked: CORRUPT_MESSAGE."""
-    with storage_errors("read", segment.file.path):
-        data = segment.file.get().read(header.batch_bytes, position)
-    try:
-        yield data
-    except WireError as error:
-        text = f"batch at position {position} of {segment.file.path}: {error}"
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, text) from None
+def _candidate(segment: Segment, position: int, header: BatchHeader) -> Candidate:
+    piece = LogSlice(segment.file, position, header.batch_bytes, header.base_offset)
+    return Candidate(piece, header)

@@ -1,5 +1,6 @@
 """Fetch through the wire: bounds, long polls, epochs; and where ListOffsets says things are."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
+from tests.hostile.frames import BOMB_TIMESTAMP, record_bomb
 from wire.apis import ApiKey
+from wire.batches import HEADER_BYTES, pack_batch, parse_header
+from wire.compression import Codec
 from wire.errors import ErrorCode
 from wire.messages.fetch import FetchRequest
 from wire.messages.list_offsets import (
@@ -328,3 +332,44 @@ async def test_list_offsets_knows_every_special_timestamp(tmp_path: Path) -> Non
             assert (await offset_of(client, timestamp, since))[0] == 0
         unknown = await offset_of(client, -1, topic="absent")
         assert unknown[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@in_trio
+async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) -> None:
+    """Its million records are looked through beside the loop."""
+    async with serving(tmp_path) as served:
+        client, other = await served.connect(), await served.connect()
+        await client.create("t")
+        await client.produce("t", bytearray(record_bomb(1_000_000)))
+        longest_s = 0.0
+        looked = trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def look() -> None:
+                assert await offset_of(client, BOMB_TIMESTAMP + 1) == (0, -1, -1)
+                assert await offset_of(client, offsets.MAX_TIMESTAMP) == (0, 0, BOMB_TIMESTAMP)
+                looked.set()
+
+            nursery.start_soon(look)
+            while not looked.is_set():
+                began_s = time.monotonic()
+                await offset_of(other, offsets.LATEST)
+                longest_s = max(longest_s, time.monotonic() - began_s)
+        assert 0 < longest_s < 0.25
+
+
+@in_trio
+async def test_a_lookup_goes_on_where_headers_claim_what_their_records_do_not_have(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t")
+        for codec in (Codec.NONE, Codec.GZIP) * 20:
+            batch = batch_of(b"a", timestamp=WORLD_BEGAN_MS, codec=codec)
+            header = parse_header(batch, 0)._replace(max_timestamp=WORLD_BEGAN_MS + 10)
+            await client.produce("t", pack_batch(header, bytes(batch[HEADER_BYTES:])))
+        await client.produce("t", batch_of(b"b", timestamp=WORLD_BEGAN_MS + 5))
+        found = await offset_of(client, WORLD_BEGAN_MS + 5)
+        assert found == (0, 40, WORLD_BEGAN_MS + 5)
+        assert await offset_of(client, WORLD_BEGAN_MS + 6) == (0, -1, -1)

@@ -1,0 +1,49 @@
+"""python -m tests.hostile --seconds 60 --seed 7: a node under one attack after the other.
+
+What was found is printed with the seed, and the folder that is left has the node's log (stderr) and
+the last frames that were sent to it (sent).
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+
+from tests.hostile.attacks import ATTACKS
+from tests.hostile.siege import Siege
+
+ROUND_S = 6.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="for how long, about")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--attack", action="append", choices=sorted(ATTACKS), help="these alone")
+    parser.add_argument("--together", type=int, default=3, help="so many at once, at most")
+    parser.add_argument("--round-seconds", type=float, default=ROUND_S)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    draw = Random(options.seed)
+    siege = Siege(folder, options.seed)
+    siege.begin()
+    deadline = time.monotonic() + options.seconds
+    names: list[str] = []
+    try:
+        while time.monotonic() < deadline:
+            chosen = sorted(options.attack or ATTACKS)
+            names = draw.sample(chosen, min(len(chosen), draw.randrange(1, options.together + 1)))
+            print(json.dumps(siege.attack(names, options.round_seconds)), flush=True)
+        siege.end()
+    except (AssertionError, TimeoutError) as failure:
+        print(f"seed {options.seed}, {names}: {failure}\nleft in {folder}", file=sys.stderr)
+        siege.node.kill()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

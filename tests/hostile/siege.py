@@ -1,0 +1,160 @@
+"""A node under attack, as a process of its own, and what must hold of it meanwhile and afterwards.
+
+it lives, and its log has no traceback and tells of no bug
+a client that behaves is served: no failure, no stall beyond STALL_MS
+its memory stays below RSS_MAX_BYTES
+once nobody attacks any more, every socket is closed within the idle time, and memory it had
+set aside for requests is free again: an honest large request passes
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from tests.hostile import frames, honest
+from tests.hostile.attacks import ATTACKS, Enemy
+from tests.nodes import ROOT, Node, wait_until
+from wire.apis import ApiKey
+from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+
+MIB: Final = 1 << 20
+IDLE_MS: Final = 4000
+REQUEST_MAX_BYTES: Final = 32 * MIB
+QUEUED_MAX_BYTES: Final = 64 * MIB
+SETTINGS: Final = {
+    "connections.max.idle.ms": IDLE_MS,
+    "socket.request.max.bytes": REQUEST_MAX_BYTES,
+    "queued.max.request.bytes": QUEUED_MAX_BYTES,
+    "log.retention.check.interval.ms": 5000,
+    "log.segment.delete.delay.ms": 1000,
+}
+# Of the victims: what they are sent must not fill the disk.
+TOPIC_CONFIGS: Final = {"retention.bytes": 64 * MIB, "segment.bytes": 16 * MIB}
+RSS_MAX_BYTES: Final = 600 * MIB
+STALL_MS: Final = 5000
+CLOSED_WITHIN_S: Final = 3 * IDLE_MS / 1000
+_BUG: Final = re.compile(r"Traceback|a bug:|AssertionError")
+_SAMPLE_S: Final = 0.1
+
+
+class Siege:
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.node = Node(folder, SETTINGS)
+        self.random = Random(seed)
+        self.rss_max_bytes = 0
+
+    def begin(self) -> None:
+        self.node.start()
+        host, port = self.node.bootstrap.split(":")
+        self.address = host, int(port)
+        client = honest.Client(*self.address)
+        self._create_topics(client)
+        client.close()
+        self.socket_count = wait_until(self._sockets, what="sockets")
+
+    def end(self) -> None:
+        self.node.stop()
+
+    def _create_topics(self, client: honest.Client) -> None:
+        from wire.messages.create_topics import CreatableTopicConfig
+
+        configs = [CreatableTopicConfig(name=k, value=str(v)) for k, v in TOPIC_CONFIGS.items()]
+        names = [(frames.TOPIC, frames.PARTITIONS), (frames.TOPIC.ljust(12, "-"), 1)]
+        topics = [
+            CreatableTopic(name=n, num_partitions=k, replication_factor=1, configs=configs)
+            for n, k in names
+        ]
+        client.call(ApiKey.CREATE_TOPICS, CreateTopicsRequest(topics=topics, timeout_ms=10_000))
+
+    def attack(self, names: list[str], seconds: float) -> dict[str, Any]:
+        """What was measured; AssertionError when something did not hold."""
+        watcher = self._start_honest()
+        host, port = self.address
+        enemy = Enemy(host, port, self.random, REQUEST_MAX_BYTES)
+        try:
+            trio.run(self._attack_for, enemy, names, seconds)
+            report = self._finish_honest(watcher)
+        except BaseException:
+            watcher.kill()
+            watcher.wait()
+            (self.node.folder / "sent").write_text("\n".join(f.hex() for f in enemy.sent))
+            raise
+        report |= {
+            "attacks": names,
+            "connections": enemy.connection_count,
+            "rss_mib": self.rss_max_bytes // MIB,
+        }
+        self._check_log()
+        assert not report["failures"], report
+        assert report["max_ms"] < STALL_MS, report
+        began_s = time.monotonic()
+        wait_until(
+            lambda: self._sockets() <= self.socket_count,
+            CLOSED_WITHIN_S,
+            f"sockets to be closed: {self._sockets()} instead of {self.socket_count}",
+        )
+        report["closed_after_s"] = round(time.monotonic() - began_s, 2)
+        return report
+
+    async def _attack_for(self, enemy: Enemy, names: list[str], seconds: float) -> None:
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(ATTACKS[name], enemy)
+            deadline = trio.current_time() + seconds
+            while trio.current_time() < deadline:
+                await trio.sleep(_SAMPLE_S)
+                self._check_process()
+            nursery.cancel_scope.cancel()
+
+    def _check_process(self) -> None:
+        try:
+            status = Path(f"/proc/{self.node.pid}/status").read_text()
+        except OSError:
+            raise AssertionError(f"the node is gone: {self.node.tail()}") from None
+        assert "State:\tZ" not in status, f"the node has ended: {self.node.tail()}"
+        rss = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert rss is not None
+        self.rss_max_bytes = max(self.rss_max_bytes, int(rss[1]) * 1024)
+        assert self.rss_max_bytes < RSS_MAX_BYTES, f"{self.rss_max_bytes // MIB} MiB of memory"
+
+    def _check_log(self) -> None:
+        text = self.node.errors.read_text()
+        found = _BUG.search(text)
+        assert found is None, text[max(0, found.start() - 500) : found.start() + 4000]
+
+    def _sockets(self) -> int:
+        folder = Path(f"/proc/{self.node.pid}/fd")
+        count = 0
+        for entry in list(folder.iterdir()):
+            try:
+                count += os.readlink(entry).startswith("socket:")
+            except FileNotFoundError:
+                continue
+        return count
+
+    def _start_honest(self) -> "subprocess.Popen[str]":
+        host, port = self.address
+        watcher = subprocess.Popen(
+            [sys.executable, "-m", "tests.hostile.honest", host, str(port), "honest"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline() == "ready\n"
+        return watcher
+
+    def _finish_honest(self, watcher: "subprocess.Popen[str]") -> dict[str, Any]:
+        output, _ = watcher.communicate("", timeout=90)
+        assert watcher.returncode == 0, "the honest client has failed"
+        report: dict[str, Any] = json.loads(output)
+        return report
