@@ -64,7 +64,7 @@ class Start:
 
     @classmethod
     def at_offset(cls, offset: int) -> "Start":
-        """BrokerError (OFFSET_OUT_OF_RANGE) follows if the partition does not have it."""
+        """BrokerError (OFFSET_OUT_OF_RANGE) if the partition neither has it nor ends there."""
         return cls(_From.OFFSET, offset)
 
     @classmethod
@@ -98,13 +98,14 @@ class Consumer:
         self.positions: dict[TopicPartition, int] = {}
         self._admin = AdminClient(cluster)
         self._read_committed = read_committed
-        self._unproven: set[TopicPartition] = set()  # at offsets that the caller has named
         self._stale = False
         self._failures = 0
         self._patience = 0.0
 
     async def assign(self, starts: Mapping[TopicPartition, Start]) -> None:
         """Reading goes on with these partitions, and no others, from there."""
+        named = {w: start.value for w, start in starts.items() if start.kind is _From.OFFSET}
+        await self._check_range(named)
         times = {
             where: start.value if start.kind is _From.TIME else LATEST
             for where, start in starts.items()
@@ -123,7 +124,6 @@ class Consumer:
                 self.positions[where] = max(firsts[where], found[where] - start.value)
             else:
                 self.positions[where] = ends.get(where, found[where])
-        self._unproven = {where for where in starts if starts[where].kind is _From.OFFSET}
 
     async def end_offsets(self) -> dict[TopicPartition, int]:
         """Where each assigned partition ends at this time, for this consumer."""
@@ -133,10 +133,14 @@ class Consumer:
         """Nothing more is read from there."""
         self.positions.pop(where, None)
 
-    async def _offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    async def _offsets(
+        self, times: Mapping[TopicPartition, int], *, read_committed: bool | None = None
+    ) -> dict[TopicPartition, int]:
         if not times:
             return {}
-        found = await self._admin.list_offsets(times, read_committed=self._read_committed)
+        if read_committed is None:
+            read_committed = self._read_committed
+        found = await self._admin.list_offsets(times, read_committed=read_committed)
         offsets: dict[TopicPartition, int] = {}
         for where, answer in found.items():
             if isinstance(answer, BrokerError):
@@ -254,7 +258,6 @@ class Consumer:
         if data.error_code:
             troubles.append(broker_error(data.error_code, None, f"partition {where}"))
             return []
-        self._unproven.discard(where)
         if not data.records:
             return []
         assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded
@@ -299,18 +302,23 @@ class Consumer:
             position = header.next_offset
         return records, position
 
+    async def _check_range(self, offsets: Mapping[TopicPartition, int]) -> None:
+        firsts = await self._offsets(dict.fromkeys(offsets, EARLIEST))
+        ends = await self._offsets(dict.fromkeys(offsets, LATEST), read_committed=False)
+        for where, offset in offsets.items():
+            if not firsts[where] <= offset <= ends[where]:
+                raise BrokerError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"offset {offset} is not there: it begins at {firsts[where]} "
+                    f"and ends before {ends[where]}",
+                    f"partition {where}",
+                )
+
     async def _move_into_range(self, where: TopicPartition) -> None:
-        """Retention has overtaken us, or the caller has named an offset that there is not."""
+        """Records were removed before they were read; what is left is read from its start."""
         first = (await self._offsets({where: EARLIEST}))[where]
-        end = (await self._offsets({where: LATEST}))[where]
-        position = self.positions[where]
-        if where in self._unproven or position > end:
-            raise BrokerError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset {position} is not there: it begins at {first} and ends before {end}",
-                f"partition {where}",
-            )
-        self.positions[where] = max(first, position)
+        self.positions[where] = max(first, self.positions[where])
+        await self._check_range({where: self.positions[where]})
 
     async def _bear(self, troubles: Sequence[Exception]) -> None:
         """Return, after a pause, if what went wrong may pass; otherwise raise it."""
