@@ -1,0 +1,1 @@
+"""The commands of mq-admin, one module for each group, imported when it is used."""

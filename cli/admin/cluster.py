@@ -1,0 +1,85 @@
+"""mq-admin cluster."""
+
+import click
+
+from cli.admin.output import Column, Row, show_pairs, show_table
+from cli.admin.session import Session, session_command
+from metaquorum.admin.connection import VersionRange
+
+_NODE_COLUMNS = (
+    Column("node"),
+    Column("host"),
+    Column("port"),
+    Column("rack"),
+    Column("controller"),
+)
+_API_COLUMNS = (Column("key"), Column("api"), Column("served"), Column("spoken", "spoken here"))
+
+
+@click.group("cluster", short_help="Describe the cluster, its nodes and the APIs it serves.")
+def command() -> None:
+    """Describe the cluster, its nodes and the APIs it serves."""
+
+
+@command.command("describe")
+@session_command
+def describe(session: Session) -> None:
+    """Show the cluster's id, its nodes, its controller and its feature levels.
+
+    \b
+    Examples:
+      mq-admin cluster describe
+      mq-admin cluster describe -o json
+    """
+    described = session.admin.describe_cluster()
+    nodes: list[Row] = [
+        {
+            "node": node.node_id,
+            "host": node.host,
+            "port": node.port,
+            "rack": node.rack,
+            "controller": node.node_id == described.controller,
+        }
+        for node in described.nodes
+    ]
+    features = dict(sorted(described.features.items()))
+    data = {
+        "cluster_id": described.cluster_id,
+        "controller": described.controller,
+        "features": features,
+        "nodes": nodes,
+    }
+    if session.output != "text":
+        session.show_data(data)
+        return
+    levels = " ".join(f"{name}={level}" for name, level in features.items())
+    show_pairs([("cluster", described.cluster_id), ("features", levels)])
+    click.echo()
+    show_table(nodes, _NODE_COLUMNS)
+
+
+@command.command("apis")
+@click.option("--node", type=int, help="[default: whoever answers]")
+@session_command
+def apis(session: Session, node: int | None) -> None:
+    """Show the APIs of the Kafka protocol that a node serves, and in which versions.
+
+    \b
+    Examples:
+      mq-admin cluster apis
+      mq-admin cluster apis --node 2 -o json
+    """
+    rows: list[Row] = [
+        {
+            "key": api.key,
+            "api": api.name,
+            "served": _text(api.served),
+            "spoken": _text(api.spoken),
+        }
+        for api in session.admin.apis(node)
+    ]
+    session.show_rows(rows, _API_COLUMNS)
+
+
+def _text(versions: VersionRange | None) -> str | None:
+    return None if versions is None else f"{versions.first}-{versions.last}"

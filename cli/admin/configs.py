@@ -1,0 +1,177 @@
+"""mq-admin configs."""
+
+import re
+from typing import Final
+
+import click
+
+from cli.admin.output import Column, Row, plain
+from cli.admin.session import REFUSED, Session, dry_run_option, session_command
+from metaquorum.admin.values import (
+    ConfigChange,
+    ConfigEntry,
+    ConfigOperation,
+    ConfigResource,
+    ConfigSource,
+    ResourceType,
+)
+
+_TYPES: Final = {kind.name.lower().replace("_", "-"): kind for kind in ResourceType}
+_DEFAULT: Final = "default"
+_ASSIGNMENT: Final = re.compile(r"([^=+]+?)(\+=|-=|=)(.*)", re.DOTALL)
+_OPERATIONS: Final = {
+    "=": ConfigOperation.SET,
+    "+=": ConfigOperation.APPEND,
+    "-=": ConfigOperation.SUBTRACT,
+}
+
+type_argument = click.argument("kind", metavar="TYPE", type=click.Choice(list(_TYPES)))
+name_argument = click.argument("name", metavar="NAME")
+
+
+@click.group("configs", short_help="Show and change the configs of topics and nodes.")
+def command() -> None:
+    """Show and change configs.
+
+    TYPE is topic, broker, broker-logger, group or client-metrics. NAME is a topic's, a node's
+    number, or `default` for what all nodes share.
+    """
+
+
+def resource(kind: str, name: str) -> ConfigResource:
+    is_default = name == _DEFAULT and _TYPES[kind] is ResourceType.BROKER
+    return ConfigResource(_TYPES[kind], "" if is_default else name)
+
+
+def source_text(source: ConfigSource) -> str:
+    return source.name.lower().replace("_", "-")
+
+
+@command.command("describe")
+@type_argument
+@name_argument
+@click.option("--all", "everything", is_flag=True, help="Defaults too.")
+@click.option("--synonyms", is_flag=True, help="Every place that a value could come from.")
+@click.option("--docs", is_flag=True, help="What each config means.")
+@session_command
+def describe(
+    session: Session, kind: str, name: str, everything: bool, synonyms: bool, docs: bool
+) -> None:
+    """Show configs and where each value comes from.
+
+    Without --all, only those that somebody has set.
+
+    \b
+    Examples:
+      mq-admin configs describe topic orders
+      mq-admin configs describe topic orders --all --synonyms
+      mq-admin configs describe broker 1 --all --docs
+    """
+    wanted = resource(kind, name)
+    entries = session.admin.describe_configs(wanted, synonyms=True, documentation=docs)
+    chosen = [e for e in entries if everything or e.source is not ConfigSource.DEFAULT]
+    if not chosen and session.output == "text":
+        session.note(f"Nothing is set for {wanted}; --all shows the defaults.")
+        return
+    columns = [Column("config"), Column("value"), Column("source")]
+    if synonyms:
+        columns.append(Column("synonyms", text=_synonyms_text))
+    if docs:
+        columns.append(Column("documentation"))
+    session.show_rows([_row(entry, docs) for entry in chosen], columns)
+
+
+def _row(entry: ConfigEntry, docs: bool) -> Row:
+    row = {
+        "config": entry.name,
+        "value": entry.value,
+        "source": source_text(entry.source),
+        "type": entry.type.name.lower(),
+        "read_only": entry.read_only,
+        "sensitive": entry.is_sensitive,
+        "synonyms": [
+            {"config": s.name, "value": s.value, "source": source_text(s.source)}
+            for s in entry.synonyms
+        ],
+    }
+    return row | {"documentation": entry.documentation} if docs else row
+
+
+def _synonyms_text(synonyms: list[Row]) -> str:
+    return ", ".join(f"{s['source']}:{s['config']}={plain(s['value'])}" for s in synonyms)
+
+
+@command.command("get")
+@type_argument
+@name_argument
+@click.argument("key")
+@session_command
+def get(session: Session, kind: str, name: str, key: str) -> None:
+    """Print the value of one config, and nothing else.
+
+    \b
+    Examples:
+      mq-admin configs get topic orders retention.ms
+      mq-admin configs get broker default log.retention.ms
+    """
+    wanted = resource(kind, name)
+    for entry in session.admin.describe_configs(wanted, [key]):
+        if entry.name == key:
+            if session.output == "text":
+                click.echo("" if entry.value is None else entry.value)
+            else:
+                session.show_data(_row(entry, docs=False))
+            return
+    session.note(f"mq-admin: {wanted} has no config {key}")
+    session.note(f"  `mq-admin configs describe {kind} {name} --all` shows those there are")
+    click.get_current_context().exit(REFUSED)
+
+
+@command.command("set")
+@type_argument
+@name_argument
+@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@dry_run_option
+@session_command
+def set_configs(
+    session: Session, kind: str, name: str, assignments: tuple[str, ...], dry_run: bool
+) -> None:
+    """Set configs, all of them or none. += and -= add to a list and take from it.
+
+    \b
+    Examples:
+      mq-admin configs set topic orders retention.ms=86400000 max.message.bytes=2000000
+      mq-admin configs set topic orders cleanup.policy+=compact
+      mq-admin configs set broker default log.retention.ms=604800000
+    """
+    changes = []
+    for text in assignments:
+        found = _ASSIGNMENT.fullmatch(text)
+        if found is None:
+            raise click.UsageError(f"KEY=VALUE is needed, not {text!r}")
+        changes.append(ConfigChange(found[1].strip(), _OPERATIONS[found[2]], found[3]))
+    _alter(session, resource(kind, name), changes, dry_run)
+
+
+@command.command("unset")
+@type_argument
+@name_argument
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@dry_run_option
+@session_command
+def unset(session: Session, kind: str, name: str, keys: tuple[str, ...], dry_run: bool) -> None:
+    """Take settings back, so that the defaults hold again.
+
+    \b
+    Examples:
+      mq-admin configs unset topic orders retention.ms
+    """
+    changes = [ConfigChange(key, ConfigOperation.DELETE) for key in keys]
+    _alter(session, resource(kind, name), changes, dry_run)
+
+
+def _alter(
+    session: Session, wanted: ConfigResource, changes: list[ConfigChange], dry_run: bool
+) -> None:
+    session.admin.alter_configs(wanted, changes, validate_only=dry_run)
+    session.say(f"{wanted} would be altered" if dry_run else f"{wanted} altered")

@@ -1,0 +1,84 @@
+"""mq-admin log-dirs."""
+
+import click
+
+from cli.admin.output import Column, Row, size_text
+from cli.admin.session import Session, complete_topics, session_command
+from metaquorum.admin.values import LogDir
+
+_DIR_COLUMNS = (
+    Column("node"),
+    Column("path"),
+    Column("error"),
+    Column("partitions"),
+    Column("size_bytes", "size", size_text),
+    Column("usable_bytes", "usable", size_text),
+    Column("total_bytes", "volume", size_text),
+)
+_REPLICA_COLUMNS = (
+    Column("node"),
+    Column("path"),
+    Column("topic"),
+    Column("partition"),
+    Column("size_bytes", "size", size_text),
+    Column("offset_lag", "lag"),
+)
+
+
+@click.command("log-dirs", short_help="Show what lies on the disks of the nodes.")
+@click.option("--node", "nodes", type=int, multiple=True, help="Of this node; repeatable.")
+@click.option(
+    "--topic", "topics", multiple=True, help="Of this topic.", shell_complete=complete_topics
+)
+@click.option("--partitions", "by_partition", is_flag=True, help="One line for each replica.")
+@session_command
+def command(
+    session: Session, nodes: tuple[int, ...], topics: tuple[str, ...], by_partition: bool
+) -> None:
+    """Show the log directories of the nodes, and what lies in them.
+
+    \b
+    Examples:
+      mq-admin log-dirs
+      mq-admin log-dirs --partitions --topic orders
+    """
+    found = session.admin.describe_log_dirs(nodes or None)
+    rows = [
+        {
+            "node": log_dir.node_id,
+            "path": log_dir.path,
+            "error": log_dir.error or None,
+            "total_bytes": log_dir.total_bytes,
+            "usable_bytes": log_dir.usable_bytes,
+            "size_bytes": sum(replica["size_bytes"] for replica in replicas),
+            "partitions": len(replicas),
+            "replicas": replicas,
+        }
+        for log_dir in found
+        for replicas in [_replicas(log_dir, topics)]
+    ]
+    if session.output != "text" or not by_partition:
+        session.show_rows(rows, _DIR_COLUMNS)
+        return
+    session.show_rows(
+        [
+            replica | {"node": row["node"], "path": row["path"]}
+            for row in rows
+            for replica in row["replicas"]
+        ],
+        _REPLICA_COLUMNS,
+    )
+
+
+def _replicas(log_dir: LogDir, topics: tuple[str, ...]) -> list[Row]:
+    return [
+        {
+            "topic": replica.topic,
+            "partition": replica.partition,
+            "size_bytes": replica.size_bytes,
+            "offset_lag": replica.offset_lag,
+            "future": replica.is_future,
+        }
+        for replica in sorted(log_dir.replicas, key=lambda one: (one.topic, one.partition))
+        if not topics or replica.topic in topics
+    ]

@@ -1,0 +1,45 @@
+"""Times as people write them."""
+
+import datetime
+import re
+import time
+from typing import Final
+
+import click
+
+_AGO: Final = re.compile(r"(\d+)(s|m|h|d)")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_EPOCH_DIGITS: Final = re.compile(r"\d{11,15}")
+
+
+def time_value(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """Milliseconds since 1970, from a date, a date and time, such milliseconds, or how long ago.
+
+    A callback for an option.
+    """
+    if text is None:
+        return None
+    if found := _AGO.fullmatch(text.removesuffix("ago").strip()):
+        return int((time.time() - int(found[1]) * _SECONDS[found[2]]) * 1000)
+    if _EPOCH_DIGITS.fullmatch(text):
+        return int(text)
+    try:
+        return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f"{text!r} is no time; write 2026-01-31, 2026-01-31T10:30, 2026-01-31T10:30Z, "
+            "milliseconds since 1970, or 90s, 15m, 2h, 7d for as long ago",
+            ctx,
+            parameter,
+        ) from None
+
+
+def iso_text(time_ms: int) -> str:
+    """UTC, to the millisecond; empty where a record has no time."""
+    if time_ms < 0:
+        return ""
+    try:
+        moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

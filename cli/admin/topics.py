@@ -1,0 +1,318 @@
+"""mq-admin topics."""
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+
+import click
+
+from cli.admin.output import Column, Row, show_pairs, show_table
+from cli.admin.session import (
+    Session,
+    dry_run_option,
+    parse_assignments,
+    session_command,
+    topic_argument,
+    yes_option,
+)
+from metaquorum.admin.admin import EARLIEST, LATEST
+from metaquorum.admin.cluster import TopicPartition
+from metaquorum.admin.errors import BrokerError
+from metaquorum.admin.values import (
+    BROKER_DEFAULT,
+    ConfigChange,
+    ConfigOperation,
+    ConfigResource,
+    ConfigSource,
+    NewTopic,
+    ResourceType,
+    Topic,
+)
+from wire.errors import ErrorCode
+
+_LIST_COLUMNS = (
+    Column("topic"),
+    Column("partitions"),
+    Column("replication_factor", "replicas"),
+    Column("under_replicated"),
+)
+_PARTITION_COLUMNS = (
+    Column("partition"),
+    Column("leader"),
+    Column("leader_epoch", "epoch"),
+    Column("replicas"),
+    Column("isr"),
+    Column("offline"),
+    Column("start_offset"),
+    Column("end_offset"),
+)
+
+
+@click.group("topics", short_help="List, describe, create, alter and delete topics.")
+def command() -> None:
+    """List, describe, create, alter and delete topics."""
+
+
+@command.command("list")
+@click.argument("pattern", required=False)
+@click.option("--internal", is_flag=True, help="Also those that the cluster keeps for itself.")
+@session_command
+def list_topics(session: Session, pattern: str | None, internal: bool) -> None:
+    """List topics, all or those whose names match PATTERN (with * and ?).
+
+    \b
+    Examples:
+      mq-admin topics list
+      mq-admin topics list 'orders-*'
+      mq-admin topics list -o json
+    """
+    rows: list[Row] = [
+        {
+            "topic": topic.name,
+            "id": topic.topic_id,
+            "partitions": len(topic.partitions),
+            "replication_factor": topic.replication_factor,
+            "under_replicated": topic.under_replicated,
+            "internal": topic.is_internal,
+        }
+        for topic in session.admin.topics()
+        if (internal or not topic.is_internal)
+        and (pattern is None or fnmatch.fnmatchcase(topic.name, pattern))
+    ]
+    if rows or session.output != "text":
+        session.show_rows(rows, _LIST_COLUMNS)
+    else:
+        session.note("No topics." if pattern is None else f"No topic matches {pattern}.")
+
+
+@command.command("describe")
+@topic_argument(many=True)
+@click.option("--no-offsets", is_flag=True, help="Do not ask the leaders where partitions end.")
+@session_command
+def describe(session: Session, topics: tuple[str, ...], no_offsets: bool) -> None:
+    """Describe topics: their configs, and each partition with its replicas and offsets.
+
+    \b
+    Examples:
+      mq-admin topics describe orders
+      mq-admin topics describe orders payments -o yaml
+    """
+    described = []
+    for outcome in session.admin.describe_topics(topics).values():
+        topic = session.keep(outcome)
+        if topic is not None:
+            described.append(_describe(session, topic, offsets=not no_offsets))
+    if session.output != "text":
+        session.show_data(described)
+        return
+    for number, data in enumerate(described):
+        if number:
+            click.echo()
+        _show(data)
+
+
+def _describe(session: Session, topic: Topic, *, offsets: bool) -> Row:
+    resource = ConfigResource(ResourceType.TOPIC, topic.name)
+    own = [
+        entry
+        for entry in session.admin.describe_configs(resource)
+        if entry.source is ConfigSource.DYNAMIC_TOPIC
+    ]
+    starts, ends = _offsets(session, topic) if offsets else ({}, {})
+    return {
+        "topic": topic.name,
+        "id": topic.topic_id,
+        "internal": topic.is_internal,
+        "replication_factor": topic.replication_factor,
+        "configs": {entry.name: entry.value for entry in own},
+        "partitions": [
+            {
+                "partition": partition.index,
+                "leader": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": list(partition.replicas),
+                "isr": list(partition.isr),
+                "offline": list(partition.offline),
+                "start_offset": starts.get(partition.index),
+                "end_offset": ends.get(partition.index),
+            }
+            for partition in topic.partitions
+        ],
+    }
+
+
+def _offsets(session: Session, topic: Topic) -> tuple[dict[int, int], dict[int, int]]:
+    """Where the partitions that have a leader begin and end."""
+    led = [TopicPartition(topic.name, p.index) for p in topic.partitions if p.leader is not None]
+    found: list[dict[int, int]] = []
+    for time in (EARLIEST, LATEST):
+        offsets: dict[int, int] = {}
+        for where, outcome in session.admin.list_offsets(dict.fromkeys(led, time)).items():
+            answer = session.keep(outcome)
+            if answer is not None:
+                offsets[where.partition] = answer.offset
+        found.append(offsets)
+    return found[0], found[1]
+
+
+def _show(data: Row) -> None:
+    configs = " ".join(f"{name}={value}" for name, value in data["configs"].items())
+    show_pairs(
+        [
+            ("topic", data["topic"]),
+            ("id", data["id"]),
+            ("partitions", len(data["partitions"])),
+            ("replicas", data["replication_factor"]),
+            ("configs", configs),
+        ]
+    )
+    click.echo()
+    show_table(data["partitions"], _PARTITION_COLUMNS)
+
+
+@command.command("create")
+@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@click.option("-p", "--partitions", type=click.IntRange(1), help="[default: the cluster's]")
+@click.option(
+    "-r", "--replication-factor", type=click.IntRange(1, 32767), help="[default: the cluster's]"
+)
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Of the topic; repeatable.",
+)
+@click.option("--if-not-exists", is_flag=True, help="What is there already is no error.")
+@dry_run_option
+@session_command
+def create(
+    session: Session,
+    topics: tuple[str, ...],
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: tuple[str, ...],
+    if_not_exists: bool,
+    dry_run: bool,
+) -> None:
+    """Create topics.
+
+    \b
+    Examples:
+      mq-admin topics create orders
+      mq-admin topics create orders --partitions 6 --replication-factor 3
+      mq-admin topics create latest-prices -c cleanup.policy=compact -c retention.ms=-1
+    """
+    wanted = [
+        NewTopic(
+            name,
+            partitions or BROKER_DEFAULT,
+            replication_factor or BROKER_DEFAULT,
+            parse_assignments(configs, "--config"),
+        )
+        for name in topics
+    ]
+    outcomes = session.admin.create_topics(wanted, validate_only=dry_run)
+    created: list[Row] = []
+    for name, outcome in outcomes.items():
+        if if_not_exists and _is(outcome, ErrorCode.TOPIC_ALREADY_EXISTS):
+            session.say(f"{name} is there already")
+            continue
+        made = session.keep(outcome)
+        if made is None:
+            continue
+        row = {
+            "topic": name,
+            "id": made.topic_id,
+            "partitions": made.partitions,
+            "replication_factor": made.replication_factor,
+        }
+        created.append(row)
+        verb = "would be created" if dry_run else "created"
+        session.say(f"{name} {verb}: {_size(made.partitions, made.replication_factor)}")
+    if session.output != "text":
+        session.show_data(created)
+
+
+def _size(partitions: int, replication_factor: int) -> str:
+    plural = "" if partitions == 1 else "s"
+    return f"{partitions} partition{plural}, replication factor {replication_factor}"
+
+
+def _is(outcome: object, code: ErrorCode) -> bool:
+    return isinstance(outcome, BrokerError) and outcome.code is code
+
+
+@command.command("alter")
+@topic_argument()
+@click.option("-p", "--partitions", type=click.IntRange(1), help="How many there shall be: more.")
+@click.option(
+    "-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="To set; repeatable."
+)
+@click.option("--unset", multiple=True, metavar="KEY", help="Back to the default; repeatable.")
+@dry_run_option
+@session_command
+def alter(
+    session: Session,
+    topic: str,
+    partitions: int | None,
+    configs: tuple[str, ...],
+    unset: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Change a topic's configs, or add partitions to it.
+
+    Partitions can only be added, and keys then go to other partitions than before.
+
+    \b
+    Examples:
+      mq-admin topics alter orders --config retention.ms=86400000
+      mq-admin topics alter orders --unset retention.ms
+      mq-admin topics alter orders --partitions 12
+    """
+    changes = [
+        *_changes(parse_assignments(configs, "--config").items(), ConfigOperation.SET),
+        *_changes([(name, None) for name in unset], ConfigOperation.DELETE),
+    ]
+    if not changes and partitions is None:
+        raise click.UsageError("say what to change: --config, --unset or --partitions")
+    if changes:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        session.admin.alter_configs(resource, changes, validate_only=dry_run)
+    if partitions is not None:
+        session.admin.create_partitions(topic, partitions, validate_only=dry_run)
+    session.say(f"{topic} would be altered" if dry_run else f"{topic} altered")
+
+
+def _changes(
+    pairs: Iterable[tuple[str, str | None]], operation: ConfigOperation
+) -> list[ConfigChange]:
+    return [ConfigChange(name, operation, value) for name, value in pairs]
+
+
+@command.command("delete")
+@topic_argument(many=True)
+@click.option("--if-exists", is_flag=True, help="What is not there is no error.")
+@yes_option
+@session_command
+def delete(session: Session, topics: tuple[str, ...], if_exists: bool, yes: bool) -> None:
+    """Delete topics and all their records.
+
+    \b
+    Examples:
+      mq-admin topics delete orders
+      mq-admin topics delete test-1 test-2 --yes
+    """
+    session.ask(_question(topics), yes)
+    for name, outcome in session.admin.delete_topics(topics).items():
+        if outcome is None:
+            session.say(f"{name} deleted")
+        elif if_exists and _is(outcome, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            session.say(f"{name} is not there")
+        else:
+            session.tell(outcome)
+
+
+def _question(topics: Sequence[str]) -> str:
+    many = "topic" if len(topics) == 1 else f"{len(topics)} topics"
+    return f"Delete {many} {', '.join(topics)} with all records?"
