@@ -145,6 +145,8 @@ def _describe(
                 leader_epoch=one.leader_epoch,
                 replica_nodes=one.replica_nodes,
                 isr_nodes=one.isr_nodes,
+                eligible_leader_replicas=[],  # none, in words: Java's client stumbles over null
+                last_known_elr=[],
                 offline_replicas=one.offline_replicas,
             )
             for one in described
