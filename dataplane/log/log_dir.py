@@ -5,6 +5,7 @@
     recovery-point-offset-checkpoint  up to where each log is synced
     replication-offset-checkpoint     high watermarks
     log-start-offset-checkpoint       where logs begin that begin within a segment
+    cleaner-offset-checkpoint         up to where compacted logs are cleaned
     <topic>-<partition>/              one log
     <topic>-<p>.<unique>-delete/      a log being deleted: readers may still be in it
     <topic>-<p>.<unique>-stray/       a log the cluster does not know; kept, not served
@@ -35,6 +36,7 @@ from dataplane.log.checkpoints import (
 from dataplane.log.config import LogConfig
 from dataplane.log.files import MAX_OPEN_FILES, OpenFiles, storage_error, storage_errors
 from dataplane.log.names import (
+    CLEANER_CHECKPOINT,
     CLEAN_SHUTDOWN,
     DELETED_FOLDER,
     HIGH_WATERMARK_CHECKPOINT,
@@ -76,6 +78,7 @@ class LogDir:
         self.partitions: dict[Partition, PartitionLog] = {}
         self.offline: dict[Partition, StorageError] = {}
         self.high_watermarks: dict[Partition, int] = {}  # as they were at the last checkpoint
+        self.cleaner_offsets: dict[Partition, int] = {}  # up to where each log is cleaned
         self.was_clean = False
         self.last_broker_epoch = -1  # in which it was stopped, when it was clean
         self.files = OpenFiles(disk, max_open_files)
@@ -154,8 +157,15 @@ class LogDir:
             self._disk.sync_dir(self.path)
         self._deleted = [n for n in self._disk.list(self.path) if n.endswith(DELETED_FOLDER)]
         self.high_watermarks = self._read_offsets(HIGH_WATERMARK_CHECKPOINT)
+        self._read_cleaner_offsets()
         recovery_points = self._read_offsets(RECOVERY_POINT_CHECKPOINT)
         return recovery_points, self._read_offsets(LOG_START_CHECKPOINT)
+
+    def _read_cleaner_offsets(self) -> None:
+        try:
+            self.cleaner_offsets = self._read_offsets(CLEANER_CHECKPOINT)
+        except StorageError as error:  # costs no more than another cleaning
+            logger.warning("compaction begins at the start of each log: %s", error)
 
     def _partition_folders(self) -> list[tuple[Partition, str]]:
         return [
@@ -296,6 +306,7 @@ class LogDir:
             with storage_errors("rename", folder):
                 self._disk.rename(folder, self._path(name))
         self.partitions.pop((topic, partition), None)
+        self.cleaner_offsets.pop((topic, partition), None)
         if log is not None:
             log.moved(self._path(name))
         self.offline.pop((topic, partition), None)
@@ -327,7 +338,7 @@ class LogDir:
         async with self._checkpointing:
             logs = self.partitions.items()
             points = self._offline_points | {
-                partition: log.recovery_point for partition, log in logs
+                partition: log.synced_offset for partition, log in logs
             }
             starts = self._offline_starts | {
                 partition: log.log_start_offset
@@ -344,6 +355,15 @@ class LogDir:
 
             with storage_errors("write a checkpoint in", self.path):
                 await self._disk.run(write)
+
+    async def write_cleaner_offsets(self) -> None:
+        """How far logs are cleaned survives a loss of power."""
+        async with self._checkpointing:
+            data = encode_offsets(self.cleaner_offsets)
+            with storage_errors("write a checkpoint in", self.path):
+                await self._disk.run(
+                    lambda: write_atomically(self._disk, self._path(CLEANER_CHECKPOINT), data)
+                )
 
     # Stop
 

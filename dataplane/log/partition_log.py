@@ -206,6 +206,13 @@ class PartitionLog:
         return len(self._segments)
 
     @property
+    def synced_offset(self) -> int:
+        """What a start may rely on: before it the segments are synced, with their indexes."""
+        if self._unsynced_segments:
+            return min(self.recovery_point, self._unsynced_segments[0].base_offset)
+        return self.recovery_point
+
+    @property
     def unflushed_records(self) -> int:
         """How many of the newest records a loss of power could take."""
         return self.log_end_offset - self.recovery_point

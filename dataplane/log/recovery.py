@@ -23,7 +23,7 @@ crash during recovery) gives the same. All here is plain and slow: for `Disk.run
 
 import logging
 import os
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -257,7 +257,8 @@ class _Loader:
         """Segments from this base offset on may hold bytes that were not synced."""
         if self.clean:
             return NEVER
-        after = bisect_right(self.bases, self.synced_to)
+        # A segment that ends just there may have been complete in its log and not in its indexes.
+        after = bisect_left(self.bases, self.synced_to)
         return self.bases[max(after - 1, 0)]
 
     def _read_snapshot(self, first_unclean: int) -> None:

@@ -141,7 +141,9 @@ def test_only_segments_from_the_recovery_point_on_are_scanned(tmp_path: Path) ->
     trio.run(log.flush, RealDisk())
     append(log, make_batch(2, producer_id=7, sequence=60))
     sizes = [path.stat().st_size for path in log_files(tmp_path)]
-    assert load(tmp_path, recovery_point=60).scanned_bytes == sizes[-1]
+    assert load(tmp_path, recovery_point=61).scanned_bytes == sizes[-1]
+    # A segment that ends there may have been completed since, its indexes not synced.
+    assert load(tmp_path, recovery_point=60).scanned_bytes == sum(sizes[-2:])
     assert load(tmp_path, recovery_point=0).scanned_bytes == sum(sizes)
 
 
