@@ -12,8 +12,8 @@ from dataplane.fetch_sessions import FetchSessions
 from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
-from metaquorum.config_layers import Configs, WorkerLayers
 from dataplane.worker_configs import WorkerConfigs
+from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.controller import Controller
 from metaquorum.image import MetadataImage
 from metaquorum.loader import MetadataLoader
@@ -80,10 +80,6 @@ class Worker:
         self.stopping = False
 
     @property
-    def image(self) -> MetadataImage:
-        """The metadata as this worker's parts have taken it in."""
-        return self.loader.visible
-    @property
     def configs(self) -> Configs:
         """This worker's own, as they are in force now."""
         return self._configs.own
@@ -93,6 +89,10 @@ class Worker:
         """What topics have that do not say, as it is in force now."""
         return self._configs.layers
 
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata as this worker's parts have taken it in."""
+        return self.loader.visible
 
     @property
     def controller_id(self) -> int:
