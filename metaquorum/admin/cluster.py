@@ -190,21 +190,29 @@ class Cluster:
         return opened
 
     async def _any(self, deadline: float) -> BrokerConnection:
-        """Each address is tried once: a person who mistyped one need not wait for the deadline."""
+        """Each address is tried once: a person who mistyped one need not wait for the deadline.
+
+        Of a cluster that was reached before it is believed for a while that it will be back.
+        """
         if self._first is not None:
             return self._first
         for connection in self._connections.values():
             return connection
         addresses = [*self._bootstrap, *((node.host, node.port) for node in self.nodes.values())]
-        failures = []
-        for address in dict.fromkeys(addresses):
-            try:
-                self._first = await self._open(address, deadline)
-            except BROKEN as error:
-                failures.append(f"{address_text(address)}: {_reason(error)}")
-            else:
-                return self._first
-        raise UnreachableError("no broker could be reached: " + "; ".join(failures))
+        patience = min(deadline, self.deadline(FAILOVER_S)) if self.nodes else 0.0
+        attempt = 0
+        while True:
+            failures = []
+            for address in dict.fromkeys(addresses):
+                try:
+                    self._first = await self._open(address, deadline)
+                except BROKEN as error:
+                    failures.append(f"{address_text(address)}: {_reason(error)}")
+                else:
+                    return self._first
+            if not await self.back_off(attempt, patience):
+                raise UnreachableError("no broker could be reached: " + "; ".join(failures))
+            attempt += 1
 
     async def _open(self, address: tuple[str, int], deadline: float) -> BrokerConnection:
         soon = min(deadline, self.deadline(CONNECT_TIMEOUT_S))
