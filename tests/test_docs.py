@@ -72,6 +72,7 @@ def test_commands_work_in_the_order_of_the_document(
     other_port = str(free_port())
     folder = tmp_path / "folder"
     folder.mkdir()
+    environment |= {"MQ_BOOTSTRAP": node.bootstrap, "HOME": str(folder)}
     skipped = []
     try:
         for block in runnable(document):
