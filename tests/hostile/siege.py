@@ -30,7 +30,6 @@ IDLE_MS: Final = 4000
 REQUEST_MAX_BYTES: Final = 32 * MIB
 QUEUED_MAX_BYTES: Final = 64 * MIB
 SETTINGS: Final = {
-    "connections.max.idle.ms": IDLE_MS,
     "socket.request.max.bytes": REQUEST_MAX_BYTES,
     "queued.max.request.bytes": QUEUED_MAX_BYTES,
     "log.retention.check.interval.ms": 5000,
@@ -38,16 +37,19 @@ SETTINGS: Final = {
 }
 # Of the victims: what they are sent must not fill the disk.
 TOPIC_CONFIGS: Final = {"retention.bytes": 64 * MIB, "segment.bytes": 16 * MIB}
-RSS_MAX_BYTES: Final = 600 * MIB
+# The node itself, requests on their way, one message of REQUEST_MAX_ELEMENTS as objects, and one
+# batch being opened (128 MiB, twice while its pieces are joined).
+RSS_MAX_BYTES: Final = 768 * MIB
 STALL_MS: Final = 5000
-CLOSED_WITHIN_S: Final = 3 * IDLE_MS / 1000
+CLOSED_WITHIN_IDLES: Final = 3
 _BUG: Final = re.compile(r"Traceback|a bug:|AssertionError")
 _SAMPLE_S: Final = 0.1
 
 
 class Siege:
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.node = Node(folder, SETTINGS)
+    def __init__(self, folder: Path, seed: int, idle_ms: int = IDLE_MS) -> None:
+        self.node = Node(folder, SETTINGS | {"connections.max.idle.ms": idle_ms})
+        self.closed_within_s = CLOSED_WITHIN_IDLES * idle_ms / 1000
         self.random = Random(seed)
         self.rss_max_bytes = 0
 
@@ -98,21 +100,27 @@ class Siege:
         began_s = time.monotonic()
         wait_until(
             lambda: self._sockets() <= self.socket_count,
-            CLOSED_WITHIN_S,
+            self.closed_within_s,
             f"sockets to be closed: {self._sockets()} instead of {self.socket_count}",
         )
         report["closed_after_s"] = round(time.monotonic() - began_s, 2)
         return report
 
     async def _attack_for(self, enemy: Enemy, names: list[str], seconds: float) -> None:
+        failure: AssertionError | None = None
         async with trio.open_nursery() as nursery:
             for name in names:
                 nursery.start_soon(ATTACKS[name], enemy)
             deadline = trio.current_time() + seconds
-            while trio.current_time() < deadline:
+            while failure is None and trio.current_time() < deadline:
                 await trio.sleep(_SAMPLE_S)
-                self._check_process()
+                try:
+                    self._check_process()
+                except AssertionError as error:
+                    failure = error
             nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
     def _check_process(self) -> None:
         try:
