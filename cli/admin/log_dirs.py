@@ -4,6 +4,7 @@ import click
 
 from cli.admin.output import Column, Row, size_text
 from cli.admin.session import Session, complete_topics, session_command
+from metaquorum.admin.errors import BrokerError, UnreachableError
 from metaquorum.admin.values import LogDir
 
 _DIR_COLUMNS = (
@@ -42,7 +43,12 @@ def command(
       mq-admin log-dirs
       mq-admin log-dirs --partitions --topic orders
     """
-    found = session.admin.describe_log_dirs(nodes or None)
+    found: list[LogDir] = []
+    for node_id in nodes or [node.node_id for node in session.admin.describe_cluster().nodes]:
+        try:
+            found += session.admin.describe_log_dirs([node_id])
+        except (UnreachableError, BrokerError) as error:  # the others are still of interest
+            session.tell(error)
     rows = [
         {
             "node": log_dir.node_id,

@@ -123,8 +123,9 @@ class Producer:
     ) -> dict[TopicPartition, list[ProducerRecord]]:
         metadata = await self.cluster.topic(topic)
         count = len(metadata.partitions)
-        with_leader = [p.partition_index for p in metadata.partitions if p.leader_id >= 0]
-        anywhere = self.cluster.random.choice(with_leader or list(range(count)))
+        led = [p.partition_index for p in metadata.partitions if p.leader_id >= 0]
+        choices = led or list(range(count))
+        anywhere, room_bytes = 0, 0
         queues: dict[TopicPartition, list[ProducerRecord]] = {}
         for record in records:
             if record.partition is not None:
@@ -132,7 +133,10 @@ class Producer:
             elif record.key is not None:
                 partition = partition_of(record.key, count)
             else:
+                if room_bytes <= 0:  # about one batch goes to each, as with Kafka's own client
+                    anywhere, room_bytes = self.cluster.random.choice(choices), self._batch_bytes
                 partition = anywhere
+                room_bytes -= record.size_bytes
             queues.setdefault(TopicPartition(topic, partition), []).append(record)
         for queue in queues.values():
             queue.reverse()  # taken from the end

@@ -143,6 +143,17 @@ def test_keys_go_where_kafka_s_own_client_puts_them(either: Peer, admin: Blockin
     assert by_value[b"theirs"] == by_value[b"ours"]
 
 
+def test_records_without_keys_spread_batch_by_batch(cluster: Cluster, admin: BlockingAdmin) -> None:
+    topic = new_topic(admin, 4)
+    producer = BlockingProducer(Producer(cluster, batch_bytes=500))
+    producer.send(topic, [ProducerRecord(b"x" * 100) for _ in range(200)])
+    counts = [0] * 4
+    for record in read_all(cluster, topic, 4):
+        counts[record.partition] += 1
+    assert sum(counts) == 200
+    assert min(counts) > 0
+
+
 @given(st.binary(max_size=100))
 def test_murmur2_is_that_of_others(data: bytes) -> None:
     assert murmur2(data) == other_murmur2(data) & 0xFFFFFFFF
