@@ -183,6 +183,8 @@ class ClientConnection:
             while (frame := next_frame()) is not None:
                 self.progress += 1
                 reply = handle(frame, client)
+                if type(reply) is list:
+                    reply = _read_at_once(reply) or reply
                 if isinstance(reply, bytes):
                     gathered.append(reply)
                     gathered_bytes += len(reply)
@@ -303,3 +305,20 @@ class ClientConnection:
                 position += size
         finally:
             part.release()
+
+
+def _read_at_once(parts: list[bytes | RecordsHole]) -> bytes | None:
+    """An answer with few records, which are in memory; None of any other, and where trouble is."""
+    pieces: list[bytes] = []
+    left_bytes = COPY_LIMIT_BYTES
+    for part in parts:
+        if isinstance(part, bytes):
+            pieces.append(part)
+            continue
+        assert isinstance(part, LogSlice)
+        left_bytes -= part.size_bytes
+        data = part.read_cached() if left_bytes >= 0 else None
+        if data is None:
+            return None
+        pieces.append(data)
+    return b"".join(pieces)

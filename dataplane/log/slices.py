@@ -52,6 +52,17 @@ class LogSlice:
             raise StorageError(f"{file.path} ends before {self.position + self.size_bytes}")
         return data
 
+    def read_cached(self) -> bytes | None:
+        """The bytes, when they can be had at once and without trouble."""
+        try:
+            file = self._file.get()
+            if not file.is_cached(self.size_bytes, self.position):
+                return None
+            data = file.read(self.size_bytes, self.position)
+        except (OSError, EOFError, StorageError):
+            return None
+        return data if len(data) == self.size_bytes else None
+
     def is_cached(self) -> bool:
         with self.pinned() as file, storage_errors("read", file.path):
             return file.is_cached(self.size_bytes, self.position)

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import mmap
 import os
 import random
 import select
@@ -23,6 +24,7 @@ LISTEN_BACKLOG: Final = 1024
 MAX_STEPS_PER_TURN: Final = 64
 # sendfile of more than this at once would keep the loop for long when the receiver is fast.
 SEND_FILE_SLICE_BYTES: Final = 1 << 20
+PAGE_BYTES: Final = mmap.PAGESIZE
 _FILE_MODE: Final = 0o644
 
 
@@ -85,7 +87,8 @@ class RealFile:
     def is_cached(self, size: int, position: int) -> bool:
         # One byte of the first and of the last page says enough: read-ahead fills the rest.
         try:
-            for at in {position, position + max(size, 1) - 1}:
+            last = position + max(size, 1) - 1
+            for at in (position, last) if position // PAGE_BYTES != last // PAGE_BYTES else (last,):
                 os.preadv(self._fd, [bytearray(1)], at, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
