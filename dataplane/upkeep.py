@@ -1,4 +1,4 @@
-"""What a worker does beside its requests: flushes, retention, removal of files, checkpoints.
+"""What a worker does beside its requests: flushes, retention, compaction, removal of files.
 
 Each duty is a loop of its own that sleeps until it is due. One log failing is told and leaves the
 others alone.
@@ -10,10 +10,12 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Final
 
 import trio
 
+from dataplane.cleaner import LogCleaner
 from dataplane.log.log_dir import LogDir
 from dataplane.partition import Partition
 from dataplane.retention import retention_start
@@ -42,8 +44,10 @@ class Upkeep:
         self._clock = runtime.clock
         self._disk = runtime.disk
         self._log_dir = log_dir
-        # Segments that retention took: when their files may go, and of which partition.
-        self._removals: list[tuple[int, int, Partition]] = []
+        self.cleaner = LogCleaner(worker, runtime, log_dir, self.remove_later)
+        # Segments that retention or compaction took: when their files may go, of which partition,
+        # and how many they are.
+        self._removals: list[tuple[int, int, Partition, int]] = []
         self._removal_number = itertools.count()
         # Folders of deleted logs, and when they may go: times of the monotonic clock, ascending as
         # long as the delay is not made shorter.
@@ -64,6 +68,7 @@ class Upkeep:
                 (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
             ):
                 nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty)
+            nursery.start_soon(self.cleaner.run)
 
     async def _every(self, period_ms: int, duty: Duty) -> None:
         while True:
@@ -122,16 +127,20 @@ class Upkeep:
         if plog.advance_log_start(start):
             partition.log_start_moved()
             log.info("%s: retention moved the log start to %d", partition, start)
-        if plog.delete_old_segments():
-            due_ms = now_ms + config.file_delete_delay_ms
-            heapq.heappush(self._removals, (due_ms, next(self._removal_number), partition))
+        if count := plog.delete_old_segments():
+            self.remove_later(partition, count)
+
+    def remove_later(self, partition: Partition, segments: int) -> None:
+        """That many segments of the partition were deleted; their files go after the delay."""
+        due_ms = self._clock.now_ms() + partition.config.file_delete_delay_ms
+        heapq.heappush(self._removals, (due_ms, next(self._removal_number), partition, segments))
 
     async def _remove_segments(self) -> None:
         now_ms = self._clock.now_ms()
         while self._removals and self._removals[0][0] <= now_ms:
-            _, _, partition = heapq.heappop(self._removals)
+            _, _, partition, segments = heapq.heappop(self._removals)
             with self._reported(partition):
-                await self._disk.run(partition.log.remove_deleted)
+                await self._disk.run(partial(partition.log.remove_deleted, segments))
 
     async def _remove_folders(self) -> None:
         """Folders of deleted logs go log.segment.delete.delay.ms after they were found."""

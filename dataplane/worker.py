@@ -9,6 +9,7 @@ import trio
 
 from dataplane.connection import Client
 from dataplane.fetch_sessions import FetchSessions
+from dataplane.log.compaction import CleanerStatistics
 from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
@@ -77,6 +78,7 @@ class Worker:
         self.fetch_sessions = FetchSessions(
             self.configs.integer("max.incremental.fetch.session.cache.slots"), runtime.random
         )
+        self.cleaner = CleanerStatistics()
         self.stopping = False
 
     @property

@@ -16,10 +16,11 @@ from typing import Final, TypeAlias
 from wire.errors import ErrorCode, KafkaError
 
 ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...] | None
-Check: TypeAlias = "Range | OneOf | None"
+Check: TypeAlias = "Range | Levels | OneOf | None"
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
+DOUBLE_MAX: Final = 1.7976931348623157e308
 MAX_VALUE_CHARS: Final = 32_767  # of one config's text: what a short string of the protocol holds
 
 
@@ -59,6 +60,24 @@ class Range:
 
     def __str__(self) -> str:
         return f"[{self.least},...{'' if self.most is None else f',{self.most}'}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Numbers from `least` to `most`, and `also`, which stands for a default."""
+
+    least: int
+    most: int
+    also: int
+
+    def complaint(self, value: ConfigValue) -> str | None:
+        assert isinstance(value, int)
+        if self.least <= value <= self.most or value == self.also:
+            return None
+        return f"Value must be between {self.least} and {self.most} or equal to {self.also}"
+
+    def __str__(self) -> str:
+        return f"[{self.least},...,{self.most}] or {self.also}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +122,12 @@ class ConfigKey:
         return to_text(self.default)
 
 
-_BOOLEAN, _STRING, _INT, _LONG, _LIST = (
+_BOOLEAN, _STRING, _INT, _LONG, _FLOAT, _LIST = (
     ConfigType.BOOLEAN,
     ConfigType.STRING,
     ConfigType.INT,
     ConfigType.LONG,
+    ConfigType.DOUBLE,
     ConfigType.LIST,
 )
 _WEEK_MS: Final = 604_800_000
@@ -167,17 +187,50 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         "cleanup.policy",
         _LIST,
         ("delete",),
-        OneOf(("delete",), refused=("compact",)),
-        "What becomes of old segments: delete removes them by age or size.",
+        OneOf(("compact", "delete")),
+        "What becomes of old records: delete removes segments by age or size, compact keeps the "
+        "last record of each key.",
         worker="log.cleanup.policy",
     ),
     _topic(
         "compression.type",
         _STRING,
         "producer",
-        OneOf(("producer",), refused=("uncompressed", "zstd", "lz4", "snappy", "gzip")),
+        OneOf(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")),
         "The codec of stored batches: producer keeps the one they came with.",
         worker="compression.type",
+    ),
+    _topic(
+        "compression.gzip.level",
+        _INT,
+        -1,
+        Levels(1, 9, also=-1),
+        "How hard gzip tries, if compression.type asks for it; -1 for its own default.",
+        worker="compression.gzip.level",
+    ),
+    _topic(
+        "compression.lz4.level",
+        _INT,
+        9,
+        Range(1, 17),
+        "How hard lz4 tries, if compression.type asks for it.",
+        worker="compression.lz4.level",
+    ),
+    _topic(
+        "compression.zstd.level",
+        _INT,
+        3,
+        Range(-131072, 22),
+        "How hard zstd tries, if compression.type asks for it.",
+        worker="compression.zstd.level",
+    ),
+    _topic(
+        "delete.retention.ms",
+        _LONG,
+        86_400_000,
+        Range(0),
+        "How long compaction keeps a deletion (a key without a value), for readers to learn of it.",
+        worker="log.cleaner.delete.retention.ms",
     ),
     _topic(
         "file.delete.delay.ms",
@@ -212,6 +265,14 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         worker="log.index.interval.bytes",
     ),
     _topic(
+        "max.compaction.lag.ms",
+        _LONG,
+        LONG_MAX,
+        Range(1),
+        "How long a record may wait at most until compaction may look at it.",
+        worker="log.cleaner.max.compaction.lag.ms",
+    ),
+    _topic(
         "max.message.bytes",
         _INT,
         1_048_588,
@@ -242,6 +303,22 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         OneOf(("CreateTime", "LogAppendTime")),
         "Whose time records carry: the producer's, or the worker's at the append.",
         worker="log.message.timestamp.type",
+    ),
+    _topic(
+        "min.cleanable.dirty.ratio",
+        _FLOAT,
+        0.5,
+        Range(0, 1),
+        "The share of bytes not compacted yet above which a log is compacted.",
+        worker="log.cleaner.min.cleanable.ratio",
+    ),
+    _topic(
+        "min.compaction.lag.ms",
+        _LONG,
+        0,
+        Range(0),
+        "How long a record is safe from compaction.",
+        worker="log.cleaner.min.compaction.lag.ms",
     ),
     _topic(
         "min.insync.replicas",
@@ -345,6 +422,55 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         "The most bytes one fetch response holds, whatever the client asks for.",
     ),
     _worker(
+        "log.cleaner.backoff.ms",
+        _LONG,
+        15_000,
+        Range(0),
+        "How long the log cleaner waits when no log is to be compacted.",
+        dynamic=True,
+    ),
+    _worker(
+        "log.cleaner.dedupe.buffer.size",
+        _LONG,
+        134_217_728,
+        Range(1 << 20),
+        "Memory for the keys of the logs being compacted, 24 bytes each; over all threads.",
+        dynamic=True,
+    ),
+    _worker("log.cleaner.enable", _BOOLEAN, True, None, "Whether logs are compacted at all."),
+    _worker(
+        "log.cleaner.io.buffer.load.factor",
+        _FLOAT,
+        0.9,
+        Range(0, 1),
+        "How full the memory for keys may get: higher takes more keys at once, and longer each.",
+        dynamic=True,
+    ),
+    _worker(
+        "log.cleaner.io.buffer.size",
+        _INT,
+        524_288,
+        Range(0),
+        "How much is read at once from logs being compacted; over all threads.",
+        dynamic=True,
+    ),
+    _worker(
+        "log.cleaner.io.max.bytes.per.second",
+        _FLOAT,
+        DOUBLE_MAX,
+        Range(0),
+        "How fast the log cleaner may read and write, taken together.",
+        dynamic=True,
+    ),
+    _worker(
+        "log.cleaner.threads",
+        _INT,
+        1,
+        Range(0),
+        "How many logs are compacted at the same time.",
+        dynamic=True,
+    ),
+    _worker(
         "log.flush.offset.checkpoint.interval.ms",
         _INT,
         60_000,
@@ -421,6 +547,9 @@ TOPIC_KEYS: Final[Mapping[str, ConfigKey]] = {
 WORKER_KEYS: Final[Mapping[str, ConfigKey]] = {
     key.name: key for row in _ROWS for key in row if key.scope is Scope.WORKER
 }
+
+
+COMPACTION_LAGS: Final = ("min.compaction.lag.ms", "max.compaction.lag.ms")
 
 
 def keys(scope: Scope) -> Mapping[str, ConfigKey]:
@@ -513,7 +642,23 @@ def parse(key: ConfigKey, text: str) -> ConfigValue:
 
 def parse_all(scope: Scope, texts: Mapping[str, str]) -> dict[str, ConfigValue]:
     """Every value of `texts` by name; KafkaError (INVALID_CONFIG) for the first that is wrong."""
-    return {name: parse(key_named(scope, name), text) for name, text in texts.items()}
+    values = {name: parse(key_named(scope, name), text) for name, text in texts.items()}
+    if scope is Scope.TOPIC:
+        check_topic_values(values)
+    return values
+
+
+def check_topic_values(values: Mapping[str, ConfigValue]) -> None:
+    """KafkaError (INVALID_CONFIG) when a topic's own values contradict each other."""
+    least, most = (values.get(name, TOPIC_KEYS[name].default) for name in COMPACTION_LAGS)
+    assert isinstance(least, int)
+    assert isinstance(most, int)
+    if least > most:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"conflict topic config setting min.compaction.lag.ms ({least}) > "
+            f"max.compaction.lag.ms ({most})",
+        )
 
 
 def to_text(value: ConfigValue) -> str | None:
@@ -524,6 +669,8 @@ def to_text(value: ConfigValue) -> str | None:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return ",".join(value)
+    if isinstance(value, float):
+        return str(value).replace("e+", "E").replace("e", "E")
     return str(value)
 
 

@@ -9,7 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from metaquorum.config import ConfigKey, ConfigType, Scope, key_named, keys, parse
+from metaquorum.config import (
+    COMPACTION_LAGS,
+    ConfigKey,
+    ConfigType,
+    Scope,
+    check_topic_values,
+    key_named,
+    keys,
+    parse,
+)
 from metaquorum.decisions import Decision
 from metaquorum.image import MetadataImage
 from metaquorum.records import ConfigRecord
@@ -98,6 +107,9 @@ def _changed(own: Mapping[str, str], resource: ResourceChange) -> dict[str, str]
                 raise KafkaError(ErrorCode.INVALID_REQUEST, error.message) from None
             raise
         configs[key.name] = text
+    if resource.scope is Scope.TOPIC:
+        lags = (key_named(Scope.TOPIC, name) for name in COMPACTION_LAGS if name in configs)
+        check_topic_values({key.name: parse(key, configs[key.name]) for key in lags})
     return configs
 
 

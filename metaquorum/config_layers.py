@@ -113,6 +113,11 @@ class Configs:
         assert isinstance(value, int), name
         return value
 
+    def double(self, name: str) -> float:
+        value = self[name]
+        assert isinstance(value, float), name
+        return value
+
     def text(self, name: str) -> str:
         value = self[name]
         assert isinstance(value, str), name

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from dataplane.connection import CloseConnectionError
 from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
+from dataplane.opening import InvalidRecordsError, is_slow, opened
 from dataplane.partition import Partition
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
@@ -209,8 +210,12 @@ def _append(
 
 
 def _must_wait(partition: Partition, records: memoryview) -> bool:
-    """Whether an append is too large to be made in place, or has to queue behind such a one."""
-    return len(records) > INLINE_APPEND_BYTES or partition.appending.locked()
+    """Whether an append is too much to be made in place, or has to queue behind such a one."""
+    return (
+        len(records) > INLINE_APPEND_BYTES
+        or partition.appending.locked()
+        or (partition.config.opens_batches and is_slow(partition.config, records))
+    )
 
 
 def _append_now(
@@ -219,6 +224,8 @@ def _append_now(
     """The batch is in the log. KafkaError, StorageError."""
     partition.check_append(acks)
     header = _check(worker, partition, records, version)
+    if partition.config.compacts:
+        opened(records, header, partition.config, str(partition))
     result = partition.log.append(records, [header], partition.leader_epoch, worker.clock.now_ms())
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
@@ -233,6 +240,11 @@ def _failed(
         worker.partition_failed(partition, error)
         return _failure(index, ErrorCode.KAFKA_STORAGE_ERROR, _NOT_WRITTEN)
     answer = _failure(index, error.code, error.message)
+    if isinstance(error, InvalidRecordsError):
+        answer.record_errors = [
+            BatchIndexAndErrorMessage(batch_index=number, batch_index_error_message=text)
+            for number, text in error.records
+        ]
     if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None:
         answer.current_leader = LeaderIdAndEpoch(
             leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
@@ -283,9 +295,14 @@ async def _append_slowly(
     plog = partition.log
     try:
         async with partition.appending:
+            batch: bytearray | memoryview = records
+            if partition.config.opens_batches:
+                batch, header = await worker.disk.run(
+                    partial(opened, records, header, partition.config, str(partition))
+                )
             partition.check_append(_NO_ACKS)  # it may have changed hands while we queued
             result = await plog.append_beside(
-                worker.disk, records, [header], partition.leader_epoch, worker.clock.now_ms()
+                worker.disk, batch, [header], partition.leader_epoch, worker.clock.now_ms()
             )
             if not result.is_duplicate:
                 partition.appended(header.batch_bytes)

@@ -155,6 +155,15 @@ def groups(
         yield group
 
 
+@dataclass(slots=True)
+class CleanerStatistics:
+    """What a worker's cleaning is measured by; names as Kafka's metrics."""
+
+    uncleanable_partitions_count: int = 0
+    max_clean_time_secs: float = 0.0  # of the last cleaning of each thread
+    max_compaction_delay_secs: float = 0.0  # beyond max.compaction.lag.ms, when last looked
+
+
 # Transactions
 
 

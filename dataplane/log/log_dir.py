@@ -36,8 +36,8 @@ from dataplane.log.checkpoints import (
 from dataplane.log.config import LogConfig
 from dataplane.log.files import MAX_OPEN_FILES, OpenFiles, storage_error, storage_errors
 from dataplane.log.names import (
-    CLEANER_CHECKPOINT,
     CLEAN_SHUTDOWN,
+    CLEANER_CHECKPOINT,
     DELETED_FOLDER,
     HIGH_WATERMARK_CHECKPOINT,
     LOCK,

@@ -748,9 +748,13 @@ class PartitionLog:
                 raise
         return self.folder == folder
 
-    def remove_deleted(self) -> None:
-        """Files of segments deleted before are gone. Slow if they are large: for `Disk.run`."""
-        retired, self._retired = self._retired, []
+    def remove_deleted(self, count: int | None = None) -> None:
+        """Files of segments deleted before are gone: the `count` that were deleted first, or all.
+
+        Slow if they are large: for `Disk.run`.
+        """
+        retired = self._retired[:count]
+        del self._retired[: len(retired)]
         with storage_errors("remove", self.folder):
             for segment in retired:
                 segment.remove()

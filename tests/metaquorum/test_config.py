@@ -74,9 +74,10 @@ def test_values_are_read_as_kafka_reads_them(name: str, text: str, value: object
         ("segment.bytes", "13", "Value must be at least 1048576"),
         ("retention.ms", "-2", "Value must be at least -1"),
         ("retention.ms", "9223372036854775808", "Not a number of type LONG"),
-        ("cleanup.policy", "compact", "compact is not supported by this version"),
-        ("cleanup.policy", "delete,shred", "String must be one of: delete"),
-        ("compression.type", "zstd", "zstd is not supported by this version"),
+        ("cleanup.policy", "delete,shred", "String must be one of: compact, delete"),
+        ("compression.type", "brotli", "String must be one of: uncompressed, zstd, lz4, snappy"),
+        ("compression.gzip.level", "0", "Value must be between 1 and 9 or equal to -1"),
+        ("min.cleanable.dirty.ratio", "1.5", "Value must be no more than 1"),
         ("message.timestamp.type", "createtime", "must be one of: CreateTime, LogAppendTime"),
     ],
 )
