@@ -1,0 +1,108 @@
+// Administers a node with sarama: main BOOTSTRAP TOPIC. Prints what it saw as JSON.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"log"
+	"os"
+	"time"
+
+	"github.com/IBM/sarama"
+)
+
+func must(err error) {
+	if err != nil {
+		log.Fatalln(err)
+	}
+}
+
+// The error's number in the protocol; 0 without an error, -1 for any other.
+func code(err error) int {
+	var known sarama.KError
+	if err == nil {
+		return 0
+	}
+	if errors.As(err, &known) {
+		return int(known)
+	}
+	return -1
+}
+
+func value(admin sarama.ClusterAdmin, topic, name string) string {
+	entries, err := admin.DescribeConfig(sarama.ConfigResource{
+		Type: sarama.TopicResource, Name: topic, ConfigNames: []string{name}})
+	must(err)
+	return entries[0].Value
+}
+
+// Kafka answers a change before it is in force.
+func becomes(admin sarama.ClusterAdmin, topic, name, wanted string) string {
+	for tries := 0; tries < 100 && value(admin, topic, name) != wanted; tries++ {
+		time.Sleep(50 * time.Millisecond)
+	}
+	return value(admin, topic, name)
+}
+
+func main() {
+	bootstrap, topic := os.Args[1], os.Args[2]
+	config := sarama.NewConfig()
+	config.Version = sarama.V3_6_0_0
+	config.Producer.Return.Successes = true
+	config.Producer.Partitioner = sarama.NewManualPartitioner
+	client, err := sarama.NewClient([]string{bootstrap}, config)
+	must(err)
+	admin, err := sarama.NewClusterAdminFromClient(client)
+	must(err)
+	seen := map[string]any{}
+
+	must(admin.CreateTopic(topic, &sarama.TopicDetail{NumPartitions: 1, ReplicationFactor: 1}, false))
+	must(admin.CreatePartitions(topic, 3, nil, false))
+	seen["fewer"] = code(admin.CreatePartitions(topic, 2, nil, false))
+	listed, err := admin.ListTopics()
+	must(err)
+	seen["partitions"] = listed[topic].NumPartitions
+
+	retention, soon := "60000", "soon"
+	must(admin.AlterConfig(sarama.TopicResource, topic, map[string]*string{"retention.ms": &retention}, false))
+	seen["retention"] = becomes(admin, topic, "retention.ms", retention)
+	seen["badConfig"] = admin.AlterConfig(sarama.TopicResource, topic, map[string]*string{"retention.ms": &soon}, false).Error()
+	seven := "7"
+	must(admin.IncrementalAlterConfig(sarama.TopicResource, topic, map[string]sarama.IncrementalAlterConfigsEntry{
+		"flush.messages": {Operation: sarama.IncrementalAlterConfigsOperationSet, Value: &seven},
+		"retention.ms":   {Operation: sarama.IncrementalAlterConfigsOperationDelete},
+	}, false))
+	seen["flush"] = becomes(admin, topic, "flush.messages", seven)
+	seen["retentionAfter"] = becomes(admin, topic, "retention.ms", "604800000")
+
+	producer, err := sarama.NewSyncProducerFromClient(client)
+	must(err)
+	for number := 0; number < 5; number++ {
+		_, _, err := producer.SendMessage(&sarama.ProducerMessage{
+			Topic: topic, Partition: 0, Value: sarama.StringEncoder("value")})
+		must(err)
+	}
+	must(admin.DeleteRecords(topic, map[int32]int64{0: 3}))
+	low, err := client.GetOffset(topic, 0, sarama.OffsetOldest)
+	must(err)
+	high, err := client.GetOffset(topic, 0, sarama.OffsetNewest)
+	must(err)
+	seen["offsets"] = []int64{low, high}
+
+	dirs, err := admin.DescribeLogDirs([]int32{1})
+	must(err)
+	for _, dir := range dirs[1] {
+		for _, each := range dir.Topics {
+			if each.Topic == topic {
+				seen["logs"] = len(each.Partitions)
+			}
+		}
+	}
+	users, err := admin.DescribeUserScramCredentials([]string{"nobody"})
+	must(err)
+	seen["scram"] = int(users[0].ErrorCode)
+
+	must(admin.DeleteTopic(topic))
+	must(admin.Close())
+	must(json.NewEncoder(os.Stdout).Encode(seen))
+}

@@ -1,0 +1,79 @@
+"""Administration by kafkajs and by sarama, where there is a Node.js, or a Go, to run them.
+
+Both come from their languages' registries into a folder of this run.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nodes import Peer, unique
+from wire.errors import ErrorCode
+
+HERE = Path(__file__).resolve().parent
+KAFKAJS = "kafkajs@2.2.4"
+INSTALL_TIMEOUT_S = 300
+RUN_TIMEOUT_S = 60
+
+
+def installed(command: list[str], folder: Path) -> None:
+    """Done, or the test is skipped: there may be no way to the registry."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{command[0]}: not within {INSTALL_TIMEOUT_S} s")
+    if done.returncode:
+        pytest.skip(f"{' '.join(command)}: {done.stderr[-300:]}")
+
+
+def seen_by(command: list[str], **environment: str) -> Any:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_kafkajs(node: Peer, tmp_path: Path) -> None:
+    installed(["npm", "install", "--no-fund", "--no-audit", "--prefix", ".", KAFKAJS], tmp_path)
+    command = ["node", str(HERE / "kafkajs_admin.js"), node.bootstrap, unique("kafkajs")]
+    assert seen_by(command, NODE_PATH=str(tmp_path / "node_modules")) == {
+        "created": True,
+        "partitions": 3,
+        "fewer": "INVALID_PARTITIONS",
+        "retention": "60000",
+        "badConfig": "INVALID_CONFIG",
+        "offsets": [["3", "5"]],
+        "acls": "SECURITY_DISABLED",
+        "left": False,
+    }
+
+
+def test_sarama(node: Peer, tmp_path: Path) -> None:
+    program = tmp_path / "admin"
+    installed(["go", "build", "-o", str(program), "."], HERE / "sarama")
+    seen = seen_by([str(program), node.bootstrap, unique("sarama")])
+    assert "Invalid value soon for configuration retention.ms" in seen.pop("badConfig")
+    assert seen == {
+        "partitions": 3,
+        "fewer": ErrorCode.INVALID_PARTITIONS,
+        "retention": "60000",
+        "flush": "7",
+        "retentionAfter": "604800000",
+        "offsets": [3, 5],
+        "logs": 3,
+        "scram": ErrorCode.RESOURCE_NOT_FOUND,
+    }
