@@ -150,7 +150,22 @@ async def _open(
         if candidate.is_quick:
             return find(file)
         async with worker.opening_batch:
-            return await worker.disk.run(partial(find, file))
+            found = await worker.disk.run(partial(_find_or_refusal, find, file))
+    if isinstance(found, KafkaError):
+        raise found
+    return found
+
+
+def _find_or_refusal(
+    find: Callable[[File], TimestampOffset | None], file: File
+) -> TimestampOffset | KafkaError | None:
+    """An exception that leaves a thread is part of a cycle, and would keep the frames in which it
+    arose, with all that had been decompressed, until the collector comes by.
+    """
+    try:
+        return find(file)
+    except KafkaError as error:
+        return KafkaError(error.code, error.message)
 
 
 def handle_offset_for_leader_epoch(

@@ -1,5 +1,6 @@
 """Fetch through the wire: bounds, long polls, epochs; and where ListOffsets says things are."""
 
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from tests.dataplane.serving import (
 from tests.hostile.frames import BOMB_TIMESTAMP, record_bomb
 from wire.apis import ApiKey
 from wire.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.compression import Codec
-from wire.errors import ErrorCode
+from wire.compression import Codec, compress
+from wire.errors import ErrorCode, WireError
 from wire.messages.fetch import FetchRequest
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
@@ -356,6 +357,29 @@ async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) ->
                 await offset_of(other, offsets.LATEST)
                 longest_s = max(longest_s, time.monotonic() - began_s)
         assert 0 < longest_s < 0.25
+
+
+@in_trio
+async def test_what_a_bomb_decompressed_to_is_not_kept(tmp_path: Path) -> None:
+    """Not even until the collector comes by: each would be a hundred megabytes."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t")
+        batch = batch_of(b"a", timestamp=WORLD_BEGAN_MS)
+        header = parse_header(batch, 0)._replace(
+            attributes=Codec.GZIP, max_timestamp=WORLD_BEGAN_MS + 10
+        )
+        cut_short = compress(Codec.GZIP, bytes(1000))[:-10]
+        await client.produce("t", pack_batch(header, cut_short))
+        gc.collect()
+        gc.disable()
+        try:
+            found = await offset_of(client, WORLD_BEGAN_MS + 5)
+            assert found[0] == ErrorCode.CORRUPT_MESSAGE
+            kept = [error for error in gc.get_objects() if isinstance(error, WireError)]
+        finally:
+            gc.enable()
+        assert kept == []
 
 
 @in_trio
