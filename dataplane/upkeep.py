@@ -4,8 +4,6 @@ Each duty is a loop of its own that sleeps until it is due. One log failing is t
 others alone.
 """
 
-import heapq
-import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -44,11 +42,7 @@ class Upkeep:
         self._clock = runtime.clock
         self._disk = runtime.disk
         self._log_dir = log_dir
-        self.cleaner = LogCleaner(worker, runtime, log_dir, self.remove_later)
-        # Segments that retention or compaction took: when their files may go, of which partition,
-        # and how many they are.
-        self._removals: list[tuple[int, int, Partition, int]] = []
-        self._removal_number = itertools.count()
+        self.cleaner = LogCleaner(worker, runtime, log_dir, worker.removals.add)
         # Folders of deleted logs, and when they may go: times of the monotonic clock, ascending as
         # long as the delay is not made shorter.
         self._folders: deque[tuple[float, list[str]]] = deque()
@@ -128,17 +122,10 @@ class Upkeep:
             partition.log_start_moved()
             log.info("%s: retention moved the log start to %d", partition, start)
         if count := plog.delete_old_segments():
-            self.remove_later(partition, count)
-
-    def remove_later(self, partition: Partition, segments: int) -> None:
-        """That many segments of the partition were deleted; their files go after the delay."""
-        due_ms = self._clock.now_ms() + partition.config.file_delete_delay_ms
-        heapq.heappush(self._removals, (due_ms, next(self._removal_number), partition, segments))
+            self._worker.removals.add(partition, count)
 
     async def _remove_segments(self) -> None:
-        now_ms = self._clock.now_ms()
-        while self._removals and self._removals[0][0] <= now_ms:
-            _, _, partition, segments = heapq.heappop(self._removals)
+        for partition, segments in self._worker.removals.take_due():
             with self._reported(partition):
                 await self._disk.run(partial(partition.log.remove_deleted, segments))
 

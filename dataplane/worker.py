@@ -13,6 +13,7 @@ from dataplane.log.compaction import CleanerStatistics
 from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
+from dataplane.removals import Removals
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.controller import Controller
@@ -79,6 +80,7 @@ class Worker:
             self.configs.integer("max.incremental.fetch.session.cache.slots"), runtime.random
         )
         self.cleaner = CleanerStatistics()
+        self.removals = Removals(runtime.clock)
         self.stopping = False
 
     @property

@@ -80,7 +80,8 @@ async def _delete_before(worker: Worker, partition: Partition, offset: int) -> i
     if plog.advance_log_start(offset):
         if offset == plog.log_end_offset:
             plog.roll(worker.clock.now_ms())
-        plog.delete_old_segments()
+        if count := plog.delete_old_segments():
+            worker.removals.add(partition, count)
         partition.log_start_moved()
         await plog.flush(worker.disk)
     return plog.log_start_offset

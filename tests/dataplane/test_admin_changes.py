@@ -229,6 +229,27 @@ async def test_topics_are_described_in_pages(tmp_path: Path) -> None:
         assert await page("c", 2 * limit) == ([("c", 0, limit)], ("c", limit))
 
 
+def test_files_of_deleted_records_go_after_the_delay() -> None:
+    async def story(served: Simulated) -> None:
+        client = await served.connect()
+        await client.create("t", internal_segment_bytes=300, file_delete_delay_ms=5000)
+        for number in range(10):
+            await client.produce("t", batch_of(b"%d" % number * 60))
+        disk = served.worker.disk
+        folder = served.worker.partitions.by_name("t", 0).log.folder
+        before = len(disk.list(folder))
+        assert await delete_records(client, "t", 9) == (0, 9)
+        waiting = [name for name in disk.list(folder) if name.endswith(".deleted")]
+        assert len([name for name in waiting if ".log" in name]) == 4
+        await sleep(served.runtime.clock, 4)
+        assert set(waiting) <= set(disk.list(folder))
+        await sleep(served.runtime.clock, 3)
+        assert not [name for name in disk.list(folder) if name.endswith(".deleted")]
+        assert len(disk.list(folder)) < before
+
+    simulated(story)
+
+
 def test_deleted_records_do_not_come_back_after_a_loss_of_power() -> None:
     async def story(served: Simulated) -> None:
         client = await served.connect()

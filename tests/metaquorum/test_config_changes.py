@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaquorum.config import Scope
@@ -109,6 +109,7 @@ NUMBERS = st.sampled_from(["retention.ms", "segment.ms", "flush.ms", "max.messag
 VALUES = st.one_of(st.none(), st.integers(1, 9).map(str))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.dictionaries(NUMBERS, VALUES)), max_size=8))
 def test_changes_are_those_of_a_dictionary(
     wishes: list[tuple[bool, dict[str, str | None]]],
