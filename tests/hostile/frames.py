@@ -10,6 +10,7 @@ from random import Random
 from typing import Final
 
 from wire.batches import pack_batch, parse_header
+from wire.compiling import REQUEST_MAX_ELEMENTS
 from wire.compression import Codec, compress
 from wire.headers import encode_request
 from wire.message import Message
@@ -202,7 +203,7 @@ def many_elements(random: Random, count: int) -> bytes:
 
 def claims_many(random: Random) -> bytes:
     """An array whose count alone is large."""
-    count = random.choice((200_000, 200_001, 2**24, 2**31 - 1))
+    count = random.choice((REQUEST_MAX_ELEMENTS, 2**24, 2**31 - 1))
     api, version = random.choice(((3, 8), (20, 3), (19, 4), (2, 5), (32, 3)))
     head = struct.pack(">hhih", api, version, 1, -1)
     return framed(head + struct.pack(">i", count) + bytes(random.choice((0, 10, 400_000))))
