@@ -82,6 +82,6 @@ def _check_records(data: bytes, header: BatchHeader, config: TopicConfig, partit
             count += 1
             if count <= MAX_NAMED_RECORDS:
                 text = "Compacted topic cannot accept message without key in topic partition"
-                refused.append((index, f"{text} {partition}."))
+                refused.append((index, f"{text} {partition}"))
     if count:
         raise InvalidRecordsError(refused, count)

@@ -110,7 +110,7 @@ def test_a_record_without_a_key_is_refused_and_named(codec: Codec) -> None:
         await client.create("t", **COMPACTED)
         rows = (b"k", b"v"), (None, b"v"), (b"", b"v"), (None, None)
         row = await client.produce("t", batch(*rows, codec=codec), error=ErrorCode.INVALID_RECORD)
-        text = "Compacted topic cannot accept message without key in topic partition t-0."
+        text = "Compacted topic cannot accept message without key in topic partition t-0"
         assert [(e.batch_index, e.batch_index_error_message) for e in row.record_errors] == [
             (1, text),
             (3, text),
