@@ -288,6 +288,7 @@ def test_deleted_records_are_gone_and_stay_gone_after_kill(start_node: NewNode) 
     if not elsewhere():  # Kafka writes it down within a minute
         node.kill()
         node.start()
+        admin(node.bootstrap).list_topics(topic, TIMEOUT_S)  # it has to connect again first
     assert first_offset(node, topic) == 13
     assert delete_before(node, topic, -1) == 20
     assert Librdkafka().send(node.bootstrap, topic, [Record(None, b"after")], "none") == [20]
