@@ -115,7 +115,10 @@ def test_a_request_beyond_socket_request_max_bytes_ends_its_connection(
 def test_queued_max_request_bytes_bounds_what_is_under_way(
     start_node: NewNode, connecting: Connecting
 ) -> None:
-    """A third large request waits for room, and small ones do not."""
+    """Small requests do not wait behind large ones for room, and a large one gets it in its turn.
+
+    That the third has to wait is shown on a clock that can be trusted: tests/dataplane.
+    """
     node = start_node({"queued.max.request.bytes": 2 * MIB})
     client = Client(*address_of(node))
     topic = CreatableTopic(name="t", num_partitions=1, replication_factor=1)
@@ -128,9 +131,6 @@ def test_queued_max_request_bytes_bounds_what_is_under_way(
     waiting.sendall(large)
     waiting.sendall(bytes(MIB - len(large)))
     there_and_back(client, "t", b"small")
-    waiting.settimeout(0.5)
-    with pytest.raises(TimeoutError):
-        waiting.recv(1)
     holders[0].close()
     waiting.settimeout(20)
     assert waiting.recv(65536)[4:10] == PONG
