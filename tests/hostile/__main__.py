@@ -40,8 +40,9 @@ def main() -> int:
         siege.end()
     except (AssertionError, TimeoutError) as failure:
         print(f"seed {options.seed}, {names}: {failure}\nleft in {folder}", file=sys.stderr)
-        siege.node.kill()
         return 1
+    finally:
+        siege.node.kill()
     return 0
 
 
