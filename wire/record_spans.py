@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from wire.batches import BatchHeader
 from wire.errors import WireError
-from wire.varint import read_varint, read_varlong, write_varint
+from wire.varint import ONE_BYTE, read_varint, read_varlong, write_varint
 
 
 class RecordSpan(NamedTuple):
@@ -31,27 +31,43 @@ def record_spans(data: bytes, header: BatchHeader) -> Iterator[RecordSpan]:
     Headers of records are not looked at. All that is told is checked once the iterator has ended.
     """
     position, last_delta, size = 0, -1, len(data)
+    one_byte, most = ONE_BYTE, header.last_offset_delta
     for index in range(header.record_count):
         start = position
-        try:
-            length, at = read_varint(data, position)
+        try:  # most varints are one byte
+            if (length := one_byte[data[position]]) is None:
+                length, at = read_varint(data, position)
+            else:
+                at = position + 1
             end = at + length
-            timestamp, rest = read_varlong(data, at + 1)
-            delta, at = read_varint(data, rest)
-            length, at = read_varint(data, at)
+            at += 1  # attributes, unused
+            if (timestamp := one_byte[data[at]]) is None:
+                timestamp, rest = read_varlong(data, at)
+            else:
+                rest = at + 1
+            if (delta := one_byte[data[rest]]) is None:
+                delta, at = read_varint(data, rest)
+            else:
+                at = rest + 1
+            if (length := one_byte[data[at]]) is None:
+                length, at = read_varint(data, at)
+            else:
+                at += 1
             key = None
             if length >= 0:
                 key = data[at : at + length]
                 at += length
-            length, at = read_varint(data, at)
+            if (length := one_byte[data[at]]) is None:
+                length, at = read_varint(data, at)
+            else:
+                at += 1
         except IndexError:
             raise WireError(f"record {index}: the records end inside it") from None
-        if not start < at + max(0, length) < end <= size:
+        if not start < at + (length if length > 0 else 0) < end <= size:
             raise WireError(f"record {index}: {end - start} bytes, {size - start} are left")
-        if not last_delta < delta <= header.last_offset_delta:
+        if not last_delta < delta <= most:
             raise WireError(
-                f"record {index}: offset delta {delta} behind {last_delta}, "
-                f"the last is {header.last_offset_delta}"
+                f"record {index}: offset delta {delta} behind {last_delta}, the last is {most}"
             )
         last_delta = delta
         position = end

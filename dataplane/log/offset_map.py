@@ -1,7 +1,7 @@
 """The last offset of each key in a part of a log, in 24 bytes an entry.
 
-A table of slots of 16 bytes of hash and 8 bytes of offset, open addressing, in one `bytearray`. The
-keys themselves are not kept: two keys with the same 128-bit hash would be taken for one, which
+A table of slots of 16 bytes of hash and 8 bytes of offset, open addressing, in memory of its own.
+The keys themselves are not kept: two keys with the same 128-bit hash would be taken for one, which
 BLAKE2b leaves to chance (2^-64 for four thousand million keys) even if somebody chooses the keys.
 
     memory of n entries at load factor f    n * 24 / f bytes; nothing else is kept
@@ -10,26 +10,32 @@ Source: Kafka's SkimpyOffsetMap, log.cleaner.dedupe.buffer.size, log.cleaner.io.
 """
 
 from hashlib import blake2b
+from mmap import mmap
 from struct import Struct
 from typing import Final
 
-HASH_BYTES: Final = 16
 ENTRY_BYTES: Final = 24
 NO_OFFSET: Final = -1
-_OFFSET: Final = Struct("<Q")  # one more than the offset: 0 is an empty slot
-_pack_offset = _OFFSET.pack_into
-_unpack_offset = _OFFSET.unpack_from
+_halves = Struct("<QQ").unpack
+
+
+def _zeros(count: int) -> memoryview:
+    """So many 64-bit integers, at once: the kernel gives their pages when they are written to."""
+    return memoryview(mmap(-1, 8 * count)).cast("Q")
 
 
 class OffsetMap:
-    __slots__ = ("_slots", "_table", "capacity", "latest_offset", "size")
+    __slots__ = ("_highs", "_lows", "_offsets", "_slots", "capacity", "latest_offset", "size")
 
     def __init__(self, memory_bytes: int, load_factor: float, expected_entries: int) -> None:
         """Room for `expected_entries`, or for fewer if these take more than `memory_bytes`."""
         assert 0 < load_factor < 1
         most = max(2, memory_bytes // ENTRY_BYTES)
         self._slots = min(most, int(expected_entries / load_factor) + 2)
-        self._table = bytearray(self._slots * ENTRY_BYTES)
+        self._highs = _zeros(self._slots)
+        self._lows = _zeros(self._slots)
+        # One more than the offset: 0 is an empty slot.
+        self._offsets = _zeros(self._slots)
         self.capacity = max(1, min(int(self._slots * load_factor), self._slots - 1))
         self.size = 0
         # Every record before this offset (included) was put, or needs not be.
@@ -37,38 +43,36 @@ class OffsetMap:
 
     @property
     def memory_bytes(self) -> int:
-        return len(self._table)
+        return self._slots * ENTRY_BYTES
 
     def put(self, key: bytes, offset: int) -> bool:
         """`offset` is the last of `key`; False, and nothing has changed, when the map is full."""
-        table, end = self._table, len(self._table)
-        digest = blake2b(key, digest_size=16).digest()
-        at = int.from_bytes(digest[:8], "little") % self._slots * 24
-        while _unpack_offset(table, at + 16)[0]:
-            if table[at : at + 16] == digest:
+        high, low = _halves(blake2b(key, digest_size=16).digest())
+        slots, highs, offsets = self._slots, self._highs, self._offsets
+        slot = high % slots
+        while offsets[slot]:
+            if highs[slot] == high and self._lows[slot] == low:
                 break
-            at += 24
-            if at == end:
-                at = 0
+            slot += 1
+            if slot == slots:
+                slot = 0
         else:  # an empty slot
             if self.size >= self.capacity:
                 return False
             self.size += 1
-            table[at : at + 16] = digest
-        _pack_offset(table, at + 16, offset + 1)
+            highs[slot] = high
+            self._lows[slot] = low
+        offsets[slot] = offset + 1
         return True
 
     def get(self, key: bytes) -> int:
         """The last offset put for `key`, or -1."""
-        table, end = self._table, len(self._table)
-        digest = blake2b(key, digest_size=16).digest()
-        at = int.from_bytes(digest[:8], "little") % self._slots * 24
-        while True:
-            (stored,) = _unpack_offset(table, at + 16)
-            if not stored:
-                return NO_OFFSET
-            if table[at : at + 16] == digest:
-                return int(stored) - 1
-            at += 24
-            if at == end:
-                at = 0
+        high, low = _halves(blake2b(key, digest_size=16).digest())
+        slots, highs, offsets = self._slots, self._highs, self._offsets
+        slot = high % slots
+        stored: int
+        while (stored := offsets[slot]) and (highs[slot] != high or self._lows[slot] != low):
+            slot += 1
+            if slot == slots:
+                slot = 0
+        return stored - 1
