@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import math
 import mmap
 import os
 import random
@@ -10,10 +11,11 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import outcome
 import trio
+from trio._core._io_epoll import EpollIOManager
 
 from metaquorum.runtime.seams import Buffer, Connection, File, FileLock, Listener, Runtime
 
@@ -171,27 +173,45 @@ class RealDisk:
         return await trio.to_thread.run_sync(function)
 
 
-class Poller:
-    """Calls steps of connections that have become readable, many in one turn of the loop.
+class Poller(trio.abc.Instrument):
+    """Calls steps of connections that have become readable, without a turn of the loop for each.
 
-    A turn of trio's loop wakes a task for each socket, which costs as much as the request that it
-    brought. Here one system task waits for an epoll of its own and calls the steps itself; a
-    connection's task wakes when its step has said that something has to be awaited.
+    A turn of trio's loop, which wakes a task for each socket, costs as much as the request that it
+    brought. So when trio is about to wait (`before_io_wait`: every task has had its turn), the
+    process waits here instead, in an epoll of our own with trio's epoll in it, and calls the steps
+    of whatever becomes readable at once. It goes back when trio has something to do: its epoll is
+    ready, its timeout is over, or a step has said that its connection's task must await something.
+
+    Two things trio keeps to itself: the descriptor of its epoll, and whether somebody waits for all
+    tasks to wait (a test), whom nothing here may disturb. Its version is pinned.
     """
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
+        self._trio_fd = -1
+        self._runner: Any = None
+        self._token: trio.lowlevel.TrioToken | None = None
         self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
         self._registered: set[int] = set()
+        self._woke = False  # a step has made a task runnable
+
+    def _start(self) -> select.epoll:
+        self._runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
+        manager = self._runner.io_manager
+        assert isinstance(manager, EpollIOManager)
+        self._trio_fd = manager._epoll.fileno()
+        self._token = trio.lowlevel.current_trio_token()
+        self._epoll = select.epoll()
+        self._epoll.register(self._trio_fd, select.EPOLLIN)
+        trio.lowlevel.add_instrument(self)
+        return self._epoll
 
     async def call_when_readable(self, fd: int, step: Callable[[], bool]) -> None:
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            trio.lowlevel.spawn_system_task(self._run, self._epoll)
+        epoll = self._epoll or self._start()
         if fd in self._registered:
-            self._epoll.modify(fd, select.EPOLLIN)
+            epoll.modify(fd, select.EPOLLIN)
         else:
-            self._epoll.register(fd, select.EPOLLIN)
+            epoll.register(fd, select.EPOLLIN)
             self._registered.add(fd)
         self._steps[fd] = step, trio.lowlevel.current_task()
 
@@ -216,14 +236,32 @@ class Poller:
         _, task = self._steps.pop(fd)
         return task
 
-    async def _run(self, epoll: select.epoll) -> None:
-        try:
-            while True:
-                await trio.lowlevel.wait_readable(epoll.fileno())
-                for fd, _ in epoll.poll(0, MAX_STEPS_PER_TURN):
+    def before_io_wait(self, timeout: float) -> None:
+        """Wait in trio's stead. What happens here must not raise: trio would drop us."""
+        epoll, token = self._epoll, self._token
+        assert epoll is not None
+        assert token is not None
+        runner = self._runner
+        if runner.waiting_for_idle or runner.clock_autojump_threshold != math.inf:
+            timeout = 0
+        self._woke = False
+        now = time.monotonic()
+        until = now + timeout
+        while True:
+            events = epoll.poll(max(until - now, 0), MAX_STEPS_PER_TURN)
+            trio_is_ready = False
+            for fd, _ in events:
+                if fd == self._trio_fd:
+                    trio_is_ready = True
+                else:
                     self._call(fd)
-        finally:
-            epoll.close()
+            if trio_is_ready:
+                return
+            now = time.monotonic()
+            if self._woke or now >= until:
+                break
+        if timeout > 0 or self._woke:
+            token.run_sync_soon(_nothing)  # or trio would wait for as long once more
 
     def _call(self, fd: int) -> None:
         waiting = self._steps.get(fd)
@@ -237,9 +275,15 @@ class Poller:
             more = waiting[0]()
         except BaseException as error:  # noqa: BLE001 - it is raised in the waiting task
             trio.lowlevel.reschedule(self._rest(fd), outcome.Error(error))
+            self._woke = True
             return
         if not more:
             trio.lowlevel.reschedule(self._rest(fd))
+            self._woke = True
+
+
+def _nothing() -> None:
+    """For its being called."""
 
 
 class RealConnection:
