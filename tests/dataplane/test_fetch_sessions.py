@@ -43,7 +43,8 @@ class SessionClient:
 
     def message(self, asked: Asked, forget: Asked | None = None, **options: Any) -> FetchRequest:
         partition_max_bytes = options.pop("partition_max_bytes", 1 << 20)
-        values: dict[str, Any] = {"session_id": self.session_id, "session_epoch": self.epoch} | options
+        values: dict[str, Any] = {"session_id": self.session_id, "session_epoch": self.epoch}
+        values |= options
         return FetchRequest(
             **({"max_wait_ms": 0, "min_bytes": 1} | values),
             topics=[
