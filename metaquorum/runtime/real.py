@@ -193,7 +193,6 @@ class Poller(trio.abc.Instrument):
         self._token: trio.lowlevel.TrioToken | None = None
         self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
         self._registered: set[int] = set()
-        self._woke = False  # a step has made a task runnable
 
     def _start(self) -> select.epoll:
         self._runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
@@ -244,7 +243,6 @@ class Poller(trio.abc.Instrument):
         runner = self._runner
         if runner.waiting_for_idle or runner.clock_autojump_threshold != math.inf:
             timeout = 0
-        self._woke = False
         now = time.monotonic()
         until = now + timeout
         while True:
@@ -258,9 +256,9 @@ class Poller(trio.abc.Instrument):
             if trio_is_ready:
                 return
             now = time.monotonic()
-            if self._woke or now >= until:
+            if runner.runq or now >= until:  # a step may have woken any task, not only its own
                 break
-        if timeout > 0 or self._woke:
+        if timeout > 0 or runner.runq:
             token.run_sync_soon(_nothing)  # or trio would wait for as long once more
 
     def _call(self, fd: int) -> None:
@@ -275,11 +273,9 @@ class Poller(trio.abc.Instrument):
             more = waiting[0]()
         except BaseException as error:  # noqa: BLE001 - it is raised in the waiting task
             trio.lowlevel.reschedule(self._rest(fd), outcome.Error(error))
-            self._woke = True
             return
         if not more:
             trio.lowlevel.reschedule(self._rest(fd))
-            self._woke = True
 
 
 def _nothing() -> None:
