@@ -259,7 +259,10 @@ class Poller(trio.abc.Instrument):
             if runner.runq or now >= until:  # a step may have woken any task, not only its own
                 break
         if timeout > 0 or runner.runq:
-            token.run_sync_soon(_nothing)  # or trio would wait for as long once more
+            try:
+                token.run_sync_soon(_nothing)  # or trio would wait for as long once more
+            except trio.RunFinishedError:
+                pass  # the last turns of the loop: nothing waits any more
 
     def _call(self, fd: int) -> None:
         waiting = self._steps.get(fd)
