@@ -39,6 +39,10 @@ def draw_plan(room: Room, draw: Random, number: int) -> Plan:
         configs["flush.messages"] = "1"
     if draw.random() < settings.retention:
         configs["retention.bytes"] = str(settings.segment_bytes * 2)
+    if settings.compacted and draw.random() < settings.compacted:
+        configs["cleanup.policy"] = "compact"
+        configs["min.cleanable.dirty.ratio"] = draw.choice(["0", "0.3"])
+        configs["delete.retention.ms"] = str(settings.delete_retention_ms)
     return Plan(f"topic-{number}", draw.randint(1, 3), configs)
 
 

@@ -5,7 +5,7 @@ import trio
 from metaquorum.runtime import Runtime, sleep
 from simulations.checkers.log_files import LookupsFindEverything
 from simulations.client import BROKEN, ClientConnection
-from simulations.consumer import fetch_request, take_records
+from simulations.consumer import end_of, fetch_request, take_records
 from simulations.history import Final, PartitionOf, Read, Topic
 from simulations.room import Room
 from wire.apis import ApiKey
@@ -56,15 +56,17 @@ class Auditor:
         end = await self._list(connection, topic, partition, _LATEST)
         if start is None or end is None:
             return False
-        final = Final(topic, partition, start, end)
+        final = Final(topic, partition, start, end, began_at=self.room.world.now)
         offset = start
         while offset < end:
-            reads = await self._fetch(connection, topic, partition, offset, 1 << 20)
-            if not reads:
+            reads, next_offset = await self._fetch(connection, topic, partition, offset, 1 << 20)
+            if next_offset == offset:
                 return False
             final.reads += reads
-            offset = reads[-1].offset + 1
-        await self._look_up(connection, final)
+            offset = next_offset
+        final.ended_at = self.room.world.now
+        if not topic.is_compacted:  # the cleaner may be at work
+            await self._look_up(connection, final)
         place = PartitionOf(topic.topic_id, partition)
         self.room.history.finals[place] = final
         self.room.world.say("auditor", f"{topic}-{partition}: {len(final.reads)} in {start}..{end}")
@@ -92,7 +94,8 @@ class Auditor:
         partition: int,
         offset: int,
         max_bytes: int,
-    ) -> list[Read]:
+    ) -> tuple[list[Read], int]:
+        """What was read, and where to go on: at the same offset where nothing came."""
         request = fetch_request(
             [(topic, partition, offset)],
             max_wait_ms=0,
@@ -102,19 +105,19 @@ class Auditor:
         )
         response = await connection.call(ApiKey.FETCH, request)
         if response.error_code or not response.responses:
-            return []
+            return [], offset
         data = response.responses[0].partitions[0]
         if data.error_code:
             code = ErrorCode(data.error_code).name
             self.room.world.say("auditor", f"fetch of {topic}-{partition} at {offset}: {code}")
-            return []
-        return take_records(self.room, topic, partition, offset, data)
+            return [], offset
+        return take_records(self.room, topic, partition, offset, data), end_of(data, offset)
 
     async def _look_up(self, connection: ClientConnection, final: Final) -> None:
         """From a few places in the middle, by offset and by time."""
         for _ in range(min(3, len(final.reads))):
             wanted = self._draw.choice(final.reads)
-            reads = await self._fetch(connection, final.topic, final.partition, wanted.offset, 1)
+            reads, _ = await self._fetch(connection, final.topic, final.partition, wanted.offset, 1)
             self._lookups.by_offset(final, wanted.offset, reads)
             found = await self._list(connection, final.topic, final.partition, wanted.timestamp_ms)
             self._lookups.by_time(final, wanted.timestamp_ms, found)

@@ -8,11 +8,12 @@ import trio
 from metaquorum.runtime import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection
 from simulations.history import Fetched, PartitionOf, Read, Topic
+from simulations.producer import DELETED
 from simulations.room import Room
 from wire.apis import ApiKey
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from wire.records import BatchState, decode_records, scan
+from wire.records import BatchState, Record, batches, decode_records, scan
 
 RETRY_S: Final = 0.05
 # How often a consumer goes back: what it reads again must be what it read before.
@@ -68,7 +69,7 @@ def take_records(room: Room, topic: Topic, partition: int, offset: int, data: An
             break
         epoch = found.header.leader_epoch
         reads += [
-            Read(record.offset, epoch, record.timestamp_ms, record.value or b"")
+            Read(record.offset, epoch, record.timestamp_ms, _identity(record), record.key)
             for record in records
             if record.offset >= offset
         ]
@@ -78,6 +79,23 @@ def take_records(room: Room, topic: Topic, partition: int, offset: int, data: An
     )
     room.fetched(fetched)
     return reads
+
+
+def _identity(record: Record) -> bytes:
+    """The unique value; that of a deletion stands in its header."""
+    if record.value is None:
+        return dict(record.headers).get(DELETED) or b""
+    return record.value
+
+
+def end_of(data: Any, offset: int) -> int:
+    """Where the next fetch begins, if batches came; these may be empty where a log is compacted."""
+    try:
+        for _, header in batches(data.records or b""):
+            offset = max(offset, header.next_offset)
+    except KafkaError:  # told by `take_records`
+        pass
+    return offset
 
 
 class Consumer:
@@ -159,8 +177,9 @@ class Consumer:
         if data.error_code or topic.delete_asked:  # another topic may have the name by now
             return 0
         reads = take_records(self.room, topic, partition, offset, data)
+        if (end := end_of(data, offset)) > offset:
+            self._offsets[place] = end
         if reads:
-            self._offsets[place] = reads[-1].offset + 1
             self.room.world.say(
                 self.name,
                 f"reads {topic}-{partition} {reads[0].offset}..{reads[-1].offset}, "

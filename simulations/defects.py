@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dataplane.connection import ClientConnection
-from dataplane.log import recovery
+from dataplane.log import cleaning, recovery
+from dataplane.log.compaction import BatchFilter
 from dataplane.log.log_dir import LogDir
 from dataplane.log.names import CLEAN_SHUTDOWN
+from dataplane.log.offset_map import OffsetMap
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.producers import ProducerStateTable
 from dataplane.log.scan import SegmentScan
@@ -235,6 +237,49 @@ def _same_epoch_again() -> AbstractContextManager[None]:
     return swapped(Partition, "lead", wrong)
 
 
+def _live_key_dropped() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda self, key: right(self, key) + (key == b"key 1")
+
+    return swapped(OffsetMap, "get", wrong)
+
+
+def _deletion_forgotten_early() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def filter_records(self: Any, *rest: Any) -> Any:
+            self.delete_retention_ms = 0
+            return right(self, *rest)
+
+        return filter_records
+
+    return swapped(BatchFilter, "_filter_records", wrong)
+
+
+def _swapped_without_sync() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def finish(self: Any) -> None:
+            file, disk = self._file, self._disk
+            self._file, self._disk = _Deaf(file, "sync"), _Deaf(disk, "sync")
+            try:
+                right(self)
+            finally:
+                self._file, self._disk = file, disk
+
+        return finish
+
+    return swapped(cleaning._Target, "finish", wrong)
+
+
+def _deleted_keys_come_back() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def put(self: Any, key: bytes, offset: int) -> bool:
+            return offset % 2 == 0 or bool(right(self, key, offset))
+
+        return put
+
+    return swapped(OffsetMap, "put", wrong)
+
+
 DEFECTS: Final[dict[str, Defect]] = {
     defect.name: defect
     for defect in (
@@ -328,6 +373,34 @@ DEFECTS: Final[dict[str, Defect]] = {
             "single-node-power",
             ("R4",),
             _same_epoch_again,
+        ),
+        Defect(
+            "live-key-dropped",
+            "compaction takes the last record of a key",
+            "compaction",
+            ("L2",),
+            _live_key_dropped,
+        ),
+        Defect(
+            "deletion-forgotten-early",
+            "compaction does not wait delete.retention.ms before it forgets a deletion",
+            "compaction",
+            ("L2",),
+            _deletion_forgotten_early,
+        ),
+        Defect(
+            "swapped-without-sync",
+            "a cleaned segment takes its place before it is durable",
+            "compaction",
+            ("L2", "L4", "L5", "liveness"),
+            _swapped_without_sync,
+        ),
+        Defect(
+            "deleted-keys-come-back",
+            "some keys are not noted, so that a deletion goes before what it deletes",
+            "compaction",
+            ("L2",),
+            _deleted_keys_come_back,
         ),
     )
 }

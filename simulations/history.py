@@ -18,6 +18,10 @@ class Topic:
         return self.configs.get("flush.messages") == "1"
 
     @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.configs.get("cleanup.policy", "")
+
+    @property
     def has_retention(self) -> bool:
         return any(
             self.configs.get(key, "-1") != "-1" for key in ("retention.ms", "retention.bytes")
@@ -47,6 +51,9 @@ class Attempt:
     timestamp_ms: int
     acks: int
     idempotent: bool
+    # A deletion carries its unique value in a header.
+    key: bytes | None = None
+    is_deletion: bool = False
     times_sent: int = 0
     # By a version without topic ids: it may land in the topic that has the name by then.
     sent_by_name: bool = False
@@ -72,6 +79,7 @@ class Read(NamedTuple):
     leader_epoch: int
     timestamp_ms: int
     value: bytes
+    key: bytes | None = None
 
 
 class Fetched(NamedTuple):
@@ -99,6 +107,8 @@ class Final:
     log_start_offset: int
     log_end_offset: int
     reads: list[Read] = field(default_factory=list)
+    began_at: float = 0.0
+    ended_at: float = 0.0
 
 
 @dataclass(slots=True)

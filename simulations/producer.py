@@ -21,6 +21,8 @@ from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicPro
 from wire.records import Codec, Record, encode_batch
 
 RETRY_S: Final = 0.05
+# The header of a record without a value that says what the value would have been.
+DELETED: Final = "deleted"
 _ZSTD_SINCE: Final = 7
 _TOPIC_IDS_SINCE: Final = 13
 # The producer's state on the node is not what this producer thinks: begin anew.
@@ -42,7 +44,13 @@ class Batch:
 
     def encoded(self, producer_id: int, epoch: int) -> bytearray:
         records = [
-            Record(number, attempt.timestamp_ms, None, attempt.value)
+            Record(
+                number,
+                attempt.timestamp_ms,
+                attempt.key,
+                None if attempt.is_deletion else attempt.value,
+                ((DELETED, attempt.value),) if attempt.is_deletion else (),
+            )
             for number, attempt in enumerate(self.attempts)
         ]
         return encode_batch(
@@ -176,6 +184,9 @@ class Producer:
             self._acks,
             self._idempotent,
         )
+        if topic.is_compacted:
+            attempt.key = b"key %d" % draw.randrange(settings.keys)
+            attempt.is_deletion = draw.random() < settings.deletions
         self.room.history.attempts[attempt.value] = attempt
         return attempt
 

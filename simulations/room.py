@@ -41,6 +41,12 @@ class Settings:
     index_interval_bytes: int = 512
     retention: float = 0.0
     delete_topics: float = 0.0
+    # The last looks of consumers, and for the node to see to what nobody waits for (acks=0).
+    linger_s: float = 0.3
+    compacted: float = 0.0
+    keys: int = 4
+    deletions: float = 0.2
+    delete_retention_ms: int = 60_000
     # Faults, in order: what and after how many seconds.
     faults: list[str] = field(default_factory=list)
     fault_gap_s: float = 0.4

@@ -30,8 +30,6 @@ from simulations.room import PORT, Room
 
 # How long producers may take once the faults are over.
 CLIENTS_LIMIT_S: Final = 120.0
-# The last looks of consumers.
-_LINGER_S: Final = 0.3
 
 
 async def play(room: Room) -> None:
@@ -91,7 +89,7 @@ async def _finish_clients(room: Room, producers: list[Producer], fates: list[Fat
     with trio.move_on_after(CLIENTS_LIMIT_S) as limit:
         while not all(producer.done for producer in producers) and not room.world.violations:
             await room.world.sleep(0.1)
-        await room.world.sleep(_LINGER_S)
+        await room.world.sleep(room.settings.linger_s)
         room.closing = True
         for fate in fates:
             await fate.done.wait()

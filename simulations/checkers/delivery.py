@@ -127,8 +127,16 @@ class AcknowledgedIsKept(Checker):
     def finished(self) -> None:
         places = self.room.history.attempts_by_place()
         for place, final in self.room.history.finals.items():
-            acked = [a for a in places.get(place, ()) if a.offset is not None and a.acks != 0]
-            self._check(final, sorted(acked, key=lambda a: a.offset or 0))
+            attempts = places.get(place, [])
+            acked = [a for a in attempts if a.offset is not None and a.acks != 0]
+            kept = self.that_must_stay(final, sorted(acked, key=lambda a: a.offset or 0), attempts)
+            self._check(final, kept)
+
+    def that_must_stay(
+        self, final: Final, acked: list[Attempt], attempts: list[Attempt]
+    ) -> list[Attempt]:
+        """Compacted topics have a checker of their own."""
+        return [] if final.topic.is_compacted else acked
 
     def _check(self, final: Final, acked: list[Attempt]) -> None:
         there = {(read.offset, read.value) for read in final.reads}
@@ -165,6 +173,61 @@ class AcknowledgedIsKept(Checker):
                     attempt,
                     oldest_left_above,
                 )
+
+
+class LastOfEachKey(AcknowledgedIsKept):
+    """Compaction takes only what came again later, and deletions whose time is up.
+
+    Acknowledged records that it had no right to take are judged as in any other topic.
+    """
+
+    invariant = "L2"
+
+    def that_must_stay(
+        self, final: Final, acked: list[Attempt], attempts: list[Attempt]
+    ) -> list[Attempt]:
+        if not final.topic.is_compacted:
+            return []
+        last_read: dict[bytes | None, int] = {read.key: read.offset for read in final.reads}
+        there = {read.offset for read in final.reads}
+        kept = []
+        for attempt in acked:
+            assert attempt.offset is not None
+            if attempt.offset in there:
+                kept.append(attempt)
+            elif last_read.get(attempt.key, -1) > attempt.offset:
+                self.room.world.count("records that came again, gone")
+            elif any(self._may_have_gone(final, other, attempt) for other in attempts):
+                self.room.world.count("deletions, gone")
+                self._stays_deleted(final, attempt, last_read)
+            else:
+                kept.append(attempt)
+        return kept
+
+    def _may_have_gone(self, final: Final, deletion: Attempt, attempt: Attempt) -> bool:
+        """Whether this is a deletion of the record, or is it, and old enough to be gone."""
+        assert attempt.offset is not None
+        if not deletion.is_deletion or deletion.key != attempt.key:
+            return False
+        if deletion.offset is not None and deletion.offset < attempt.offset:
+            return False
+        age_ms = (final.ended_at - deletion.first_sent_at) * 1000
+        return age_ms >= int(final.topic.configs["delete.retention.ms"])
+
+    def _stays_deleted(
+        self, final: Final, attempt: Attempt, last_read: dict[bytes | None, int]
+    ) -> None:
+        """A deletion that is gone has left no older record of its key."""
+        quick = final.ended_at - final.began_at < 0.1  # all of it from before or after a cleaning
+        cuts = self.room.node.power_cuts
+        lost = bisect_right(cuts, attempt.first_sent_at) < len(cuts)
+        if attempt.is_deletion and quick and (final.topic.flushes_every_message or not lost):
+            self.compare(
+                attempt.key not in last_read,
+                "{} deleted its key, and an older record is there at {}",
+                attempt,
+                last_read.get(attempt.key),
+            )
 
 
 class DeliveredOnce(Checker):
@@ -212,6 +275,8 @@ class EveryOffsetOnce(Checker):
 
     def finished(self) -> None:
         for final in self.room.history.finals.values():
+            if final.topic.is_compacted:
+                continue
             offsets = [read.offset for read in final.reads]
             expected = list(range(final.log_start_offset, final.log_end_offset))
             self.compare(

@@ -15,7 +15,11 @@ class Scenario:
     shape: Callable[[Settings, Random], None]
     # Counters that must not stay zero over a batch of seeds, and checkers that may.
     gates: tuple[str, ...] = ()
-    idle_checkers: tuple[str, ...] = ("GarbageEndsItsConnection", "AnnouncedIsServed")
+    idle_checkers: tuple[str, ...] = (
+        "GarbageEndsItsConnection",
+        "AnnouncedIsServed",
+        "LastOfEachKey",
+    )
 
     def settings(self, draw: Random) -> Settings:
         settings = draw_settings(draw)
@@ -54,6 +58,28 @@ def _hostile(settings: Settings, draw: Random) -> None:
     settings.consumers = draw.randint(2, 4)
     settings.topics = draw.choice([1, 3])
     settings.faults = draw.choices(["kill", "slow disk"], k=draw.randint(0, 1))
+
+
+def _compaction(settings: Settings, draw: Random) -> None:
+    settings.compacted = draw.choice([0.7, 1.0])
+    settings.keys = draw.choice([1, 3, 10])
+    settings.deletions = draw.choice([0.0, 0.2, 0.5])
+    settings.linger_s = 3.0  # a compressed batch is opened beside the loop, one after the other
+    settings.delete_retention_ms = draw.choice([100, 60_000])
+    settings.segment_bytes = draw.choice([1000, 4096])
+    settings.max_value_bytes, settings.max_batch_records = 60, draw.choice([1, 4])
+    settings.big_value = 0.0
+    settings.topics = draw.randint(1, 2)
+    settings.records = draw.choice([80, 160])
+    settings.node_configs = {
+        "log.cleaner.backoff.ms": "20",
+        "log.cleaner.threads": draw.choice(["1", "2"]),
+        "log.flush.scheduler.interval.ms": "50",
+        "log.segment.delete.delay.ms": draw.choice(["0", "500"]),
+    }
+    kinds = ["kill", "kill at change", "power", "power at change", "restart"]
+    kinds += ["stop while starting", "full", "slow disk"]
+    settings.faults = draw.choices(kinds, k=draw.randint(0, 5))
 
 
 def _everything(settings: Settings, draw: Random) -> None:
@@ -117,7 +143,20 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             "nonsense, halves of requests, pipelines, every version of every API",
             _hostile,
             (*_WORKED, "garbage: random bytes", "garbage: half a request"),
-            (),
+            ("LastOfEachKey",),
+        ),
+        Scenario(
+            "compaction",
+            "keys that come again and are deleted, a cleaner that never rests, kills, power cuts",
+            _compaction,
+            (
+                *_WORKED,
+                "records that came again, gone",
+                "deletions, gone",
+                "fault: power at a change of the disk",
+                "fault: kill at a change of the disk",
+            ),
+            ("GarbageEndsItsConnection", "AnnouncedIsServed"),
         ),
         Scenario(
             "everything",
