@@ -12,12 +12,14 @@ from wire.batches import CODEC_MASK, HEADER_BYTES, BatchHeader, pack_batch, pars
 from wire.compression import compress
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.record_spans import record_spans
-from wire.records import records_data
+from wire.records import MAX_DECOMPRESSED_BYTES, records_data
 from wire.types import Buffer
 
 # Of the records that are refused, so many are named.
 MAX_NAMED_RECORDS: Final = 100
 _SHOWN_RECORDS: Final = 3
+# What the records of most batches have at most: these are opened side by side.
+COMMON_BYTES: Final = 4 << 20
 # Records of an uncompressed batch looked at in place: some two milliseconds.
 INLINE_RECORDS: Final = 1000
 _RECORD_COUNT_AT: Final = 57
@@ -52,11 +54,18 @@ def is_slow(config: TopicConfig, batch: Buffer) -> bool:
 
 
 def opened(
-    batch: bytearray | memoryview, header: BatchHeader, config: TopicConfig, partition: str
+    batch: bytearray | memoryview,
+    header: BatchHeader,
+    config: TopicConfig,
+    partition: str,
+    max_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> tuple[bytearray | memoryview, BatchHeader]:
-    """The batch as it is to be appended; KafkaError when its records are not acceptable."""
+    """The batch as it is to be appended; KafkaError when its records are not acceptable.
+
+    INVALID_RECORD, too, when these have more than `max_bytes`.
+    """
     try:
-        data = records_data(batch, 0, header)
+        data = records_data(batch, 0, header, max_bytes)
         _check_records(data, header, config, partition)
     except WireError as error:
         raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None

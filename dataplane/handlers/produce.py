@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from dataplane.connection import CloseConnectionError
 from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
-from dataplane.opening import InvalidRecordsError, is_slow, opened
+from dataplane.opening import COMMON_BYTES, InvalidRecordsError, is_slow, opened
 from dataplane.partition import Partition
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
@@ -288,6 +288,20 @@ def _check_timestamps(partition: Partition, header: BatchHeader, now_ms: int) ->
         )
 
 
+async def _opened(
+    worker: Worker, partition: Partition, records: memoryview, header: BatchHeader
+) -> tuple[bytearray | memoryview, BatchHeader]:
+    """The batch as it is to be stored, made beside the loop. KafkaError."""
+    open_it = partial(opened, records, header, partition.config, str(partition))
+    try:
+        return await worker.disk.run(partial(open_it, max_bytes=COMMON_BYTES))
+    except InvalidRecordsError:
+        raise
+    except KafkaError:  # it may be larger than that: these are opened one at a time
+        async with worker.opening_batch:
+            return await worker.disk.run(open_it)
+
+
 async def _append_slowly(
     worker: Worker, partition: Partition, records: memoryview, header: BatchHeader
 ) -> Answer:
@@ -297,9 +311,7 @@ async def _append_slowly(
         async with partition.appending:
             batch: bytearray | memoryview = records
             if partition.config.opens_batches:
-                batch, header = await worker.disk.run(
-                    partial(opened, records, header, partition.config, str(partition))
-                )
+                batch, header = await _opened(worker, partition, records, header)
             partition.check_append(_NO_ACKS)  # it may have changed hands while we queued
             result = await plog.append_beside(
                 worker.disk, batch, [header], partition.leader_epoch, worker.clock.now_ms()
