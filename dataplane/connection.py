@@ -7,11 +7,10 @@ looked at until it is done, so that order needs no queue and a slow reader holds
 own frame and its own answer.
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
 
@@ -77,6 +76,17 @@ class CloseConnectionError(Exception):
     """A handler's word that this connection ends without an answer; the message says why."""
 
 
+class _Unfinished(NamedTuple):
+    """What a step had to leave: to be sent; then to be waited for, or the reason to close.
+
+    Without either it is somebody else's turn. Whole frames may stand behind it in any case.
+    """
+
+    unsent: bytes
+    reply: PendingReply | list[bytes | RecordsHole] | None = None
+    failure: WireError | CloseConnectionError | None = None
+
+
 class ClientConnection:
     """Serves one connection until it ends, is drained, or brings nonsense."""
 
@@ -104,12 +114,7 @@ class ClientConnection:
         self._waiting_for_request = False
         self._draining = False
         self._ended = False
-        # What a step could not finish: bytes to send, then an answer that has to be waited for,
-        # or the reason to close; then the frames behind.
-        self._unsent: list[bytes] = []
-        self._pending: PendingReply | list[bytes | RecordsHole] | None = None
-        self._failure: WireError | CloseConnectionError | None = None
-        self._interrupted = False
+        self._unfinished: _Unfinished | None = None
 
     def drain(self) -> None:
         """No further request is read; the answers to those that were read still leave."""
@@ -137,8 +142,8 @@ class ClientConnection:
         except StorageError as error:
             log.error("closed the connection from %s in mid-answer: %s", self.client, error)
         finally:
-            if isinstance(self._pending, PendingReply):
-                self._pending.close()
+            if self._unfinished and isinstance(self._unfinished.reply, PendingReply):
+                self._unfinished.reply.close()
             self._release_memory()
             self._connection.close()
 
@@ -146,13 +151,13 @@ class ClientConnection:
         while not self._draining and not self._ended:
             self._waiting_for_request = True
             await self._connection.pump(self._step)
-            await self._finish_step()
+            await self._finish()
             await self._make_room()
 
     def _step(self) -> bool:
         """Bytes may have come: all requests that they complete are answered, and more may come.
 
-        False: `_finish_step` or `_make_room` has to wait for something.
+        False: `_finish` or `_make_room` has to wait for something.
         """
         self._waiting_for_request = more = not self._draining and self._read_and_answer()
         return more
@@ -166,7 +171,8 @@ class ClientConnection:
         frames.received(count)
         if frames.claimed_bytes > RESERVE_ABOVE_BYTES:
             self.progress += 1  # part of a small request is none
-        return self._answer_now() and self._has_room
+        self._unfinished = self._answer_now()
+        return self._unfinished is None and self._has_room
 
     @property
     def _has_room(self) -> bool:
@@ -174,8 +180,8 @@ class ClientConnection:
         claimed = self._frames.claimed_bytes
         return self.reserved_bytes == (claimed if claimed > RESERVE_ABOVE_BYTES else 0)
 
-    def _answer_now(self) -> bool:
-        """Every whole frame in the buffer is answered; False when one has to be waited for."""
+    def _answer_now(self) -> _Unfinished | None:
+        """Every whole frame in the buffer is answered, or else all before one that has to wait."""
         next_frame, handle, client = self._frames.next_frame, self._handle, self.client
         gathered: list[bytes] = []
         gathered_bytes = handled = 0
@@ -189,46 +195,36 @@ class ClientConnection:
                     gathered.append(reply)
                     gathered_bytes += len(reply)
                 elif reply is not None:
-                    self._pending = reply
-                    break
+                    return _Unfinished(b"".join(gathered), reply)
                 handled += 1
                 if gathered_bytes > SEND_AT_BYTES or handled == FRAMES_PER_SLICE:
-                    self._interrupted = True
-                    break
-            else:
-                if not gathered:
-                    return True
-                data = gathered[0] if len(gathered) == 1 else b"".join(gathered)
-                sent = self._connection.send_nowait(data)
-                if sent == len(data):
-                    return True
-                gathered = [data[sent:]]
+                    return _Unfinished(b"".join(gathered))
         except (WireError, CloseConnectionError) as error:
-            self._failure = error  # what came before it is still answered
-        self._unsent = gathered
-        return False
+            # What came before it is still answered.
+            return _Unfinished(b"".join(gathered), failure=error)
+        if not gathered:
+            return None
+        data = gathered[0] if len(gathered) == 1 else b"".join(gathered)
+        sent = self._connection.send_nowait(data)
+        return None if sent == len(data) else _Unfinished(data[sent:])
 
-    async def _finish_step(self) -> None:
-        """What the last step left is sent, and the frames behind it are answered, too."""
-        for turn in itertools.count(1):
-            if not (
-                self._unsent or self._pending is not None or self._failure or self._interrupted
-            ):
-                return
-            unsent, self._unsent = self._unsent, []
-            if unsent:
-                await self._send(b"".join(unsent))
-            if self._failure is not None:
-                raise self._failure
-            pending, self._pending = self._pending, None
-            if isinstance(pending, list):
-                await self._send_parts(pending)
-            elif pending is not None:
-                await self._send_reply(await pending)
-            if self._interrupted or turn % ANSWERS_PER_SLICE == 0:
-                self._interrupted = False
+    async def _finish(self) -> None:
+        """What the last step left is done, and the frames behind it are answered, too."""
+        turn = 0
+        while (unfinished := self._unfinished) is not None:
+            if unfinished.unsent:
+                await self._send(unfinished.unsent)
+            if unfinished.failure is not None:
+                raise unfinished.failure
+            self._unfinished = None  # whoever awaits a reply closes it
+            if isinstance(unfinished.reply, list):
+                await self._send_parts(unfinished.reply)
+            elif unfinished.reply is not None:
+                await self._send_reply(await unfinished.reply)
+            turn += 1
+            if unfinished.reply is None or turn % ANSWERS_PER_SLICE == 0:
                 await trio.lowlevel.checkpoint()
-            self._answer_now()
+            self._unfinished = self._answer_now()
 
     async def _make_room(self) -> None:
         """Before more of a large frame is read, the budget has taken it in."""
