@@ -29,6 +29,7 @@ from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config_layers import Configs
 from metaquorum.controller import Controller
 from metaquorum.decisions import WorkerRegistration
+from metaquorum.gateway import Gateway
 from metaquorum.loader import MetadataLoader
 from metaquorum.records import Endpoint
 from metaquorum.runtime import Listener, Runtime, StorageError
@@ -126,9 +127,12 @@ class Node:
         quorum = SingleVoter(self._runtime.disk, storage.metadata_dir, loader, self.config.node_id)
         await quorum.start()
         nursery.start_soon(quorum.run)
-        controller = Controller(quorum, loader, self._runtime.random, self.config.configs)
+        controller = Controller(
+            quorum, loader, self._runtime.clock, self._runtime.random, self.config.configs
+        )
         await controller.start()
-        broker_epoch = await controller.register_worker(self._registration(storage))
+        gateway = Gateway(controller, loader)
+        broker_epoch = await gateway.register_worker(self._registration(storage))
         configs = WorkerConfigs(self.config.node_id, self.config.configs, loader.image)
         log_dir = LogDir.open(self._runtime.disk, self.config.data_dir, is_locked=True)
         partitions = Partitions(
@@ -148,7 +152,7 @@ class Node:
             broker_epoch,
             self._runtime,
             loader,
-            controller,
+            gateway,
             partitions,
             configs,
         )

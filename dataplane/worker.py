@@ -16,7 +16,7 @@ from dataplane.producer_ids import ProducerIds
 from dataplane.removals import Removals
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config_layers import Configs, WorkerLayers
-from metaquorum.controller import Controller
+from metaquorum.gateway import Gateway
 from metaquorum.image import MetadataImage
 from metaquorum.loader import MetadataLoader
 from metaquorum.records import RegisterWorkerRecord
@@ -57,7 +57,7 @@ class Worker:
         broker_epoch: int,
         runtime: Runtime,
         loader: MetadataLoader,
-        controller: Controller,
+        gateway: Gateway,
         partitions: Partitions,
         configs: WorkerConfigs,
     ) -> None:
@@ -66,13 +66,13 @@ class Worker:
         self.clock: Clock = runtime.clock
         self.disk: Disk = runtime.disk
         self.loader = loader
-        self.controller = controller
+        self.gateway = gateway
         self.partitions = partitions
         self._configs = configs
         # These do not change while a node runs.
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
-        self.producer_ids = ProducerIds(controller, worker_id, broker_epoch)
+        self.producer_ids = ProducerIds(gateway, worker_id, broker_epoch)
         # One at a time: a batch may decompress to a hundred megabytes.
         self.opening_batch = trio.Lock()
         self.fetch_waiters: set[FetchWaiter] = set()

@@ -26,6 +26,7 @@ from metaquorum.batch import MAX_BATCH_RECORDS, SLICE_RECORDS, BatchTooLargeErro
 from metaquorum.config_changes import ResourceChange, change_configs
 from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.decisions import (
+    ControllerRegistration,
     Decision,
     MorePartitions,
     NewTopic,
@@ -34,23 +35,33 @@ from metaquorum.decisions import (
     TopicOutcome,
     WorkerRegistration,
     allocate_producer_ids,
-    check_features,
     create_partitions,
     create_topic,
     delete_topic,
     found_cluster,
     register_worker,
 )
+from metaquorum.features import FeatureUpdate, check_features
 from metaquorum.image import MetadataImage, Replay
 from metaquorum.loader import MetadataLoader
 from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal, Quorum
 from metaquorum.records import MetadataRecord, encode_record
+from metaquorum.runtime.seams import Clock
+from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
 from wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
 W = TypeVar("W")
 
 MAX_ATTEMPTS: Final = 5  # of one decision, when its proposals keep missing their offset
+
+
+@dataclass(frozen=True, slots=True)
+class Changed(Generic[T]):
+    """An answer, and where the metadata ends that shows what it says; 0 where nothing changed."""
+
+    answer: T
+    end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +81,13 @@ class Controller:
         self,
         quorum: Quorum,
         loader: MetadataLoader,
+        clock: Clock,
         random: Random,
         static_configs: Mapping[str, str],
     ) -> None:
         self._quorum = quorum
         self._loader = loader
+        self._clock = clock
         self._random = random
         self._static_configs = static_configs
         self._deciding = trio.Lock()
@@ -89,10 +102,14 @@ class Controller:
         check_features(self._loader.image)
         await self._change(found_cluster)
 
+    async def run(self) -> None:
+        """Workers that are gone are fenced, while this is the active controller; for ever."""
+        await trio.sleep_forever()
+
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
-    ) -> list[TopicOutcome]:
-        """One outcome for each name: created, committed and visible on this node; or why not.
+    ) -> Changed[list[TopicOutcome]]:
+        """One outcome for each name: created and committed; or why not.
 
         With `validate_only` nothing is made, and outcomes have no topic id.
         """
@@ -107,18 +124,20 @@ class Controller:
             return create_topic(image, topic, self._defaults(image), self._random)
 
         if validate_only:
-            return refused + [_unmade(decide(self._decided, topic).answer) for topic in unique]
-        return refused + await self._change_all(
+            made = [_unmade(decide(self._decided, topic).answer) for topic in unique]
+            return Changed(refused + made, 0)
+        changed = await self._change_all(
             unique, decide, lambda topic, error: TopicOutcome.refused(error, topic.name)
         )
+        return Changed(refused + changed.answer, changed.end_offset)
 
     async def delete_topics(
         self, topics: Sequence[tuple[str | None, bytes | None]]
-    ) -> list[TopicOutcome]:
-        """One outcome for each (name, None) or (None, topic id): gone, and no more visible here."""
+    ) -> Changed[list[TopicOutcome]]:
+        """One outcome for each (name, None) or (None, topic id): gone, or why not."""
         if not self._configs(self._decided).boolean("delete.topic.enable"):
             disabled = KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
-            return [TopicOutcome.refused(disabled, *topic) for topic in topics]
+            return Changed([TopicOutcome.refused(disabled, *topic) for topic in topics], 0)
 
         return await self._change_all(
             topics,
@@ -128,8 +147,8 @@ class Controller:
 
     async def create_partitions(
         self, wishes: Sequence[MorePartitions], *, validate_only: bool = False
-    ) -> list[KafkaError | None]:
-        """For each wish: None once its partitions are led and visible here; or why there are none.
+    ) -> Changed[list[KafkaError | None]]:
+        """For each wish: None once its partitions are made; or why there are none.
 
         No topic may be in it twice.
         """
@@ -138,33 +157,62 @@ class Controller:
             return create_partitions(image, wish, self._random)
 
         if validate_only:
-            return [decide(self._decided, wish).answer for wish in wishes]
+            return Changed([decide(self._decided, wish).answer for wish in wishes], 0)
         return await self._change_all(wishes, decide, lambda _, error: error)
 
     async def change_configs(
         self, resources: Sequence[ResourceChange], *, validate_only: bool = False
-    ) -> list[KafkaError | None]:
-        """For each resource: None once all of its changes are in force here; or why none is."""
+    ) -> Changed[list[KafkaError | None]]:
+        """For each resource: None once all of its changes are committed; or why none is."""
         if validate_only:
-            return [change_configs(self._decided, resource).answer for resource in resources]
+            answers = [change_configs(self._decided, resource).answer for resource in resources]
+            return Changed(answers, 0)
         return await self._change_all(resources, change_configs, lambda _, error: error)
 
-    async def register_worker(self, worker: WorkerRegistration) -> int:
-        """The worker is registered; its broker epoch. What it led has a new leader epoch.
-
-        Not waited for: that publishers see it. A worker publishes nothing before it is registered,
-        or it would lead in an epoch of its predecessor.
-        """
-        await self._change(lambda image: register_worker(image, worker))
+    async def register_worker(self, worker: WorkerRegistration) -> Changed[int]:
+        """The worker is registered; its broker epoch. What it led has a new leader epoch."""
+        changed = await self._change(lambda image: register_worker(image, worker))
         known = self._loader.image.workers.get(worker.worker_id)
         if known is None or known.incarnation_id != worker.incarnation_id:
             raise KafkaError(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 f"Another process registered as worker {worker.worker_id} meanwhile.",
             )
-        return known.broker_epoch
+        return Changed(known.broker_epoch, changed.end_offset)
 
-    async def allocate_producer_ids(self, worker_id: int, broker_epoch: int) -> ProducerIdBlock:
+    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
+        """The worker's session goes on; what the controller makes of it."""
+        await trio.lowlevel.checkpoint()
+        return HeartbeatAnswer(
+            is_fenced=False,
+            is_caught_up=True,
+            should_shut_down=heartbeat.wants_shutdown,
+            end_offset=self._loader.image.end_offset,
+        )
+
+    def connected(self, worker_id: int, incarnation_id: bytes) -> None:
+        """That process has a connection to this controller."""
+
+    def disconnected(self, worker_id: int, incarnation_id: bytes) -> None:
+        """That process's last connection to this controller has closed."""
+
+    async def unregister_worker(self, worker_id: int) -> Changed[None]:
+        """The worker is forgotten."""
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "This version cannot do that yet.")
+
+    async def register_controller(self, controller: ControllerRegistration) -> Changed[None]:
+        """It is known which feature levels the controller can run at."""
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "This version cannot do that yet.")
+
+    async def update_features(
+        self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
+    ) -> Changed[None]:
+        """The cluster runs at all of these levels; KafkaError where at none of them."""
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "This version cannot do that yet.")
+
+    async def allocate_producer_ids(
+        self, worker_id: int, broker_epoch: int
+    ) -> Changed[ProducerIdBlock]:
         """Producer ids that nobody else ever gets."""
         return await self._change(
             lambda image: allocate_producer_ids(image, worker_id, broker_epoch)
@@ -186,8 +234,8 @@ class Controller:
         wishes: Sequence[W],
         decide: Callable[[MetadataImage, W], Decision[T]],
         refused: Callable[[W, KafkaError], T],
-    ) -> list[T]:
-        """An answer for each wish, decided in order and committed together; visible here."""
+    ) -> Changed[list[T]]:
+        """An answer for each wish, decided in order and committed together."""
         decisions = [partial(_decide, decide, wish) for wish in wishes]
         started: list[_Pending[T] | KafkaError | NotCommittedError] = []
         for decision in decisions:
@@ -205,17 +253,15 @@ class Controller:
             else:
                 answers.append(answer)
                 visible_offset = max(visible_offset, end_offset)
-        await self._loader.wait_visible(visible_offset)
-        return answers
+        return Changed(answers, visible_offset)
 
-    async def _change(self, decide: Callable[[MetadataImage], Decision[T]]) -> T:
+    async def _change(self, decide: Callable[[MetadataImage], Decision[T]]) -> Changed[T]:
         """The answer, once what it says is committed."""
         try:
             pending: _Pending[T] | NotCommittedError = await self._start(decide)
         except NotCommittedError as error:
             pending = error
-        answer, _ = await self._finish(decide, pending)
-        return answer
+        return Changed(*await self._finish(decide, pending))
 
     async def _start(self, decide: Callable[[MetadataImage], Decision[T]]) -> _Pending[T]:
         """Decided, and on its way. KafkaError, NotCommittedError."""

@@ -11,6 +11,7 @@ from random import Random
 from typing import Final, Generic, TypeVar
 
 from metaquorum.config import Scope, parse_all
+from metaquorum.features import SUPPORTED_FEATURES
 from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage, partition_record
 from metaquorum.placement import place
 from metaquorum.records import (
@@ -36,9 +37,6 @@ MAX_PARTITIONS_PER_TOPIC: Final = 10_000  # a topic is made by one batch
 MAX_CONFIGS_PER_TOPIC: Final = 256
 PRODUCER_ID_BLOCK: Final = 1000
 USE_DEFAULT: Final = -1
-METADATA_VERSION: Final = "metadata.version"
-# The features this version knows, with the levels it can run at; a new cluster gets the highest.
-SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (FeatureRange(METADATA_VERSION, 1, 1),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +109,17 @@ class WorkerRegistration:
     host: str
     rack: str | None = None
     log_dirs: tuple[bytes, ...] = ()
+    features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerRegistration:
+    """What a controller says of itself: the levels it can run at, and where its peers reach it."""
+
+    controller_id: int
+    incarnation_id: bytes
+    host: str
+    port: int
     features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
 
 
@@ -448,16 +457,3 @@ def found_cluster(image: MetadataImage) -> Decision[None]:
     """The cluster runs at known feature levels; nothing changes where it does already."""
     missing = [each for each in SUPPORTED_FEATURES if each.name not in image.features]
     return Decision(None, [FeatureLevelRecord(each.name, each.most) for each in missing])
-
-
-def check_features(image: MetadataImage) -> None:
-    """KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot."""
-    supported = {each.name: each for each in SUPPORTED_FEATURES}
-    for name, level in image.features.items():
-        known = supported.get(name)
-        if known is None or not known.least <= level <= known.most:
-            raise KafkaError(
-                ErrorCode.UNSUPPORTED_VERSION,
-                f"The cluster runs at level {level} of {name}, which this version does not"
-                " support; start a newer one.",
-            )

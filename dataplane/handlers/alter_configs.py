@@ -95,7 +95,7 @@ async def _change(
             wishes[number] = _wish(worker, each)
         except KafkaError as error:
             outcomes[number] = error
-    answers = await worker.controller.change_configs(
+    answers = await worker.gateway.change_configs(
         list(wishes.values()), validate_only=validate_only
     )
     outcomes |= zip(wishes, answers, strict=True)

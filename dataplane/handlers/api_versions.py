@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from dataplane.worker import Request, Worker
-from metaquorum.decisions import SUPPORTED_FEATURES
+from metaquorum.features import SUPPORTED_FEATURES
 from wire.apis import APIS
 from wire.errors import ErrorCode
 from wire.messages.api_versions import (

@@ -53,7 +53,7 @@ async def _create_first(
     """Unknown topics are made before the answer, which then shows them with their leaders."""
     wishes = [NewTopic(name) for name in dict.fromkeys(names)]
     try:
-        outcomes = await worker.controller.create_topics(wishes)
+        outcomes = await worker.gateway.create_topics(wishes)
         refused = {o.name: o for o in outcomes if o.code is not ErrorCode.NONE}
     except KafkaError as error:
         refused = {w.name: TopicOutcome.refused(error, w.name) for w in wishes}

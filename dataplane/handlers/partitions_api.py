@@ -52,7 +52,7 @@ async def handle_create_partitions(
     }
     wishes = [_wish(topic) for topic in message.topics if counts[topic.name] == 1]
     with trio.move_on_after(timeout_seconds(message.timeout_ms)):
-        answers = await worker.controller.create_partitions(
+        answers = await worker.gateway.create_partitions(
             wishes, validate_only=message.validate_only
         )
         outcomes |= {wish.topic: answer for wish, answer in zip(wishes, answers, strict=True)}

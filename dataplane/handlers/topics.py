@@ -56,7 +56,7 @@ async def _create(
     refused = {outcome.name for outcome in outcomes}
     wishes = [wish for wish in wishes if wish.name not in refused]  # the same name again
     try:
-        outcomes += await worker.controller.create_topics(wishes, validate_only=validate_only)
+        outcomes += await worker.gateway.create_topics(wishes, validate_only=validate_only)
     except KafkaError as error:
         outcomes += [TopicOutcome.refused(error, wish.name) for wish in wishes]
     return outcomes
@@ -128,7 +128,7 @@ async def handle_delete_topics(
     outcomes = [_timed_out(name, topic_id) for name, topic_id in asked]
     with trio.move_on_after(timeout_seconds(message.timeout_ms)):
         try:
-            outcomes = await worker.controller.delete_topics(asked)
+            outcomes = await worker.gateway.delete_topics(asked)
         except KafkaError as error:
             outcomes = [TopicOutcome.refused(error, name, topic_id) for name, topic_id in asked]
     return DeleteTopicsResponse(

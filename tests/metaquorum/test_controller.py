@@ -11,11 +11,11 @@ from metaquorum.decisions import (
     NewTopic,
     TopicDefaults,
     TopicOutcome,
-    check_features,
     create_topic,
     new_topic_id,
     register_worker,
 )
+from metaquorum.features import check_features
 from metaquorum.image import MetadataImage, replay
 from metaquorum.placement import place
 from metaquorum.records import FeatureLevelRecord, PartitionRecord, TopicRecord
@@ -137,7 +137,7 @@ def test_a_topic_whose_creation_is_on_its_way_exists_already() -> None:
 
     async def work(node: Node) -> None:
         async def one() -> None:
-            answers.extend(codes(await node.controller.create_topics([NewTopic("t")])))
+            answers.extend(codes(await node.gateway.create_topics([NewTopic("t")])))
             assert node.loader.image.topic("t") is not None, "answered before it was committed"
 
         async with trio.open_nursery() as nursery:
@@ -150,9 +150,9 @@ def test_a_topic_whose_creation_is_on_its_way_exists_already() -> None:
 
 def test_one_request_has_an_outcome_for_each_topic() -> None:
     async def work(node: Node) -> None:
-        controller = node.controller
+        gateway = node.gateway
         wishes = [NewTopic("a"), NewTopic("b", 3), NewTopic("c!"), NewTopic("d"), NewTopic("d")]
-        outcomes = await controller.create_topics(wishes)
+        outcomes = await gateway.create_topics(wishes)
         assert sorted(codes(outcomes)) == [
             ("a", E.NONE),
             ("b", E.NONE),
@@ -161,7 +161,7 @@ def test_one_request_has_an_outcome_for_each_topic() -> None:
         ]
         assert node.loader.visible.topics["b"].partitions
         made = node.loader.image.topics["a"]
-        deleted = await controller.delete_topics(
+        deleted = await gateway.delete_topics(
             [("b", None), ("zz", None), (None, made.topic_id), (None, bytes(16))]
         )
         assert codes(deleted) == [
@@ -179,7 +179,7 @@ def test_validating_makes_nothing() -> None:
     async def work(node: Node) -> None:
         before = node.voter.status
         wishes = [NewTopic("t", 5), NewTopic("u", 1, 9)]
-        outcomes = await node.controller.create_topics(wishes, validate_only=True)
+        outcomes = await node.gateway.create_topics(wishes, validate_only=True)
         assert codes(outcomes) == [("t", E.NONE), ("u", E.INVALID_REPLICATION_FACTOR)]
         assert outcomes[0].partitions == 5
         assert outcomes[0].topic_id is None
@@ -194,7 +194,7 @@ def test_producer_id_blocks_never_overlap_and_need_the_current_epoch() -> None:
         blocks = []
 
         async def one() -> None:
-            blocks.append(await node.controller.allocate_producer_ids(1, epoch))
+            blocks.append(await node.gateway.allocate_producer_ids(1, epoch))
 
         async with trio.open_nursery() as nursery:
             for _ in range(5):
@@ -202,10 +202,10 @@ def test_producer_id_blocks_never_overlap_and_need_the_current_epoch() -> None:
         assert sorted(block.first for block in blocks) == [0, 1000, 2000, 3000, 4000]
         assert {block.count for block in blocks} == {1000}
         with pytest.raises(KafkaError) as stale:
-            await node.controller.allocate_producer_ids(1, epoch + 1)
+            await node.gateway.allocate_producer_ids(1, epoch + 1)
         assert stale.value.code is E.STALE_BROKER_EPOCH
         with pytest.raises(KafkaError) as unknown:
-            await node.controller.allocate_producer_ids(2, epoch)
+            await node.gateway.allocate_producer_ids(2, epoch)
         assert unknown.value.code is E.BROKER_ID_NOT_REGISTERED
 
     trio.run(Node(CrashDisk()).run, work)
@@ -219,7 +219,7 @@ def test_a_proposal_that_missed_its_offset_is_decided_anew() -> None:
 
         # Somebody else's batch takes the offset that the controller decides for.
         node.voter.propose(status.term, status.end_offset, [encode_record(record)])
-        outcomes = await node.controller.create_topics([NewTopic("a"), NewTopic("b")])
+        outcomes = await node.gateway.create_topics([NewTopic("a"), NewTopic("b")])
         assert codes(outcomes) == [("a", E.NONE), ("b", E.NONE)]
         assert sorted(node.loader.image.topics) == ["a", "b", "other"]
 
@@ -233,7 +233,7 @@ def test_a_large_registration_is_several_batches_and_all_epochs_are_raised() -> 
     async def work(node: Node) -> None:
         if not node.loader.image.topics:
             wishes = [NewTopic("a", 7_000), NewTopic("b", 7_000)]
-            assert [code for _, code in codes(await node.controller.create_topics(wishes))] == [
+            assert [code for _, code in codes(await node.gateway.create_topics(wishes))] == [
                 E.NONE,
                 E.NONE,
             ]
@@ -248,7 +248,7 @@ def test_a_large_registration_is_several_batches_and_all_epochs_are_raised() -> 
 def test_who_does_not_lead_says_so() -> None:
     async def main() -> None:
         node = Node(CrashDisk())
-        (outcome,) = await node.controller.create_topics([NewTopic("a")])
+        (outcome,) = await node.gateway.create_topics([NewTopic("a")])
         assert outcome.code is E.NOT_CONTROLLER
 
     trio.run(main)

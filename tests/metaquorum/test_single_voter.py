@@ -10,12 +10,13 @@ import trio.testing
 
 from metaquorum.controller import Controller
 from metaquorum.decisions import NewTopic, WorkerRegistration
+from metaquorum.gateway import Gateway
 from metaquorum.image import MetadataImage
 from metaquorum.journal import Journal
 from metaquorum.loader import MetadataLoader
 from metaquorum.quorum import NotCommittedError, OutcomeUnknownError
 from metaquorum.records import Endpoint, TopicRecord, encode_record
-from metaquorum.runtime.real import RealDisk
+from metaquorum.runtime.real import RealClock, RealDisk
 from metaquorum.runtime.seams import Disk, StorageError
 from metaquorum.single_voter import SingleVoter
 from metaquorum.snapshot import snapshots
@@ -41,7 +42,8 @@ class Node:
         journal = Journal(disk, directory, CLUSTER, segment_bytes=700)
         self.voter = SingleVoter(disk, directory, self.loader, 1, snapshot_interval_bytes, journal)
         self.random = Random(seed)
-        self.controller = Controller(self.voter, self.loader, self.random, {})
+        self.controller = Controller(self.voter, self.loader, RealClock(), self.random, {})
+        self.gateway = Gateway(self.controller, self.loader)
 
     async def run(self, work: Callable[["Node"], Awaitable[None]]) -> None:
         """`work` has been done on this node, which has stopped in good order."""
@@ -51,7 +53,7 @@ class Node:
             nursery.start_soon(self.loader.run)
             await self.controller.start()
             worker = WorkerRegistration(1, self.random.randbytes(16), (ENDPOINT,), "host")
-            await self.controller.register_worker(worker)
+            await self.gateway.register_worker(worker)
             await work(self)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
@@ -60,7 +62,7 @@ class Node:
 
 def create(acknowledged: list[str], names: list[str]) -> Callable[[Node], Awaitable[None]]:
     async def one(node: Node, name: str) -> None:
-        (outcome,) = await node.controller.create_topics([NewTopic(name, 2)])
+        (outcome,) = await node.gateway.create_topics([NewTopic(name, 2)])
         assert outcome.code is ErrorCode.NONE
         acknowledged.append(name)
 
@@ -134,7 +136,7 @@ def test_every_start_is_a_term_of_its_own_and_raises_the_epochs_of_what_the_work
 
     async def look(node: Node) -> None:
         if not terms:
-            await node.controller.create_topics([NewTopic("t")])
+            await node.gateway.create_topics([NewTopic("t")])
         terms.append(node.voter.status.term)
         epochs.append(node.loader.image.topics["t"].partitions[0].leader_epoch)
 
@@ -169,11 +171,11 @@ def test_a_full_disk_refuses_changes_and_serves_again_when_there_is_room() -> No
 
     async def work(node: Node) -> None:
         disk.full_at_bytes = disk.used_bytes() + 20
-        (refused,) = await node.controller.create_topics([NewTopic("a", 50)])
+        (refused,) = await node.gateway.create_topics([NewTopic("a", 50)])
         assert refused.code is ErrorCode.KAFKA_STORAGE_ERROR
         assert node.loader.image.topic("a") is None
         disk.full_at_bytes = None
-        (made,) = await node.controller.create_topics([NewTopic("b", 50)])
+        (made,) = await node.gateway.create_topics([NewTopic("b", 50)])
         assert made.code is ErrorCode.NONE
 
     trio.run(Node(disk).run, work)
@@ -186,7 +188,7 @@ def test_a_failed_sync_stops_the_voter_and_nobody_is_told_that_nothing_happened(
 
     async def work(node: Node) -> None:
         disk.failing_syncs = 1
-        answers.extend(await node.controller.create_topics([NewTopic("a")]))
+        answers.extend(await node.gateway.create_topics([NewTopic("a")]))
 
     with pytest.RaisesGroup(StorageError, flatten_subgroups=True):
         trio.run(Node(disk).run, work)
