@@ -1,0 +1,71 @@
+"""The machine's own network under trio: what the process does while trio believes it waits."""
+
+import logging
+
+import pytest
+import trio
+import trio.testing
+
+from metaquorum.runtime import Connection
+from metaquorum.runtime.real import RealNetwork
+
+# So long trio would sleep if nobody told it; a wake-up takes some 50 microseconds.
+LOST_S = 5.0
+
+
+async def _pair(network: RealNetwork) -> tuple[Connection, trio.SocketStream]:
+    """A connection of ours, and the other end of it."""
+    listener = await network.listen("127.0.0.1", 0)
+    other = await trio.open_tcp_stream(*listener.address)
+    ours = await listener.accept()
+    listener.close()
+    return ours, other
+
+
+def test_a_step_wakes_the_task_of_another_connection_at_once() -> None:
+    """A fetch waits for records on one connection, and a produce on another brings them."""
+    woken_by_step = trio.Event()
+
+    async def pump(connection: Connection) -> None:
+        def step() -> bool:
+            if connection.receive_nowait(bytearray(10)) > 0:
+                woken_by_step.set()
+            return True  # this connection's own task has nothing to do
+
+        await connection.pump(step)
+
+    async def main() -> None:
+        network = RealNetwork()
+        ours, other = await _pair(network)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump, ours)
+            await trio.testing.wait_all_tasks_blocked()
+            # Nothing but the step can end this wait, or else its timeout.
+            with trio.move_on_after(LOST_S) as limit:
+                other.socket._sock.send(b"records")  # beside trio, which shall be asleep by then
+                await woken_by_step.wait()
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() < limit.deadline
+        assert woken_by_step.is_set()
+        ours.close()
+        await other.aclose()
+
+    trio.run(main)
+
+
+def test_a_loop_ends_without_complaint_from_the_instrument(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """trio drops an instrument that raises, and logs it."""
+
+    async def main() -> None:
+        network = RealNetwork()
+        ours, other = await _pair(network)
+        with trio.move_on_after(0.01):
+            await ours.pump(lambda: True)
+        ours.close()
+        await other.aclose()
+
+    with caplog.at_level(logging.DEBUG):
+        trio.run(main)
+    assert caplog.records == []
