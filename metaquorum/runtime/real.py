@@ -259,8 +259,8 @@ class Poller(trio.abc.Instrument):
             now = time.monotonic()
             if runner.runq or now >= until:  # a step may have woken any task, not only its own
                 break
-        # Or trio would wait for as long once more. Not in a turn in which it would not wait, though:
-        # that costs 10 microseconds, and the last turns of all refuse it.
+        # Or trio would wait for as long once more. Not in a turn in which it would not: that costs
+        # 10 microseconds, and the last turns of all refuse it.
         if trio_sleeps and (timeout > 0 or runner.runq):
             token.run_sync_soon(_nothing)
 

@@ -1,6 +1,7 @@
 """The machine's own network under trio: what the process does while trio believes it waits."""
 
 import logging
+import socket
 
 import pytest
 import trio
@@ -13,10 +14,10 @@ from metaquorum.runtime.real import RealNetwork
 LOST_S = 5.0
 
 
-async def _pair(network: RealNetwork) -> tuple[Connection, trio.SocketStream]:
+async def _pair(network: RealNetwork) -> tuple[Connection, socket.socket]:
     """A connection of ours, and the other end of it."""
     listener = await network.listen("127.0.0.1", 0)
-    other = await trio.open_tcp_stream(*listener.address)
+    other = socket.create_connection(listener.address)
     ours = await listener.accept()
     listener.close()
     return ours, other
@@ -42,13 +43,13 @@ def test_a_step_wakes_the_task_of_another_connection_at_once() -> None:
             await trio.testing.wait_all_tasks_blocked()
             # Nothing but the step can end this wait, or else its timeout.
             with trio.move_on_after(LOST_S) as limit:
-                other.socket._sock.send(b"records")  # beside trio, which shall be asleep by then
+                other.send(b"records")
                 await woken_by_step.wait()
             nursery.cancel_scope.cancel()
         assert trio.current_time() < limit.deadline
         assert woken_by_step.is_set()
         ours.close()
-        await other.aclose()
+        other.close()
 
     trio.run(main)
 
@@ -64,7 +65,7 @@ def test_a_loop_ends_without_complaint_from_the_instrument(
         with trio.move_on_after(0.01):
             await ours.pump(lambda: True)
         ours.close()
-        await other.aclose()
+        other.close()
 
     with caplog.at_level(logging.DEBUG):
         trio.run(main)
