@@ -4,12 +4,15 @@ Two states side by side. The *cache* is what programs read; kill -9 leaves it as
 is what was made durable:
 
     bytes of a file       medium after `sync` of that file; until then its writes are pending
-    names in a folder     medium after `sync_dir` of that folder; until then pending, in order
+    names in a folder     medium after `sync_dir` of that folder; until then pending
 
 A cut of power draws, from the world's seed, what became of the pending parts. For each file one of:
 nothing reached the medium; a prefix of the writes did, the last one torn at any byte; single pages
-did, in any order, missing ones reading as before or as zeros; everything did. Of the pending names
-a prefix survives (file systems journal them in order). Then cache and medium are one again.
+did, in any order, missing ones reading as before or as zeros; everything did. For the pending names
+one of: none survived, or all; a prefix of them did, as where a file system journals them in order;
+each met a fate of its own, as POSIX allows: a removal is kept, the rename before it is lost. What
+one call did is kept whole (a rename is atomic), and never without what the same names were before.
+Then cache and medium are one again.
 
 A failed `sync` is as in Linux: the pages count as clean, stay readable, and never become durable.
 """
@@ -25,6 +28,8 @@ PAGE_BYTES: Final = 512
 UNLIMITED_BYTES: Final = 1 << 40
 Fate = Literal["nothing", "prefix", "pages", "everything"]
 FATES: Final[tuple[Fate, ...]] = ("nothing", "prefix", "pages", "everything")
+NameFate = Literal["none", "all", "prefix", "each"]
+NAME_FATES: Final[tuple[NameFate, ...]] = ("none", "all", "prefix", "each", "each")
 
 
 class Inode:
@@ -122,6 +127,11 @@ class NameChange:
 
     edits: list[tuple[Folder, str, Node | None]]
 
+    @property
+    def entries(self) -> set[tuple[int, str]]:
+        """The directory entries concerned. A later change of one needs the earlier."""
+        return {(id(folder), name) for folder, name, _ in self.edits}
+
     def make_durable(self) -> None:
         for folder, name, node in self.edits:
             if node is None:
@@ -138,6 +148,8 @@ class Lost:
     bytes: int = 0
     names: int = 0
     torn: int = 0
+    # A change of names survived that came after one that did not.
+    out_of_order: bool = False
 
 
 @dataclass(slots=True)
@@ -251,13 +263,14 @@ class Storage:
 
     def sync_dir(self, path: str) -> None:
         folder = self.folder(path)
-        left: list[NameChange] = []
-        for change in self.pending_names:
-            if any(edited is folder for edited, _, _ in change.edits):
-                change.make_durable()
-            else:
-                left.append(change)
-        self.pending_names = left
+        durable: list[bool] = []
+        needed: set[tuple[int, str]] = set()
+        for change in reversed(self.pending_names):  # with what its entries were before
+            is_here = any(edited is folder for edited, _, _ in change.edits)
+            durable.append(is_here or not needed.isdisjoint(change.entries))
+            if durable[-1]:
+                needed |= change.entries
+        self._settle_names(durable[::-1])
 
     def _parent(self, path: str) -> tuple[Folder, str]:
         head, _, name = path.rstrip("/").rpartition("/")
@@ -275,15 +288,36 @@ class Storage:
 
     def lose_power(self, draw: random.Random) -> Lost:
         lost = Lost()
-        survive = draw.choice(
-            [0, len(self.pending_names), draw.randint(0, len(self.pending_names))]
-        )
-        lost.names = len(self.pending_names) - survive
-        for change in self.pending_names[:survive]:
-            change.make_durable()
+        survived = self._names_that_survive(draw.choice(NAME_FATES), draw)
+        lost.names = survived.count(False)
+        lost.out_of_order = True in survived[survived.index(False) :] if lost.names else False
+        self._settle_names(survived)
         self.pending_names.clear()
         self._forget(self.root, draw, lost)
         return lost
+
+    def _names_that_survive(self, fate: NameFate, draw: random.Random) -> list[bool]:
+        changes = self.pending_names
+        if fate != "each":
+            prefix = draw.randint(0, len(changes)) if fate == "prefix" else len(changes)
+            return [fate != "none" and number < prefix for number in range(len(changes))]
+        survived: list[bool] = []
+        lost: set[tuple[int, str]] = set()
+        share = draw.choice([0.2, 0.5, 0.8])
+        for change in changes:
+            survived.append(lost.isdisjoint(change.entries) and draw.random() < share)
+            if not survived[-1]:
+                lost |= change.entries
+        return survived
+
+    def _settle_names(self, durable: list[bool]) -> None:
+        left: list[NameChange] = []
+        for change, settled in zip(self.pending_names, durable, strict=True):
+            if settled:
+                change.make_durable()
+            else:
+                left.append(change)
+        self.pending_names = left
 
     def _forget(self, folder: Folder, draw: random.Random, lost: Lost) -> None:
         folder.entries = dict(folder.durable)

@@ -38,14 +38,44 @@ def test_unsynced_name_is_sometimes_lost_and_sometimes_kept() -> None:
     assert 0 < kept < 40
 
 
-def test_names_survive_as_a_prefix_of_their_order() -> None:
+def test_names_survive_one_by_one_or_as_a_prefix() -> None:
+    outcomes = set()
+    for seed in range(200):
+        storage = Storage()
+        for number in range(3):
+            written(storage, f"/{number}", b"", synced=True)
+        lost = storage.lose_power(random.Random(seed))
+        names = "".join(sorted(storage.folder("/").entries))
+        assert lost.names == 3 - len(names)
+        assert lost.out_of_order == (names not in ("", "0", "01", "012"))
+        outcomes.add(names)
+    assert outcomes == {"", "0", "1", "2", "01", "02", "12", "012"}
+
+
+def test_changes_of_one_name_survive_in_their_order() -> None:
+    for seed in range(100):
+        storage = Storage()
+        written(storage, "/a", b"one", synced=True)
+        storage.rename("/a", "/b")
+        written(storage, "/a", b"two", synced=True)
+        storage.lose_power(random.Random(seed))
+        names = {name: storage.file(f"/{name}").data for name in storage.folder("/").entries}
+        assert names in ({}, {"a": b"one"}, {"b": b"one"}, {"a": b"two", "b": b"one"})
+
+
+def test_syncing_the_folder_that_a_file_was_moved_to_settles_where_it_came_from() -> None:
     for seed in range(40):
         storage = Storage()
-        for number in range(5):
-            written(storage, f"/{number}", b"", synced=True)
+        for folder in ("/from", "/to"):
+            storage.make_dirs(folder)
+        storage.sync_dir("/")
+        written(storage, "/from/file", b"x", synced=True)
+        storage.rename("/from/file", "/to/file")
+        written(storage, "/from/later", b"x", synced=True)
+        storage.sync_dir("/to")
         storage.lose_power(random.Random(seed))
-        names = sorted(storage.folder("/").entries)
-        assert names == [str(number) for number in range(len(names))]
+        assert set(storage.folder("/to").entries) == {"file"}
+        assert set(storage.folder("/from").entries) <= {"later"}
 
 
 def test_rename_is_atomic() -> None:
