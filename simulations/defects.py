@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import trio
+
 from dataplane.connection import ClientConnection
 from dataplane.log import cleaning, recovery
 from dataplane.log.compaction import BatchFilter
@@ -270,6 +272,17 @@ def _swapped_without_sync() -> AbstractContextManager[None]:
     return swapped(cleaning._Target, "finish", wrong)
 
 
+def _names_swapped_without_sync() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def sync_names(self: Any, disk: Any, folder: str) -> bool:
+            await trio.lowlevel.checkpoint()
+            return bool(self.folder == folder)
+
+        return sync_names
+
+    return swapped(PartitionLog, "_sync_names", wrong)
+
+
 def _deleted_keys_come_back() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def put(self: Any, key: bytes, offset: int) -> bool:
@@ -394,6 +407,13 @@ DEFECTS: Final[dict[str, Defect]] = {
             "compaction",
             ("L2", "L4", "L5", "liveness"),
             _swapped_without_sync,
+        ),
+        Defect(
+            "names-swapped-without-sync",
+            "the names of the segments that a cleaned one replaces go before its own is durable",
+            "compaction",
+            ("L2", "L5", "liveness"),
+            _names_swapped_without_sync,
         ),
         Defect(
             "deleted-keys-come-back",
