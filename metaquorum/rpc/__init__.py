@@ -1,0 +1,1 @@
+"""What a node asks of the quorum's controllers, and how they answer."""
