@@ -4,7 +4,8 @@ Each of `log.cleaner.threads` workers (tasks of the one loop; what is slow they 
 the log with the largest share of dirty bytes of those that are due, cleans it, and looks again;
 when none is due it waits `log.cleaner.backoff.ms`. How far each log is cleaned is kept in Kafka's
 `cleaner-offset-checkpoint`. A log that cannot be cleaned, because something in it cannot be opened,
-is told once and left alone until the node restarts: it is served as any other.
+is told once and left alone until the node restarts: it is served as any other. One cleaner is for
+all log directories: threads, memory and rate are the worker's, and the dirtiest log is where it is.
 """
 
 import logging
@@ -23,7 +24,7 @@ from dataplane.log.cleaning import (
 )
 from dataplane.log.compaction import Cleanable, SegmentAges, cleanable
 from dataplane.log.files import DiskFullError
-from dataplane.log.log_dir import LogDir
+from dataplane.log.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.partition import Partition
 from dataplane.worker import Worker
@@ -65,14 +66,14 @@ class LogCleaner:
         self,
         worker: Worker,
         runtime: Runtime,
-        log_dir: LogDir,
+        log_dirs: LogDirs,
         retired: Callable[[Partition, int], None],
     ) -> None:
         """`retired` is told of a partition's segments whose files can go after their delay."""
         self._worker = worker
         self._clock = runtime.clock
         self._disk = runtime.disk
-        self._log_dir = log_dir
+        self._log_dirs = log_dirs
         self._retired = retired
         self._throttle = IoThrottle()
         self._workers = 0
@@ -169,7 +170,7 @@ class LogCleaner:
         ]
         return cleanable(
             segments,
-            self._log_dir.cleaner_offsets.get((partition.topic, partition.index), 0),
+            self._log_dirs.cleaner_offset((partition.topic, partition.index)),
             min(partition.last_stable_offset, plog.recovery_point),
             now_ms,
             partition.config.compaction,
@@ -189,8 +190,8 @@ class LogCleaner:
         )
         try:
             result = await cleaning.run()
-            self._log_dir.cleaner_offsets[partition.topic, partition.index] = result.cleaned_to
-            await self._log_dir.write_cleaner_offsets()
+            at = (partition.topic, partition.index)
+            await self._log_dirs.set_cleaner_offset(at, result.cleaned_to)
         except CleaningAborted:
             log.info("%s: cleaning ended early, as the log or its configs changed", partition)
             return False

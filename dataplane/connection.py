@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
 
-from dataplane.log.files import storage_errors
 from dataplane.log.partition_log import LogSlice
 from dataplane.memory import RequestMemory
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
@@ -280,7 +279,7 @@ class ClientConnection:
             await self._send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
 
     async def _read_cold(self, part: LogSlice) -> bytes:
-        with part.pinned() as file, storage_errors("read", file.path):
+        with part.pinned() as file, part.reading():
             data = await self._disk.run(partial(file.read, part.size_bytes, part.position))
         if len(data) != part.size_bytes:
             raise StorageError(f"{file.path} ends before {part.position + part.size_bytes}")
@@ -294,7 +293,7 @@ class ClientConnection:
             while position < end:
                 size = min(COLD_READ_BYTES, end - position)
                 if not file.is_cached(size, position):
-                    with storage_errors("read", file.path):
+                    with part.reading():
                         await self._disk.run(partial(file.read, size, position))
                 await self._connection.send_file(file, position, size)
                 self.progress += 1

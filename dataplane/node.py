@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from dataplane.dispatch import Dispatcher
-from dataplane.log.log_dir import LogDir
+from dataplane.log.log_dirs import LogDirs
 from dataplane.node_config import NodeConfig
 from dataplane.partitions import Partitions
 from dataplane.server import Server, ServerLimits
@@ -36,7 +36,7 @@ from metaquorum.runtime import Listener, Runtime, StorageError
 from metaquorum.single_voter import SingleVoter
 from metaquorum.storage import Storage, open_storage
 from wire.errors import KafkaError
-from wire.types import random_uuid, uuid_from_text
+from wire.types import random_uuid
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,16 @@ class Node:
             self.cluster_id = storage.properties.cluster_id
             listener = await self._listen()
             try:
-                async with trio.open_nursery() as nursery:
-                    await self._serve(nursery, storage, listener, started)
-                    nursery.cancel_scope.cancel()
+                paths = self.config.log_dirs or (self.config.data_dir,)
+                log_dirs = await disk.run(
+                    lambda: LogDirs.open(disk, storage, paths, random, owner=self._owner)
+                )
+                try:
+                    async with trio.open_nursery() as nursery:
+                        await self._serve(nursery, storage, log_dirs, listener, started)
+                        nursery.cancel_scope.cancel()
+                finally:
+                    log_dirs.abandon()
             finally:
                 listener.close()
         finally:
@@ -120,6 +127,7 @@ class Node:
         self,
         nursery: trio.Nursery,
         storage: Storage,
+        log_dirs: LogDirs,
         listener: Listener,
         started: Callable[["Node"], None],
     ) -> None:
@@ -132,13 +140,12 @@ class Node:
         )
         await controller.start()
         gateway = Gateway(controller, loader)
-        broker_epoch = await gateway.register_worker(self._registration(storage))
+        broker_epoch = await gateway.register_worker(self._registration(log_dirs))
         configs = WorkerConfigs(self.config.node_id, self.config.configs, loader.image)
-        log_dir = LogDir.open(self._runtime.disk, self.config.data_dir, is_locked=True)
         partitions = Partitions(
-            self.config.node_id, self._runtime.clock, self._runtime.random, configs, log_dir
+            self.config.node_id, self._runtime.clock, self._runtime.random, configs, log_dirs
         )
-        await log_dir.load(
+        await log_dirs.load(
             lambda topic: partitions.topic_config(loader.image, topic).log,
             self._runtime.clock.now_ms(),
             concurrent=configs.own.integer("num.recovery.threads.per.data.dir"),
@@ -156,22 +163,23 @@ class Node:
             partitions,
             configs,
         )
-        upkeep = Upkeep(worker, self._runtime, log_dir)
+        upkeep = Upkeep(worker, self._runtime, log_dirs)
         server = Server(self._runtime, listener, Dispatcher(worker).handle, _limits(worker.configs))
         configs.call(lambda changed: server.limit(_limits(changed)))
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)
             serving.start_soon(upkeep.run)
+            serving.start_soon(log_dirs.wait_none_left)
             started(self)
             await self._stop.wait()
             log.info("stopping: answering what was asked, then syncing")
             worker.stop_waiting()
             await server.drain()
             serving.cancel_scope.cancel()
-        await log_dir.close(upkeep.high_watermarks(), broker_epoch=broker_epoch)
+        await log_dirs.close(upkeep.high_watermarks(), broker_epoch=broker_epoch)
         await quorum.close()
 
-    def _registration(self, storage: Storage) -> WorkerRegistration:
+    def _registration(self, log_dirs: LogDirs) -> WorkerRegistration:
         host, port = self.config.advertise
         endpoint = Endpoint(LISTENER_NAME, host, port or self.address[1], "PLAINTEXT")
         return WorkerRegistration(
@@ -180,7 +188,7 @@ class Node:
             (endpoint,),
             self.config.host,
             self.config.rack,
-            (uuid_from_text(storage.properties.directory_id),),
+            log_dirs.ids,
         )
 
 

@@ -15,6 +15,8 @@ class NodeConfig:
     data_dir: str  # absolute
     listen: tuple[str, int]  # port 0: any free one
     advertise: tuple[str, int | None]  # None: the port that was bound
+    # Absolute; none: the data directory is the only one.
+    log_dirs: tuple[str, ...] = ()
     roles: frozenset[str] = ALL_ROLES
     quorum: tuple[int, ...] = ()
     host: str = "localhost"  # the machine, for placement

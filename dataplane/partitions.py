@@ -7,7 +7,9 @@ from typing import Final
 
 import trio
 
+from dataplane.log.files import DirectoryFailedError, UnreadableError
 from dataplane.log.log_dir import LogDir, NewPartition
+from dataplane.log.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.partition import Partition
 from dataplane.topic_config import TopicConfig
@@ -30,7 +32,12 @@ class Partitions:
     """Finds partitions for requests, and follows the metadata as one of its publishers."""
 
     def __init__(
-        self, worker_id: int, clock: Clock, random: Random, configs: WorkerConfigs, log_dir: LogDir
+        self,
+        worker_id: int,
+        clock: Clock,
+        random: Random,
+        configs: WorkerConfigs,
+        log_dirs: LogDirs,
     ) -> None:
         self.worker_id = worker_id
         self._clock = clock
@@ -38,7 +45,8 @@ class Partitions:
         self._started = False
         self._configs = configs
         self._layers = configs.layers  # as the partitions know them
-        self._log_dir = log_dir
+        self.log_dirs = log_dirs
+        log_dirs.listener = self
         self._by_name: dict[str, dict[int, Partition]] = {}
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
@@ -61,7 +69,7 @@ class Partitions:
             raise self._absent(topic, index) from None
 
     def _absent(self, topic: str, index: int) -> KafkaError:
-        if (topic, index) in self._log_dir.offline:  # the reason names paths: it is in our log
+        if self.log_dirs.offline_reason((topic, index)):  # it names paths: it is in our log
             return KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"partition {topic}-{index} is offline"
             )
@@ -87,14 +95,6 @@ class Partitions:
     def of_topic(self, name: str) -> list[Partition]:
         """The topic's partitions that are here; none for a topic that is not."""
         return list(self._by_name.get(name, {}).values())
-
-    @property
-    def log_dir_path(self) -> str:
-        return self._log_dir.path
-
-    async def write_checkpoints(self) -> None:
-        """Where logs begin, and up to where they are synced, survives a loss of power."""
-        await self._log_dir.checkpoint()
 
     def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
         return self._topic_config(image.topic_configs(topic))
@@ -124,10 +124,10 @@ class Partitions:
             for index, state in enumerate(topic.partitions)
             if self.worker_id in state.replicas
         ]
-        if not self._started:
-            self._started = True
+        is_first, self._started = not self._started, True
+        if is_first:
             await self._set_strays_aside(image)
-        await self._create_missing(hosted, image)
+        await self._create_missing(hosted, image, may_be_absent=is_first)
         for number, (topic, index, state) in enumerate(hosted):
             partition = self._by_id.get(topic.topic_id, {}).get(index)
             if partition is not None:
@@ -141,11 +141,13 @@ class Partitions:
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:
         """Logs of topics that were deleted, or made again, while this worker was down."""
-        log_dir = self._log_dir
-        strays = [at for at, plog in log_dir.partitions.items() if _is_stray(image, at, plog)]
-        strays += [at for at in log_dir.offline if _is_stray(image, at, None)]
-        for number, (topic, index) in enumerate(strays):
-            plog = log_dir.partitions.get((topic, index))
+        strays = [
+            (log_dir, at, plog)
+            for log_dir in self.log_dirs
+            for at, plog in (*log_dir.partitions.items(), *((at, None) for at in log_dir.offline))
+            if _is_stray(image, at, plog)
+        ]
+        for number, (log_dir, (topic, index), plog) in enumerate(strays):
             try:
                 if plog is not None and plog.topic_id == ZERO_UUID and not plog.log_end_offset:
                     log_dir.delete(topic, index, self._random)  # made just before a power cut
@@ -158,11 +160,18 @@ class Partitions:
                     log_dir.set_aside(topic, index, self._random)
             except StorageError as error:
                 log.error("partition %s-%d stays where it is: %s", topic, index, error)
+                if isinstance(error, DirectoryFailedError):
+                    self.log_dirs.fail(log_dir, error)
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
+        self.log_dirs.refuse_duplicates()
 
     async def _create_missing(
-        self, hosted: list[tuple[TopicImage, int, PartitionImage]], image: MetadataImage
+        self,
+        hosted: list[tuple[TopicImage, int, PartitionImage]],
+        image: MetadataImage,
+        *,
+        may_be_absent: bool,
     ) -> None:
         configs: dict[str, TopicConfig] = {}
         missing: list[tuple[TopicImage, int]] = []
@@ -173,24 +182,24 @@ class Partitions:
                     image, topic.name
                 )
                 missing.append((topic, index))
-        logs, offline = self._log_dir.partitions, self._log_dir.offline
+        log_dirs = self.log_dirs
         new = [
             NewPartition(topic.name, index, topic.topic_id, configs[topic.name].log)
             for topic, index in missing
-            if (topic.name, index) not in logs and (topic.name, index) not in offline
+            if log_dirs.dir_of((topic.name, index)) is None
         ]
         failure = StorageError("the log of an earlier topic of that name is in the way")
         try:
-            await self._log_dir.create(new, self._clock.now_ms())
+            await log_dirs.create(new, self._clock.now_ms(), may_be_absent=may_be_absent)
         except StorageError as error:
             failure = error
         for topic, index in missing:
-            plog = logs.get((topic.name, index))
+            plog = log_dirs.log((topic.name, index))
             if plog is not None and plog.topic_id == topic.topic_id:
                 self._add(topic, index, plog, configs[topic.name])
-            elif (topic.name, index) not in offline:
+            elif log_dirs.offline_reason((topic.name, index)) is None:
                 log.error("partition %s-%d is offline: %s", topic.name, index, failure)
-                offline[topic.name, index] = failure
+                log_dirs.set_offline((topic.name, index), failure)
 
     def _add(
         self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig
@@ -217,12 +226,12 @@ class Partitions:
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
         for index in range(len(topic.partitions)):
-            if (topic.name, index) in self._log_dir.offline:
+            if self.log_dirs.offline_reason((topic.name, index)):
                 self._delete_log(topic.name, index)
 
     def _delete_log(self, topic: str, index: int) -> None:
         try:
-            self._log_dir.delete(topic, index, self._random)
+            self.log_dirs.delete(topic, index, self._random)
         except StorageError as error:
             log.error("cannot delete partition %s-%d: %s", topic, index, error)
 
@@ -249,11 +258,27 @@ class Partitions:
         """A write or read of this partition's log did not succeed."""
         if self._by_id.get(partition.topic_id, {}).get(partition.index) is not partition:
             return  # deleted meanwhile
-        if partition.log.failure is None:  # a full disk: it may have room again
-            self._tell(partition, error)
-        elif partition.offline is None:
+        self.log_dirs.failed_at((partition.topic, partition.index), error)
+        if partition.offline is not None:
+            return
+        if partition.log.failure is None and not isinstance(error, UnreadableError):
+            self._tell(partition, error)  # a full disk: it may have room again
+        else:
             log.error("partition %s is offline: %s", partition, error)
             partition.fail(str(error))
+
+    def directory_failed(self, log_dir: LogDir) -> None:
+        """None of its partitions is served any more."""
+        for at in log_dir.partitions:
+            partition = self._by_name.get(at[0], {}).get(at[1])
+            if partition is not None and partition.log is log_dir.partitions[at]:
+                partition.fail(f"log directory {log_dir.path} is offline")
+
+    def log_failed(self, at: tuple[str, int], error: StorageError) -> None:
+        """A reader met that error in the partition's log."""
+        partition = self._by_name.get(at[0], {}).get(at[1])
+        if partition is not None:
+            self.fail(partition, error)
 
     def _tell(self, partition: Partition, error: StorageError) -> None:
         now = self._clock.monotonic()

@@ -15,6 +15,7 @@ import trio
 
 from dataplane.cleaner import LogCleaner
 from dataplane.log.log_dir import LogDir
+from dataplane.log.log_dirs import LogDirs
 from dataplane.partition import Partition
 from dataplane.retention import retention_start
 from dataplane.worker import Worker
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 FLUSH_LOOK_MS: Final = 1000
 PRODUCER_EXPIRY_LOOK_MS: Final = 600_000
 REMOVAL_LOOK_MS: Final = 1000
+# A directory of which something could not be read is written to, so soon.
+PROBE_LOOK_MS: Final = 1000
 LEAST_PERIOD_MS: Final = 10  # whatever a config says
 # Partitions looked at between two turns of the loop.
 SLICE_PARTITIONS: Final = 500
@@ -37,15 +40,15 @@ Duty = Callable[[], Awaitable[None]]
 
 
 class Upkeep:
-    def __init__(self, worker: Worker, runtime: Runtime, log_dir: LogDir) -> None:
+    def __init__(self, worker: Worker, runtime: Runtime, log_dirs: LogDirs) -> None:
         self._worker = worker
         self._clock = runtime.clock
         self._disk = runtime.disk
-        self._log_dir = log_dir
-        self.cleaner = LogCleaner(worker, runtime, log_dir, worker.removals.add)
+        self._log_dirs = log_dirs
+        self.cleaner = LogCleaner(worker, runtime, log_dirs, worker.removals.add)
         # Folders of deleted logs, and when they may go: times of the monotonic clock, ascending as
         # long as the delay is not made shorter.
-        self._folders: deque[tuple[float, list[str]]] = deque()
+        self._folders: deque[tuple[float, LogDir, list[str]]] = deque()
 
     async def run(self) -> None:
         configs = self._worker.configs
@@ -58,6 +61,7 @@ class Upkeep:
                 (self._retain, configs.integer("log.retention.check.interval.ms")),
                 (self._remove_segments, REMOVAL_LOOK_MS),
                 (self._remove_folders, REMOVAL_LOOK_MS),
+                (self._log_dirs.probe, PROBE_LOOK_MS),
                 (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
                 (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
             ):
@@ -132,12 +136,17 @@ class Upkeep:
     async def _remove_folders(self) -> None:
         """Folders of deleted logs go log.segment.delete.delay.ms after they were found."""
         now = self._clock.monotonic()
-        if deleted := self._log_dir.take_deleted():
-            delay_ms = self._worker.configs.integer("log.segment.delete.delay.ms")
-            self._folders.append((now + delay_ms / 1000, deleted))
+        for log_dir in self._log_dirs.online:
+            if deleted := log_dir.take_deleted():
+                delay_ms = self._worker.configs.integer("log.segment.delete.delay.ms")
+                self._folders.append((now + delay_ms / 1000, log_dir, deleted))
         while self._folders and self._folders[0][0] <= now:
-            await self._log_dir.remove(self._folders[0][1])
-            self._folders.popleft()
+            _, log_dir, deleted = self._folders.popleft()
+            try:
+                await self._log_dirs.remove(log_dir, deleted)
+            except StorageError:
+                log_dir.give_back(deleted)  # to be tried again
+                raise
 
     async def _expire_producers(self) -> None:
         now_ms = self._clock.now_ms()
@@ -146,7 +155,7 @@ class Upkeep:
                 partition.log.expire_producers(now_ms)
 
     async def checkpoint(self) -> None:
-        await self._log_dir.checkpoint(self.high_watermarks())
+        await self._log_dirs.checkpoint(self.high_watermarks())
 
     def high_watermarks(self) -> dict[tuple[str, int], int]:
         return {(p.topic, p.index): p.high_watermark for p in self._worker.partitions}

@@ -109,6 +109,11 @@ def open_storage(
     return Storage(data_dir, properties, lock, is_new=is_new)
 
 
+def is_formatted(disk: Disk, data_dir: str) -> bool:
+    """Whether the directory is there and says whose it is. OSError where nobody can tell."""
+    return disk.is_dir(data_dir) and META_PROPERTIES in disk.list(data_dir)
+
+
 def _locked(disk: Disk, data_dir: str, owner: str) -> FileLock:
     disk.make_dirs(data_dir)
     path = os.path.join(data_dir, LOCK_FILE)

@@ -5,6 +5,7 @@ from typing import Final
 
 import trio
 
+from dataplane.log.log_dir import LogDir
 from dataplane.partition import Partition
 from dataplane.worker import Request, Worker
 from wire.errors import ErrorCode
@@ -24,38 +25,50 @@ SLICE_PARTITIONS: Final = 500
 async def handle_describe_log_dirs(
     worker: Worker, request: Request, message: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
-    path = worker.partitions.log_dir_path
-    result = DescribeLogDirsResult(log_dir=path)
-    try:
-        result.total_bytes, result.usable_bytes = await worker.disk.run(
-            lambda: (worker.disk.total_bytes(path), worker.disk.free_bytes(path))
-        )
-    except OSError:
-        result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-        return DescribeLogDirsResponse(results=[result])
-    topics: dict[str, list[DescribeLogDirsPartition]] = {}
-    async for partition in _wanted(worker, message.topics):
-        topics.setdefault(partition.topic, []).append(
+    log_dirs = worker.partitions.log_dirs
+    usable = {log_dir.path: await _space(worker, log_dir) for log_dir in list(log_dirs.online)}
+    async for log_dir, partition in _wanted(worker, message.topics):
+        if (result := usable.get(log_dir.path)) is None or result.error_code:
+            continue
+        if not result.topics or result.topics[-1].name != partition.topic:
+            result.topics.append(DescribeLogDirsTopic(name=partition.topic))
+        result.topics[-1].partitions.append(
             DescribeLogDirsPartition(
                 partition_index=partition.index,
                 partition_size=partition.log.size_bytes,
                 offset_lag=max(partition.log.log_end_offset - partition.high_watermark, 0),
             )
         )
-    result.topics = [
-        DescribeLogDirsTopic(name=name, partitions=partitions)
-        for name, partitions in topics.items()
-    ]
-    return DescribeLogDirsResponse(results=[result])
+    lost = [one.path for one in log_dirs.failed]
+    lost += [one.path for one in log_dirs.absent if one.is_configured]
+    return DescribeLogDirsResponse(
+        results=[result for path, result in usable.items() if path not in lost]
+        + [_lost(path) for path in lost]
+    )
+
+
+def _lost(path: str) -> DescribeLogDirsResult:
+    return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path)
+
+
+async def _space(worker: Worker, log_dir: LogDir) -> DescribeLogDirsResult:
+    disk, path = worker.disk, log_dir.path
+    try:
+        total, usable = await disk.run(lambda: (disk.total_bytes(path), disk.free_bytes(path)))
+    except OSError:
+        return _lost(path)
+    return DescribeLogDirsResult(log_dir=path, total_bytes=total, usable_bytes=usable)
 
 
 async def _wanted(
     worker: Worker, topics: list[DescribableLogDirTopic] | None
-) -> AsyncIterator[Partition]:
-    """Those of `topics` (None: all) that are here and usable, each once."""
+) -> AsyncIterator[tuple[LogDir, Partition]]:
+    """Those of `topics` (None: all) that are here and usable, each once, topic by topic."""
     partitions: Iterable[Partition] = worker.partitions
     if topics is not None:
-        asked = {topic.topic: set(topic.partitions) for topic in topics}
+        asked: dict[str, set[int]] = {}
+        for topic in topics:
+            asked.setdefault(topic.topic, set()).update(topic.partitions)
         partitions = (
             partition
             for name, indexes in asked.items()
@@ -63,7 +76,8 @@ async def _wanted(
             if partition.index in indexes
         )
     for number, partition in enumerate(partitions, 1):
-        if partition.offline is None:
-            yield partition
+        log_dir = worker.partitions.log_dirs.dir_of((partition.topic, partition.index))
+        if partition.offline is None and log_dir is not None:
+            yield log_dir, partition
         if number % SLICE_PARTITIONS == 0:
             await trio.lowlevel.checkpoint()

@@ -25,7 +25,7 @@ async def handle_delete_records(
     deleted = [p for topic in topics for p in topic.partitions if not p.error_code]
     if deleted:
         try:
-            await worker.partitions.write_checkpoints()
+            await worker.partitions.log_dirs.checkpoint()
         except StorageError:
             for result in deleted:
                 result.error_code = ErrorCode.KAFKA_STORAGE_ERROR

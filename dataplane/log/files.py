@@ -11,8 +11,8 @@ None of this is for more than one thread: whoever goes beside the loop takes an 
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from metaquorum.runtime.seams import Disk, File, StorageError
@@ -32,17 +32,50 @@ _ADVICE: Final = {
 }
 
 
+# What passes by itself, or with somebody's help: the disk is as good as before.
+_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+_PASSING: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+# Somebody has moved, removed or locked away a file: that is about this file.
+_OF_ONE_FILE: Final = frozenset(
+    (
+        errno.ENOENT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENOTEMPTY,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    )
+)
+# A device that does not give bytes may still keep others.
+_READING: Final = frozenset(("read", "recover", "open"))
+
+
 class DiskFullError(StorageError):
     """No space was left; what stood there before stands as it did, and may still be read."""
 
 
+class UnreadableError(StorageError):
+    """The device did not give what it holds; nothing that others rely on is lost by that."""
+
+
+class DirectoryFailedError(StorageError):
+    """The device did not take or keep what it was given: nothing on it can be relied on."""
+
+
 def storage_error(error: OSError, action: str, path: str) -> StorageError:
-    """What an OSError means for the person who runs this node."""
-    advice = _ADVICE.get(error.errno or 0, "look at the disk and restart the node")
+    """What an OSError means for the person who runs this node, and for the log directory."""
+    number = error.errno or 0
+    advice = _ADVICE.get(number, "look at the disk and restart the node")
     reason = error.strerror or str(error) or type(error).__name__
     text = f"cannot {action} {path}: {reason}; {advice}"
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return DiskFullError(text) if full else StorageError(text)
+    if number in _FULL:
+        return DiskFullError(text)
+    if not number or number in _PASSING or number in _OF_ONE_FILE:
+        return StorageError(text)
+    return UnreadableError(text) if action in _READING else DirectoryFailedError(text)
 
 
 @contextmanager
@@ -152,9 +185,24 @@ class LogFile:
     def moved(self, folder: str) -> None:
         """Its log is not served any more: it is open only while somebody has acquired it."""
         self.folder = folder
+        self.let_go()
+
+    def let_go(self) -> None:
+        """It is open only while somebody has acquired it."""
         self._retired = True
         if not self._pins:
             self.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """An OSError becomes a StorageError, of which whoever keeps the log is told, too."""
+        try:
+            yield
+        except OSError as error:
+            failure = storage_error(error, "read", self.path)
+            if self._files.on_unreadable is not None:
+                self._files.on_unreadable(self.folder, failure)
+            raise failure from error
 
     def discard(self) -> None:
         """The file is gone, or empty if it is in use; the next use makes it again. OSError."""
@@ -186,13 +234,16 @@ class LogFile:
 class OpenFiles:
     """The descriptors that all logs of a log directory share."""
 
-    __slots__ = ("_open", "disk", "max_open")
+    __slots__ = ("_open", "_shut", "disk", "max_open", "on_unreadable")
 
     def __init__(self, disk: Disk, max_open: int = MAX_OPEN_FILES) -> None:
         assert max_open > 0
         self.disk = disk
         self.max_open = max_open
+        # Told of a log's folder that a reader, who knows no more of it, could not read.
+        self.on_unreadable: Callable[[str, StorageError], None] | None = None
         self._open: dict[LogFile, None] = {}
+        self._shut = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -204,7 +255,9 @@ class OpenFiles:
         del self._open[file]
 
     def make_room(self) -> None:
-        """Fewer than `max_open` files are open, or all of them are pinned."""
+        """Fewer than `max_open` files are open, or all of them are pinned. OSError once shut."""
+        if self._shut:
+            raise OSError(errno.EIO, "the log directory is offline")
         if len(self._open) < self.max_open:
             return
         # Twice around at most: the first round takes every second chance.
@@ -222,3 +275,10 @@ class OpenFiles:
     def close(self) -> None:
         for file in list(self._open):
             file.close()
+
+    def shut(self) -> None:
+        """None is opened any more; those that are pinned close with their release."""
+        self._shut = True
+        for file in list(self._open):
+            with suppress(OSError):  # the disk has failed already
+                file.let_go()

@@ -52,6 +52,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
 from dataplane.log.segment import SegmentState
 from metaquorum.runtime.seams import Disk, FileLock, StorageError, write_atomically
+from wire.types import ZERO_UUID, Uuid
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +76,14 @@ class LogDir:
 
     def __init__(self, disk: Disk, path: str, lock: FileLock | None, max_open_files: int) -> None:
         self.path = path
+        self.directory_id: Uuid = ZERO_UUID
+        self.failure: StorageError | None = None  # why all of it is offline
         self.partitions: dict[Partition, PartitionLog] = {}
         self.offline: dict[Partition, StorageError] = {}
         self.high_watermarks: dict[Partition, int] = {}  # as they were at the last checkpoint
         self.cleaner_offsets: dict[Partition, int] = {}  # up to where each log is cleaned
+        # Of logs that were given a place here and had nothing to write down since.
+        self.promised: set[Partition] = set()
         self.was_clean = False
         self.last_broker_epoch = -1  # in which it was stopped, when it was clean
         self.files = OpenFiles(disk, max_open_files)
@@ -133,6 +138,8 @@ class LogDir:
             offsets = await self._disk.run(self._begin)
             folders = await self._disk.run(self._partition_folders)
         recovery_points, starts = offsets
+        self.promised = {at for at, point in recovery_points.items() if not point}
+        self.promised.difference_update(partition for partition, _ in folders)
         opens = [
             partial(
                 self._open_log,
@@ -298,6 +305,10 @@ class LogDir:
 
     def _retire(self, topic: str, partition: int, rng: random.Random, ending: str) -> str | None:
         """The folder's new name; None where no folder was made yet."""
+        if self.failure is not None:  # what lies there is for the next start to find
+            self.partitions.pop((topic, partition), None)
+            self.offline.pop((topic, partition), None)
+            return None
         name = retired_folder(topic, partition, f"{rng.getrandbits(128):032x}", ending)
         folder = self._path(partition_folder(topic, partition))
         log = self.partitions.get((topic, partition))
@@ -314,10 +325,25 @@ class LogDir:
         self._offline_starts.pop((topic, partition), None)
         return name if is_made else None
 
+    def take_offline(self, partition: Partition, error: StorageError) -> None:
+        """The log is in `offline`; its files stay as they are."""
+        log = self.partitions.pop(partition)
+        log.close()
+        self._set_offline(partition, error, log.synced_offset, log.log_start_offset)
+
+    def fail(self, error: StorageError) -> None:
+        """Nothing here is written or opened any more; what is being read is read to its end."""
+        self.failure = error
+        self.files.shut()
+
     def take_deleted(self) -> list[str]:
         """Folders of logs deleted since the last call; the caller gives them to `remove`."""
         names, self._deleted = self._deleted, []
         return names
+
+    def give_back(self, folders: Sequence[str]) -> None:
+        """They could not be removed: they are told again."""
+        self._deleted += folders
 
     async def remove(self, folders: Sequence[str]) -> None:
         """They are gone, and stay so after a loss of power. StorageError."""

@@ -1,9 +1,9 @@
 """What a read of the log gives: a piece of one file, for sendfile or to be read."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from dataplane.log.files import LogFile, storage_error, storage_errors
+from dataplane.log.files import LogFile, storage_error
 from metaquorum.runtime.seams import File, StorageError
 
 
@@ -34,6 +34,10 @@ class LogSlice:
     def release(self) -> None:
         self._file.release()
 
+    def reading(self) -> AbstractContextManager[None]:
+        """What the disk says in the block becomes a StorageError; the log's keeper is told."""
+        return self._file.reading()
+
     @contextmanager
     def pinned(self) -> Iterator[File]:
         file = self.acquire()
@@ -46,7 +50,7 @@ class LogSlice:
         """The bytes, read in place: for what is small and cached."""
         if not self.size_bytes:
             return b""
-        with self.pinned() as file, storage_errors("read", file.path):
+        with self.pinned() as file, self._file.reading():
             data = file.read(self.size_bytes, self.position)
         if len(data) != self.size_bytes:
             raise StorageError(f"{file.path} ends before {self.position + self.size_bytes}")
@@ -64,5 +68,5 @@ class LogSlice:
         return data if len(data) == self.size_bytes else None
 
     def is_cached(self) -> bool:
-        with self.pinned() as file, storage_errors("read", file.path):
+        with self.pinned() as file, self._file.reading():
             return file.is_cached(self.size_bytes, self.position)

@@ -7,7 +7,7 @@ machine, where time is virtual: a test of a timeout takes no time, and none of i
 import functools
 import os
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -238,10 +238,11 @@ def records_of(row: Any) -> list[Record]:
     return [record for at, _ in batches(data) for record in decode_records(data, at)]
 
 
-def config(data_dir: Path | str, **configs: object) -> NodeConfig:
+def config(data_dir: Path | str, log_dirs: Sequence[Path] = (), **configs: object) -> NodeConfig:
     return NodeConfig(
         node_id=1,
         data_dir=str(data_dir),
+        log_dirs=tuple(str(path) for path in log_dirs),
         listen=("127.0.0.1", 0),
         advertise=("127.0.0.1", None),
         configs={key.replace("_", "."): str(value) for key, value in configs.items()},
@@ -320,12 +321,12 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    data_dir: Path, *, disk: Disk | None = None, **configs: object
+    data_dir: Path, *, disk: Disk | None = None, log_dirs: Sequence[Path] = (), **configs: object
 ) -> AsyncIterator[Served]:
     """A node on this machine, stopped in good order behind the block."""
     real = real_runtime()
     runtime = Runtime(real.clock, real.network, disk or real.disk, real.random)
-    node = Node(config(data_dir, **configs), runtime)
+    node = Node(config(data_dir, log_dirs, **configs), runtime)
     ready, ended = trio.Event(), trio.Event()
 
     async def run() -> None:

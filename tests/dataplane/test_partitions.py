@@ -32,7 +32,7 @@ async def test_a_topic_made_again_never_serves_what_its_predecessor_held(tmp_pat
         client = await served.connect()
         await client.create("t", 2)
         await client.produce("t", batch_of(b"old"))
-        disk.fail("rename", "/t-0", errno.EIO)
+        disk.fail("rename", "/t-0", errno.EACCES)
         assert await client.delete("t") == 0
         assert (await client.create("t", 2)).error_code == 0
         await client.produce("t", batch_of(b"new"), error=ErrorCode.KAFKA_STORAGE_ERROR)
@@ -160,9 +160,10 @@ def test_a_full_disk_refuses_appends_tells_so_now_and_then_and_recovers(
 
 
 @in_trio
-async def test_a_log_whose_sync_failed_is_offline_alone(tmp_path: Path) -> None:
+async def test_a_directory_in_which_a_sync_failed_is_offline_alone(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    async with serving(tmp_path, disk=disk) as served:
+    folders = (tmp_path / "a", tmp_path / "b")
+    async with serving(tmp_path, disk=disk, log_dirs=folders) as served:
         client, poller = await served.connect(), await served.connect()
         await client.create("synced", flush_messages=1)
         await client.create("other")

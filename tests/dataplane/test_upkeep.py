@@ -1,5 +1,6 @@
 """What happens beside requests: retention, flushes, removals, and how often."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,7 @@ async def test_an_upkeep_that_fails_is_told_and_tried_again(tmp_path: Path) -> N
     async with serving(tmp_path, disk=disk, log_flush_offset_checkpoint_interval_ms=20) as served:
         client = await served.connect()
         await client.create("t")
-        disk.fail("sync", "checkpoint", 5)
+        disk.fail("write", "checkpoint", errno.ENOSPC)
         await trio.sleep(0.1)
         disk.faults.clear()
         path = str(tmp_path / "recovery-point-offset-checkpoint.tmp")

@@ -1,0 +1,49 @@
+"""Which log directories a node has had: `<data>/log-dirs.properties`, a line for each.
+
+    #
+    <directory id>=<path>
+
+A disk that is not mounted looks like an empty folder, and one that is no longer named in the
+configuration looks like none at all. Either way its partitions must not begin anew, empty,
+elsewhere; so a directory is known until it was seen to hold no partition, or until somebody removes
+its line. Without the file, the data directory is the only one there has been.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from metaquorum.runtime.seams import Disk, StorageError, write_atomically
+
+KNOWN_DIRS: Final = "log-dirs.properties"
+MAX_FILE_BYTES: Final = 1 << 20
+MAX_ID_CHARS: Final = 64
+
+
+def known_dirs_path(data_dir: str) -> str:
+    return os.path.join(data_dir, KNOWN_DIRS)
+
+
+def read_known_dirs(disk: Disk, data_dir: str) -> dict[str, str] | None:
+    """Paths by directory id; None where there is no such file. StorageError, OSError."""
+    path = known_dirs_path(data_dir)
+    if not disk.exists(path):
+        return None
+    if disk.size(path) > MAX_FILE_BYTES:
+        raise StorageError(f"{path} is too large to be what its name says")
+    known: dict[str, str] = {}
+    for line in disk.read_file(path).decode("utf-8", "surrogateescape").splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        directory_id, equals, log_dir = line.partition("=")
+        if not equals or not 0 < len(directory_id) <= MAX_ID_CHARS or not log_dir.startswith("/"):
+            raise StorageError(f"{path} is damaged: {line[:100]!r} is not <directory id>=<path>")
+        known[directory_id] = log_dir
+    return known
+
+
+def write_known_dirs(disk: Disk, data_dir: str, known: Mapping[str, str]) -> None:
+    """They are known, through a loss of power. OSError. Slow: for `Disk.run`."""
+    lines = ["#", *(f"{directory_id}={path}" for directory_id, path in known.items())]
+    data = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+    write_atomically(disk, known_dirs_path(data_dir), data)
