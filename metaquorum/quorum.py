@@ -14,7 +14,7 @@ Outcomes of a proposal, which must not be mixed up:
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from metaquorum.batch import Batch
 from metaquorum.image import MetadataImage
@@ -38,6 +38,14 @@ class OutcomeUnknownError(Exception):
     """The batch may or may not take effect."""
 
 
+class Leadership(NamedTuple):
+    """Who leads, as one voter knows it; `is_active`: that voter does, and may decide."""
+
+    leader_id: int | None
+    term: int
+    is_active: bool
+
+
 @dataclass(frozen=True, slots=True)
 class QuorumStatus:
     """Where this voter stands. `leader_id` None: it knows of none.
@@ -52,6 +60,10 @@ class QuorumStatus:
     commit_index: int
     end_offset: int  # of the image here
     is_active: bool
+
+    @property
+    def leadership(self) -> Leadership:
+        return Leadership(self.leader_id, self.term, self.is_active)
 
 
 class StateMachine(Protocol):
@@ -99,6 +111,12 @@ class Quorum(Protocol):
 
     async def wait_active(self) -> int:
         """The term in which this voter is active, once it is."""
+
+    async def wait_inactive(self, term: int) -> None:
+        """This voter is not, or no more, active in that term."""
+
+    async def wait_change(self, known: Leadership) -> Leadership:
+        """What this voter knows of the leadership, once it is something else than `known`."""
 
     async def read_barrier(self) -> int:
         """Everything committed before the call has been replayed here; the image's end offset.

@@ -24,7 +24,13 @@ from metaquorum.framing import DamagedError
 from metaquorum.image import MetadataImage
 from metaquorum.journal import Journal, JournalFullError
 from metaquorum.journal_ops import Entry, LogPosition
-from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, QuorumStatus, StateMachine
+from metaquorum.quorum import (
+    Leadership,
+    NotCommittedError,
+    OutcomeUnknownError,
+    QuorumStatus,
+    StateMachine,
+)
 from metaquorum.records import RecordError
 from metaquorum.runtime.seams import Disk, StorageError
 from metaquorum.snapshot import (
@@ -110,6 +116,8 @@ class SingleVoter:
         self._unneeded_index = 0  # the journal up to here can go
         self._kick = trio.Event()
         self._became_active = trio.Event()
+        self._leadership_changed = trio.lowlevel.ParkingLot()
+        self._stopped = trio.Event()
 
     @property
     def status(self) -> QuorumStatus:
@@ -126,6 +134,16 @@ class SingleVoter:
     async def wait_active(self) -> int:
         await self._became_active.wait()
         return self._term
+
+    async def wait_inactive(self, term: int) -> None:
+        """As in `Quorum`; here a term ends with the process."""
+        if self._active and term == self._term:
+            await self._stopped.wait()
+
+    async def wait_change(self, known: Leadership) -> Leadership:
+        while (leadership := self.status.leadership) == known:
+            await self._leadership_changed.park()
+        return leadership
 
     async def read_barrier(self) -> int:
         """As in `Quorum`; here whatever is acknowledged has been replayed before."""
@@ -175,6 +193,7 @@ class SingleVoter:
         await self._journal.sync()
         self._active = True
         self._became_active.set()
+        self._leadership_changed.unpark_all()
 
     async def _load_snapshot(self) -> None:
         """The newest snapshot that is not damaged, if there is one, is in the state machine."""
@@ -254,6 +273,7 @@ class SingleVoter:
             raise failure
         finally:
             self._active = False
+            self._stopped.set()
             for proposal in self._pending:
                 proposal.refuse(ErrorCode.NOT_CONTROLLER, "the quorum's voter has stopped")
             self._pending.clear()
