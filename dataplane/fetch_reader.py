@@ -120,7 +120,7 @@ class FetchReader:
             aborted_transactions=[] if self.is_committed else None,
             records=b"",
         )
-        if asked.last_fetched_epoch >= 0 and (diverging := _diverging(partition, asked)):
+        if asked.last_fetched_epoch >= 0 and (diverging := diverging_epoch(partition, asked)):
             self.must_answer = True
             answer.diverging_epoch = diverging
             return answer
@@ -148,7 +148,7 @@ def size_of(answer: PartitionData) -> int:
     return answer.records.size_bytes if isinstance(answer.records, LogSlice) else 0
 
 
-def _diverging(partition: Partition, asked: FetchPartition) -> EpochEndOffset | None:
+def diverging_epoch(partition: Partition, asked: FetchPartition) -> EpochEndOffset | None:
     """Where the asker's log parts from ours, by the last epoch it has (KIP-595).
 
     KafkaError (OFFSET_OUT_OF_RANGE) for an epoch of which nothing is known here.

@@ -485,6 +485,12 @@ class PartitionLog:
             self._epochs_dirty = True
         self._write_epochs()
 
+    def drop_unused_epochs(self) -> None:
+        """Epochs without a record are forgotten: who led in one and follows now wrote nothing."""
+        if self.epochs.truncate_from_end(self.log_end_offset):
+            self._epochs_dirty = True
+            self._write_epochs()
+
     def _write_epochs(self) -> None:
         if self._epochs_dirty:
             self._folder.write(EPOCH_CHECKPOINT, self.epochs.encode())

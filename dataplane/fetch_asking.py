@@ -1,0 +1,149 @@
+"""The asking side of a fetch session: whole requests to begin with, then only what changed.
+
+The counterpart of `dataplane.fetch_sessions`, for followers. One request is under way at a time:
+
+    whole request, epoch 0 --session id--> incremental, epoch 1, 2 ... --session error, or the
+         ^   ^-- no session given: whole again                            connection ends--+
+         '---------------------------------------------------------------------------------'
+
+Plain state. Source: KIP-227.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple, TypeAlias
+
+from dataplane.fetch_sessions import INITIAL_EPOCH, NO_SESSION, next_epoch
+from wire.errors import ErrorCode
+from wire.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
+    PartitionData,
+    ReplicaState,
+)
+from wire.types import Uuid
+
+Key: TypeAlias = tuple[Uuid, int]  # topic id, partition index
+
+_SESSION_ERRORS: Final = frozenset(
+    (
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+    )
+)
+
+
+class Wanted(NamedTuple):
+    """What a follower asks of one partition."""
+
+    topic_id: Uuid
+    partition: int
+    leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    log_start_offset: int
+    max_bytes: int
+
+    @property
+    def key(self) -> Key:
+        return self.topic_id, self.partition
+
+
+class FetchLimits(NamedTuple):
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+
+
+class AskingSession:
+    """One follower's session with one leader."""
+
+    def __init__(self, replica_id: int, broker_epoch: int, limits: FetchLimits) -> None:
+        self._replica = ReplicaState(replica_id=replica_id, replica_epoch=broker_epoch)
+        self._limits = limits
+        self._id = NO_SESSION
+        self._epoch = INITIAL_EPOCH
+        self._asked: dict[Key, Wanted] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._id != NO_SESSION
+
+    def restart(self) -> None:
+        """The next request is a whole one."""
+        self._id, self._epoch = NO_SESSION, INITIAL_EPOCH
+        self._asked.clear()
+
+    def request(self, wanted: Mapping[Key, Wanted]) -> FetchRequest:
+        """Everything in `wanted` is asked for, in its order where it matters, and nothing else."""
+        if self.is_open:
+            changed: Iterable[Wanted] = [
+                want for key, want in wanted.items() if self._asked.get(key) != want
+            ]
+            forgotten = [key for key in self._asked if key not in wanted]
+        else:
+            changed, forgotten = wanted.values(), []
+        request = FetchRequest(
+            replica_state=self._replica,
+            max_wait_ms=self._limits.max_wait_ms,
+            min_bytes=self._limits.min_bytes,
+            max_bytes=self._limits.max_bytes,
+            session_id=self._id,
+            session_epoch=self._epoch,
+            topics=_topics(changed),
+            forgotten_topics_data=_forgotten(forgotten),
+        )
+        self._asked = dict(wanted)
+        return request
+
+    def answered(self, response: FetchResponse) -> ErrorCode:
+        """NONE if the partitions in it are to be looked at; else the session starts anew."""
+        if response.error_code:
+            self.restart()
+            return ErrorCode(response.error_code)
+        if self.is_open:
+            self._epoch = next_epoch(self._epoch)
+        elif response.session_id != NO_SESSION:
+            self._id, self._epoch = response.session_id, next_epoch(INITIAL_EPOCH)
+        return ErrorCode.NONE
+
+
+def is_session_error(code: ErrorCode) -> bool:
+    """Whether a whole request, at once, is the remedy."""
+    return code in _SESSION_ERRORS
+
+
+def _topics(wanted: Iterable[Wanted]) -> list[FetchTopic]:
+    return [
+        FetchTopic(topic_id=topic_id, partitions=[_partition(want) for want in of_topic])
+        for topic_id, of_topic in groupby(wanted, key=lambda want: want.topic_id)
+    ]
+
+
+def _partition(want: Wanted) -> FetchPartition:
+    return FetchPartition(
+        partition=want.partition,
+        current_leader_epoch=want.leader_epoch,
+        fetch_offset=want.fetch_offset,
+        last_fetched_epoch=want.last_fetched_epoch,
+        log_start_offset=want.log_start_offset,
+        partition_max_bytes=want.max_bytes,
+    )
+
+
+def _forgotten(keys: Sequence[Key]) -> list[ForgottenTopic]:
+    return [
+        ForgottenTopic(topic_id=topic_id, partitions=[index for _, index in of_topic])
+        for topic_id, of_topic in groupby(keys, key=lambda key: key[0])
+    ]
+
+
+def rows_of(response: FetchResponse) -> Iterator[tuple[Key, PartitionData]]:
+    for topic in response.responses:
+        for row in topic.partitions:
+            yield (topic.topic_id, row.partition_index), row

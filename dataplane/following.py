@@ -1,0 +1,124 @@
+"""What a follower does with its leader's answers: cut what the leader has not, append, follow.
+
+Logs of two replicas agree up to an offset at which both say that an epoch ended. So a follower
+tells with each fetch which epoch its last record is of. If the leader's log knows an end of that
+epoch before the fetch offset, or never had that epoch, it answers where the logs may part instead
+of records; the follower cuts its log there, and asks again. Nothing is fetched before the logs
+agree (KIP-101, KIP-320; carried by Fetch itself since KIP-595).
+
+Plain state around the log; its writes are small enough for the loop.
+"""
+
+from typing import Final, NamedTuple
+
+from dataplane.fetch_asking import Wanted
+from dataplane.partition import Partition
+from wire.batches import BatchHeader, batch_crc, batches, stored_problem
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.fetch import EpochEndOffset
+from wire.types import Buffer
+
+NO_EPOCH: Final = -1
+
+
+class Truncation(NamedTuple):
+    """Records that a follower had and its leader has not: [offset, end_offset)."""
+
+    offset: int
+    end_offset: int
+    leader_epoch: int  # of the leader for whom it was cut
+    high_watermark: int  # before; records below it had been committed
+
+    @property
+    def committed_records(self) -> int:
+        """How many offsets that had been committed are gone: only an unclean election does that."""
+        return max(0, min(self.high_watermark, self.end_offset) - self.offset)
+
+
+def wanted(partition: Partition, leader_epoch: int, max_bytes: int) -> Wanted:
+    """What is to be fetched next."""
+    log = partition.log
+    return Wanted(
+        partition.topic_id,
+        partition.index,
+        leader_epoch,
+        log.log_end_offset,
+        last_epoch(partition),
+        log.log_start_offset,
+        max_bytes,
+    )
+
+
+def last_epoch(partition: Partition) -> int:
+    """The epoch of the last record; an empty log agrees with every other."""
+    log = partition.log
+    if log.log_end_offset == log.log_start_offset:
+        return NO_EPOCH
+    return log.epochs.epoch_at(log.log_end_offset - 1)
+
+
+def truncate(partition: Partition, leader_epoch: int, diverging: EpochEndOffset) -> Truncation:
+    """Everything behind the point where the logs may part is gone. StorageError.
+
+    Where the leader's epoch is unknown here, the epoch before it decides, and the next fetch asks
+    again.
+    """
+    log = partition.log
+    _, end_offset = log.epochs.end_offset_for(diverging.epoch, log.log_end_offset)
+    if end_offset < 0:  # nothing here is as new as that
+        end_offset = log.log_end_offset
+    return truncate_to(partition, leader_epoch, min(end_offset, diverging.end_offset))
+
+
+def truncate_to(partition: Partition, leader_epoch: int, offset: int) -> Truncation:
+    log = partition.log
+    cut = Truncation(offset, log.log_end_offset, leader_epoch, partition.high_watermark)
+    log.truncate_to(offset)
+    partition.high_watermark = min(partition.high_watermark, log.log_end_offset)
+    return cut
+
+
+def start_anew(partition: Partition, leader_epoch: int, offset: int) -> Truncation:
+    """The leader's log begins behind the end of ours: all of it is gone. StorageError."""
+    log = partition.log
+    cut = Truncation(
+        log.log_start_offset, log.log_end_offset, leader_epoch, partition.high_watermark
+    )
+    log.truncate_fully_and_start_at(offset)
+    partition.high_watermark = offset
+    return cut
+
+
+def append(partition: Partition, records: Buffer, now_ms: int) -> int:
+    """The whole batches in `records` are in the log; their bytes. KafkaError, StorageError.
+
+    What was damaged on its way is not written. CORRUPT_MESSAGE: to be fetched again.
+    """
+    headers: list[BatchHeader] = []
+    end = 0
+    for position, header in batches(records):
+        if batch_crc(records, position, header.batch_bytes) != header.crc:
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"{partition}: the checksum of the batch at offset {header.base_offset} is wrong",
+            )
+        if problem := stored_problem(header):
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"{partition}: the batch at offset {header.base_offset}: {problem}",
+            )
+        headers.append(header)
+        end = position + header.batch_bytes
+    if headers:
+        partition.log.append_as_follower(memoryview(records)[:end], headers, now_ms)
+    return end
+
+
+def follow(partition: Partition, high_watermark: int, log_start_offset: int) -> None:
+    """What the leader says is committed, or gone at the start, is so here."""
+    log = partition.log
+    committed = min(high_watermark, log.log_end_offset)
+    if committed > partition.high_watermark:
+        partition.high_watermark = committed
+    if log.log_start_offset < log_start_offset <= partition.high_watermark:
+        log.advance_log_start(log_start_offset)
