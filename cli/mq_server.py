@@ -90,6 +90,7 @@ def run(sets: tuple[str, ...], config_file: str | None, **options: Any) -> None:
       mq-server run
       mq-server run --data-dir /srv/log --listen 0.0.0.0:9092 --advertise log1.example.org
       mq-server run --listen 127.0.0.1:0 --set auto.create.topics.enable=false
+      mq-server run --data-dir /srv/log --set log.dirs=/disk1/log,/disk2/log
     """
     began = time.monotonic()
     try:
@@ -111,8 +112,11 @@ def _run_node(invocation: Invocation, began: float) -> int:
     from metaquorum.runtime.real import real_runtime
 
     node = Node(invocation.node, real_runtime(), owner=f"process {os.getpid()}")
+    is_ready = False
 
     def started(node: Node) -> None:
+        nonlocal is_ready
+        is_ready = True
         # What is there now stays: the collector need not walk it. Requests leave no cycles, so that
         # the oldest generation, whose walk takes longest, is rarely worth one.
         gc.collect()
@@ -147,7 +151,7 @@ def _run_node(invocation: Invocation, began: float) -> int:
     try:
         return_code = trio.run(main)
     except* NodeError as errors:
-        return_code = BAD_USAGE
+        return_code = FAILED if is_ready else BAD_USAGE
         _complain(invocation, str(_first(errors)))
     except* Exception as errors:  # a bug, told in the format that was asked for
         log.critical("the node ended by a bug", exc_info=errors)

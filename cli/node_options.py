@@ -57,17 +57,22 @@ def invocation(
         raise UsageError(error.message) from None
     listen = _address(chosen.get("listen", DEFAULT_LISTEN), "--listen")
     node_id = _node_id(chosen, configs)
+    data_dir, log_dirs = _directories(chosen.get("data-dir"), configs)
+    shown = {"node.id": str(node_id)}  # as DescribeConfigs shows it
+    if not log_dirs:
+        shown["log.dir"] = data_dir
     return Invocation(
         NodeConfig(
             node_id=node_id,
-            data_dir=os.path.abspath(chosen.get("data-dir", DEFAULT_DATA_DIR)),
+            data_dir=data_dir,
+            log_dirs=log_dirs,
             listen=listen,
             advertise=_advertise(chosen.get("advertise"), listen),
             roles=_roles(chosen.get("roles")),
             quorum=_quorum(chosen.get("quorum"), node_id),
             host=chosen.get("host") or socket.gethostname(),
             rack=chosen.get("rack"),
-            configs=configs | {"node.id": str(node_id)},  # as DescribeConfigs shows it
+            configs=configs | shown,
         ),
         _one_of(chosen.get("log-format", "text"), LOG_FORMATS, "log-format"),
         _one_of(chosen.get("log-level", "info"), LOG_LEVELS, "log-level"),
@@ -170,6 +175,24 @@ def _node_id(chosen: Mapping[str, Any], configs: dict[str, str]) -> int:
         raise UsageError(f"--node-id must be from 0 to 2147483647, not {node_id}")
     assert isinstance(node_id, int)
     return node_id
+
+
+def _directories(data_dir: str | None, configs: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The data directory, and the log directories if any are named; absolute.
+
+    As in Kafka, the metadata is in the first log directory if nothing says otherwise.
+    """
+    named = configs.get("log.dirs", configs.get("log.dir"))
+    log_dirs = tuple(
+        os.path.abspath(path.strip()) for path in (named or "").split(",") if path.strip()
+    )
+    if named is not None and not log_dirs:
+        raise UsageError("log.dirs names no directory; name at least one, or leave it out")
+    by_config = configs.get("metadata.log.dir")
+    if data_dir and by_config and os.path.abspath(data_dir) != os.path.abspath(by_config):
+        raise UsageError(f"--data-dir says {data_dir}, the config metadata.log.dir {by_config}")
+    data_dir = data_dir or by_config or (log_dirs[0] if log_dirs else DEFAULT_DATA_DIR)
+    return os.path.abspath(data_dir), log_dirs
 
 
 def _roles(text: str | None) -> frozenset[str]:

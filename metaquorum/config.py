@@ -393,6 +393,24 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
     ),
     _worker("node.id", _INT, 1, Range(0), "This node's number, unique in the cluster."),
     _worker(
+        "log.dir", _STRING, None, None, "The log directory, where log.dirs does not name several."
+    ),
+    _worker(
+        "log.dirs",
+        _LIST,
+        None,
+        None,
+        "Directories for partitions, one on each disk; a new partition goes to the one with the "
+        "fewest.",
+    ),
+    _worker(
+        "metadata.log.dir",
+        _STRING,
+        None,
+        None,
+        "The directory of the metadata log (--data-dir); the first log directory if nothing says.",
+    ),
+    _worker(
         "auto.create.topics.enable",
         _BOOLEAN,
         True,

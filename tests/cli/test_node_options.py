@@ -26,7 +26,34 @@ def test_without_options_everything_has_a_default() -> None:
     assert got.node.advertise == ("127.0.0.1", None)
     assert (got.node.node_id, got.node.quorum) == (1, (1,))
     assert (got.log_format, got.log_level) == ("text", "info")
-    assert got.node.configs == {"node.id": "1"}
+    assert got.node.log_dirs == ()
+    assert got.node.configs == {"node.id": "1", "log.dir": os.path.abspath("mq-data")}
+
+
+@pytest.mark.parametrize(
+    ("sets", "data_dir", "log_dirs"),
+    [
+        (["log.dirs=/a/, /b ,"], "/a", ("/a", "/b")),
+        (["log.dir=/a"], "/a", ("/a",)),
+        (["log.dir=/a", "log.dirs=/b"], "/b", ("/b",)),
+        (["log.dirs=/a,/b", "metadata.log.dir=/m"], "/m", ("/a", "/b")),
+        (["metadata.log.dir=/m"], "/m", ()),
+    ],
+)
+def test_log_directories_are_named_as_in_kafka(
+    sets: list[str], data_dir: str, log_dirs: tuple[str, ...]
+) -> None:
+    node = asked(*sets).node
+    assert (node.data_dir, node.log_dirs) == (data_dir, log_dirs)
+
+
+def test_the_data_directory_may_be_another_than_the_log_directories() -> None:
+    node = asked("log.dirs=/a,/b", data_dir="/m").node
+    assert (node.data_dir, node.log_dirs) == ("/m", ("/a", "/b"))
+    with pytest.raises(UsageError, match=r"--data-dir says /m.*metadata.log.dir /n"):
+        asked("metadata.log.dir=/n", data_dir="/m")
+    with pytest.raises(UsageError, match=r"log.dirs names no directory"):
+        asked("log.dirs= ,")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +110,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     assert got.log_format == "json"
     assert got.node.configs == {
         "node.id": "7",
+        "log.dir": "/srv/log",
         "num.partitions": "4",
         "log.retention.hours": "5",
         "auto.create.topics.enable": "false",
