@@ -1,7 +1,7 @@
 """The partitions of this worker, kept as the metadata log says."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from random import Random
 from typing import Final
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 SLICE_PARTITIONS: Final = 32
 # Failures that pass (a full disk) meet every request; they are told at most so often.
 FAILURE_LOG_SECONDS: Final = 10.0
+_NONE: Final[frozenset[int]] = frozenset()
 
 
 class Partitions:
@@ -51,6 +52,7 @@ class Partitions:
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
         self._by_id: dict[Uuid, dict[int, Partition]] = {}
+        self._offline: dict[Uuid, set[int]] = {}  # indexes of partitions that cannot be used
         self._failure_told_at = float("-inf")
         self._failures_untold = 0
 
@@ -95,6 +97,10 @@ class Partitions:
     def of_topic(self, name: str) -> list[Partition]:
         """The topic's partitions that are here; none for a topic that is not."""
         return list(self._by_name.get(name, {}).values())
+
+    def offline(self, topic_id: Uuid) -> Set[int]:
+        """The topic's partitions that should be here, and cannot be used."""
+        return self._offline.get(topic_id, _NONE)
 
     def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
         return self._topic_config(image.topic_configs(topic))
@@ -197,7 +203,9 @@ class Partitions:
             plog = log_dirs.log((topic.name, index))
             if plog is not None and plog.topic_id == topic.topic_id:
                 self._add(topic, index, plog, configs[topic.name])
-            elif log_dirs.offline_reason((topic.name, index)) is None:
+                continue
+            self._offline.setdefault(topic.topic_id, set()).add(index)
+            if log_dirs.offline_reason((topic.name, index)) is None:
                 log.error("partition %s-%d is offline: %s", topic.name, index, failure)
                 log_dirs.set_offline((topic.name, index), failure)
 
@@ -213,6 +221,7 @@ class Partitions:
 
     def _forget(self, name: str, topic_id: Uuid) -> Iterable[Partition]:
         self._names.pop(topic_id, None)
+        self._offline.pop(topic_id, None)
         partitions = self._by_id.pop(topic_id, {})
         if self._by_name.get(name) is partitions:
             del self._by_name[name], self._by_raw_name[name.encode()]
@@ -265,14 +274,18 @@ class Partitions:
             self._tell(partition, error)  # a full disk: it may have room again
         else:
             log.error("partition %s is offline: %s", partition, error)
-            partition.fail(str(error))
+            self._take_offline(partition, str(error))
 
     def directory_failed(self, log_dir: LogDir) -> None:
         """None of its partitions is served any more."""
         for at in log_dir.partitions:
             partition = self._by_name.get(at[0], {}).get(at[1])
             if partition is not None and partition.log is log_dir.partitions[at]:
-                partition.fail(f"log directory {log_dir.path} is offline")
+                self._take_offline(partition, f"log directory {log_dir.path} is offline")
+
+    def _take_offline(self, partition: Partition, reason: str) -> None:
+        self._offline.setdefault(partition.topic_id, set()).add(partition.index)
+        partition.fail(reason)
 
     def log_failed(self, at: tuple[str, int], error: StorageError) -> None:
         """A reader met that error in the partition's log."""

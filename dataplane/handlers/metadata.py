@@ -32,7 +32,7 @@ def handle_metadata(
     image = worker.image
     asked = message.topics
     if asked is None or (not asked and request.version == 0):
-        return _response(worker, message, [_topic(image, t, message) for t in _all(image)])
+        return _response(worker, message, [_topic(worker, t, message) for t in _all(image)])
     if request.version < _TOPIC_IDS_SINCE:
         for topic in asked:
             topic.topic_id = ZERO_UUID
@@ -40,7 +40,7 @@ def handle_metadata(
         names = [t.name for t in asked if t.name and image.topic(t.name) is None]
         if names:
             return _create_first(worker, message, names)
-    return _response(worker, message, [_one(image, t, message) for t in asked])
+    return _response(worker, message, [_one(worker, t, message) for t in asked])
 
 
 def _all(image: MetadataImage) -> Iterable[TopicImage]:
@@ -57,11 +57,10 @@ async def _create_first(
         refused = {o.name: o for o in outcomes if o.code is not ErrorCode.NONE}
     except KafkaError as error:
         refused = {w.name: TopicOutcome.refused(error, w.name) for w in wishes}
-    image = worker.image
     assert message.topics is not None
     topics = []
     for asked in message.topics:
-        answer = _one(image, asked, message)
+        answer = _one(worker, asked, message)
         if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and asked.name in refused:
             answer.error_code = _creation_error(refused[asked.name].code)
         topics.append(answer)
@@ -78,18 +77,19 @@ def _creation_error(code: ErrorCode) -> ErrorCode:
 
 
 def _one(
-    image: MetadataImage, asked: MetadataRequestTopic, message: MetadataRequest
+    worker: Worker, asked: MetadataRequestTopic, message: MetadataRequest
 ) -> MetadataResponseTopic:
+    image = worker.image
     if asked.name is None:
         topic = image.topic_by_id(asked.topic_id)
         if topic is None:
             return MetadataResponseTopic(
                 error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id
             )
-        return _topic(image, topic, message)
+        return _topic(worker, topic, message)
     topic = image.topic(asked.name)
     if topic is not None:
-        return _topic(image, topic, message)
+        return _topic(worker, topic, message)
     try:
         check_topic_name(asked.name)
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -98,25 +98,34 @@ def _one(
     return MetadataResponseTopic(error_code=code, name=asked.name)
 
 
-def _topic(
-    image: MetadataImage, topic: TopicImage, message: MetadataRequest
-) -> MetadataResponseTopic:
+def _topic(worker: Worker, topic: TopicImage, message: MetadataRequest) -> MetadataResponseTopic:
     answer = MetadataResponseTopic(
         error_code=0,
         name=topic.name,
         topic_id=topic.topic_id,
-        partitions=[describe_partition(image, i, p) for i, p in enumerate(topic.partitions)],
+        partitions=describe_partitions(worker, topic),
     )
     if message.include_topic_authorized_operations:
         answer.topic_authorized_operations = TOPIC_OPERATIONS
     return answer
 
 
-def describe_partition(
-    image: MetadataImage, index: int, partition: PartitionImage
+def describe_partitions(
+    worker: Worker, topic: TopicImage, first: int = 0, end: int | None = None
+) -> list[MetadataResponsePartition]:
+    """Those from `first` up to `end`; a replica here that cannot be used is known to be offline."""
+    image, offline = worker.image, worker.partitions.offline(topic.topic_id)
+    return [
+        _partition(image, index, partition, worker.worker_id if index in offline else None)
+        for index, partition in enumerate(topic.partitions[first:end], first)
+    ]
+
+
+def _partition(
+    image: MetadataImage, index: int, partition: PartitionImage, lost: int | None
 ) -> MetadataResponsePartition:
     leader = image.workers.get(partition.leader)
-    led = leader is not None and not leader.fenced
+    led = leader is not None and not leader.fenced and partition.leader != lost
     return MetadataResponsePartition(
         error_code=ErrorCode.NONE if led else ErrorCode.LEADER_NOT_AVAILABLE,
         partition_index=index,
@@ -127,7 +136,7 @@ def describe_partition(
         offline_replicas=[
             replica
             for replica in partition.replicas
-            if (worker := image.workers.get(replica)) is None or worker.fenced
+            if replica == lost or (worker := image.workers.get(replica)) is None or worker.fenced
         ],
     )
 

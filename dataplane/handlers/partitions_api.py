@@ -5,12 +5,12 @@ from typing import Final
 
 import trio
 
-from dataplane.handlers.metadata import TOPIC_OPERATIONS, describe_partition
+from dataplane.handlers.metadata import TOPIC_OPERATIONS, describe_partitions
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.log.producers import ProducerEntry
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import MorePartitions
-from metaquorum.image import MetadataImage, TopicImage
+from metaquorum.image import TopicImage
 from metaquorum.topic_names import check_topic_name
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.create_partitions import (
@@ -93,7 +93,7 @@ def handle_describe_topic_partitions(
             response.next_cursor = Cursor(topic_name=name, partition_index=first)
             break
         topic = image.topic(name)
-        described = _absent(name) if topic is None else _describe(image, topic, first, left)
+        described = _absent(name) if topic is None else _describe(worker, topic, first, left)
         response.topics.append(described)
         count = len(described.partitions)
         left -= count
@@ -128,12 +128,8 @@ def _absent(name: str) -> DescribeTopicPartitionsResponseTopic:
 
 
 def _describe(
-    image: MetadataImage, topic: TopicImage, first: int, limit: int
+    worker: Worker, topic: TopicImage, first: int, limit: int
 ) -> DescribeTopicPartitionsResponseTopic:
-    described = [
-        describe_partition(image, first + number, partition)
-        for number, partition in enumerate(topic.partitions[first : first + limit])
-    ]
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -149,7 +145,7 @@ def _describe(
                 last_known_elr=[],
                 offline_replicas=one.offline_replicas,
             )
-            for one in described
+            for one in describe_partitions(worker, topic, first, first + limit)
         ],
         topic_authorized_operations=TOPIC_OPERATIONS,
     )
