@@ -47,10 +47,22 @@ class Leadership(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class VoterStatus:
+    """How far a voter has followed the leader, as the leader knows. Times are its wall clock's."""
+
+    voter_id: int
+    last_index: int  # durable there, and as in the leader's log
+    lag: int  # entries that the leader has and it has not
+    answered_ms: int  # when it was heard last; -1: never in this term
+    caught_up_ms: int  # when it was known to have all of the leader's log; -1: never
+
+
+@dataclass(frozen=True, slots=True)
 class QuorumStatus:
     """Where this voter stands. `leader_id` None: it knows of none.
 
     `is_active`: it leads in `term`, and has replayed all that earlier terms left; it may decide.
+    `replicas`: of all voters where this one leads, else none.
     """
 
     node_id: int
@@ -60,6 +72,7 @@ class QuorumStatus:
     commit_index: int
     end_offset: int  # of the image here
     is_active: bool
+    replicas: tuple[VoterStatus, ...] = ()
 
     @property
     def leadership(self) -> Leadership:
@@ -111,9 +124,6 @@ class Quorum(Protocol):
 
     async def wait_active(self) -> int:
         """The term in which this voter is active, once it is."""
-
-    async def wait_inactive(self, term: int) -> None:
-        """This voter is not, or no more, active in that term."""
 
     async def wait_change(self, known: Leadership) -> Leadership:
         """What this voter knows of the leadership, once it is something else than `known`."""

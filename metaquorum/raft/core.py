@@ -1,0 +1,538 @@
+"""The guard around pysyncobj: what a voter says and does, as plain state, without I/O.
+
+pysyncobj as it is loses committed entries; `library.py` says what of it is used. The guard stands
+between it and the peers, and keeps these rules of Raft that it does not:
+
+    rule                                                            or else
+    --------------------------------------------------------------  -------------------------------
+    An append cuts off only what contradicts it; what is here       a late append takes back entries
+    already is skipped, a longer log is kept, and the answer says   that were acknowledged
+    no more than what matches.
+    Commit moves only over entries known to match the leader's;     lost writes count as committed
+    never by a heartbeat, nor by a snapshot on its way.
+    A snapshot replaces the log only where the log does not hold    a longer, acknowledged log goes
+    its last entry; else it is answered as if taken in.
+    Nothing that was committed is ever cut off: the voter stops.    replicas differ, quietly
+    Answers carry the term, and count in that term only. A later    entries of a dead leader count
+    term in an answer makes its receiver give way.                  as held; a voter is stuck
+    One vote of each voter and term counts.                         two leaders in a term
+    At most one leader in a term: what a second one sends is        the same
+    passed over.
+    Nothing leaves, and nothing counts as held here, before the     the same, after a loss of power
+    journal has synced it (`voter.py`).
+    A voter asks before it becomes a candidate (`election.py`).     every cut deposes the leader
+
+The owner calls `received` and the like, `tick`, and `append`; then syncs the journal; then calls
+`replicate`, and sends what is in `outbox`.
+"""
+
+import logging
+import math
+from random import Random
+
+from metaquorum.journal_ops import LogPosition
+from metaquorum.raft.election import Election
+from metaquorum.raft.library import Library
+from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
+from metaquorum.raft.messages import (
+    MAX_ENTRIES,
+    MAX_ENTRIES_BYTES,
+    Answer,
+    Append,
+    Heartbeat,
+    Match,
+    Message,
+    Piece,
+    PieceAnswer,
+    PreVote,
+    PreVoteAnswer,
+    Taken,
+    Vote,
+    VoteRequest,
+)
+from metaquorum.raft.progress import Progress, Sending, Transfer
+from metaquorum.raft.timings import RaftTimings
+
+logger = logging.getLogger(__name__)
+
+
+class RaftFatalError(Exception):
+    """The voter found what cannot be in a quorum that keeps its rules; it stops."""
+
+
+class RaftCore:
+    """One voter's part of the protocol. Indices are the journal's; `now` is its monotonic clock."""
+
+    def __init__(
+        self,
+        node_id: int,
+        voters: tuple[int, ...],
+        log: RaftLog,
+        timings: RaftTimings,
+        random: Random,
+        now: float,
+    ) -> None:
+        self.node_id = node_id
+        self.voters = voters
+        self.log = log
+        self.outbox: list[tuple[int, Message]] = []
+        self.pieces: list[tuple[int, Piece]] = []  # of a snapshot, to be taken in
+        self.damaged_snapshots = False  # a peer found one damaged that this voter sent
+        self._peers = tuple(each for each in voters if each != node_id)
+        self._timings = timings
+        self._connected: set[int] = set()
+        self._votes: set[int] = set()
+        self._votes_term = 0
+        self._round = 0
+        self._heartbeat_at = math.inf
+        self._round_wanted = False
+        self._answering: Append | None = None
+        self._matched_next_index: int | None = None
+        self._led_term: int | None = None
+        self._term_leader: tuple[int, int] = (0, 0)  # (term, leader) as heard last
+        self.term_start_index = 0  # of the entry that began the term that this voter leads
+        self.progress: dict[int, Progress] = {}
+        self._at(now)
+        self._library = Library(node_id, voters, log, timings, self)
+        self._election = Election(node_id, voters, timings, random, now)
+
+    @property
+    def term(self) -> int:
+        return self._library.term
+
+    @property
+    def is_leader(self) -> bool:
+        return self._library.is_leader
+
+    @property
+    def leader_id(self) -> int | None:
+        return self._library.leader_id
+
+    @property
+    def commit_index(self) -> int:
+        return self._library.commit_index
+
+    @property
+    def is_alone(self) -> bool:
+        return not self._peers
+
+    @property
+    def deadline(self) -> float:
+        """When to `tick` at the latest."""
+        if not self.is_leader:
+            return self._election.deadline
+        retries = [
+            each.transfer.wait_until
+            for each in self.progress.values()
+            if each.transfer is not None and each.transfer.is_piece_wanted
+        ]
+        return min(self._heartbeat_at, *retries) if retries else self._heartbeat_at
+
+    def _at(self, now: float) -> None:
+        self._now = now
+        Library.set_time(now)
+
+    # What the owner calls
+
+    def connected(self, voter_id: int, now: float) -> None:
+        self._at(now)
+        self._connected.add(voter_id)
+        self._library.connected(voter_id)
+        self._election.connected(voter_id, now, self.leader_id)
+        if voter_id in self.progress:
+            self.progress[voter_id].connected(self.log.last.index + 1)
+
+    def disconnected(self, voter_id: int, now: float) -> None:
+        self._at(now)
+        self._connected.discard(voter_id)
+        self._library.disconnected(voter_id)
+        self._election.disconnected(voter_id, now, self.leader_id)
+        if voter_id in self.progress:
+            self.progress[voter_id].disconnected()
+
+    def received(self, voter_id: int, message: Message, now: float) -> None:
+        """RaftFatalError."""
+        self._at(now)
+        match message:
+            case PreVote():
+                self._pre_vote(voter_id, message, now)
+            case PreVoteAnswer():
+                self._pre_vote_answer(voter_id, message, now)
+            case VoteRequest():
+                self._library.vote_requested(
+                    voter_id, message.term, message.last_index, message.last_term
+                )
+            case Vote():
+                self._vote(voter_id, message)
+            case Append() | Heartbeat() | Piece():
+                if self._is_from_leader(voter_id, message):
+                    self._from_leader(voter_id, message, now)
+            case Answer() | PieceAnswer():
+                if message.term > self.term:
+                    self._library.give_way(message.term)
+                elif message.term == self.term and voter_id in self.progress:
+                    self._from_follower(voter_id, message, now)
+        self._note_role(now)
+
+    def tick(self, now: float) -> None:
+        """What is due by now has been done."""
+        self._at(now)
+        if not self.is_leader and now >= self._election.deadline:
+            self._seek_votes(now)
+        else:
+            self._library.tick()
+        self._note_role(now)
+
+    def append(self, payload: bytes) -> int:
+        """Of the leader: staged as the log's next entry; its index."""
+        assert self.is_leader
+        return self.log.append(payload, self.term)
+
+    def want_round(self) -> int:
+        """`replicate` will ask all; answers from this number on were given after the call."""
+        self._round_wanted = True
+        return self._round + 1
+
+    @property
+    def confirmed_round(self) -> int:
+        """The last round that a majority, this leader included, has answered."""
+        answered = sorted((each.answered_round for each in self.progress.values()), reverse=True)
+        needed = len(self.voters) // 2
+        return answered[needed - 1] if needed else self._round + 1
+
+    def replicate(self, now: float) -> None:
+        """Of the leader: the outbox holds what the peers can be told. All of the log is synced."""
+        if not self.is_leader:
+            return
+        is_due = now >= self._heartbeat_at or self._round_wanted
+        if is_due:
+            self._heartbeat_at = now + self._timings.heartbeat_s if self._peers else math.inf
+            self._round_wanted = False
+        for voter_id, progress in self.progress.items():
+            if progress.is_connected:
+                if is_due:
+                    progress.may_retry()
+                self._replicate_to(voter_id, progress, is_due=is_due)
+
+    def storage_full(self, last_index: int) -> None:
+        """Entries behind `last_index` could not be written; nobody was told of them."""
+        self.log.cut(last_index)
+        self._library.commit_index = min(self.commit_index, last_index)
+        answered: dict[int, Answer] = {}
+        for voter_id, message in self.outbox:
+            if isinstance(message, Answer) and message.match is Match.MATCHED:
+                answered[voter_id] = message
+        self.outbox = [
+            (voter_id, message)
+            for voter_id, message in self.outbox
+            if not (isinstance(message, Answer) and message.match is Match.MATCHED)
+        ]
+        for voter_id, answer in answered.items():
+            refusal = Answer(answer.term, answer.round, Match.REFUSED, last_index + 1)
+            self.outbox.append((voter_id, refusal))
+
+    def resign(self, now: float) -> None:
+        """It leads no more, and lets others try first."""
+        self._at(now)
+        self._library.give_way(self.term)
+        self._note_role(now)
+
+    def install(self, position: LogPosition) -> bool:
+        """A snapshot stands for the log, staged; False: the log is no worse without it."""
+        if position.index <= self.commit_index or self._holds(position):
+            return False
+        self.log.reset(position)
+        self._library.commit_index = position.index
+        return True
+
+    def send(self, voter_id: int, message: Message) -> None:
+        self.outbox.append((voter_id, message))
+
+    # Elections
+
+    def _seek_votes(self, now: float) -> None:
+        self._library.give_way(self.term)  # the leader that it had, it has no more
+        if self._election.ask(now):
+            self._library.campaign()
+        elif self._election.can_win:
+            last = self.log.last
+            for peer in sorted(self._connected):
+                self.send(peer, PreVote(self.term + 1, last.index, last.term))
+
+    def _pre_vote(self, voter_id: int, message: PreVote, now: float) -> None:
+        last = self.log.last
+        is_granted = (
+            message.term > self.term
+            and (message.last_term, message.last_index) >= (last.term, last.index)
+            and not self._election.has_leader(self.leader_id, now)
+        )
+        self.send(voter_id, PreVoteAnswer(self.term, message.term, is_granted))
+
+    def _pre_vote_answer(self, voter_id: int, message: PreVoteAnswer, now: float) -> None:
+        if message.term > self.term:
+            self._library.give_way(message.term)
+        elif (
+            message.is_granted
+            and message.asked_term == self.term + 1
+            and not self.is_leader
+            and self._election.agreed(voter_id, now)
+        ):
+            self._library.campaign()
+
+    def _vote(self, voter_id: int, message: Vote) -> None:
+        if message.term != self.term:
+            return
+        if self._votes_term != message.term:
+            self._votes_term, self._votes = message.term, set()
+        if voter_id not in self._votes:
+            self._votes.add(voter_id)
+            self._library.voted(voter_id, message.term)
+
+    # What the library says
+
+    def request_vote(self, voter_id: int) -> None:
+        last = self.log.last
+        self.send(voter_id, VoteRequest(self.term, last.index, last.term))
+
+    def grant_vote(self, voter_id: int) -> None:
+        self._election.postpone(self._now)
+        self.send(voter_id, Vote(self.term))
+
+    def acknowledge(self, voter_id: int, next_index: int) -> None:
+        message = self._answering
+        assert message is not None
+        if self._matched_next_index is not None:
+            next_index = self._matched_next_index
+        self.send(voter_id, Answer(self.term, message.round, Match.MATCHED, next_index))
+
+    # Following
+
+    def _is_from_leader(self, voter_id: int, message: Append | Heartbeat | Piece) -> bool:
+        if message.term < self.term:
+            # It may not know that it was deposed, and would go on for ever.
+            number = 0 if isinstance(message, Piece) else message.round
+            self.send(voter_id, Answer(self.term, number, Match.HEARD, 0))
+            return False
+        term, leader_id = self._term_leader
+        if (message.term == term and voter_id != leader_id) or self._leads_in(message.term):
+            logger.error("voters %d and %d both lead in term %d", leader_id, voter_id, term)
+            return False
+        self._term_leader = (message.term, voter_id)
+        return True
+
+    def _leads_in(self, term: int) -> bool:
+        return self.is_leader and self.term == term
+
+    def _from_leader(self, voter_id: int, message: Append | Heartbeat | Piece, now: float) -> None:
+        self._election.heard_leader(now)
+        match message:
+            case Append():
+                self._append(voter_id, message)
+            case Heartbeat():
+                self._library.heard(voter_id, message.term)
+                self.send(voter_id, Answer(self.term, message.round, Match.HEARD, 0))
+            case Piece():
+                self._library.heard(voter_id, message.term)
+                self._piece(voter_id, message)
+
+    def _append(self, voter_id: int, message: Append) -> None:
+        log, entries = self.log, list(message.entries)
+        previous = LogPosition(message.previous_index, message.previous_term)
+        if previous.index < log.anchor.index:
+            # Everything up to there was committed: it matches.
+            skipped = log.anchor.index - previous.index
+            if len(entries) < skipped:
+                self._library.heard(voter_id, message.term)
+                self._answer(voter_id, message, Match.MATCHED, previous.index + len(entries) + 1)
+                return
+            previous, entries = log.anchor, entries[skipped:]
+        if previous.index > log.last.index or log.term_at(previous.index) != previous.term:
+            self._library.heard(voter_id, message.term)
+            hint = min(log.last.index, max(self.commit_index, log.anchor.index)) + 1
+            if previous.index > log.last.index:
+                hint = log.last.index + 1
+            self._answer(voter_id, message, Match.REFUSED, hint)
+            return
+        self._append_matching(voter_id, message, previous, entries)
+
+    def _append_matching(
+        self,
+        voter_id: int,
+        message: Append,
+        previous: LogPosition,
+        entries: list[tuple[int, bytes]],
+    ) -> None:
+        log = self.log
+        known = 0
+        while (
+            known < len(entries)
+            and previous.index + known < log.last.index
+            and log.term_at(previous.index + known + 1) == entries[known][0]
+        ):
+            known += 1
+        matched_index, rest = previous.index + known, entries[known:]
+        if rest and matched_index < self.commit_index:
+            raise RaftFatalError(
+                f"voter {voter_id} leads term {message.term} with another entry"
+                f" {matched_index + 1} than was committed here"
+            )
+        if rest and log.size_bytes > MAX_LOG_BYTES:
+            self._library.heard(voter_id, message.term)
+            self._answer(voter_id, message, Match.REFUSED, matched_index + 1)
+            return
+        # Where nothing is left to add, a log that is longer stays as it is.
+        base_index = matched_index if rest else log.last.index
+        commit_index = min(message.commit_index, matched_index + len(rest))
+        self._answering = message
+        self._matched_next_index = matched_index + len(rest) + 1
+        try:
+            self._library.append(
+                voter_id, message.term, base_index, log.term_at(base_index), commit_index, rest
+            )
+        finally:
+            self._answering = self._matched_next_index = None
+
+    def _answer(self, voter_id: int, message: Append, match: Match, next_index: int) -> None:
+        self.send(voter_id, Answer(self.term, message.round, match, next_index))
+
+    def _holds(self, position: LogPosition) -> bool:
+        log = self.log
+        return (
+            log.anchor.index <= position.index <= log.last.index
+            and log.term_at(position.index) == position.term
+        )
+
+    def _piece(self, voter_id: int, piece: Piece) -> None:
+        position = LogPosition(piece.index, piece.index_term)
+        if position.index <= self.commit_index:
+            self.send(
+                voter_id, PieceAnswer(self.term, piece.transfer, Taken.HAVE, self.commit_index)
+            )
+        elif self._holds(position):
+            self.send(voter_id, PieceAnswer(self.term, piece.transfer, Taken.HAVE, position.index))
+        else:
+            self.pieces = [(voter_id, piece)]  # one is under way at a time
+
+    # Leading
+
+    def _note_role(self, now: float) -> None:
+        if self.is_leader and self._led_term != self.term:
+            self._led_term = self.term
+            self.term_start_index = self.log.last.index
+            self._heartbeat_at = now
+            self.progress = {peer: Progress(self.term_start_index) for peer in self._peers}
+            for peer in self._connected:
+                self.progress[peer].connected(self.term_start_index)
+        elif not self.is_leader and self._led_term is not None:
+            self._led_term = None
+            self._heartbeat_at = math.inf
+            self.progress = {}
+            self._election.postpone(now)
+
+    def _from_follower(self, voter_id: int, message: Answer | PieceAnswer, now: float) -> None:
+        progress = self.progress[voter_id]
+        match message:
+            case Answer():
+                self._log_answer(voter_id, progress, message, now)
+            case PieceAnswer():
+                self._piece_answer(voter_id, progress, message, now)
+        progress.note_caught_up(self.log.last.index, now)
+
+    def _log_answer(self, voter_id: int, progress: Progress, message: Answer, now: float) -> None:
+        if message.round > self._round or message.next_index > self.log.last.index + 1:
+            return  # nobody can answer that
+        says_more = progress.answered(message.round, now)
+        if message.match is Match.MATCHED:
+            # True whenever it was sent: what a follower holds in a term, it keeps in it.
+            self._library.answered(voter_id, message.next_index)
+            if says_more and progress.state is not Sending.SNAPSHOT:
+                progress.matched(message.next_index)
+            return
+        self._library.answered(voter_id, None)
+        if says_more and message.match is Match.REFUSED and progress.state is not Sending.SNAPSHOT:
+            progress.refused(message.next_index, self._round + 1)
+
+    def _piece_answer(
+        self, voter_id: int, progress: Progress, message: PieceAnswer, now: float
+    ) -> None:
+        self._library.answered(voter_id, None)
+        progress.answered_at = now
+        transfer = progress.transfer
+        if transfer is None or transfer.number != message.transfer:
+            return
+        match message.taken:
+            case Taken.CONTINUE:
+                transfer.offset, transfer.is_piece_wanted = message.value, True
+            case Taken.HAVE if message.value <= self.log.last.index:
+                progress.took_snapshot(message.value)
+                self._library.answered(voter_id, message.value + 1)
+            case Taken.FAILED | Taken.DAMAGED:
+                self.damaged_snapshots |= message.taken is Taken.DAMAGED
+                self.fail_transfer(voter_id, now)
+
+    def _replicate_to(self, voter_id: int, progress: Progress, *, is_due: bool) -> None:
+        last_index = self.log.last.index
+        if progress.state is not Sending.SNAPSHOT and progress.next_index <= self.log.anchor.index:
+            progress.needs_snapshot(self._next_round())
+        has_sent = False
+        while progress.may_send and (progress.next_index <= last_index or self._probes(progress)):
+            self._send_append(voter_id, progress)
+            has_sent = True
+        if has_sent:
+            return
+        if progress.state is Sending.REPLICATE:
+            if is_due or progress.told_commit_index < self.commit_index:
+                self._send_append(voter_id, progress, is_empty=True)
+        elif is_due:
+            self.send(voter_id, Heartbeat(self.term, self._next_round()))
+
+    def _next_round(self) -> int:
+        self._round += 1
+        return self._round
+
+    @staticmethod
+    def _probes(progress: Progress) -> bool:
+        return progress.state is Sending.PROBE
+
+    def _send_append(self, voter_id: int, progress: Progress, *, is_empty: bool = False) -> None:
+        log, first = self.log, progress.next_index
+        entries = []
+        if not is_empty and first <= log.last.index:
+            entries = log.entries(first, MAX_ENTRIES, MAX_ENTRIES_BYTES)
+        number = self._next_round()
+        message = Append(
+            self.term,
+            number,
+            first - 1,
+            log.term_at(first - 1),
+            self.commit_index,
+            tuple((entry.term, entry.payload) for entry in entries),
+        )
+        size_bytes = sum(len(entry.payload) for entry in entries)
+        progress.sent(number, size_bytes, len(entries), self.commit_index)
+        self.send(voter_id, message)
+
+    def wanted_pieces(self, now: float) -> list[tuple[int, Transfer]]:
+        """Transfers whose next piece is to be read and sent now; each is named once a piece."""
+        found = []
+        for voter_id, progress in self.progress.items():
+            transfer = progress.transfer
+            if (
+                progress.is_connected
+                and transfer is not None
+                and transfer.is_piece_wanted
+                and now >= transfer.wait_until
+            ):
+                transfer.is_piece_wanted = False
+                found.append((voter_id, transfer))
+        return found
+
+    def is_wanted(self, voter_id: int, transfer: Transfer) -> bool:
+        """Whether this transfer is still under way."""
+        progress = self.progress.get(voter_id)
+        return progress is not None and progress.transfer is transfer
+
+    def fail_transfer(self, voter_id: int, now: float) -> None:
+        """The snapshot could not be read; it is tried again later."""
+        wait_until = now + self._timings.snapshot_retry_s
+        self.progress[voter_id].restart_transfer(self._next_round(), wait_until)

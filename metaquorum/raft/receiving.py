@@ -1,0 +1,131 @@
+"""A snapshot that comes from the leader, piece by piece, and takes the place of the log.
+
+    pieces -> `<name>.received`, synced, read once from end to end
+           -> the journal is reset to its position, synced        from here on it stands for the log
+           -> `<name>.snapshot`                                    loaded like any other
+
+After a crash, a `.received` file whose position is the journal's base is whole, and only has to be
+renamed; any other is a part, or was never made to count, and goes.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+
+from metaquorum.framing import DamagedError
+from metaquorum.journal_ops import LogPosition
+from metaquorum.raft.messages import Piece, Taken
+from metaquorum.raft.state import open_snapshot
+from metaquorum.runtime.seams import Disk, File, StorageError
+from metaquorum.snapshot import SUFFIX, SnapshotName, snapshot_path
+
+logger = logging.getLogger(__name__)
+
+RECEIVED = ".received"
+
+
+def finish_installs(disk: Disk, directory: str, base: LogPosition) -> None:
+    """No snapshot is half installed: it counts, or is gone. Slow: for `Disk.run`. OSError."""
+    for path in _received(disk, directory):
+        target = path.removesuffix(RECEIVED)
+        if target.endswith(f"-{base.index:020d}-{base.term:010d}{SUFFIX}"):
+            disk.rename(path, target)
+        else:
+            disk.remove(path)
+    disk.sync_dir(directory)
+
+
+def _received(disk: Disk, directory: str) -> Iterator[str]:
+    for name in disk.list(directory):
+        if name.endswith(SUFFIX + RECEIVED):
+            yield os.path.join(directory, name)
+
+
+class SnapshotReceiver:
+    """Takes pieces, one at a time."""
+
+    def __init__(self, disk: Disk, directory: str, cluster_id: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._cluster_id = cluster_id
+        self._transfer: tuple[int, int, int] | None = None  # (sender, term, number)
+        self._name: SnapshotName | None = None
+        self._file: File | None = None
+        self._written_bytes = 0
+        self.received: SnapshotName | None = None  # whole, and waiting to be installed
+
+    async def take(self, sender: int, piece: Piece) -> tuple[Taken, int] | None:
+        """What to answer; None when that was the last piece, and `received` is to be installed."""
+        transfer = (sender, piece.term, piece.transfer)
+        try:
+            if piece.offset == 0:
+                self.abandon()
+                await self._disk.run(lambda: self._begin(transfer, piece))
+            if transfer != self._transfer or piece.offset != self._written_bytes:
+                return Taken.FAILED, 0
+            await self._disk.run(lambda: self._write(piece))
+            if self._written_bytes < piece.file_bytes:
+                return Taken.CONTINUE, self._written_bytes
+            await self._finish()
+        except DamagedError as error:
+            logger.warning("the snapshot that voter %d sent: %s", sender, error)
+            self.abandon()
+            return Taken.DAMAGED, 0
+        except (OSError, StorageError) as error:
+            logger.warning("no snapshot could be taken from voter %d: %s", sender, error)
+            self.abandon()
+            return Taken.FAILED, 0
+        return None
+
+    def _begin(self, transfer: tuple[int, int, int], piece: Piece) -> None:
+        position = LogPosition(piece.index, piece.index_term)
+        path = snapshot_path(self._directory, piece.end_offset, position)
+        for old in _received(self._disk, self._directory):
+            self._disk.remove(old)
+        self._name = SnapshotName(path, piece.end_offset, position)
+        self._file = self._disk.open(path + RECEIVED, create=True)
+        self._file.truncate(0)
+        self._transfer = transfer
+
+    def _write(self, piece: Piece) -> None:
+        assert self._file is not None
+        self._file.write(piece.data, piece.offset)
+        self._written_bytes += len(piece.data)
+        if self._written_bytes == piece.file_bytes:
+            self._file.sync()
+            self._disk.sync_dir(self._directory)
+
+    async def _finish(self) -> None:
+        """It is whole, as every byte of it says."""
+        name = self._name
+        assert name is not None
+        reader = await self._disk.run(
+            lambda: open_snapshot(self._disk, name, self._cluster_id, name.path + RECEIVED)
+        )
+        try:
+            while await self._disk.run(reader.next_records) is not None:
+                pass
+        finally:
+            reader.close()
+        self.abandon()
+        self.received = name
+
+    async def keep(self) -> SnapshotName:
+        """Installed: what was received counts as a snapshot. OSError."""
+        name = self.received
+        assert name is not None
+
+        def rename() -> None:
+            self._disk.rename(name.path + RECEIVED, name.path)
+            self._disk.sync_dir(self._directory)
+
+        await self._disk.run(rename)
+        self.received = None
+        return name
+
+    def abandon(self) -> None:
+        """What was received so far is of no use."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._transfer = self._name = self.received = None
+        self._written_bytes = 0

@@ -1,0 +1,116 @@
+"""The state machine on this voter's disk: begun from a snapshot, brought along, written down."""
+
+import logging
+
+from metaquorum.batch import decode_batch
+from metaquorum.framing import DamagedError
+from metaquorum.journal import Journal
+from metaquorum.journal_ops import Entry, LogPosition
+from metaquorum.quorum import StateMachine
+from metaquorum.records import RecordError
+from metaquorum.runtime.seams import Disk, StorageError
+from metaquorum.snapshot import (
+    SNAPSHOTS_KEPT,
+    SnapshotName,
+    SnapshotReader,
+    set_aside,
+    tidy_up,
+    write_snapshot,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class DiskState:
+    """One task calls `load_newest`, then `apply` and `load`; another may call `write`."""
+
+    def __init__(self, disk: Disk, directory: str, machine: StateMachine) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._machine = machine
+        self.applied = LogPosition(0, 0)
+        self.bytes_since_snapshot = 0
+
+    async def load_newest(self, journal: Journal) -> None:
+        """The newest snapshot that is not damaged, if there is one, is in the state machine.
+
+        StorageError where `journal` does not go on from there.
+        """
+        for name in await self._disk.run(lambda: tidy_up(self._disk, self._directory)):
+            try:
+                await self.load(name)
+            except DamagedError as error:
+                logger.warning("%s; it is set aside, and an older one tried", error)
+                await self._disk.run(lambda path=name.path: set_aside(self._disk, path))  # type: ignore[misc]
+                continue
+            break
+        if journal.base.index > self.applied.index:
+            raise StorageError(
+                f"{self._directory} has no readable snapshot of entry {journal.base.index} or"
+                " later, where its journal begins; restore the folder from a backup"
+            )
+        if journal.last.index < self.applied.index:
+            raise StorageError(
+                f"the journal in {self._directory} ends at entry {journal.last.index}, before its"
+                f" snapshot of entry {self.applied.index}; restore the folder from a backup"
+            )
+
+    async def load(self, name: SnapshotName) -> None:
+        """The state machine is as the snapshot says. DamagedError, StorageError."""
+        reader = await self._disk.run(lambda: open_snapshot(self._disk, name, self._cluster_id))
+        try:
+            self._machine.begin_load()
+            while (records := await self._disk.run(reader.next_records)) is not None:
+                await self._machine.load(records)
+            self._machine.end_load(reader.header.end_offset)
+        finally:
+            reader.close()
+        self.applied = name.position
+        self.bytes_since_snapshot = 0
+
+    @property
+    def _cluster_id(self) -> str:
+        return self._machine.image.cluster_id
+
+    async def apply(self, entry: Entry) -> bool:
+        """The entry is replayed, as it is on every replica; whether it took effect."""
+        took_effect = False
+        if entry.payload:  # else it only marks the beginning of a term
+            try:
+                batch = decode_batch(entry.payload)
+                took_effect = await self._machine.apply(entry.term, batch)
+            except RecordError as error:
+                raise StorageError(f"entry {entry.index} in {self._directory}: {error}") from None
+        self.applied = LogPosition(entry.index, entry.term)
+        self.bytes_since_snapshot += len(entry.payload)
+        return took_effect
+
+    async def write(self) -> list[SnapshotName]:
+        """A snapshot of what is applied now is on disk; those that are kept. OSError."""
+        image, position = self._machine.image, self.applied
+        self.bytes_since_snapshot = 0
+        await self._disk.run(lambda: write_snapshot(self._disk, self._directory, image, position))
+        return await self._disk.run(lambda: tidy_up(self._disk, self._directory))
+
+    def journal_not_needed(self, kept: list[SnapshotName]) -> LogPosition | None:
+        """Up to where the journal can go: as far as the older of two snapshots reaches."""
+        return kept[-1].position if len(kept) == SNAPSHOTS_KEPT else None
+
+
+def open_snapshot(
+    disk: Disk, name: SnapshotName, cluster_id: str, path: str | None = None
+) -> SnapshotReader:
+    """Read from `path`, else from where the name says. Slow. DamagedError, StorageError."""
+    reader = SnapshotReader(disk, path or name.path)
+    header = reader.header
+    try:
+        if header.cluster_id != cluster_id:
+            raise StorageError(
+                f"{name.path} belongs to cluster {header.cluster_id}, not {cluster_id}"
+            )
+        if (header.end_offset, header.position) != (name.end_offset, name.position):
+            raise DamagedError(f"{name.path} is damaged: it is not what its name says")
+    except StorageError:
+        reader.close()
+        raise
+    return reader

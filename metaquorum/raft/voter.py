@@ -1,0 +1,632 @@
+"""A voter: the guarded protocol (`core.py`) on a disk, a clock and peers.
+
+Three tasks, and one for each slow thing under way:
+
+    driver   waits for a kick: something came from a peer, was proposed, or is due
+             -> all of it into the core, which stages what must not be forgotten
+             -> one sync for all of it (group commit)
+             -> only then: peers are told, and what is committed may be applied
+    applier  committed entries into the state machine, in order, and their proposers are told;
+             it may be slow without keeping the driver from answering
+    clock    kicks the driver at its next deadline, and sleeps until then
+
+What is proposed or arrives during a sync waits for the next one. Snapshots are written, read for
+others and received beside these; `receiving.py` says how one is installed.
+
+A disk that is full refuses entries, and nothing else: a leader refuses the proposals, of which
+nobody was told; a follower asks for the entries again later. A vote or a truncation that finds no
+room, and every other failure of the disk, stops the voter.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import Final
+
+import trio
+
+from metaquorum.batch import Batch
+from metaquorum.journal import Journal, JournalFullError
+from metaquorum.journal_ops import LogPosition
+from metaquorum.quorum import (
+    Leadership,
+    NotCommittedError,
+    OutcomeUnknownError,
+    QuorumStatus,
+    StateMachine,
+    VoterStatus,
+)
+from metaquorum.raft.core import RaftCore, RaftFatalError
+from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
+from metaquorum.raft.messages import (
+    PIECE_BYTES,
+    Message,
+    Piece,
+    PieceAnswer,
+    Taken,
+    decode_message,
+    encode_message,
+)
+from metaquorum.raft.peers import MAX_QUEUE_BYTES, MAX_QUEUE_MESSAGES, PeerProtocolError, Peers
+from metaquorum.raft.progress import Transfer
+from metaquorum.raft.proposals import Proposals, RaftProposal, miss_offset
+from metaquorum.raft.receiving import SnapshotReceiver, finish_installs
+from metaquorum.raft.state import DiskState
+from metaquorum.raft.timings import RaftTimings
+from metaquorum.runtime.seams import Clock, Disk, StorageError
+from metaquorum.snapshot import SnapshotName, snapshots
+from wire.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_INTERVAL_BYTES: Final = 16 << 20  # of batches applied
+READ_ENTRIES: Final = 64  # of the journal at a time, at the start
+APPLIED_PER_TURN: Final = 32  # entries, before other tasks have theirs
+DEFAULT_TIMINGS: Final = RaftTimings()
+
+
+class _Barrier:
+    """Someone who waits until a majority has confirmed that this voter leads."""
+
+    def __init__(self, round_number: int, commit_index: int) -> None:
+        self.round = round_number
+        self.commit_index = commit_index
+        self.is_confirmed = False
+        self.done = trio.Event()
+
+
+class _Install:
+    """A snapshot that was received whole, until the driver has made it count."""
+
+    def __init__(self, name: SnapshotName) -> None:
+        self.name = name
+        self.done = trio.Event()
+
+
+class RaftVoter:
+    """One of the voters. `start`, then `run` in a task; `close` after that has ended."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        random: Random,
+        directory: str,
+        state_machine: StateMachine,
+        node_id: int,
+        voters: tuple[int, ...],
+        peers: Peers,
+        timings: RaftTimings = DEFAULT_TIMINGS,
+        *,
+        snapshot_interval_bytes: int = SNAPSHOT_INTERVAL_BYTES,
+        journal: Journal | None = None,
+    ) -> None:
+        """`directory` is the metadata's own; `state_machine` is empty yet."""
+        assert node_id in voters
+        self._disk = disk
+        self._clock = clock
+        self._random = random
+        self._directory = directory
+        self._machine = state_machine
+        self._node_id = node_id
+        self._voters = tuple(sorted(voters))
+        self._peers = peers
+        self._timings = timings
+        self._snapshot_interval_bytes = snapshot_interval_bytes
+        cluster_id = state_machine.image.cluster_id
+        self._journal = journal or Journal(disk, directory, cluster_id)
+        self._state = DiskState(disk, directory, state_machine)
+        self._receiver = SnapshotReceiver(disk, directory, cluster_id)
+        self._receiving: Final = trio.Lock()
+        self._to_install: _Install | None = None
+        self._core: RaftCore | None = None
+        self._nursery: trio.Nursery | None = None
+        self._inbox: deque[tuple[int, Message | bool]] = deque()  # a message; True: connected
+        self._inbox_bytes: dict[int, int] = dict.fromkeys(voters, 0)
+        self._inbox_messages: dict[int, int] = dict.fromkeys(voters, 0)
+        self._proposals = Proposals()
+        self._lose_proposals_at = math.inf
+        self._sequence = 0
+        self._tail_offset = 0  # where the metadata ends once all that was appended is applied
+        self._active_term: int | None = None
+        self._published = Leadership(None, 0, is_active=False)
+        self._committed_index = 0  # and on this disk
+        self._installed: SnapshotName | None = None  # to be loaded
+        self._barriers: list[_Barrier] = []
+        self._snapshotting = False
+        self._unneeded: LogPosition | None = None  # the journal up to here can go
+        self._kick = trio.Event()
+        self._commit_moved = trio.Event()
+        self._changed: Final = trio.lowlevel.ParkingLot()  # leadership, or what is applied
+        self._deadline = math.inf
+        self._deadline_set = trio.Event()
+        self._sleep = trio.CancelScope()
+        self._failure: Exception | None = None
+        peers.attach(self)
+
+    # What others know
+
+    @property
+    def is_active(self) -> bool:
+        core = self._core
+        return (
+            core is not None
+            and core.is_leader
+            and self._active_term == core.term
+            and self._failure is None
+        )
+
+    @property
+    def status(self) -> QuorumStatus:
+        core, (leader_id, term, is_active) = self._core, self.leadership
+        return QuorumStatus(
+            node_id=self._node_id,
+            voters=self._voters,
+            leader_id=leader_id,
+            term=term,
+            commit_index=self._committed_index,
+            end_offset=self._machine.image.end_offset,
+            is_active=is_active,
+            replicas=() if core is None or not core.is_leader else self._replicas(core),
+        )
+
+    def _replicas(self, core: RaftCore) -> tuple[VoterStatus, ...]:
+        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+
+        def wall_ms(at: float | None) -> int:
+            return -1 if at is None else now_ms - round((now - at) * 1000)
+
+        last_index = core.log.last.index
+        own = VoterStatus(self._node_id, self._journal.durable.index, 0, now_ms, now_ms)
+        others = (
+            VoterStatus(
+                voter_id,
+                progress.matched_index,
+                max(last_index - progress.matched_index, 0),
+                wall_ms(progress.answered_at),
+                wall_ms(progress.caught_up_at),
+            )
+            for voter_id, progress in core.progress.items()
+        )
+        return tuple(sorted((own, *others), key=lambda each: each.voter_id))
+
+    @property
+    def leadership(self) -> Leadership:
+        core = self._core
+        if core is None or self._failure is not None:
+            return Leadership(None, 0 if core is None else core.term, is_active=False)
+        return Leadership(core.leader_id, core.term, self.is_active)
+
+    async def wait_active(self) -> int:
+        while not (known := self.leadership).is_active:
+            await self.wait_change(known)
+        await trio.lowlevel.checkpoint()
+        return known.term
+
+    async def wait_inactive(self, term: int) -> None:
+        while (known := self.leadership).is_active and known.term == term:
+            await self.wait_change(known)
+        await trio.lowlevel.checkpoint()
+
+    async def wait_change(self, known: Leadership) -> Leadership:
+        while self.leadership == known:
+            await self._changed.park()
+        await trio.lowlevel.checkpoint()
+        return self.leadership
+
+    async def read_barrier(self) -> int:
+        await trio.lowlevel.checkpoint()
+        core = self._core
+        if core is None or not self.is_active:
+            raise OutcomeUnknownError("this node does not lead the quorum")
+        barrier = _Barrier(core.want_round(), core.commit_index)
+        self._barriers.append(barrier)
+        self._kick.set()
+        await barrier.done.wait()
+        if not barrier.is_confirmed:
+            raise OutcomeUnknownError("no majority of the quorum answered")
+        while self._state.applied.index < barrier.commit_index:
+            if self._failure is not None:
+                raise OutcomeUnknownError("the quorum's voter has stopped")
+            await self._changed.park()
+        return self._machine.image.end_offset
+
+    def propose(self, term: int, expected_offset: int, records: Sequence[bytes]) -> RaftProposal:
+        core = self._core
+        if core is None or not self.is_active or term != core.term:
+            raise NotCommittedError(
+                ErrorCode.NOT_CONTROLLER, f"this node does not lead the quorum in term {term}"
+            )
+        if core.log.size_bytes > MAX_LOG_BYTES:
+            raise NotCommittedError(
+                ErrorCode.KAFKA_STORAGE_ERROR, "no snapshot of the metadata could be written lately"
+            )
+        self._sequence += 1
+        batch = Batch(
+            term, self._node_id, self._sequence, expected_offset, len(records), b"".join(records)
+        )
+        proposal = RaftProposal(batch)
+        self._proposals.offer(proposal)
+        self._kick.set()
+        return proposal
+
+    # What the transport calls
+
+    def connected(self, voter_id: int) -> None:
+        self._inbox.append((voter_id, True))
+        self._kick.set()
+
+    def disconnected(self, voter_id: int) -> None:
+        self._inbox.append((voter_id, False))
+        self._kick.set()
+
+    def received(self, voter_id: int, message: bytes) -> None:
+        if voter_id == self._node_id or voter_id not in self._inbox_bytes:
+            raise PeerProtocolError(f"{voter_id} is no other voter")
+        decoded = decode_message(message)
+        if (
+            self._inbox_bytes[voter_id] + len(message) > MAX_QUEUE_BYTES
+            or self._inbox_messages[voter_id] == MAX_QUEUE_MESSAGES
+        ):
+            raise PeerProtocolError("more than a voter sends without waiting for answers")
+        self._inbox_bytes[voter_id] += len(message)
+        self._inbox_messages[voter_id] += 1
+        self._inbox.append((voter_id, decoded))
+        self._kick.set()
+
+    # Starting
+
+    async def start(self) -> None:
+        """The newest snapshot is loaded; a voter that is alone is active. StorageError."""
+        await self._disk.run(self._journal.open)
+        if self._journal.torn_bytes:
+            logger.warning(
+                "cut off %d bytes of the journal that were never synced", self._journal.torn_bytes
+            )
+        try:
+            await self._disk.run(
+                lambda: finish_installs(self._disk, self._directory, self._journal.base)
+            )
+            await self._state.load_newest(self._journal)
+        except OSError as error:
+            raise StorageError(f"{self._directory} cannot be used: {error}") from error
+        log = await self._read_log()
+        now = self._clock.monotonic()
+        core = RaftCore(self._node_id, self._voters, log, self._timings, self._random, now)
+        self._core = core
+        self._committed_index = core.commit_index
+        if core.is_alone:
+            await self._round(core)
+            await self._apply_committed(core)
+            assert self.is_active
+
+    async def _read_log(self) -> RaftLog:
+        log, journal = RaftLog(self._journal, self._state.applied), self._journal
+        if journal.term_at(log.anchor.index) != log.anchor.term:
+            raise StorageError(
+                f"entry {log.anchor.index} in {self._directory} is of another term in the journal"
+                " than in its snapshot; restore the folder from a backup"
+            )
+        while (first := log.last.index + 1) <= journal.last.index:
+            last = min(first + READ_ENTRIES - 1, journal.last.index)
+            log.load(await self._disk.run(lambda first=first, last=last: journal.read(first, last)))  # type: ignore[misc]
+        return log
+
+    # Running
+
+    async def run(self) -> None:
+        """It votes, leads and follows, for ever. StorageError, RaftFatalError: it can no more."""
+        core = self._core
+        assert core is not None, "not started"
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for task in (self._drive, self._apply, self._watch_clock):
+                    nursery.start_soon(self._until_failure, lambda task=task: task(core), nursery)
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            self._nursery = None
+            self._stopped()
+
+    async def _until_failure(
+        self, task: Callable[[], Awaitable[None]], nursery: trio.Nursery
+    ) -> None:
+        try:
+            await task()
+        except (StorageError, RaftFatalError) as error:
+            self._failure = self._failure or error
+            nursery.cancel_scope.cancel()
+
+    def _stopped(self) -> None:
+        self._failure = self._failure or StorageError("the quorum's voter was stopped")
+        self._active_term = None
+        self._proposals.refuse_queued("the quorum's voter has stopped")
+        self._proposals.lose_appended("the voter stopped before it was known to be committed")
+        self._fail_barriers()
+        self._changed.unpark_all()
+
+    async def close(self) -> None:
+        """The journal is closed in good order."""
+        self._receiver.abandon()
+        await self._journal.close()
+
+    # The driver
+
+    async def _drive(self, core: RaftCore) -> None:
+        self._kick.set()
+        while True:
+            await self._kick.wait()
+            self._kick = trio.Event()
+            await self._round(core)
+
+    async def _round(self, core: RaftCore) -> None:
+        """All that has come is dealt with, and is durable before anybody hears of it."""
+        now = self._clock.monotonic()
+        self._take_inbox(core, now)
+        core.tick(now)
+        self._note_leadership(now)
+        self._stage_proposals(core)
+        install = self._stage_install(core)
+        await self._sync(core, now)
+        if install is not None:
+            await self._finish_install(core, install)
+        if core.is_alone:
+            core.tick(now)  # what is on its own disk is committed
+        core.replicate(now)
+        self._send(core)
+        self._start_transfers(core, now)
+        self._settle_barriers(core)
+        self._publish(core)
+        await self._drop_unneeded(core)
+        self._arm(core)
+
+    def _take_inbox(self, core: RaftCore, now: float) -> None:
+        while self._inbox:
+            voter_id, message = self._inbox.popleft()
+            if message is True:
+                core.connected(voter_id, now)
+            elif message is False:
+                core.disconnected(voter_id, now)
+            else:
+                core.received(voter_id, message, now)
+        for voter_id in self._voters:
+            self._inbox_bytes[voter_id] = self._inbox_messages[voter_id] = 0
+
+    def _note_leadership(self, now: float) -> None:
+        """What depends on leading, where this voter leads no more."""
+        if self._active_term is not None and not self.is_active:
+            self._active_term = None
+            self._proposals.refuse_queued("the leader of the quorum changed")
+            self._fail_barriers()
+            if self._proposals.has_appended:
+                self._lose_proposals_at = now + self._timings.outcome_s
+        if now >= self._lose_proposals_at:
+            self._lose_proposals_at = math.inf
+            self._proposals.lose_appended("the leader of the quorum changed")
+
+    def _stage_proposals(self, core: RaftCore) -> None:
+        if not self._proposals.has_queued:
+            return
+        for proposal in self._proposals.next_group():
+            if proposal.batch.expected_offset == self._tail_offset:
+                self._proposals.appended(core.append(proposal.payload), proposal)
+                self._tail_offset = proposal.batch.end_offset
+            else:
+                miss_offset(proposal)
+        if self._proposals.has_queued:
+            self._kick.set()
+
+    async def _sync(self, core: RaftCore, now: float) -> None:
+        try:
+            await self._journal.sync()
+        except JournalFullError as error:
+            logger.warning("%s: changes of metadata are refused", error)
+            last_index = self._journal.last.index
+            core.storage_full(last_index)
+            unwritten = self._proposals.unwritten(last_index)
+            if unwritten:
+                self._tail_offset = unwritten[0].batch.expected_offset
+            for proposal in unwritten:
+                proposal.refuse(ErrorCode.KAFKA_STORAGE_ERROR, "the metadata log's disk is full")
+            if core.is_leader and core.term_start_index > last_index:
+                core.resign(now)  # it could not even begin its term
+
+    def _send(self, core: RaftCore) -> None:
+        outbox, core.outbox = core.outbox, []
+        for voter_id, message in outbox:
+            self._peers.send(voter_id, encode_message(message))
+
+    def _publish(self, core: RaftCore) -> None:
+        if self.leadership != self._published:
+            self._published = self.leadership
+            self._changed.unpark_all()
+        if core.commit_index > self._committed_index:
+            self._committed_index = core.commit_index
+            self._commit_moved.set()
+
+    async def _drop_unneeded(self, core: RaftCore) -> None:
+        position, self._unneeded = self._unneeded, None
+        if position is not None:
+            core.log.forget(position)
+            await self._journal.drop_prefix(position.index)
+
+    def _settle_barriers(self, core: RaftCore) -> None:
+        confirmed = core.confirmed_round if core.is_leader else -1
+        waiting = []
+        for barrier in self._barriers:
+            if barrier.round <= confirmed:
+                barrier.is_confirmed = True
+                barrier.done.set()
+            else:
+                waiting.append(barrier)
+        self._barriers = waiting
+
+    def _fail_barriers(self) -> None:
+        for barrier in self._barriers:
+            barrier.done.set()
+        self._barriers = []
+
+    # The clock
+
+    def _arm(self, core: RaftCore) -> None:
+        deadline = min(core.deadline, self._lose_proposals_at)
+        if deadline < self._deadline:
+            self._sleep.cancel()
+        self._deadline = deadline
+        self._deadline_set.set()
+
+    async def _watch_clock(self, core: RaftCore) -> None:
+        while True:
+            if self._deadline == math.inf:
+                self._deadline_set = trio.Event()
+                await self._deadline_set.wait()
+            elif self._clock.monotonic() < self._deadline:
+                with trio.CancelScope() as self._sleep:
+                    await self._clock.sleep_until(self._deadline)
+            else:
+                self._deadline = math.inf  # the driver sets the next one
+                self._kick.set()
+
+    # The applier
+
+    async def _apply(self, core: RaftCore) -> None:
+        while True:
+            await self._apply_committed(core)
+            await self._commit_moved.wait()
+            self._commit_moved = trio.Event()
+
+    async def _apply_committed(self, core: RaftCore) -> None:
+        """All that is committed is applied, and those who wait for it are told."""
+        count = 0
+        while True:
+            if self._installed is not None:
+                await self._load_installed()
+            elif self._state.applied.index < self._committed_index:
+                entry = core.log.entry(self._state.applied.index + 1)
+                took_effect = await self._state.apply(entry)
+                self._proposals.applied(entry, took_effect=took_effect)
+                count += 1
+                if count % APPLIED_PER_TURN == 0:
+                    await trio.lowlevel.checkpoint()
+            else:
+                break
+        self._note_active(core)
+        self._changed.unpark_all()
+        self._start_snapshot_if_due(core)
+
+    def _note_active(self, core: RaftCore) -> None:
+        is_caught_up = self._state.applied.index >= core.term_start_index
+        if core.is_leader and is_caught_up and self._active_term != core.term:
+            self._active_term = core.term
+            self._proposals.lose_appended("the leader of the quorum changed")
+            self._lose_proposals_at = math.inf
+            self._tail_offset = self._machine.image.end_offset
+
+    # Snapshots of its own
+
+    def _start_snapshot_if_due(self, core: RaftCore) -> None:
+        is_due = self._state.bytes_since_snapshot >= self._snapshot_interval_bytes
+        is_possible = self._nursery is not None and not self._snapshotting
+        if is_possible and (is_due or core.damaged_snapshots):
+            assert self._nursery is not None
+            core.damaged_snapshots = False
+            self._snapshotting = True
+            self._nursery.start_soon(self._write_snapshot)
+
+    async def _write_snapshot(self) -> None:
+        try:
+            kept = await self._state.write()
+            self._unneeded = self._state.journal_not_needed(kept)
+        except OSError as error:
+            # The journal has it all; the next interval tries again.
+            logger.warning("no snapshot could be written to %s: %s", self._directory, error)
+        finally:
+            self._snapshotting = False
+        self._kick.set()
+
+    # Snapshots for others, and from others
+
+    def _start_transfers(self, core: RaftCore, now: float) -> None:
+        if self._nursery is None:
+            return
+        for voter_id, transfer in core.wanted_pieces(now):
+            self._nursery.start_soon(self._send_piece, core, voter_id, transfer)
+        pieces, core.pieces = core.pieces, []
+        for voter_id, piece in pieces:
+            self._nursery.start_soon(self._take_piece, core, voter_id, piece)
+
+    async def _send_piece(self, core: RaftCore, voter_id: int, transfer: Transfer) -> None:
+        try:
+            piece = await self._disk.run(lambda: self._read_piece(transfer))
+        except OSError as error:
+            logger.warning("no snapshot could be read for voter %d: %s", voter_id, error)
+            piece = None
+        if core.is_wanted(voter_id, transfer):
+            if piece is None:
+                core.fail_transfer(voter_id, self._clock.monotonic())
+            else:
+                core.send(voter_id, piece(core.term))
+        self._kick.set()
+
+    def _read_piece(self, transfer: Transfer) -> Callable[[int], Piece] | None:
+        """The next piece, but for the term; None: there is no snapshot. Slow. OSError."""
+        if transfer.name is None:
+            transfer.name = next(iter(snapshots(self._disk, self._directory)), None)
+            if transfer.name is None:
+                return None
+        name, offset = transfer.name, transfer.offset
+        file = self._disk.open(name.path)
+        try:
+            data, file_bytes = file.read(PIECE_BYTES, offset), file.size()
+        finally:
+            file.close()
+        position = name.position
+        return lambda term: Piece(
+            term,
+            transfer.number,
+            position.index,
+            position.term,
+            name.end_offset,
+            file_bytes,
+            offset,
+            data,
+        )
+
+    async def _take_piece(self, core: RaftCore, voter_id: int, piece: Piece) -> None:
+        async with self._receiving:
+            answer = await self._receiver.take(voter_id, piece)
+            if answer is None:
+                assert self._receiver.received is not None
+                self._to_install = install = _Install(self._receiver.received)
+                self._kick.set()
+                await install.done.wait()
+                answer = Taken.HAVE, core.commit_index
+        core.send(voter_id, PieceAnswer(core.term, piece.transfer, *answer))
+        self._kick.set()
+
+    def _stage_install(self, core: RaftCore) -> _Install | None:
+        install, self._to_install = self._to_install, None
+        if install is not None and not core.install(install.name.position):
+            install.done.set()  # the log has come as far by itself
+            return None
+        return install
+
+    async def _finish_install(self, core: RaftCore, install: _Install) -> None:
+        """The log is reset, durably; the snapshot counts, and is to be loaded."""
+        try:
+            await self._receiver.keep()
+        except OSError as error:
+            raise StorageError(f"{install.name.path} cannot be kept: {error}") from error
+        self._installed = install.name
+        self._proposals.covered(install.name.position.index)
+        install.done.set()
+        self._committed_index = core.commit_index
+        self._commit_moved.set()
+
+    async def _load_installed(self) -> None:
+        name, self._installed = self._installed, None
+        assert name is not None
+        await self._state.load(name)
