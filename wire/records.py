@@ -215,12 +215,17 @@ def find_timestamp(
 
 
 def find_max_timestamp(
-    buffer: Buffer, position: int, max_bytes: int = MAX_DECOMPRESSED_BYTES
+    buffer: Buffer,
+    position: int,
+    start_offset: int = 0,
+    max_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> tuple[int, int] | None:
-    """Offset and timestamp of the youngest record, the first of several; None of an empty batch."""
+    """Offset and timestamp of the youngest record from `start_offset` on, the first of several."""
     header = parse_header(buffer, position)
     times = _times(records_data(buffer, position, header, max_bytes), header)
-    return max(times, key=lambda time: time[1], default=None)
+    return max(
+        (time for time in times if time[0] >= start_offset), key=lambda time: time[1], default=None
+    )
 
 
 def _times(data: bytes, header: BatchHeader) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import trio
 
 from dataplane.log.partition_log import PartitionLog
-from dataplane.log.timestamps import Candidate, TimestampOffset
+from dataplane.log.timestamps import Candidate, TimestampOffset, youngest_of
 from dataplane.partition import Partition
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import File, StorageError
@@ -126,10 +126,13 @@ async def _search(
 ) -> TimestampOffset | None:
     """The record below `end_offset` that is not older, or the youngest. Opens batches."""
     if timestamp == MAX_TIMESTAMP:
-        candidate = log.youngest_candidate()
-        if candidate is None:
-            return None
-        found = await _open(worker, candidate, candidate.youngest)
+        start_offset = log.log_start_offset
+        found = youngest_of(
+            [
+                await _open(worker, each, partial(each.youngest, start_offset=start_offset))
+                for each in log.youngest_candidates()
+            ]
+        )
         return found if found is not None and found.offset < end_offset else None
     start_offset = log.log_start_offset
     while (candidate := log.candidate_since(timestamp, start_offset, end_offset)) is not None:

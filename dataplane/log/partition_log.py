@@ -50,7 +50,8 @@ from dataplane.log.timestamps import (
     Candidate,
     TimestampOffset,
     next_candidate,
-    youngest_candidate,
+    youngest_candidates,
+    youngest_of,
 )
 from metaquorum.runtime.seams import Disk, File, StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -557,16 +558,16 @@ class PartitionLog:
 
     def max_timestamp(self, end_offset: int) -> TimestampOffset | None:
         """The record with the largest timestamp, the first of several, if it is before the end."""
-        candidate = self.youngest_candidate()
-        if candidate is None:
-            return None
-        with candidate.records.pinned() as file:
-            found = candidate.youngest(file)
+        opened = []
+        for candidate in self.youngest_candidates():
+            with candidate.records.pinned() as file:
+                opened.append(candidate.youngest(file, self.log_start_offset))
+        found = youngest_of(opened)
         return found if found is not None and found.offset < end_offset else None
 
-    def youngest_candidate(self) -> Candidate | None:
-        """The batch with the largest timestamp, the first of several; None in an empty log."""
-        return youngest_candidate(list(self._segments))
+    def youngest_candidates(self) -> list[Candidate]:
+        """The batches of which one has the record with the largest timestamp: two at most."""
+        return youngest_candidates(list(self._segments), self.log_start_offset)
 
     # Cutting
 

@@ -5,12 +5,12 @@ Bytes from `size_bytes` on are no part of it, whatever the file holds there.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from dataplane.log.config import LogConfig
 from dataplane.log.files import LogFile, OpenFiles, storage_errors
-from dataplane.log.index import OffsetIndex, TimeIndex
+from dataplane.log.index import OffsetIndex, SparseIndex, TimeIndex
 from dataplane.log.names import DELETED, LOG, OFFSET_INDEX, TIME_INDEX, file_name
 from metaquorum.runtime.seams import File, StorageError
 from wire.errors import KafkaError
@@ -171,15 +171,37 @@ class Segment:
 
     def _load_max_timestamp(self) -> None:
         self._max_timestamp, self._max_timestamp_offset = NO_TIMESTAMP, -1
-        last = self.times.last() if self.size_bytes else None
-        if last is not None:
-            self._max_timestamp = last[0]
-            self._max_timestamp_offset = self.base_offset + last[1]
+        entry = self._time_entry(SparseIndex.last)
+        if entry is not None:
+            self._max_timestamp, self._max_timestamp_offset, _ = entry
             return
         for _, header in self.walk(0):
             if header.max_timestamp > self._max_timestamp:
                 self._max_timestamp = header.max_timestamp
                 self._max_timestamp_offset = header.last_offset
+
+    def _time_entry(
+        self, find: Callable[[TimeIndex], tuple[int, int] | None]
+    ) -> tuple[int, int, int] | None:
+        """Timestamp, offset and position of the entry found, if a batch bears it out.
+
+        No index is believed: one that a disk has changed would hide records from those who look
+        for them by time, and let retention take them too early.
+        """
+        try:
+            entry = find(self.times) if self.size_bytes else None
+            if entry is None:
+                return None
+            timestamp, offset = entry[0], self.base_offset + entry[1]
+            place = self.locate(offset)
+            if place is not None and place[1].max_timestamp == timestamp:
+                return timestamp, place[1].last_offset, place[0]
+            error: Exception = StorageError(f"its entry for {timestamp} at {offset} is wrong")
+        except (OSError, EOFError) as failure:
+            error = failure
+        logger.warning("index of %s is not used any more: %s", self.file.path, error)
+        self._distrust_indexes()
+        return None
 
     # Finding
 
@@ -220,16 +242,8 @@ class Segment:
 
     def locate_timestamp(self, timestamp: int) -> int:
         """A position with no batch before it that reaches `timestamp`."""
-        try:
-            entry = self.times.floor(timestamp) if self.size_bytes else None
-        except (OSError, EOFError) as error:
-            logger.warning("index of %s is not used any more: %s", self.file.path, error)
-            self._distrust_indexes()
-            entry = None
-        if entry is None:
-            return 0
-        found = self.locate(self.base_offset + entry[1])
-        return found[0] if found else self.size_bytes
+        entry = self._time_entry(lambda times: times.floor(timestamp))
+        return 0 if entry is None else entry[2]
 
     def end_offset(self) -> int:
         """Where the next batch may begin, by the batches that are here."""

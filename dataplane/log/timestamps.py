@@ -5,11 +5,11 @@ Opening takes long where the batch is a bomb, or its header claims a timestamp t
 records has: a search is therefore made of candidates, each found at once and opened anywhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from dataplane.log.files import storage_errors
-from dataplane.log.segment import Segment
+from dataplane.log.segment import NO_TIMESTAMP, Segment
 from dataplane.log.slices import LogSlice
 from metaquorum.runtime.seams import File
 from wire.compression import Codec
@@ -48,11 +48,11 @@ class Candidate(NamedTuple):
             return self._found((max(self.header.base_offset, start_offset), self._newest))
         return self._open(file, lambda data: find_timestamp(data, 0, timestamp, start_offset))
 
-    def youngest(self, file: File) -> TimestampOffset | None:
-        """The record with the largest timestamp, the first of several."""
+    def youngest(self, file: File, start_offset: int) -> TimestampOffset | None:
+        """The record with the largest timestamp from `start_offset` on, the first of several."""
         if self.header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            return self._found((self.header.base_offset, self._newest))
-        return self._open(file, lambda data: find_max_timestamp(data, 0))
+            return self._found((max(self.header.base_offset, start_offset), self._newest))
+        return self._open(file, lambda data: find_max_timestamp(data, 0, start_offset))
 
     @property
     def _newest(self) -> int:
@@ -95,13 +95,36 @@ def next_candidate(
     return None
 
 
-def youngest_candidate(segments: Sequence[Segment]) -> Candidate | None:
-    filled = [segment for segment in segments if segment.size_bytes]
-    youngest = max(filled, key=lambda segment: segment.max_timestamp, default=None)
-    if youngest is None or youngest.max_timestamp < 0:
-        return None
-    place = youngest.locate(youngest.max_timestamp_offset)
-    return None if place is None else _candidate(youngest, *place)
+def youngest_candidates(segments: Sequence[Segment], start_offset: int) -> list[Candidate]:
+    """One of these has the youngest record from `start_offset` on: two at most.
+
+    That is the batch with the largest timestamp; and the one that a log begins in the middle of,
+    of which nobody knows what is left.
+    """
+    found: list[Candidate] = []
+    youngest: tuple[int, Segment, int] | None = None  # timestamp, and where that is
+    for segment in segments:
+        timestamp, offset = NO_TIMESTAMP, -1
+        if segment.base_offset >= start_offset:
+            if segment.size_bytes:
+                timestamp, offset = segment.max_timestamp, segment.max_timestamp_offset
+        elif (place := segment.locate(start_offset)) is not None:
+            for position, header in segment.walk(place[0]):
+                if header.base_offset < start_offset:
+                    found.append(_candidate(segment, position, header))
+                elif header.max_timestamp > timestamp:
+                    timestamp, offset = header.max_timestamp, header.last_offset
+        if timestamp > (youngest[0] if youngest else NO_TIMESTAMP):
+            youngest = timestamp, segment, offset
+    if youngest is not None and (place := youngest[1].locate(youngest[2])) is not None:
+        found.append(_candidate(youngest[1], *place))
+    return found
+
+
+def youngest_of(found: Iterable[TimestampOffset | None]) -> TimestampOffset | None:
+    """The one with the largest timestamp, the first of several."""
+    there = (each for each in found if each is not None)
+    return max(there, key=lambda each: (each.timestamp, -each.offset), default=None)
 
 
 def _candidate(segment: Segment, position: int, header: BatchHeader) -> Candidate:

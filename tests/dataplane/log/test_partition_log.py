@@ -266,6 +266,35 @@ def test_the_youngest_record_is_the_first_of_several(tmp_path: Path) -> None:
     assert log.max_timestamp(5) == (1, 90, EPOCH)
 
 
+def test_the_youngest_record_is_not_one_that_was_deleted(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, make_batch(1, timestamp=90))
+    append(log, make_batch(4, timestamp=60))  # and 61, 62, 63
+    append(log, make_batch(1, timestamp=61))
+    append(log, make_batch(1, timestamp=30))
+    for start, youngest in ((0, (0, 90)), (1, (4, 63)), (4, (4, 63)), (5, (5, 61)), (6, (6, 30))):
+        log.advance_log_start(start)
+        assert log.max_timestamp(7) == (*youngest, EPOCH)
+    log.advance_log_start(7)
+    assert log.max_timestamp(7) is None
+
+
+def test_a_time_index_that_the_disk_changed_is_not_believed(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(index_interval_bytes=0))
+    append_many(log, 40)
+    trio.run(log.close_clean, RealDisk())
+    (path,) = tmp_path.glob("*.timeindex")
+    sound = path.read_bytes()
+    for position in range(len(sound)):
+        path.write_bytes(sound[:position] + bytes([sound[position] ^ 0x10]) + sound[position + 1 :])
+        log = open_log(tmp_path, clean=True, recovery_point=80)
+        for offset in (0, 33, 79):
+            wanted = 1000 + 10 * (offset // 2) + offset % 2
+            assert log.offset_for_timestamp(wanted, 80) == (offset, wanted, EPOCH)
+        assert log.max_timestamp(80) == (79, 1391, EPOCH)
+        log.close()
+
+
 def test_timestamps_of_a_reopened_log_are_those_of_its_records(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append_many(log, 40)
