@@ -1,0 +1,219 @@
+"""A node with several log directories, of which one is full or fails."""
+
+import errno
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from dataplane.node import NodeError
+from metaquorum.runtime import File
+from tests.dataplane.serving import (
+    FaultyDisk,
+    FaultyFile,
+    RawClient,
+    Served,
+    batch_of,
+    fetch_message,
+    in_trio,
+    serving,
+)
+from wire.apis import ApiKey
+from wire.errors import ErrorCode
+from wire.messages.describe_log_dirs import DescribeLogDirsRequest
+from wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+
+OFFLINE = ErrorCode.KAFKA_STORAGE_ERROR
+
+
+@asynccontextmanager
+async def two_dirs(
+    tmp_path: Path, disk: FaultyDisk | None = None, **configs: object
+) -> AsyncIterator[tuple[Served, RawClient]]:
+    """With a topic of two partitions: 0 is in a, 1 in b."""
+    folders = (tmp_path / "a", tmp_path / "b")
+    async with serving(tmp_path / "data", disk=disk, log_dirs=folders, **configs) as served:
+        client = await served.connect()
+        if served.worker.image.topic("t") is None:
+            await client.create("t", 2)
+            for index in range(2):
+                await client.produce("t", batch_of(b"%d" % index), partition=index)
+        yield served, client
+
+
+async def fetched(client: RawClient, index: int) -> Any:
+    message = fetch_message({"t": [(index, 0)]})
+    return (await client.call(ApiKey.FETCH, message, 12)).responses[0].partitions[0]
+
+
+async def log_dirs(client: RawClient) -> dict[str, Any]:
+    answer = await client.call(ApiKey.DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=None))
+    return {Path(result.log_dir).name: result for result in answer.results}
+
+
+async def metadata(client: RawClient) -> list[Any]:
+    message = MetadataRequest(topics=[MetadataRequestTopic(name="t")])
+    partitions = (await client.call(ApiKey.METADATA, message)).topics[0].partitions
+    return sorted(partitions, key=lambda one: int(one.partition_index))
+
+
+def test_a_failing_directory_goes_offline_in_one_line_and_the_other_lives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @in_trio
+    async def test() -> None:
+        disk = FaultyDisk()
+        async with two_dirs(tmp_path, disk) as (served, client):
+            ids = served.worker.partitions.log_dirs.ids
+            assert served.worker.image.workers[1].log_dirs == ids
+            disk.fail("write", "/a/t-0/", errno.EIO)
+            await client.produce("t", batch_of(b"x"), error=OFFLINE)
+            disk.faults.clear()  # it does not come back by itself
+            row = await client.produce("t", batch_of(b"x"), error=OFFLINE)
+            assert str(tmp_path) not in (row.error_message or "")
+            assert (await fetched(client, 0)).error_code == OFFLINE
+            await client.produce("t", batch_of(b"y"), partition=1)
+            assert len((await fetched(client, 1)).records) > 0
+            assert served.worker.partitions.log_dirs.offline_ids == ids[:1]
+
+            lost, kept = await metadata(client)
+            assert (lost.error_code, lost.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
+            assert (lost.replica_nodes, lost.offline_replicas) == ([1], [1])
+            assert (kept.error_code, kept.leader_id, kept.offline_replicas) == (0, 1, [])
+            asked = DescribeTopicPartitionsRequest(topics=[TopicRequest(name="t")])
+            topic = (await client.call(ApiKey.DESCRIBE_TOPIC_PARTITIONS, asked)).topics[0]
+            assert [one.leader_id for one in topic.partitions] == [-1, 1]
+            assert [one.offline_replicas for one in topic.partitions] == [[1], []]
+
+            found = await log_dirs(client)
+            assert (found["a"].error_code, found["a"].topics) == (OFFLINE, [])
+            assert (found["a"].total_bytes, found["a"].usable_bytes) == (-1, -1)
+            assert (found["b"].error_code, len(found["b"].topics)) == (0, 1)
+            assert found["b"].topics[0].partitions[0].partition_size > 100
+            assert 0 < found["b"].usable_bytes < found["b"].total_bytes
+
+            await client.create("new", 2)  # all in b
+            for index in range(2):
+                await client.produce("new", batch_of(b"x"), partition=index)
+            await client.create("again")
+            assert await client.delete("t") == 0
+            await client.create("t")
+            await client.produce("t", batch_of(b"of b"))
+        async with two_dirs(tmp_path) as (_, client):
+            assert await client.values("t") == [b"of b"]  # the other t-0 is a stray of the past
+            found = await log_dirs(client)
+            assert {name: result.error_code for name, result in found.items()} == {"a": 0, "b": 0}
+
+    with caplog.at_level(logging.ERROR, logger="dataplane"):
+        test()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1, told
+    assert told[0].startswith(f"log directory {tmp_path}/a is offline, with 1 partitions: cannot")
+    assert len(list((tmp_path / "a").glob("t-0.*-stray"))) == 1
+
+
+@in_trio
+async def test_partitions_of_a_directory_that_failed_are_there_again_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk, log_flush_interval_messages=1) as (_, client):
+        disk.fail("sync", "/b/t-1/", errno.EIO)
+        await client.produce("t", batch_of(b"x"), partition=1, error=OFFLINE)
+        disk.faults.clear()
+    assert (tmp_path / "a" / ".kafka_cleanshutdown").exists()
+    assert not (tmp_path / "b" / ".kafka_cleanshutdown").exists()
+    async with two_dirs(tmp_path) as (_, client):
+        assert [one.leader_id for one in await metadata(client)] == [1, 1]
+        assert (await fetched(client, 1)).error_code == 0
+        await client.produce("t", batch_of(b"y"), partition=1)
+
+
+@in_trio
+async def test_a_node_without_a_log_directory_left_ends_with_a_sentence(tmp_path: Path) -> None:
+    async def fail_both() -> None:
+        disk = FaultyDisk()
+        async with two_dirs(tmp_path, disk) as (_, client):
+            disk.fail("write", "/t-", errno.EIO)
+            await client.produce("t", batch_of(b"x"), error=OFFLINE)
+            await client.produce("t", batch_of(b"x"), partition=1, error=OFFLINE)
+            assert await client.is_closed()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await fail_both()
+    assert caught.group_contains(NodeError, match=f"^no log directory is left: .*{tmp_path}/b/t-1")
+
+
+@in_trio
+async def test_a_full_directory_stays_and_is_written_to_again_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        disk.fail("write", "/a/", errno.ENOSPC)
+        await client.produce("t", batch_of(b"x"), error=OFFLINE)
+        assert len((await fetched(client, 0)).records) > 0
+        await client.produce("t", batch_of(b"x"), partition=1)
+        assert [one.leader_id for one in await metadata(client)] == [1, 1]
+        disk.faults.clear()
+        await client.produce("t", batch_of(b"x"))
+        assert served.worker.partitions.log_dirs.offline_ids == ()
+
+
+class ColdDisk(FaultyDisk):
+    """Nothing is in memory, so that every large read goes to the device."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        file = super().open(path, create=create)
+        assert isinstance(file, FaultyFile)
+        file.__class__ = ColdFile
+        return file
+
+
+class ColdFile(FaultyFile):
+    def is_cached(self, size: int, position: int) -> bool:
+        return False
+
+
+async def cannot_be_read(served: Served, client: RawClient, disk: FaultyDisk) -> RawClient:
+    """Records of u-0, which is in a, were fetched in vain; another connection."""
+    await client.create("u", 2)
+    await client.produce("u", batch_of(bytes(200_000)))
+    disk.fail("read", "/u-0/", errno.EIO)
+    await client.ask(ApiKey.FETCH, fetch_message({"u": [(0, 0)]}), 12)
+    assert await client.is_closed()  # the answer had begun
+    return await served.connect()
+
+
+@in_trio
+async def test_records_that_cannot_be_read_take_their_partition_offline_alone(
+    tmp_path: Path,
+) -> None:
+    disk = ColdDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        client = await cannot_be_read(served, client, disk)
+        await client.produce("u", batch_of(b"x"), error=OFFLINE)
+        await client.produce("t", batch_of(b"x"))
+        while not any(path.startswith(f"{tmp_path}/a/recovery-point") for path in disk.synced):
+            await trio.sleep(0.01)  # the directory is written to, to see whether it can be
+        assert served.worker.partitions.log_dirs.offline_ids == ()
+        await client.produce("t", batch_of(b"x"))
+
+
+@in_trio
+async def test_a_directory_that_takes_nothing_when_it_gives_nothing_is_offline(
+    tmp_path: Path,
+) -> None:
+    disk = ColdDisk()
+    async with two_dirs(tmp_path, disk) as (served, client):
+        disk.fail("sync", f"{tmp_path}/a/", errno.EIO)
+        client = await cannot_be_read(served, client, disk)
+        while not served.worker.partitions.log_dirs.offline_ids:
+            await trio.sleep(0.01)
+        await client.produce("t", batch_of(b"x"), error=OFFLINE)
+        await client.produce("t", batch_of(b"x"), partition=1)
