@@ -284,8 +284,10 @@ def test_a_time_index_that_the_disk_changed_is_not_believed(tmp_path: Path) -> N
     append_many(log, 40)
     trio.run(log.close_clean, RealDisk())
     (path,) = tmp_path.glob("*.timeindex")
-    sound = path.read_bytes()
+    (offset_index,) = tmp_path.glob("*.index")
+    sound, sound_offsets = path.read_bytes(), offset_index.read_bytes()
     for position in range(len(sound)):
+        offset_index.write_bytes(sound_offsets)
         path.write_bytes(sound[:position] + bytes([sound[position] ^ 0x10]) + sound[position + 1 :])
         log = open_log(tmp_path, clean=True, recovery_point=80)
         for offset in (0, 33, 79):
