@@ -193,6 +193,10 @@ class Poller(trio.abc.Instrument):
         self._token: trio.lowlevel.TrioToken | None = None
         self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
         self._registered: set[int] = set()
+        self._stepping = -1  # whose step is being called
+        self._raise_cancel: trio.lowlevel.RaiseCancelT | None = (
+            None  # that step had its own task cancelled
+        )
 
     def _start(self) -> select.epoll:
         self._runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
@@ -214,7 +218,10 @@ class Poller(trio.abc.Instrument):
             self._registered.add(fd)
         self._steps[fd] = step, trio.lowlevel.current_task()
 
-        def abort(_: object) -> trio.lowlevel.Abort:
+        def abort(raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            if fd == self._stepping:
+                self._raise_cancel = raise_cancel
+                return trio.lowlevel.Abort.FAILED
             self._rest(fd)
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -272,12 +279,18 @@ class Poller(trio.abc.Instrument):
             self._epoll.unregister(fd)
             self._registered.remove(fd)
             return
+        self._stepping = fd
         try:
             more = waiting[0]()
         except BaseException as error:  # noqa: BLE001 - it is raised in the waiting task
             trio.lowlevel.reschedule(self._rest(fd), outcome.Error(error))
             return
-        if not more:
+        finally:
+            self._stepping = -1
+            raise_cancel, self._raise_cancel = self._raise_cancel, None
+        if raise_cancel is not None:
+            trio.lowlevel.reschedule(self._rest(fd), outcome.capture(raise_cancel))
+        elif not more:
             trio.lowlevel.reschedule(self._rest(fd))
 
 

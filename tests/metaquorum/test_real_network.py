@@ -54,6 +54,33 @@ def test_a_step_wakes_the_task_of_another_connection_at_once() -> None:
     trio.run(main)
 
 
+@pytest.mark.parametrize("more", [True, False])
+def test_a_step_may_cancel_the_task_that_waits_for_it(
+    more: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        network = RealNetwork()
+        ours, other = await _pair(network)
+        with trio.CancelScope() as scope:
+
+            def step() -> bool:
+                scope.cancel()
+                return more
+
+            other.send(b"records")
+            await ours.pump(step)
+            await trio.lowlevel.checkpoint()
+        assert scope.cancelled_caught
+        # The loop still waits as it did, for this connection too.
+        await ours.pump(lambda: ours.receive_nowait(bytearray(10)) < 0)
+        ours.close()
+        other.close()
+
+    with caplog.at_level(logging.DEBUG):
+        trio.run(main)
+    assert caplog.records == []
+
+
 def test_a_loop_ends_without_complaint_from_the_instrument(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
