@@ -25,6 +25,13 @@ class MachineClock:
         """The wall clock is set; the monotonic one does not notice."""
         self._skew_s += seconds
 
+    def run_at(self, rate: float) -> None:
+        """From now on so many seconds pass here in a true one; neither clock jumps."""
+        lead = self._timeline.now * (self._rate - rate)
+        self._skew_s += lead
+        self._uptime_s += lead
+        self._rate = rate
+
     def wall_s(self) -> float:
         return EPOCH_S + self._timeline.now * self._rate + self._skew_s
 
@@ -51,6 +58,9 @@ class ProcessClock:
         return self._machine.monotonic()
 
     async def sleep_until(self, deadline: float) -> None:
-        await self._process.wait_until(self._machine.true_time(deadline))
-        while self._machine.monotonic() < deadline:  # the rate's rounding error
-            await self._process.wait_until(self._process.timeline.now + 1e-6)
+        # Once more where the clock was slowed meanwhile, and for the rate's rounding error.
+        due = self._machine.true_time(deadline)
+        await self._process.wait_until(due)
+        while self._machine.monotonic() < deadline:
+            due = max(self._machine.true_time(deadline), self._process.timeline.now + 1e-6)
+            await self._process.wait_until(due)

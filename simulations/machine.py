@@ -144,6 +144,12 @@ class Machine:
             self.lost.append(lost)
             self.say(f"lost {lost}")
 
+    def lose_disk(self) -> None:
+        """A new, empty disk is in the place of the old one. The machine does not run."""
+        assert self.process is None
+        self.storage = Storage(capacity_bytes=self.storage.capacity_bytes)
+        self.say("has a new disk")
+
     def stop_at_disk_change(self, number: int, how: How) -> None:
         """The machine stops at the `number`-th change of its disk from now."""
         self.stop_with = how

@@ -208,6 +208,17 @@ class SimulatedConnection:
         self.closed = False
         inward.on_refused = self._refuse
         process.holdings[self] = None
+        net.connections[self] = None
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """This end's and the other's."""
+        return self._process.name, self.peer[0]
+
+    def cut_off(self) -> None:
+        """The network has forgotten this connection; both ends are told."""
+        for pipe in (self._in, self._out):
+            pipe.breaks(errno.ECONNRESET)
 
     async def receive_into(self, buffer: bytearray | memoryview) -> int:
         await self._wait_readable()
@@ -288,6 +299,7 @@ class SimulatedConnection:
             return
         self.closed = True
         self._process.holdings.pop(self, None)
+        self._net.connections.pop(self, None)
         self._in.closed_for_reading = True
         if self._in.arrived:
             self._refuse()
@@ -308,6 +320,7 @@ class SimulatedConnection:
             self._hang_up()
             return
         self.closed = True
+        self._net.connections.pop(self, None)
         self._in.closed_for_reading = True
         self._in.on_refused = lambda: self._net.when_up(self._process.name, self._refuse)
 
@@ -384,6 +397,7 @@ class Internet:
         self.trace = trace
         self.default = Link()
         self.listeners: dict[tuple[str, int], SimulatedListener] = {}
+        self.connections: dict[SimulatedConnection, None] = {}
         self.up: dict[str, bool] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._healed: dict[tuple[str, str], list[Callable[[], None]]] = {}
@@ -410,6 +424,16 @@ class Internet:
         self.trace.add(self.timeline.now, "network", f"heal {source} -> {target}")
         for go_on in self._healed.pop((source, target), ()):
             go_on()
+
+    def reset(self, one: str, other: str) -> int:
+        """Every connection between two hosts breaks, at both ends; how many there were."""
+        ends = [c for c in self.connections if set(c.hosts) == {one, other}]
+        for end in ends:
+            end.cut_off()
+        self.trace.add(
+            self.timeline.now, "network", f"reset {one} - {other}: {len(ends)} ends of connections"
+        )
+        return len(ends)
 
     def when_healed(self, key: tuple[str, str], action: Callable[[], None]) -> None:
         self._healed.setdefault(key, []).append(action)

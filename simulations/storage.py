@@ -33,9 +33,10 @@ NAME_FATES: Final[tuple[NameFate, ...]] = ("none", "all", "prefix", "each", "eac
 
 
 class Inode:
-    __slots__ = ("data", "durable", "pending")
+    __slots__ = ("data", "durable", "pending", "version")
 
     def __init__(self) -> None:
+        self.version = 0  # of what is durable
         self.data = bytearray()
         self.durable = bytearray()
         # (position, bytes) of a write, (size, None) of a truncation, in order.
@@ -53,6 +54,7 @@ class Inode:
         if self.pending:
             _apply(self.durable, self.pending)
             self.pending.clear()
+            self.version += 1
 
     def fail_to_sync(self) -> None:
         self.pending.clear()
@@ -65,6 +67,7 @@ class Inode:
         elif fate == "pages" and self.pending:
             self._scatter(draw)
         self.pending.clear()
+        self.version += 1
         self.data = bytearray(self.durable)
 
     def _tear(self, draw: random.Random) -> None:
@@ -198,6 +201,15 @@ class Storage:
 
         walk(self.folder(under), under.rstrip("/"))
         return found
+
+    def durable_files(self, under: str) -> dict[str, Inode]:
+        """The files of one folder, by name, that a loss of power would leave."""
+        folder: Node | None = self.root
+        for name in _parts(under):
+            folder = folder.durable.get(name) if isinstance(folder, Folder) else None
+        if not isinstance(folder, Folder):
+            return {}
+        return {n: node for n, node in sorted(folder.durable.items()) if isinstance(node, Inode)}
 
     # Changing
 
@@ -337,6 +349,7 @@ class Storage:
         inode.sync()
         inode.data[position] ^= 1 << bit
         inode.durable = bytearray(inode.data)
+        inode.version += 1
 
 
 def _parts(path: str) -> list[str]:

@@ -298,3 +298,85 @@ def test_a_machine_without_power_is_silent_and_resets_after_it_is_back() -> None
         assert seen == [errno.ECONNRESET]
 
     in_world(inner)
+
+
+def test_a_reset_is_told_to_both_ends_of_every_connection_between_two_machines() -> None:
+    async def check(world: World) -> None:
+        one, other, third = (world.machine(name) for name in ("one", "other", "third"))
+        ended: list[tuple[str, int | None]] = []
+
+        async def read(name: str, connection: Connection) -> None:
+            try:
+                await connection.receive_into(bytearray(1))
+            except OSError as error:
+                ended.append((name, error.errno))
+
+        async def serve(runtime: Runtime) -> None:
+            listener = await runtime.network.listen("", PORT)
+            async with trio.open_nursery() as nursery:
+                while True:
+                    nursery.start_soon(read, "server", await listener.accept())
+
+        def client(name: str) -> Callable[[Runtime], Awaitable[None]]:
+            async def run(runtime: Runtime) -> None:
+                await read(name, await runtime.network.connect("one", PORT))
+
+            return run
+
+        one.start(serve)
+        other.start(client("other"))
+        third.start(client("third"))
+        await world.sleep(1)
+        assert world.internet.reset("one", "other") == 2
+        await world.sleep(1)
+        assert sorted(ended) == [("other", errno.ECONNRESET), ("server", errno.ECONNRESET)]
+
+    in_world(check)
+
+
+def test_a_clock_that_is_slowed_neither_jumps_nor_wakes_early() -> None:
+    async def check(world: World) -> None:
+        machine = world.machine("one", skew_s=5.0, rate=1.01)
+        woken: list[float] = []
+
+        async def run(runtime: Runtime) -> None:
+            began = runtime.clock.monotonic()
+            await runtime.clock.sleep_until(began + 10)
+            assert runtime.clock.monotonic() - began >= 10
+            woken.append(world.now)
+
+        fate = machine.start(run)
+        await world.sleep(5)
+        before = machine.clock.monotonic(), machine.clock.wall_s()
+        machine.clock.run_at(0.5)
+        after = machine.clock.monotonic(), machine.clock.wall_s()
+        assert after == pytest.approx(before, abs=1e-6)
+        await fate.done.wait()
+        assert fate.error is None
+        assert woken == [pytest.approx(5 + (10 - 5.05) / 0.5, abs=1e-3)]
+
+    in_world(check)
+
+
+def test_only_what_a_loss_of_power_would_leave_counts_as_durable() -> None:
+    async def check(world: World) -> None:
+        machine = world.machine("one")
+
+        async def run(runtime: Runtime) -> None:
+            runtime.disk.make_dirs("/d")
+            runtime.disk.sync_dir("/")
+            for name in ("kept", "nameless"):
+                file = runtime.disk.open(f"/d/{name}", create=True)
+                file.write(b"x", 0)
+                file.sync()
+                file.write(b"yz", 1)
+                if name == "kept":
+                    runtime.disk.sync_dir("/d")
+
+        await machine.start(run).done.wait()
+        durable = machine.storage.durable_files("/d")
+        assert {name: bytes(inode.durable) for name, inode in durable.items()} == {"kept": b"x"}
+        machine.lose_disk()
+        assert machine.storage.durable_files("/d") == {}
+
+    in_world(check)
