@@ -1,0 +1,51 @@
+"""Streams between nodes: authenticated, whole messages in order; calls and peers over them."""
+
+from metaquorum.channel.endpoint import Endpoint
+from metaquorum.channel.handshake import HandshakeError
+from metaquorum.channel.identity import (
+    TOOL_ID,
+    ChannelIdentity,
+    SecretError,
+    StreamKind,
+    create_secret,
+    read_secret,
+    require_secret,
+)
+from metaquorum.channel.listener import ChannelListener
+from metaquorum.channel.mesh import PeerMesh
+from metaquorum.channel.rpc_client import (
+    CallError,
+    CallLostError,
+    CallNotSentError,
+    RemoteError,
+    RpcClient,
+)
+from metaquorum.channel.rpc_server import Caller, Handler, RpcServer
+from metaquorum.channel.stream import Cause, End, Stream
+from metaquorum.channel.timing import ChannelTimings
+
+__all__ = [
+    "TOOL_ID",
+    "CallError",
+    "CallLostError",
+    "CallNotSentError",
+    "Caller",
+    "Cause",
+    "ChannelIdentity",
+    "ChannelListener",
+    "ChannelTimings",
+    "End",
+    "Endpoint",
+    "Handler",
+    "HandshakeError",
+    "PeerMesh",
+    "RemoteError",
+    "RpcClient",
+    "RpcServer",
+    "SecretError",
+    "Stream",
+    "StreamKind",
+    "create_secret",
+    "read_secret",
+    "require_secret",
+]

@@ -1,0 +1,143 @@
+"""One node's end of all its streams: dials others, and checks who dials it."""
+
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from metaquorum.channel.handshake import (
+    MAX_HANDSHAKE_BYTES,
+    NONCE_BYTES,
+    Accepting,
+    Admit,
+    Dialing,
+    Established,
+    HandshakeError,
+    Hello,
+    Refusal,
+)
+from metaquorum.channel.identity import ChannelIdentity, StreamKind
+from metaquorum.channel.stream import Stream
+from metaquorum.channel.timing import ChannelTimings, within
+from metaquorum.runtime.seams import Connection, Runtime
+from metaquorum.tls import TlsConnection, client_context, server_context
+
+_INCARNATION_BITS: Final = 64
+
+
+@dataclass
+class Endpoint:
+    """Made once in a process. TlsFilesError where the identity's TLS files cannot be used."""
+
+    runtime: Runtime
+    identity: ChannelIdentity
+    timings: ChannelTimings = field(default_factory=ChannelTimings)
+
+    def __post_init__(self) -> None:
+        self._attempts = 0
+        self._incarnation = self.runtime.random.getrandbits(_INCARNATION_BITS)
+        tls = self.identity.tls
+        self._server_context: ssl.SSLContext | None = None
+        self._client_context: ssl.SSLContext | None = None
+        if tls is not None:
+            self._server_context = server_context(tls, client_certificates="required")
+            self._client_context = client_context(tls)
+
+    async def dial(self, kind: StreamKind, node_id: int, host: str, port: int) -> Stream:
+        """A stream to that node. OSError (TimeoutError among them) or HandshakeError."""
+        self._attempts += 1
+        identity = self.identity
+        dialing = Dialing(
+            identity,
+            Hello(
+                kind,
+                identity.node_id,
+                node_id,
+                self._incarnation,
+                self._attempts,
+                self._nonce(),
+                identity.cluster_id,
+            ),
+        )
+
+        made: list[Stream] = []
+
+        async def connect() -> None:
+            connection = await self.runtime.network.connect(host, port)
+            try:
+                if self._client_context is not None:
+                    connection = tls = TlsConnection(
+                        connection, self._client_context, server_hostname=host
+                    )
+                    await tls.handshake()
+                made.append(self._stream(connection, await _shake_hands(connection, dialing)))
+            except BaseException:
+                connection.close()
+                raise
+
+        return await self._made(made, self.timings.dial_s, connect)
+
+    async def accept(self, connection: Connection, admit: Admit) -> Stream:
+        """Who knocked is believed and admitted; else the connection is closed.
+
+        OSError (TimeoutError among them) or HandshakeError.
+        """
+        handshake = Accepting(self.identity, self._incarnation, self._nonce(), admit)
+
+        made: list[Stream] = []
+
+        async def believe() -> None:
+            outer = connection
+            try:
+                if self._server_context is not None:
+                    outer = tls = TlsConnection(connection, self._server_context)
+                    await tls.handshake()
+                made.append(self._stream(outer, await _shake_hands(outer, handshake)))
+            except BaseException:
+                outer.close()
+                raise
+
+        try:
+            return await self._made(made, self.timings.handshake_s, believe)
+        except HandshakeError as error:
+            if (peer := handshake.peer) is not None:
+                raise HandshakeError(
+                    error.refusal, f"{error} (it says it is node {peer.sender})"
+                ) from None
+            raise
+
+    async def _made(
+        self, made: list[Stream], seconds: float, make: Callable[[], Awaitable[None]]
+    ) -> Stream:
+        """What `make` has put there; closed, should this be cancelled just then."""
+        try:
+            await within(self.runtime.clock, seconds, make)
+        except BaseException:
+            for stream in made:
+                stream.close()
+            raise
+        return made[0]
+
+    def _nonce(self) -> bytes:
+        return self.runtime.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
+
+    def _stream(self, connection: Connection, established: Established) -> Stream:
+        return Stream(connection, self.runtime.clock, established, self.timings)
+
+
+async def _shake_hands(connection: Connection, handshake: Dialing | Accepting) -> Established:
+    buffer = bytearray(MAX_HANDSHAKE_BYTES)
+    while True:
+        if data := handshake.data_to_send():
+            await connection.send(data)
+        if handshake.established is not None:
+            return handshake.established
+        count = await connection.receive_into(memoryview(buffer)[: handshake.room])
+        if count == 0:
+            raise HandshakeError(Refusal.OK, "it closed in the middle of the handshake")
+        try:
+            handshake.receive(bytes(buffer[:count]))
+        except HandshakeError:
+            if data := handshake.data_to_send():
+                connection.send_nowait(data)
+            raise

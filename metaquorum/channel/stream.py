@@ -1,0 +1,247 @@
+"""An authenticated stream of whole messages, in order, without holes, until it ends.
+
+    open --end of the other side, an error, silence, nonsense, a full queue, close()--> ended
+
+Once it has ended nothing more is delivered and nothing more is taken. Everything that was queued
+when the writer comes by leaves in one send. A message of no bytes keeps the stream alive and is
+delivered to nobody; silence is counted in keepalives of one's own, so that a process that was held
+does not take its own pause for the other's.
+"""
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+import trio
+
+from metaquorum.channel.frames import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Opener, Sealer
+from metaquorum.channel.handshake import Established, Hello
+from metaquorum.channel.timing import ChannelTimings
+from metaquorum.runtime.seams import Clock, Connection, sleep
+from wire.errors import WireError
+from wire.frames import FrameBuffer
+
+MAX_QUEUED_MESSAGES: Final = 16_384
+MAX_QUEUED_BYTES: Final = 32 << 20
+# Sealed and sent at once; a larger message goes alone.
+SEND_AT_BYTES: Final = 256 * 1024
+# Others have their turn after so many frames, however many one read has brought.
+FRAMES_PER_SLICE: Final = 128
+
+# Called with each message. WireError: it makes no sense, and the stream ends.
+Receive: TypeAlias = Callable[[bytes], None]
+
+
+class Cause(Enum):
+    PEER_CLOSED = "the other side closed"
+    BROKEN = "the connection broke"
+    SILENT = "nothing came for too long"
+    NONSENSE = "what came made no sense"
+    OVERFLOW = "the other side does not take what it is sent"
+    CLOSED = "closed by this side"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a stream has ended."""
+
+    cause: Cause
+    detail: str = ""
+
+    @property
+    def is_evidence(self) -> bool:
+        """The other side's kernel said so: its process has closed, or is no more."""
+        return self.cause is Cause.PEER_CLOSED
+
+    def __str__(self) -> str:
+        return f"{self.cause.value}: {self.detail}" if self.detail else self.cause.value
+
+
+class Stream:
+    def __init__(
+        self,
+        connection: Connection,
+        clock: Clock,
+        established: Established,
+        timings: ChannelTimings,
+    ) -> None:
+        self.peer: Final[Hello] = established.peer
+        self.address: Final = connection.peer
+        self.end: End | None = None
+        self._connection = connection
+        self._clock = clock
+        self._timings = timings
+        self._sealer = Sealer(established.send_key)
+        self._opener = Opener(established.receive_key)
+        self._frames = FrameBuffer(MAX_FRAME_BYTES)
+        self._trailing = established.trailing
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0  # those being sent included
+        self._queued_count = 0  # ever
+        self._sent_count = 0  # of these, handed to the network in part at least
+        self._sent_lately = False
+        self._heard_lately = True
+        self._has_work = trio.Event()
+        self._scope = trio.CancelScope()
+        self._receive: Receive | None = None
+
+    def __str__(self) -> str:
+        return f"node {self.peer.sender} at {self.address[0]}:{self.address[1]}"
+
+    @property
+    def queued_count(self) -> int:
+        """How many messages have been queued since the beginning."""
+        return self._queued_count
+
+    @property
+    def sent_count(self) -> int:
+        """How many of these may have left this process."""
+        return self._sent_count
+
+    def send(self, message: bytes) -> bool:
+        """Queued behind all before. False: it never leaves, and the stream has ended or does now.
+
+        Plain and quick; to be called from anywhere in the loop, `receive` included.
+        """
+        assert 0 < len(message) <= MAX_MESSAGE_BYTES
+        if self.end is not None:
+            return False
+        if (
+            len(self._queue) >= MAX_QUEUED_MESSAGES
+            or self._queued_bytes + len(message) > MAX_QUEUED_BYTES
+        ):
+            self._finish(Cause.OVERFLOW, f"{self._queued_bytes} bytes are waiting")
+            return False
+        self._enqueue(message)
+        return True
+
+    def close(self, reason: str = "") -> None:
+        """What is queued may be lost. A stream that is not run has to be closed."""
+        self._finish(Cause.CLOSED, reason)
+        if self._receive is None:
+            self._connection.close()
+
+    async def run(self, receive: Receive) -> End:
+        """Messages were delivered and sent until the stream's end; the connection is closed."""
+        self._receive = receive
+        try:
+            async with trio.open_nursery() as nursery:
+                self._scope = nursery.cancel_scope
+                if self.end is not None:
+                    self._scope.cancel()
+                nursery.start_soon(self._read)
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._watch)
+        finally:
+            self._finish(Cause.CLOSED, "")
+            self._queue.clear()
+            self._receive = None
+            self._connection.close()
+        assert self.end is not None
+        return self.end
+
+    def _finish(self, cause: Cause, detail: str) -> None:
+        if self.end is None:
+            self.end = End(cause, detail)
+            self._scope.cancel()
+
+    def _break(self, error: OSError | trio.ClosedResourceError) -> None:
+        number = error.errno if isinstance(error, OSError) else None
+        closed = number in (errno.ECONNRESET, errno.EPIPE)
+        self._finish(Cause.PEER_CLOSED if closed else Cause.BROKEN, str(error))
+
+    # Reading
+
+    async def _read(self) -> None:
+        trailing = memoryview(self._trailing)
+        self._frames.writable()[: len(trailing)] = trailing
+        self._frames.received(len(trailing))
+        more = not self._deliver()
+        while self.end is None:
+            if more:
+                await trio.lowlevel.checkpoint()
+                more = not self._deliver()
+                continue
+            try:
+                await self._connection.pump(self._step)
+            except (OSError, trio.ClosedResourceError) as error:
+                self._break(error)
+            more = True
+
+    def _step(self) -> bool:
+        """Bytes may have come; False when frames are left, or the stream has ended."""
+        try:
+            count = self._connection.receive_nowait(self._frames.writable())
+        except (OSError, trio.ClosedResourceError) as error:
+            self._break(error)
+            return False
+        if count < 0:
+            return True
+        if count == 0:
+            self._finish(Cause.PEER_CLOSED, "")
+            return False
+        self._heard_lately = True
+        self._frames.received(count)
+        return self._deliver()
+
+    def _deliver(self) -> bool:
+        """Some messages have been delivered; False when there may be more, or no more ever."""
+        assert self._receive is not None
+        try:
+            for _ in range(FRAMES_PER_SLICE):
+                if self.end is not None:
+                    return False
+                frame = self._frames.next_frame()
+                if frame is None:
+                    return True
+                message = self._opener.open(frame)
+                if message:
+                    self._receive(bytes(message))
+        except WireError as error:
+            self._finish(Cause.NONSENSE, str(error))
+        return False
+
+    # Writing
+
+    def _enqueue(self, message: bytes) -> None:
+        self._queue.append(message)
+        self._queued_bytes += len(message)
+        self._queued_count += 1
+        self._has_work.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._has_work.wait()
+                self._has_work = trio.Event()
+                while self._queue:
+                    await self._send_some()
+        except (OSError, trio.ClosedResourceError) as error:
+            self._break(error)
+
+    async def _send_some(self) -> None:
+        parts: list[bytes] = []
+        size = 0
+        while self._queue and size < SEND_AT_BYTES:
+            message = self._queue.popleft()
+            parts += (self._sealer.seal(message), message)
+            size += len(message)
+            self._sent_count += 1
+        await self._connection.send(b"".join(parts))
+        self._queued_bytes -= size
+        self._sent_lately = True
+
+    async def _watch(self) -> None:
+        """The other side hears of us often enough, and is heard of."""
+        silent = 0
+        while True:
+            await sleep(self._clock, self._timings.keepalive_s)
+            silent = 0 if self._heard_lately else silent + 1
+            if silent >= self._timings.silent_keepalives:
+                self._finish(Cause.SILENT, f"{silent * self._timings.keepalive_s:g} s")
+            if not self._sent_lately and not self._queued_bytes:
+                self._enqueue(b"")
+            self._heard_lately = self._sent_lately = False

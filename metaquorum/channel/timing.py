@@ -1,0 +1,84 @@
+"""How long what may last between nodes."""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import outcome
+import trio
+
+from metaquorum.runtime.seams import Clock, sleep
+
+T = TypeVar("T")
+
+SAME_LINE_SECONDS: Final = 30.0  # the same log line at most so often
+MAX_LINES_REMEMBERED: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelTimings:
+    dial_s: float = 2.0  # to connect and be believed
+    handshake_s: float = 2.0  # for who knocks, to be believed
+    keepalive_s: float = 0.5  # a side that sends nothing for so long sends an empty frame
+    silent_keepalives: int = 5  # and one that gets nothing in so many of its own closes
+    redial_least_s: float = 0.02
+    redial_most_s: float = 0.3
+
+
+async def within(clock: Clock, seconds: float, operation: Callable[[], Awaitable[T]]) -> T:
+    """What `operation` returns or raises; TimeoutError when it is cancelled after `seconds`."""
+    expired = False
+
+    async def expire(scope: trio.CancelScope) -> None:
+        nonlocal expired
+        await sleep(clock, seconds)
+        expired = True
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(expire, nursery.cancel_scope)
+        result = await outcome.acapture(operation)
+        nursery.cancel_scope.cancel()
+    if expired and isinstance(result, outcome.Error) and isinstance(result.error, trio.Cancelled):
+        raise TimeoutError(f"not done within {seconds:g} s")
+    return result.unwrap()
+
+
+class Backoff:
+    """Waits that double up to a bound, each drawn from its half to its one and a half."""
+
+    def __init__(self, draw: random.Random, least_s: float, most_s: float) -> None:
+        self._random = draw
+        self._least_s = least_s
+        self._most_s = most_s
+        self._next_s = least_s
+
+    def next_s(self) -> float:
+        seconds, self._next_s = self._next_s, min(2 * self._next_s, self._most_s)
+        return seconds * (0.5 + self._random.random())
+
+    def reset(self) -> None:
+        self._next_s = self._least_s
+
+
+class Spokesman:
+    """Says whether a log line is due, when the same thing happens over and over."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._said_at: dict[str, float] = {}
+
+    def is_due(self, line: str) -> bool:
+        now = self._clock.monotonic()
+        if now - self._said_at.get(line, float("-inf")) < SAME_LINE_SECONDS:
+            return False
+        self._said_at.pop(line, None)
+        if len(self._said_at) >= MAX_LINES_REMEMBERED:
+            del self._said_at[next(iter(self._said_at))]
+        self._said_at[line] = now
+        return True
+
+    def forget(self, line: str) -> None:
+        """It has changed for the better: next time it is news."""
+        self._said_at.pop(line, None)

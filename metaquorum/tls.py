@@ -1,0 +1,480 @@
+"""TLS over any `Connection`, without a socket of its own.
+
+    inner.receive_nowait -> _incoming -> SSLObject.read  -> receive_nowait, receive_into, pump
+    send, send_file      -> SSLObject.write -> _outgoing -> inner.send
+
+Two rules follow from there being a state machine between the bytes. First, what the inner
+connection has brought may hold more than one reader asked for, and nothing inside will become
+readable for it again: `pump` therefore asks until it has been told that there is nothing. Second,
+what was encrypted has to leave, in order and as it is: when `send_nowait` could not get rid of all
+of it, it says of the last piece that it was not taken, and expects it again.
+
+A peer that ends without saying so in TLS has ended. Whether a message is whole is for the protocol
+above to know, and all of ours say the sizes of theirs.
+"""
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, cast
+
+import trio
+
+from metaquorum.runtime.seams import Buffer, Connection, File
+
+# One receive of the inner connection: some records.
+RECEIVE_BYTES: Final = 64 * 1024
+# Encrypted before it is sent and others have their turn.
+SEND_BYTES: Final = 256 * 1024
+# What one TLS record carries.
+RECORD_BYTES: Final = 16 * 1024
+# Steps in a row for what has been decrypted already.
+MAX_STEPS_PER_TURN: Final = 16
+
+ClientCertificates: TypeAlias = Literal["none", "requested", "required"]
+
+
+class TlsFilesError(Exception):
+    """The files for TLS cannot be used; one sentence that names the file."""
+
+
+class TlsError(OSError):
+    """The two sides do not agree; one sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of PEM files."""
+
+    certificate: str  # this node's, and those between it and an authority
+    key: str
+    authorities: str | None = None  # whose certificates are believed
+    verify_hostname: bool = True  # a server's certificate has to name the host that was dialed
+
+
+def server_context(
+    files: TlsFiles, *, client_certificates: ClientCertificates = "none"
+) -> ssl.SSLContext:
+    """For those who are dialed. TlsFilesError."""
+    context = _own_context(ssl.PROTOCOL_TLS_SERVER, files)
+    if client_certificates != "none":
+        if files.authorities is None:
+            raise TlsFilesError(
+                "certificates of clients cannot be checked: no file of authorities is given"
+            )
+        _load_authorities(context, files.authorities)
+        context.verify_mode = (
+            ssl.CERT_REQUIRED if client_certificates == "required" else ssl.CERT_OPTIONAL
+        )
+    context.num_tickets = 0  # nobody resumes, and a ticket to one who has gone breaks his stream
+    return context
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """For those who dial and have a certificate to show. TlsFilesError."""
+    context = _own_context(ssl.PROTOCOL_TLS_CLIENT, files)
+    if files.authorities is None:
+        raise TlsFilesError(
+            "certificates of servers cannot be checked: no file of authorities is given"
+        )
+    _load_authorities(context, files.authorities)
+    context.check_hostname = files.verify_hostname
+    return context
+
+
+def _own_context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
+    """With this node's own certificate and key, which fit and are in date. TlsFilesError."""
+    for what, path in (("certificate", files.certificate), ("key", files.key)):
+        _check_readable(what, path)
+    context = _context(protocol)
+    try:
+        # Without a password: OpenSSL would ask for one on the terminal, and the node would hang.
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+    except ssl.SSLError as error:
+        raise TlsFilesError(_why_not_loaded(error, files)) from None
+    except _EncryptedKeyError:
+        raise TlsFilesError(
+            f"the key in {files.key} is encrypted: give one that is not, which only this user may"
+            " read"
+        ) from None
+    _check_dates(files)
+    return context
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    return context
+
+
+class _EncryptedKeyError(Exception):
+    pass
+
+
+def _no_password() -> str:
+    raise _EncryptedKeyError
+
+
+def _check_readable(what: str, path: str) -> None:
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise TlsFilesError(f"the {what} file {path} cannot be read: {error.strerror}") from None
+
+
+def _why_not_loaded(error: ssl.SSLError, files: TlsFiles) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"the key in {files.key} is not that of the certificate in {files.certificate}"
+    for what, path in (("certificate", files.certificate), ("private key", files.key)):
+        marks = (b"-----BEGIN CERTIFICATE",) if what == "certificate" else (b"PRIVATE KEY-----",)
+        with open(path, "rb") as file:
+            data = file.read()
+        if not any(mark in data for mark in marks):
+            return f"{path} holds no {what} in PEM form"
+    return (
+        f"the certificate in {files.certificate} and the key in {files.key} cannot be used:"
+        f" {error.reason or error}"
+    )
+
+
+def _load_authorities(context: ssl.SSLContext, path: str) -> None:
+    _check_readable("authorities", path)
+    try:
+        context.load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        raise TlsFilesError(f"{path} holds no certificates of authorities in PEM form") from None
+
+
+def _check_dates(files: TlsFiles) -> None:
+    """TlsFilesError when the node's own certificate is not valid today.
+
+    It is shown to a client that believes in nothing but this very certificate.
+    """
+    server = _context(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(files.certificate, files.key)
+    client = _context(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(cafile=files.certificate)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(back, there),
+        server.wrap_bio(there, back, server_side=True),
+    )
+    for _ in range(4):
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                if (words := _OUT_OF_DATE.get(error.verify_code)) is not None:
+                    raise TlsFilesError(f"the certificate in {files.certificate} {words}") from None
+                return  # unusual, but whoever it is shown to judges that
+            except ssl.SSLError:
+                return
+
+
+_EXPIRED: Final = 10  # OpenSSL's X509_V_ERR_...
+_NOT_YET_VALID: Final = 9
+_SELF_SIGNED: Final = 18
+_SELF_SIGNED_IN_CHAIN: Final = 19
+_NO_LOCAL_ISSUER: Final = 20
+_OUT_OF_DATE: Final = {
+    _EXPIRED: "has expired: put a new one in its place",
+    _NOT_YET_VALID: "is not valid yet: is the clock right?",
+}
+# Where bytes of a connection are on their way into TLS; nothing of them stays.
+_receive_buffer: Final = trio.lowlevel.RunVar[bytearray | None]("TLS receive buffer")
+
+
+def _shared_buffer() -> bytearray:
+    """One for all connections of a loop: ten thousand idle ones must be cheap."""
+    buffer = _receive_buffer.get(None)
+    if buffer is None:
+        _receive_buffer.set(buffer := bytearray(RECEIVE_BYTES))
+    return buffer
+
+
+class TlsConnection:
+    """The seam's `Connection` over another one. `handshake` comes first, then all the rest.
+
+    One task may send while another receives, as with any connection.
+    """
+
+    def __init__(
+        self,
+        inner: Connection,
+        context: ssl.SSLContext,
+        *,
+        server_hostname: str | None = None,
+    ) -> None:
+        """A `server_hostname` makes this the client's side."""
+        self.peer: tuple[str, int] = inner.peer
+        self._inner = inner
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._server_side = server_hostname is None
+        self._ssl = context.wrap_bio(
+            self._incoming,
+            self._outgoing,
+            server_side=self._server_side,
+            server_hostname=server_hostname,
+        )
+        self._buffer = _shared_buffer()
+        self._unsent = memoryview(b"")  # encrypted, and on its way out
+        self._sending = False  # somebody waits until the inner connection takes `_unsent`
+        self._repeated_bytes = 0  # encrypted, and said not to have been taken
+        self._ended = False  # the peer has
+        self._drained = False  # the last receive found nothing
+        self._broken = False  # what the peer got ends in the middle of a record
+        self._closed = False
+
+    @property
+    def ssl(self) -> ssl.SSLObject:
+        """For what has been agreed: version, cipher, the peer's certificate."""
+        return self._ssl
+
+    async def handshake(self) -> None:
+        """Both sides are who their certificates say. TlsError, OSError.
+
+        It takes as long as the peer likes: limit the time.
+        """
+        while True:
+            try:
+                self._ssl.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                if not await self._fill():
+                    raise TlsError(
+                        "the other side closed in the middle of the TLS handshake"
+                    ) from None
+            except ssl.SSLError as error:
+                self._flush_nowait()  # tells the other side why
+                raise _tls_error(error) from None
+            else:
+                await self._flush()
+                return
+
+    async def _fill(self) -> bool:
+        """Some bytes have come, or there are none to come."""
+        count = -1
+
+        def step() -> bool:
+            nonlocal count
+            count = self._fill_nowait()
+            return count < 0
+
+        await self._inner.pump(step)
+        return count > 0
+
+    # Receiving
+
+    async def receive_into(self, buffer: bytearray | memoryview) -> int:
+        count = self.receive_nowait(buffer)
+        if count >= 0:
+            await trio.lowlevel.checkpoint()
+            return count
+
+        def step() -> bool:
+            nonlocal count
+            count = self.receive_nowait(buffer)
+            return count < 0
+
+        await self._inner.pump(step)
+        return count
+
+    def receive_nowait(self, buffer: bytearray | memoryview) -> int:
+        self._check()
+        view = memoryview(buffer).cast("B")
+        got = 0
+        while got < len(view) and not self._ended:
+            count = self._read(view[got:])
+            got += count
+            if count == 0 and not self._ended and self._fill_nowait() < 0:
+                self._drained = True
+                return got or -1
+        self._drained = False
+        return got
+
+    def _read(self, view: memoryview) -> int:
+        """So many bytes were there, decrypted; 0: there are none, or the peer `_ended`."""
+        count = 0
+        try:
+            count = cast(int, self._ssl.read(len(view), view))
+            self._ended = count == 0
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            self._ended = True
+        except ssl.SSLError as error:
+            self._flush_nowait()  # tells the other side why
+            raise _tls_error(error) from None
+        if self._outgoing.pending:  # the answer to a change of keys
+            self._flush_nowait()
+        return count
+
+    def _fill_nowait(self) -> int:
+        """How many bytes have come; 0: no more ever; -1: none yet."""
+        count = self._inner.receive_nowait(self._buffer)
+        if count > 0:
+            self._incoming.write(memoryview(self._buffer)[:count])
+        elif count == 0:
+            self._incoming.write_eof()
+        return count
+
+    async def pump(self, step: Callable[[], bool]) -> None:
+        going = True
+
+        def step_until_drained() -> bool:
+            nonlocal going
+            for _ in range(MAX_STEPS_PER_TURN):
+                going = step()
+                if not going or self._drained:
+                    return going
+            return False
+
+        self._check()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while going:
+            if self._drained:
+                await self._inner.pump(step_until_drained)
+            else:
+                await trio.lowlevel.checkpoint()
+                step_until_drained()
+
+    # Sending
+
+    def send_nowait(self, data: Buffer) -> int:
+        self._check()
+        view = memoryview(data).cast("B")
+        assert len(view) >= self._repeated_bytes, "what was not taken has to be offered again"
+        if not self._flush_nowait():
+            return 0
+        taken, self._repeated_bytes = self._repeated_bytes, 0
+        while taken < len(view):
+            piece = view[taken : taken + RECORD_BYTES]
+            self._encrypt(piece)
+            if not self._flush_nowait():
+                self._repeated_bytes = len(piece)
+                break
+            taken += len(piece)
+        return taken
+
+    async def send(self, data: Buffer) -> None:
+        self._check()
+        view = memoryview(data).cast("B")
+        position, self._repeated_bytes = self._repeated_bytes, 0
+        assert len(view) >= position, "what was not taken has to be offered again"
+        while True:
+            self._encrypt(view[position : position + SEND_BYTES])
+            position += SEND_BYTES
+            await self._flush()
+            if position >= len(view):
+                return
+            await trio.lowlevel.checkpoint()
+
+    async def send_file(self, file: File, position: int, size: int) -> None:
+        end = position + size
+        while position < end:
+            data = file.read(min(end - position, SEND_BYTES), position)
+            if not data:
+                raise EOFError(f"{file.path} ends at {position}, before {end}")
+            await self.send(data)
+            position += len(data)
+            if position < end:
+                await trio.lowlevel.checkpoint()
+
+    def _encrypt(self, view: memoryview) -> None:
+        while view:
+            view = view[self._ssl.write(view) :]
+
+    async def _flush(self) -> None:
+        """All that was encrypted has been handed to the inner connection."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is already sending")
+        self._sending = True
+        try:
+            while self._unsent or self._outgoing.pending:
+                data, self._unsent = self._unsent, memoryview(b"")
+                await self._inner.send(data or self._outgoing.read())
+        except BaseException:
+            self._broken = True
+            raise
+        finally:
+            self._sending = False
+
+    def _flush_nowait(self) -> bool:
+        """Whether all that was encrypted has left."""
+        if self._sending:
+            return False
+        while True:
+            if not self._unsent:
+                if not self._outgoing.pending:
+                    return True
+                self._unsent = memoryview(self._outgoing.read())
+            sent = self._inner.send_nowait(self._unsent)
+            self._unsent = self._unsent[sent:]
+            if self._unsent:
+                return False
+
+    # Ending
+
+    def close(self) -> None:
+        """The peer is told so, if that takes no wait."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if not self._sending and not self._broken:
+                self._say_goodbye()
+        finally:
+            self._inner.close()
+
+    def _say_goodbye(self) -> None:
+        try:
+            self._ssl.unwrap()
+        except (
+            ssl.SSLError,
+            ValueError,
+        ):  # it also wants to read the peer's, which is not waited for
+            pass
+        try:
+            self._flush_nowait()
+        except (OSError, trio.ClosedResourceError):
+            pass
+
+    def _check(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this connection is closed")
+
+
+_VERIFY_SENTENCES: Final = {
+    _EXPIRED: "its certificate has expired",
+    _NOT_YET_VALID: "its certificate is not valid yet",
+    _SELF_SIGNED: "its certificate is signed by itself, not by an authority we know",
+    _SELF_SIGNED_IN_CHAIN: "its certificate is of an authority we do not know",
+    _NO_LOCAL_ISSUER: "its certificate is of an authority we do not know",
+}
+_REASON_SENTENCES: Final = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS, or an old version of it",
+    "HTTP_REQUEST": "it speaks HTTP without TLS",
+    "UNSUPPORTED_PROTOCOL": "it speaks only old versions of TLS",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not know the authority of our certificate",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept our certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that our certificate has expired",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a certificate of ours",
+    "NO_SHARED_CIPHER": "it knows no cipher that we do",
+}
+
+
+def _tls_error(error: ssl.SSLError) -> TlsError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        words = _VERIFY_SENTENCES.get(error.verify_code, error.verify_message)
+    else:
+        reason = error.reason or str(error)
+        words = _REASON_SENTENCES.get(reason, reason.lower().replace("_", " "))
+    return TlsError(f"no TLS with the other side: {words}")

@@ -1,0 +1,176 @@
+"""Ends of streams for tests: on this machine's loopback, or in a simulated world."""
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from metaquorum.channel import (
+    Caller,
+    ChannelIdentity,
+    ChannelListener,
+    ChannelTimings,
+    End,
+    Endpoint,
+    PeerMesh,
+    RpcClient,
+    RpcServer,
+)
+from metaquorum.runtime.real import real_runtime
+from metaquorum.runtime.seams import Runtime
+from metaquorum.tls import TlsFiles
+
+SECRET = b"a secret of this cluster"
+CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+HOST = "127.0.0.1"
+_runtime = trio.lowlevel.RunVar[Runtime | None]("the machine's runtime", None)
+
+
+def shared_runtime() -> Runtime:
+    """The real one; a loop has one poller, which waits for all its connections."""
+    runtime = _runtime.get()
+    if runtime is None:
+        _runtime.set(runtime := real_runtime())
+    return runtime
+
+
+def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The test is run in a loop of its own, for a minute at most."""
+
+    @functools.wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        async def limited() -> None:
+            with trio.fail_after(60):
+                await test(*args, **kwargs)
+
+        trio.run(limited)
+
+    return run
+
+
+class Changes:
+    """Lets a test wait for what it has to see."""
+
+    def __init__(self) -> None:
+        self._changed = trio.Event()
+
+    def note(self) -> None:
+        self._changed.set()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed = trio.Event()
+            await self._changed.wait()
+
+
+def identity(
+    node_id: int,
+    *,
+    secret: bytes = SECRET,
+    cluster_id: str = CLUSTER,
+    tls: TlsFiles | None = None,
+) -> ChannelIdentity:
+    return ChannelIdentity(cluster_id, node_id, secret, tls)
+
+
+def endpoint(
+    node_id: int,
+    *,
+    runtime: Runtime | None = None,
+    timings: ChannelTimings | None = None,
+    secret: bytes = SECRET,
+    cluster_id: str = CLUSTER,
+    tls: TlsFiles | None = None,
+) -> Endpoint:
+    me = identity(node_id, secret=secret, cluster_id=cluster_id, tls=tls)
+    return Endpoint(runtime or shared_runtime(), me, timings or ChannelTimings())
+
+
+class Voter(Changes):
+    """What a voter has seen of its transport."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[str, int]] = []
+        self.messages: dict[int, list[bytes]] = {}
+        self.connected_ids: set[int] = set()
+
+    def connected(self, voter_id: int) -> None:
+        assert voter_id not in self.connected_ids
+        self.connected_ids.add(voter_id)
+        self.events.append(("connected", voter_id))
+        self.note()
+
+    def disconnected(self, voter_id: int) -> None:
+        assert voter_id in self.connected_ids
+        self.connected_ids.remove(voter_id)
+        self.events.append(("disconnected", voter_id))
+        self.note()
+
+    def received(self, voter_id: int, message: bytes) -> None:
+        assert voter_id in self.connected_ids
+        self.messages.setdefault(voter_id, []).append(message)
+        self.note()
+
+
+Answer = Callable[[Caller, str, bytes], Awaitable[bytes]]
+Ended = Callable[[Caller, End], None]
+
+
+@asynccontextmanager
+async def rpc_server(
+    answer: Answer,
+    *,
+    ended: Ended = lambda _caller, _end: None,
+    server: Endpoint | None = None,
+) -> AsyncIterator[tuple[str, int]]:
+    """Where a controller (1) on this machine answers calls."""
+    async with trio.open_nursery() as nursery:
+        listener = ChannelListener(server or endpoint(1), rpc=RpcServer(answer, ended=ended))
+        await listener.listen(HOST, 0)
+        nursery.start_soon(listener.run)
+        yield listener.address
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def rpc_pair(
+    answer: Answer,
+    *,
+    ended: Ended = lambda _caller, _end: None,
+    server: Endpoint | None = None,
+    client: Endpoint | None = None,
+) -> AsyncIterator[RpcClient]:
+    """A worker (7) connected with a controller (1) on this machine."""
+    async with (
+        rpc_server(answer, ended=ended, server=server) as address,
+        trio.open_nursery() as nursery,
+    ):
+        caller = await RpcClient.connect(client or endpoint(7), 1, *address)
+        nursery.start_soon(caller.run)
+        yield caller
+        nursery.cancel_scope.cancel()
+
+
+async def meshes(
+    nursery: trio.Nursery, node_ids: tuple[int, ...]
+) -> dict[int, tuple[PeerMesh, Voter]]:
+    """Voters on this machine that are about to connect."""
+    ends = {node_id: endpoint(node_id) for node_id in node_ids}
+    listeners = {}
+    addresses: dict[int, tuple[str, int]] = {}
+    found = {}
+    for node_id, end in ends.items():
+        probe = await end.runtime.network.listen(HOST, 0)
+        addresses[node_id] = probe.address
+        probe.close()
+    for node_id, end in ends.items():
+        mesh, voter = PeerMesh(end, addresses), Voter()
+        mesh.attach(voter)
+        listeners[node_id] = ChannelListener(end, mesh)
+        await listeners[node_id].listen(*addresses[node_id])
+        nursery.start_soon(listeners[node_id].run)
+        nursery.start_soon(mesh.run)
+        found[node_id] = (mesh, voter)
+    return found
