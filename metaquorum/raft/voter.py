@@ -205,11 +205,6 @@ class RaftVoter:
         await trio.lowlevel.checkpoint()
         return known.term
 
-    async def wait_inactive(self, term: int) -> None:
-        while (known := self.leadership).is_active and known.term == term:
-            await self.wait_change(known)
-        await trio.lowlevel.checkpoint()
-
     async def wait_change(self, known: Leadership) -> Leadership:
         while self.leadership == known:
             await self._changed.park()
