@@ -207,6 +207,8 @@ class Segment:
 
     def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
         """Every batch from the one at `position` on. StorageError at the first that is none."""
+        if position >= self.size_bytes:
+            return  # the file of a log that was never appended to is not even there
         with storage_errors("read", self.file.path):
             yield from walk_headers(self.file.get(), position, self.size_bytes)
 

@@ -1,6 +1,7 @@
 """What happens beside requests: retention, flushes, removals, and how often."""
 
 import errno
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,23 @@ def test_retention_by_size_keeps_at_least_that_much() -> None:
         assert len(await client.values("t", log.log_start_offset)) == 60 - log.log_start_offset
 
     simulated(story)
+
+
+def test_a_topic_that_was_never_written_to_is_looked_at_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its folder is made by the first append: there is nothing to read before that."""
+
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", partitions=2, retention_ms=1000)
+        await sleep(sim, 20)
+        assert [record.getMessage() for record in caplog.records] == []
+        await client.produce("t", batch_of(b"a"))
+        assert await client.values("t") == [b"a"]
+
+    with caplog.at_level(logging.WARNING):
+        simulated(story, log_retention_check_interval_ms=5_000)
 
 
 def test_a_policy_of_nothing_keeps_everything() -> None:
