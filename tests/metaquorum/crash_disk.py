@@ -3,7 +3,7 @@
 Every operation has a number; at `fail_at` power goes, or the process is killed, and from then on
 the disk only raises `Crash`. `survivor` is the disk that is found afterwards: after a kill, all
 that was written; after a loss of power, what was synced and any part of the rest (of the writes to
-a file some sectors, one of them perhaps cut short; of the changes to a folder some).
+a file some sectors, the last of them perhaps cut short; of the changes to a folder some).
 """
 
 import errno
@@ -41,12 +41,13 @@ class Inode:
                 _resize(data, position)
                 continue
             end = position + len(written)
-            for sector in range(position - position % SECTOR_BYTES, end, SECTOR_BYTES):
-                if random.random() < 0.7:
-                    start, stop = max(sector, position), min(sector + SECTOR_BYTES, end)
-                    if random.random() < 0.2:
-                        stop = random.randint(start, stop)
-                    _put(data, start, written[start - position : stop - position])
+            sectors = range(position - position % SECTOR_BYTES, end, SECTOR_BYTES)
+            kept = [sector for sector in sectors if random.random() < 0.7]
+            for sector in kept:
+                start, stop = max(sector, position), min(sector + SECTOR_BYTES, end)
+                if sector == kept[-1] and random.random() < 0.2:
+                    stop = random.randint(start, stop)
+                _put(data, start, written[start - position : stop - position])
         return Inode(data, bytes(data))
 
 

@@ -10,10 +10,8 @@ that images agree; and of every proposal that its outcome was told truly.
 """
 
 import contextlib
-import logging
-import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any, TypeVar
@@ -25,10 +23,12 @@ from trio._core import _run
 from metaquorum.journal import Journal
 from metaquorum.loader import MetadataLoader
 from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal
+from metaquorum.raft.core import RaftFatalError
 from metaquorum.raft.peers import PeerProtocolError, PeerReceiver
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.records import TopicRecord, encode_record
+from metaquorum.runtime.seams import StorageError
 from tests.metaquorum.crash_disk import CrashDisk
 
 T = TypeVar("T")
@@ -223,7 +223,7 @@ class Node:
                 self.failure = None
                 started.set()
                 await self.voter.run()
-        except Exception as error:
+        except (StorageError, RaftFatalError, AssertionError) as error:
             self.failure = error
         finally:
             self.is_up = False
@@ -236,11 +236,10 @@ class Node:
     async def stop(self, *, power: bool) -> None:
         """Killed; or, with `power`, without what was not synced."""
         self.is_up = False
+        self.durable_index = self.journal.durable.index
         self.disk.crashed = True
         self._scope.cancel()
         await self.stopped.wait()
-        if not isinstance(self.failure, BaseException) or "Crash" in repr(self.failure):
-            self.failure = None
         self.disk = self.disk.after(self.cluster.random if power else None)
 
 
