@@ -70,7 +70,7 @@ class Endpoint:
                         connection, self._client_context, server_hostname=host
                     )
                     await tls.handshake()
-                made.append(self._stream(connection, await _shake_hands(connection, dialing)))
+                made.append(self._stream(connection, await shake_hands(connection, dialing)))
             except BaseException:
                 connection.close()
                 raise
@@ -92,7 +92,7 @@ class Endpoint:
                 if self._server_context is not None:
                     outer = tls = TlsConnection(connection, self._server_context)
                     await tls.handshake()
-                made.append(self._stream(outer, await _shake_hands(outer, handshake)))
+                made.append(self._stream(outer, await shake_hands(outer, handshake)))
             except BaseException:
                 outer.close()
                 raise
@@ -125,7 +125,8 @@ class Endpoint:
         return Stream(connection, self.runtime.clock, established, self.timings)
 
 
-async def _shake_hands(connection: Connection, handshake: Dialing | Accepting) -> Established:
+async def shake_hands(connection: Connection, handshake: Dialing | Accepting) -> Established:
+    """HandshakeError, OSError."""
     buffer = bytearray(MAX_HANDSHAKE_BYTES)
     while True:
         if data := handshake.data_to_send():

@@ -302,6 +302,7 @@ async def test_who_sends_what_is_no_call_is_closed(messages: list[bytes]) -> Non
             stream.send(message)
         end = await stream.run(lambda _: None)
         assert end.cause is Cause.PEER_CLOSED
+        await desk.wait_until(lambda: bool(desk.ends))
         assert [one.cause for one in desk.ends] == [Cause.NONSENSE]
 
 
