@@ -1,6 +1,6 @@
-"""Administration by kafkajs and by sarama, where there is a Node.js, or a Go, to run them.
+"""Administration by kafkajs, sarama and franz-go, where there is a Node.js, or a Go, to run them.
 
-Both come from their languages' registries into a folder of this run.
+All come from their languages' registries into a folder of this run.
 """
 
 import json
@@ -76,4 +76,23 @@ def test_sarama(node: Peer, tmp_path: Path) -> None:
         "offsets": [3, 5],
         "logs": 3,
         "scram": ErrorCode.RESOURCE_NOT_FOUND,
+    }
+
+
+def test_franz_go(node: Peer, tmp_path: Path) -> None:
+    """It also produces, with every codec, and consumes what it produced."""
+    program = tmp_path / "client"
+    installed(["go", "build", "-o", str(program), "."], HERE / "franz_go")
+    assert seen_by([str(program), node.bootstrap, unique("franz-go")]) == {
+        "again": "TOPIC_ALREADY_EXISTS",
+        "fewer": "INVALID_PARTITIONS",
+        "flush": "DYNAMIC_TOPIC_CONFIG 7",
+        "retention": "DEFAULT_CONFIG 604800000",
+        "badConfig": "INVALID_CONFIG",
+        "scram": "RESOURCE_NOT_FOUND",
+        "acls": "SECURITY_DISABLED",
+        "consumed": dict.fromkeys(["none", "gzip", "snappy", "lz4", "zstd"], 300),
+        "inOrder": True,
+        "offsets": [[30, 500], [0, 500], [0, 500]],
+        "logs": [0, 1, 2],
     }
