@@ -5,6 +5,8 @@ from random import Random
 from typing import Final
 
 from metaquorum.runtime import Runtime, sleep
+from simulations.changes import Changes, topic_ids
+from simulations.checkers.configs import ConfigsStay
 from simulations.checkers.metadata import AcknowledgedChangesStay
 from simulations.client import BROKEN, ClientConnection
 from simulations.history import Topic
@@ -34,14 +36,20 @@ def draw_plan(room: Room, draw: Random, number: int) -> Plan:
     configs = {
         "internal.segment.bytes": str(settings.segment_bytes),
         "index.interval.bytes": str(settings.index_interval_bytes),
+        "max.message.bytes": "1048588",  # not what the worker has: that is played with
     }
+    if draw.random() < settings.append_time:
+        configs["message.timestamp.type"] = "LogAppendTime"
     if draw.random() < settings.flush:
         configs["flush.messages"] = "1"
     if draw.random() < settings.retention:
-        configs["retention.bytes"] = str(settings.segment_bytes * 2)
+        if draw.random() < 0.5:
+            configs["retention.bytes"] = str(settings.segment_bytes * 2)
+        else:
+            configs["retention.ms"] = draw.choice(["300", "2000", "300000"])
     if settings.compacted and draw.random() < settings.compacted:
         configs["cleanup.policy"] = "compact"
-        configs["min.cleanable.dirty.ratio"] = draw.choice(["0", "0.3"])
+        configs["min.cleanable.dirty.ratio"] = draw.choice(["0.0", "0.3"])
         configs["delete.retention.ms"] = str(settings.delete_retention_ms)
     return Plan(f"topic-{number}", draw.randint(1, 3), configs)
 
@@ -51,6 +59,8 @@ class Admin:
         self.room = room
         self._draw = draw
         self._kept = room.checker(AcknowledgedChangesStay)
+        self._configs = room.checker(ConfigsStay)
+        self._changes = Changes(room, draw)
         self._plans = [draw_plan(room, draw, number) for number in range(room.settings.topics)]
         self._made = room.settings.topics
 
@@ -78,6 +88,9 @@ class Admin:
             await sleep(runtime.clock, self._draw.uniform(0.05, 0.5))
             if self._draw.random() < self.room.settings.delete_topics:
                 await self._delete_one(connection)
+            if self._draw.random() < self.room.settings.changes:
+                await self._changes.make_one(connection)
+                await self._changes.compare(connection)
             if self._draw.random() < 0.3:
                 self._plans.append(draw_plan(self.room, self._draw, self._made))
                 self._made += 1
@@ -112,15 +125,14 @@ class Admin:
         topic = Topic(plan.name, topic_id, plan.partitions, plan.configs)
         self.room.history.topics[topic_id] = topic
         self._kept.created(topic)
+        self._configs.created(topic.name, plan.configs)
         self.room.world.count("topics created")
 
     async def _id_of(self, connection: ClientConnection, name: str) -> bytes:
-        message = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-        response = await connection.call(ApiKey.METADATA, message)
-        for topic in response.topics:
-            if topic.name == name:
-                return bytes(topic.topic_id)
-        raise EOFError(f"{name} exists, and does not")
+        try:
+            return (await topic_ids(connection))[name]
+        except KeyError:
+            raise EOFError(f"{name} exists, and does not") from None
 
     async def _delete_one(self, connection: ClientConnection) -> None:
         topics = [t for t in self.room.history.topics.values() if not t.delete_asked]

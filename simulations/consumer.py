@@ -1,7 +1,7 @@
 """Consumers: they follow partitions by offset, with long polls and limits as the seed draws."""
 
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -13,12 +13,20 @@ from simulations.room import Room
 from wire.apis import ApiKey
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
 from wire.records import BatchState, Record, batches, decode_records, scan
 
 RETRY_S: Final = 0.05
 # How often a consumer goes back: what it reads again must be what it read before.
 REREAD: Final = 0.1
-_ZSTD_SINCE: Final = 10
+EARLIEST: Final = -2
+LATEST: Final = -1
+# In place of an offset: the log no longer has the one that was asked for.
+LOST: Final = -1
 
 
 def fetch_request(
@@ -49,9 +57,26 @@ def fetch_request(
     )
 
 
-def take_records(room: Room, topic: Topic, partition: int, offset: int, data: Any) -> list[Read]:
-    """The records of one partition's answer from `offset` on; damage is a finding."""
+class Asked(NamedTuple):
+    """When a fetch was sent, and in which run of the node."""
+
+    at: float
+    run: int
+
+    @classmethod
+    def now(cls, room: Room) -> "Asked":
+        return cls(room.world.now, room.node.runs)
+
+
+def take_records(
+    room: Room, topic: Topic, partition: int, offset: int, data: Any, asked: Asked
+) -> list[Read]:
+    """The records of one partition's answer from `offset` on; damage is a finding.
+
+    But for damage that was done to the disk: a client sees through it by the checksum.
+    """
     reads: list[Read] = []
+    place = PartitionOf(topic.topic_id, partition)
     buffer = memoryview(data.records or b"")
     position = 0
     while position < len(buffer):
@@ -59,6 +84,10 @@ def take_records(room: Room, topic: Topic, partition: int, offset: int, data: An
         if found.state is BatchState.TORN and position:
             break  # a limit may cut the last batch, never the first
         if found.state is not BatchState.WHOLE or found.header is None:
+            if found.header and room.history.is_rotten(place, found.header.base_offset):
+                room.world.count("rotten batches seen through")
+                position += found.header.batch_bytes
+                continue
             text = f"{topic}-{partition} from {offset}: {found.problem} at byte {position}"
             room.world.violate("L4 ServedBatchesAreSound", text)
             break
@@ -75,7 +104,14 @@ def take_records(room: Room, topic: Topic, partition: int, offset: int, data: An
         ]
         position += found.header.batch_bytes
     fetched = Fetched(
-        topic, partition, offset, data.high_watermark, data.log_start_offset, reads, room.world.now
+        topic,
+        partition,
+        offset,
+        data.high_watermark,
+        data.log_start_offset,
+        reads,
+        room.world.now,
+        *asked,
     )
     room.fetched(fetched)
     return reads
@@ -96,6 +132,23 @@ def end_of(data: Any, offset: int) -> int:
     except KafkaError:  # told by `take_records`
         pass
     return offset
+
+
+async def list_offset(
+    connection: ClientConnection, topic: Topic, partition: int, timestamp: int
+) -> int | None:
+    """The offset of that time, or where the log begins or ends; None when the node cannot say."""
+    asked = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
+    message = ListOffsetsRequest(
+        replica_id=-1, topics=[ListOffsetsTopic(name=topic.name, partitions=[asked])]
+    )
+    response = await connection.call(ApiKey.LIST_OFFSETS, message)
+    answer = response.topics[0].partitions[0]
+    return None if answer.error_code else int(answer.offset)
+
+
+def _of(place: tuple[Topic, int, int]) -> PartitionOf:
+    return PartitionOf(place[0].topic_id, place[1])
 
 
 class Consumer:
@@ -125,7 +178,7 @@ class Consumer:
         draw = self._draw
         topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
         places = [
-            (topic, index, self._offsets.get(PartitionOf(topic.topic_id, index), 0))
+            (topic, index, max(self._offsets.get(PartitionOf(topic.topic_id, index), 0), 0))
             for topic in topics
             for index in range(topic.partitions)
         ]
@@ -143,16 +196,21 @@ class Consumer:
             max_bytes=draw.choice([1, 1000, 1 << 20]),
             partition_max_bytes=draw.choice([1, 500, 1 << 20]),
         )
+        asked = Asked.now(self.room)
         await connection.send(ApiKey.FETCH, request)
         if draw.random() < 0.1:
             await trio.sleep(draw.random())  # a slow reader
         response = await connection.receive()
         if response.error_code:
             raise EOFError(f"fetch: {response.error_code}")
-        if not self._take(places, response):
+        if not self._take(places, response, asked):
             await sleep(runtime.clock, 0.02)
+        for place in [place for place in places if self._offsets.get(_of(place)) == LOST]:
+            start = await list_offset(connection, *place[:2], EARLIEST)
+            if start is not None:
+                self._offsets[_of(place)] = start
 
-    def _take(self, places: list[tuple[Topic, int, int]], response: Any) -> int:
+    def _take(self, places: list[tuple[Topic, int, int]], response: Any, sent: Asked) -> int:
         """How many records were new."""
         got = 0
         asked = {(t.name, p): (t, p, o) for t, p, o in places}
@@ -164,19 +222,19 @@ class Consumer:
                 if place is None:
                     self.room.world.violate("P1 AnswersWhatWasAsked", f"{answer.topic}-{key}")
                     continue
-                got += self._take_one(*place, data)
+                got += self._take_one(*place, data, sent)
         return got
 
-    def _take_one(self, topic: Topic, partition: int, offset: int, data: Any) -> int:
+    def _take_one(self, topic: Topic, partition: int, offset: int, data: Any, asked: Asked) -> int:
         place = PartitionOf(topic.topic_id, partition)
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             # Behind the log start offset, or ahead of a log that lost its unflushed end.
-            self._offsets[place] = max(data.log_start_offset, 0)
+            self._offsets[place] = LOST
             self.room.world.count("offset out of range")
             return 0
         if data.error_code or topic.delete_asked:  # another topic may have the name by now
             return 0
-        reads = take_records(self.room, topic, partition, offset, data)
+        reads = take_records(self.room, topic, partition, offset, data, asked)
         if (end := end_of(data, offset)) > offset:
             self._offsets[place] = end
         if reads:

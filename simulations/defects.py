@@ -200,21 +200,24 @@ def _place_of_another_segment() -> AbstractContextManager[None]:
 
 def _answers_out_of_order() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
-        async def finish_step(self: Any) -> None:
+        async def finish(self: Any) -> None:
             slow = []
-            while self._unsent or self._pending is not None:
-                unsent, self._unsent = self._unsent, []
-                await self._send(b"".join(unsent))
-                if self._pending is not None:
-                    slow.append(self._pending)
-                    self._pending = None
-                self._answer_now()
+            while (unfinished := self._unfinished) is not None:
+                await self._send(unfinished.unsent)
+                self._unfinished = None
+                if unfinished.reply is not None:
+                    slow.append(unfinished.reply)
+                if unfinished.failure is not None:
+                    break
+                self._unfinished = self._answer_now()
             for later in slow:
                 await self._send_reply(later if isinstance(later, list) else await later)
+            if unfinished is not None:
+                raise unfinished.failure
 
-        return finish_step
+        return finish
 
-    return swapped(ClientConnection, "_finish_step", wrong)
+    return swapped(ClientConnection, "_finish", wrong)
 
 
 def _ack_before_flush() -> AbstractContextManager[None]:

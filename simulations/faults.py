@@ -59,7 +59,7 @@ async def kill(stage: Stage) -> None:
 async def power(stage: Stage) -> None:
     stage.machine.power_cut()
     stage.count("power")
-    _count_losses(stage)
+    count_losses(stage)
     await stage.pause_between()
     await stage.up()
 
@@ -81,7 +81,7 @@ async def _stop_at_change(stage: Stage, how: How, number: int) -> None:
         return
     stage.count(f"{how} at a change of the disk")
     if how == "power":
-        _count_losses(stage)
+        count_losses(stage)
     await stage.pause_between()
     await stage.up()
 
@@ -89,7 +89,7 @@ async def _stop_at_change(stage: Stage, how: How, number: int) -> None:
 async def stop_while_starting(stage: Stage) -> None:
     """The machine stops again while the node recovers, and perhaps again."""
     stage.machine.power_cut()
-    _count_losses(stage)
+    count_losses(stage)
     for _ in range(stage.draw.randint(1, 3)):
         how: How = stage.draw.choice(["kill", "power"])
         stage.machine.stop_at_disk_change(stage.draw.randint(1, 25), how)
@@ -157,7 +157,7 @@ async def slow_disk(stage: Stage) -> None:
     stage.count("slow disk")
 
 
-def _count_losses(stage: Stage) -> None:
+def count_losses(stage: Stage) -> None:
     lost = stage.machine.lost[-1]
     for name, number in (("bytes", lost.bytes), ("names", lost.names), ("torn files", lost.torn)):
         if number:

@@ -9,13 +9,18 @@ class Topic:
     name: str
     topic_id: bytes
     partitions: int
+    # As it was created; what is changed later is known to `ConfigsStay`.
     configs: dict[str, str]
     # From here on it may be gone: somebody asked for its deletion.
     delete_asked: bool = False
+    # Since when every record is flushed before it is acknowledged; None when that is not certain.
+    flushes_since: float | None = None
+    # Somebody asked for retention since.
+    may_expire: bool = False
 
-    @property
-    def flushes_every_message(self) -> bool:
-        return self.configs.get("flush.messages") == "1"
+    def __post_init__(self) -> None:
+        if self.configs.get("flush.messages") == "1":
+            self.flushes_since = 0.0
 
     @property
     def is_compacted(self) -> bool:
@@ -23,9 +28,14 @@ class Topic:
 
     @property
     def has_retention(self) -> bool:
-        return any(
+        return self.may_expire or any(
             self.configs.get(key, "-1") != "-1" for key in ("retention.ms", "retention.bytes")
         )
+
+    @property
+    def has_append_time(self) -> bool:
+        """Records have the time of the node, not the one they were sent with."""
+        return self.configs.get("message.timestamp.type") == "LogAppendTime"
 
     def __str__(self) -> str:
         return f"{self.name}/{self.topic_id.hex()[:6]}"
@@ -60,6 +70,8 @@ class Attempt:
     first_sent_at: float = 0.0
     acked_at: float | None = None
     offset: int | None = None
+    # It was to be flushed before it was acknowledged.
+    flush_promised: bool = False
 
     @property
     def place(self) -> PartitionOf:
@@ -92,6 +104,9 @@ class Fetched(NamedTuple):
     log_start_offset: int
     reads: list[Read]
     time: float
+    # When it was sent for, and in which run of the node.
+    asked_at: float = 0.0
+    asked_run: int = 0
 
     @property
     def place(self) -> PartitionOf:
@@ -111,11 +126,31 @@ class Final:
     ended_at: float = 0.0
 
 
+class Rot(NamedTuple):
+    """A batch of which a bit was flipped on disk, under its checksum."""
+
+    first_offset: int
+    last_offset: int
+    in_header: bool
+
+
 @dataclass(slots=True)
 class History:
     attempts: dict[bytes, Attempt] = field(default_factory=dict)
     topics: dict[bytes, Topic] = field(default_factory=dict)
     finals: dict[PartitionOf, Final] = field(default_factory=dict)
+    # Damage done to the disk: batches by partition, and paths of segments with a damaged index.
+    rotten: dict[PartitionOf, list[Rot]] = field(default_factory=dict)
+    rotten_indexes: set[str] = field(default_factory=set)
+
+    @property
+    def live_topics(self) -> list[Topic]:
+        return [topic for topic in self.topics.values() if not topic.delete_asked]
+
+    def is_rotten(self, place: PartitionOf, offset: int) -> bool:
+        return any(
+            rot.first_offset <= offset <= rot.last_offset for rot in self.rotten.get(place, ())
+        )
 
     def attempts_by_place(self) -> dict[PartitionOf, list[Attempt]]:
         places: dict[PartitionOf, list[Attempt]] = {}

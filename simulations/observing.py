@@ -10,10 +10,12 @@ from random import Random
 from typing import Any
 
 import dataplane.node
+from dataplane.log.names import DELETED, LOG
 from metaquorum.batch import Batch
 from metaquorum.journal import Journal
 from metaquorum.loader import MetadataLoader
 from metaquorum.single_voter import SingleVoter
+from simulations.storage import Storage
 
 Seen = Callable[[Batch], None]
 
@@ -33,6 +35,24 @@ def watched(seen: Seen) -> Iterator[None]:
         yield
     finally:
         module.MetadataLoader = MetadataLoader
+
+
+@contextmanager
+def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
+    """`seen` is told of every segment of a log that is about to be renamed as deleted."""
+    right = Storage.rename
+
+    def rename(self: Storage, source: str, target: str) -> None:
+        if target == source + DELETED and source.endswith(LOG):
+            seen(self, source)
+        right(self, source, target)
+
+    storage: Any = Storage
+    storage.rename = rename
+    try:
+        yield
+    finally:
+        storage.rename = right
 
 
 @contextmanager

@@ -180,7 +180,7 @@ class Producer:
             self._producer_id,
             number,
             start + filler,
-            now_ms + draw.randint(0, 3),
+            now_ms + draw.randint(-settings.time_scatter_ms, settings.time_scatter_ms),
             self._acks,
             self._idempotent,
         )

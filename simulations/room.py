@@ -40,7 +40,14 @@ class Settings:
     segment_bytes: int = 4096
     index_interval_bytes: int = 512
     retention: float = 0.0
+    # Per turn of the administrator: a topic goes; configs, partitions or records come or go.
     delete_topics: float = 0.0
+    changes: float = 0.0
+    # How many of the consumers fetch by sessions.
+    sessions: int = 0
+    # How far records' timestamps go back and forth; topics that take the node's time instead.
+    time_scatter_ms: int = 3
+    append_time: float = 0.0
     # The last looks of consumers, and for the node to see to what nobody waits for (acks=0).
     linger_s: float = 0.3
     compacted: float = 0.0
@@ -71,6 +78,10 @@ def draw_settings(draw: Random) -> Settings:
         segment_bytes=segment_bytes,
         index_interval_bytes=draw.choice([1, 256, 4096]),
         fault_gap_s=draw.choice([0.1, 0.4, 1.0]),
+        changes=draw.choice([0.0, 0.2, 0.6]),
+        sessions=draw.randint(0, 2),
+        time_scatter_ms=draw.choice([0, 3, 20_000]),
+        append_time=draw.choice([0.0, 0.0, 0.3]),
     )
 
 
@@ -86,6 +97,8 @@ class Room:
         )
         self.checkers = [checker(self) for checker in checkers]
         self.order = self.checker(AnswersInOrder)
+        # How far the node's clock was put forward, in all.
+        self.jumped_s = 0.0
         # Producers and consumers end when it is set.
         self.closing = False
         self.stream = world.stream("workload")
@@ -110,6 +123,8 @@ class Room:
         for number, attempt in enumerate(attempts):
             if attempt.acked_at is None:
                 attempt.acked_at = self.world.now
+                since = attempt.topic.flushes_since
+                attempt.flush_promised = since is not None and since <= attempt.first_sent_at
                 attempt.offset = base_offset + number if base_offset >= 0 else None
         self.world.count("acknowledged records", len(attempts))
         for checker in self.checkers:

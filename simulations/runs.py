@@ -6,8 +6,9 @@ from typing import Any
 
 from simulations.checkers.all import CHECKERS
 from simulations.checkers.metadata import AppliedStays
+from simulations.checkers.retention import RetentionIsDue
 from simulations.defects import DEFECTS, planted
-from simulations.observing import small_sizes, watched
+from simulations.observing import small_sizes, watched, watched_retirement
 from simulations.room import Room
 from simulations.scenarios import SCENARIOS
 from simulations.story import play
@@ -44,7 +45,11 @@ def run_seed(scenario_name: str, seed: int, *, defect: str | None = None) -> tup
         settings = scenario.settings(world.stream(f"settings {scenario.name}"))
         room = Room(world, settings, CHECKERS)
         rooms.append(room)
-        with watched(room.checker(AppliedStays).seen), small_sizes(world.stream("sizes")):
+        with (
+            watched(room.checker(AppliedStays).seen),
+            watched_retirement(room.checker(RetentionIsDue).retired),
+            small_sizes(world.stream("sizes")),
+        ):
             await play(room)
 
     began = time.process_time()

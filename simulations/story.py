@@ -5,6 +5,7 @@ start -> clients begin -> fault, fault, ... -> clients end -> everything heals
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -13,7 +14,7 @@ from metaquorum.loader import MetadataLoader
 from metaquorum.runtime import Runtime
 from metaquorum.single_voter import SingleVoter
 from simulations.admin import Admin
-from simulations.audit import Auditor
+from simulations.audit import Auditor, Overseer
 from simulations.checkers.log_files import (
     IndexIsScan,
     RetentionLeavesTheActive,
@@ -22,11 +23,14 @@ from simulations.checkers.log_files import (
 from simulations.checkers.metadata import AppliedStays, ImageIsFold
 from simulations.consumer import Consumer
 from simulations.faults import FAULTS, Stage
+from simulations.history import PartitionOf
 from simulations.hostile import Hostile, Prober
 from simulations.machine import Fate
 from simulations.node import DATA_DIR, NodeOnMachine
 from simulations.producer import Producer
 from simulations.room import PORT, Room
+from simulations.session_consumer import SessionConsumer
+from simulations.troubles import TROUBLES
 
 # How long producers may take once the faults are over.
 CLIENTS_LIMIT_S: Final = 120.0
@@ -43,15 +47,15 @@ async def play(room: Room) -> None:
     stage = Stage(room, node, world.stream("faults"))
     world.say("story", f"{settings}")
     await stage.up()
-    fates, producers = _start_clients(room)
+    clients = _start_clients(room)
     for name in settings.faults:
         await stage.pause_between()
         if world.violations:
             break
         world.say("fault", name)
-        await FAULTS[name](stage)
+        await (FAULTS | TROUBLES)[name](stage)
     await stage.up()
-    await _finish_clients(room, producers, fates)
+    await _finish_clients(room, clients)
     await stage.up()
     await _run_on(room, "auditor", Auditor(room).run)
     if settings.hostiles:
@@ -63,35 +67,47 @@ async def play(room: Room) -> None:
     _count(room)
 
 
-def _start_clients(room: Room) -> tuple[list[Fate], list[Producer]]:
+@dataclass(slots=True)
+class Clients:
+    fates: list[Fate] = field(default_factory=list)
+    producers: list[Producer] = field(default_factory=list)
+    sessions: list[SessionConsumer] = field(default_factory=list)
+
+
+def _start_clients(room: Room) -> Clients:
     settings, world = room.settings, room.world
-    fates: list[Fate] = []
-    producers: list[Producer] = []
+    clients = Clients()
 
     def start(name: str, program: Callable[[Runtime], Awaitable[None]]) -> None:
-        fates.append(world.machine(name).start(program))
+        clients.fates.append(world.machine(name).start(program))
 
     start("admin", Admin(room, world.stream("admin")).run)
     for number in range(settings.producers):
         name = f"producer-{number}"
-        producers.append(Producer(room, name, world.stream(name)))
-        start(name, producers[-1].run)
+        clients.producers.append(Producer(room, name, world.stream(name)))
+        start(name, clients.producers[-1].run)
     for number in range(settings.consumers):
         name = f"consumer-{number}"
         start(name, Consumer(room, name, world.stream(name)).run)
+    for number in range(settings.sessions):
+        name = f"session-{number}"
+        clients.sessions.append(SessionConsumer(room, name, world.stream(name)))
+        start(name, clients.sessions[-1].run)
     for number in range(settings.hostiles):
         name = f"hostile-{number}"
         start(name, Hostile(room, name, world.stream(name)).run)
-    return fates, producers
+    return clients
 
 
-async def _finish_clients(room: Room, producers: list[Producer], fates: list[Fate]) -> None:
+async def _finish_clients(room: Room, clients: Clients) -> None:
     with trio.move_on_after(CLIENTS_LIMIT_S) as limit:
-        while not all(producer.done for producer in producers) and not room.world.violations:
+        while not all(p.done for p in clients.producers) and not room.world.violations:
             await room.world.sleep(0.1)
         await room.world.sleep(room.settings.linger_s)
+        if clients.sessions and not room.world.violations:
+            await _run_on(room, "overseer", Overseer(room, clients.sessions).run)
         room.closing = True
-        for fate in fates:
+        for fate in clients.fates:
             await fate.done.wait()
             if fate.error is not None:
                 raise fate.error
@@ -129,6 +145,8 @@ async def _compare_images(room: Room, node: NodeOnMachine) -> None:
 def _scan_files(room: Room) -> None:
     index, retention = room.checker(IndexIsScan), room.checker(RetentionLeavesTheActive)
     for final in room.history.finals.values():
+        if PartitionOf(final.topic.topic_id, final.partition) in room.history.rotten:
+            continue
         folder = f"{DATA_DIR}/{final.topic.name}-{final.partition}"
         segments = naive_segments(room.node.storage, folder)
         index.scanned(final, segments)

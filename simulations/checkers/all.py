@@ -3,6 +3,8 @@
 from typing import Final
 
 from simulations.checkers import Checker
+from simulations.checkers.configs import ConfigsInForce, ConfigsStay
+from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.delivery import (
     AckedOffsetIsIts,
     AcknowledgedIsKept,
@@ -14,6 +16,7 @@ from simulations.checkers.delivery import (
     OffsetsIncrease,
     OneRecordPerOffset,
     OrderOfSending,
+    SessionsDeliverEverything,
 )
 from simulations.checkers.log_files import (
     IndexIsScan,
@@ -26,6 +29,7 @@ from simulations.checkers.protocol import (
     AnswersInOrder,
     GarbageEndsItsConnection,
 )
+from simulations.checkers.retention import RetentionIsDue
 
 CHECKERS: Final[tuple[type[Checker], ...]] = (
     AnswersInOrder,
@@ -34,6 +38,9 @@ CHECKERS: Final[tuple[type[Checker], ...]] = (
     AcknowledgedChangesStay,
     AppliedStays,
     ImageIsFold,
+    ConfigsStay,
+    ConfigsInForce,
+    DeletedStaysDeleted,
     OneRecordPerOffset,
     OffsetsIncrease,
     AckedOffsetIsIts,
@@ -44,7 +51,9 @@ CHECKERS: Final[tuple[type[Checker], ...]] = (
     LastOfEachKey,
     DeliveredOnce,
     OrderOfSending,
+    SessionsDeliverEverything,
     IndexIsScan,
     LookupsFindEverything,
     RetentionLeavesTheActive,
+    RetentionIsDue,
 )

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 
 from simulations.checkers import Checker
+from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.history import Attempt, Fetched, Final, PartitionOf
 from simulations.room import Room
 
@@ -79,7 +80,7 @@ class NothingInvented(Checker):
             self.compare(
                 attempt is not None
                 and self._is_of(attempt, fetched)
-                and attempt.timestamp_ms == read.timestamp_ms,
+                and (attempt.topic.has_append_time or attempt.timestamp_ms == read.timestamp_ms),
                 "{}-{} offset {}: nobody wrote {!r} there",
                 fetched.topic,
                 fetched.partition,
@@ -138,6 +139,10 @@ class AcknowledgedIsKept(Checker):
         """Compacted topics have a checker of their own."""
         return [] if final.topic.is_compacted else acked
 
+    def _may_begin_at(self, final: Final) -> bool:
+        deleted = self.room.checker(DeletedStaysDeleted)
+        return deleted.may_begin_at(final.topic.name, final.partition, final.log_start_offset)
+
     def _check(self, final: Final, acked: list[Attempt]) -> None:
         there = {(read.offset, read.value) for read in final.reads}
         cuts = self.room.node.power_cuts
@@ -147,11 +152,13 @@ class AcknowledgedIsKept(Checker):
             assert attempt.acked_at is not None
             if attempt.offset < final.log_start_offset:
                 self.compare(
-                    final.topic.has_retention,
-                    "{} lies before the log start offset {} without retention",
+                    final.topic.has_retention or self._may_begin_at(final),
+                    "{} lies before the log start offset {}, without retention or deletion",
                     attempt,
                     final.log_start_offset,
                 )
+                continue
+            if self.room.history.is_rotten(attempt.place, attempt.offset):
                 continue
             if (attempt.offset, attempt.value) in there:
                 self.comparisons += 1
@@ -160,11 +167,11 @@ class AcknowledgedIsKept(Checker):
             later = bisect_right(cuts, attempt.first_sent_at)
             first_cut = cuts[later] if later < len(cuts) else None
             if self.compare(
-                first_cut is not None and not attempt.topic.flushes_every_message,
-                "{} is gone (power cuts at {}, flush.messages {})",
+                first_cut is not None and not attempt.flush_promised,
+                "{} is gone (power cuts at {}, flushed: {})",
                 attempt,
                 cuts,
-                attempt.topic.configs.get("flush.messages"),
+                attempt.flush_promised,
             ):
                 assert first_cut is not None
                 self.compare(
@@ -211,7 +218,7 @@ class LastOfEachKey(AcknowledgedIsKept):
             return False
         if deletion.offset is not None and deletion.offset < attempt.offset:
             return False
-        age_ms = (final.ended_at - deletion.first_sent_at) * 1000
+        age_ms = (final.ended_at - deletion.first_sent_at + self.room.jumped_s) * 1000
         return age_ms >= int(final.topic.configs["delete.retention.ms"])
 
     def _stays_deleted(
@@ -221,7 +228,7 @@ class LastOfEachKey(AcknowledgedIsKept):
         quick = final.ended_at - final.began_at < 0.1  # all of it from before or after a cleaning
         cuts = self.room.node.power_cuts
         lost = bisect_right(cuts, attempt.first_sent_at) < len(cuts)
-        if attempt.is_deletion and quick and (final.topic.flushes_every_message or not lost):
+        if attempt.is_deletion and quick and (attempt.flush_promised or not lost):
             self.compare(
                 attempt.key not in last_read,
                 "{} deleted its key, and an older record is there at {}",
@@ -277,8 +284,13 @@ class EveryOffsetOnce(Checker):
         for final in self.room.history.finals.values():
             if final.topic.is_compacted:
                 continue
+            place = PartitionOf(final.topic.topic_id, final.partition)
             offsets = [read.offset for read in final.reads]
-            expected = list(range(final.log_start_offset, final.log_end_offset))
+            expected = [
+                offset
+                for offset in range(final.log_start_offset, final.log_end_offset)
+                if not self.room.history.is_rotten(place, offset)
+            ]
             self.compare(
                 offsets == expected,
                 "{}-{}: {} offsets of {}..{}; the first wrong place: {}",
@@ -292,3 +304,12 @@ class EveryOffsetOnce(Checker):
                     "end",
                 ),
             )
+
+
+class SessionsDeliverEverything(Checker):
+    """Whoever fetches by a session gets all that can be read, without asking twice."""
+
+    invariant = "liveness"
+
+    def waited(self, missing: list[str], seconds: float) -> None:
+        self.compare(not missing, "not delivered in {:.0f} s: {}", seconds, missing[:3])

@@ -19,6 +19,10 @@ class AcknowledgedChangesStay(Checker):
         self._asked: set[str] = set()
         self._there: dict[bytes, Topic] = {}
         self._deleted: set[bytes] = set()
+        self._partitions_asked: dict[str, set[int]] = {}
+
+    def partitions_asked(self, name: str, count: int) -> None:
+        self._partitions_asked.setdefault(name, set()).add(count)
 
     def create_asked(self, name: str) -> None:
         self._asked.add(name)
@@ -34,13 +38,19 @@ class AcknowledgedChangesStay(Checker):
         """This is what the node says there is: name -> id and number of partitions."""
         for topic in self._there.values():
             if not topic.delete_asked:
+                topic_id, partitions = topics.get(topic.name, (b"", 0))
+                asked = self._partitions_asked.get(topic.name, set())
                 self.compare(
-                    topics.get(topic.name) == (topic.topic_id, topic.partitions),
-                    "{} was created with {} partitions, and now is {}",
+                    topic_id == topic.topic_id
+                    and (partitions == topic.partitions or partitions in asked)
+                    and partitions >= topic.partitions,
+                    "{} had {} partitions (asked for: {}), and now is {}",
                     topic,
                     topic.partitions,
+                    sorted(asked),
                     topics.get(topic.name),
                 )
+                topic.partitions = max(partitions, topic.partitions)
         for name, (topic_id, _) in topics.items():
             self.compare(name in self._asked, "nobody asked for {}", name)
             self.compare(topic_id not in self._deleted, "{} was deleted and is there", name)

@@ -19,6 +19,7 @@ class Scenario:
         "GarbageEndsItsConnection",
         "AnnouncedIsServed",
         "LastOfEachKey",
+        "RetentionIsDue",
     )
 
     def settings(self, draw: Random) -> Settings:
@@ -82,12 +83,38 @@ def _compaction(settings: Settings, draw: Random) -> None:
     settings.faults = draw.choices(kinds, k=draw.randint(0, 5))
 
 
+def _administration(settings: Settings, draw: Random) -> None:
+    settings.changes = draw.choice([0.7, 1.0])
+    settings.sessions = draw.randint(1, 2)
+    settings.delete_topics = draw.choice([0.0, 0.2])
+    settings.retention = draw.choice([0.0, 0.7, 1.0])
+    settings.segment_bytes = draw.choice([1000, 4096])
+    settings.big_value = 0.0
+    settings.linger_s = 1.0
+    kinds = ["kill", "power", "restart", "kill at change", "power at change", "clock jump"]
+    settings.faults = draw.choices(kinds, k=draw.randint(0, 4))
+
+
+def _failing_disk(settings: Settings, draw: Random) -> None:
+    settings.segment_bytes = draw.choice([1000, 4096])
+    settings.big_value = 0.0
+    settings.records = draw.choice([80, 160])
+    settings.retention = draw.choice([0.0, 0.5])
+    settings.compacted = draw.choice([0.0, 0.0, 0.5])
+    settings.keys = 10
+    settings.index_interval_bytes = draw.choice([1, 256])
+    kinds = ["sync failure", "bit rot", "bit rot", "slow disk", "clock jump", "restart"]
+    settings.faults = draw.choices(kinds, k=draw.randint(1, 5))
+    settings.node_configs = {"log.cleaner.backoff.ms": "20"}
+
+
 def _everything(settings: Settings, draw: Random) -> None:
     kinds = draw.sample(sorted(_EVERY_FAULT), draw.randint(1, 5))
     settings.faults = draw.choices(kinds, k=draw.randint(1, 6))
     settings.hostiles = draw.choice([0, 0, 1])
     settings.delete_topics = draw.choice([0.0, 0.3])
     settings.retention = draw.choice([0.0, 0.0, 0.7])
+    settings.compacted = draw.choice([0.0, 0.0, 0.3])
 
 
 _EVERY_FAULT: Final = (
@@ -101,6 +128,9 @@ _EVERY_FAULT: Final = (
     "pause",
     "cut",
     "slow disk",
+    "sync failure",
+    "bit rot",
+    "clock jump",
 )
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -156,6 +186,28 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 "fault: power at a change of the disk",
                 "fault: kill at a change of the disk",
             ),
+            ("GarbageEndsItsConnection", "AnnouncedIsServed"),
+        ),
+        Scenario(
+            "administration",
+            "configs, partitions, records and topics come and go; retention; sessions; clocks jump",
+            _administration,
+            (
+                *_WORKED,
+                "configs changed",
+                "partitions added",
+                "records deleted",
+                "segments deleted",
+                "fetches of sessions",
+                "fault: clock jump",
+            ),
+            ("GarbageEndsItsConnection", "AnnouncedIsServed", "LastOfEachKey"),
+        ),
+        Scenario(
+            "failing-disk",
+            "syncs that fail, bits that flip in what was synced, a slow disk",
+            _failing_disk,
+            (*_WORKED, "fault: sync failure", "fault: bit rot", "segments deleted"),
             ("GarbageEndsItsConnection", "AnnouncedIsServed"),
         ),
         Scenario(

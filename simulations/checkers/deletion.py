@@ -1,0 +1,92 @@
+"""What was deleted stays deleted, and only what is due is."""
+
+from simulations.checkers import Checker
+from simulations.history import Fetched
+from simulations.room import Room
+
+
+class DeletedStaysDeleted(Checker):
+    """Where DeleteRecords said that a log begins it begins, or later, after every start too."""
+
+    invariant = "L3"
+
+    def __init__(self, room: Room) -> None:
+        super().__init__(room)
+        # By topic id and partition: when which log start was acknowledged.
+        self._acknowledged: dict[tuple[bytes, int], list[tuple[float, int]]] = {}
+        # By name and partition: up to where somebody asked; None for whatever was committed.
+        self._asked: dict[tuple[str, int], list[int | None]] = {}
+        # As the node showed it in one of its runs, and when.
+        self._shown: dict[tuple[bytes, int, int], list[tuple[float, int]]] = {}
+
+    def asked(self, topic: str, partition: int, offset: int | None) -> None:
+        self._asked.setdefault((topic, partition), []).append(offset)
+
+    def answered(self, topic: bytes, name: str, partition: int, start: int) -> None:
+        """To the newest wish; `start` is where the log begins now."""
+        known = self._acknowledged.setdefault((topic, partition), [])
+        for _, earlier in known[-1:]:
+            self.compare(
+                start >= earlier, "{}-{} began at {}, now {}", name, partition, earlier, start
+            )
+        known.append((self.room.world.now, start))
+        if self._asked[name, partition][-1] is None:
+            self._asked[name, partition][-1] = start
+
+    def may_begin_at(self, name: str, partition: int, offset: int) -> bool:
+        """Whether somebody asked for the deletion of all before it."""
+        asked = self._asked.get((name, partition), [])
+        return any(upto is None or upto >= offset for upto in asked)
+
+    def fetched(self, fetched: Fetched) -> None:
+        if fetched.log_start_offset < 0:
+            return  # an old version of Fetch: it does not say
+        topic, first = fetched.topic, fetched.reads[0].offset if fetched.reads else None
+        least = self.begins(
+            topic.topic_id,
+            topic.name,
+            fetched.partition,
+            fetched.log_start_offset,
+            fetched.asked_at,
+            fetched.asked_run,
+        )
+        if first is not None:
+            self.compare(
+                first >= least,
+                "{}-{}: offset {} is served, records before {} were deleted",
+                topic,
+                fetched.partition,
+                first,
+                least,
+            )
+
+    def begins(
+        self, topic: bytes, name: str, partition: int, start: int, asked_at: float, asked_run: int
+    ) -> int:
+        """The node said so to a request that was sent then; where it had to begin at least."""
+        place = topic, partition
+        must = 0
+        for when, least in reversed(self._acknowledged.get(place, [])):
+            if when <= asked_at:
+                self.compare(
+                    start >= least,
+                    "{}-{} begins at {}; records before {} were deleted",
+                    name,
+                    partition,
+                    start,
+                    least,
+                )
+                must = least
+                break
+        if asked_run != self.room.node.runs:
+            return must
+        shown = self._shown.setdefault((*place, asked_run), [])
+        for when, least in reversed(shown):
+            if when <= asked_at:
+                self.compare(
+                    start >= least, "{}-{} began at {}, now {}", name, partition, least, start
+                )
+                break
+        if not shown or start > shown[-1][1]:
+            shown.append((self.room.world.now, start))
+        return must

@@ -1,0 +1,103 @@
+"""Retention takes what is due, and nothing else. Watched where it happens: on the disk."""
+
+from typing import Final
+
+from simulations.checkers import Checker
+from simulations.checkers.configs import TOPIC, ConfigsStay, Resource
+from simulations.checkers.deletion import DeletedStaysDeleted
+from simulations.checkers.log_files import Segment, naive_segments
+from simulations.history import Fetched, Topic
+from simulations.room import Room
+from simulations.storage import Storage
+
+_UNLIMITED: Final = -1
+_DEFAULT_MS: Final = 7 * 24 * 3600 * 1000
+
+
+class RetentionIsDue(Checker):
+    """A segment goes if all of it is too old, or too much, or before where the log was cut.
+
+    Never the active one, and nothing at or past the high watermark. Between a wish for another
+    config and its answer both may be in force.
+    """
+
+    invariant = "L3"
+
+    def __init__(self, room: Room) -> None:
+        super().__init__(room)
+        # Segments of (topic, partition) below that offset have gone once, for a good reason: after
+        # a loss of power they may be back, and go again.
+        self._gone: dict[tuple[bytes, int], int] = {}
+
+    def fetched(self, fetched: Fetched) -> None:
+        if fetched.log_start_offset < 0:
+            return  # an old version of Fetch: it does not say
+        self.compare(
+            fetched.log_start_offset <= fetched.high_watermark,
+            "{}-{} begins at {}, past its high watermark {}",
+            fetched.topic,
+            fetched.partition,
+            fetched.log_start_offset,
+            fetched.high_watermark,
+        )
+
+    def retired(self, storage: Storage, path: str) -> None:
+        """The segment at `path` is about to get the name of one that is deleted."""
+        if storage is not self.room.node.storage:
+            return
+        folder, name = path.rsplit("/", 1)
+        topic_name, _, partition = folder.rsplit("/", 1)[1].rpartition("-")
+        topics = [t for t in self.room.history.live_topics if t.name == topic_name]
+        if not topics or topics[0].is_compacted:
+            return
+        segments = naive_segments(storage, folder)
+        base = int(name.removesuffix(".log"))
+        this = next(segment for segment in segments if segment.base_offset == base)
+        rest = [segment for segment in segments if segment is not this]
+        self._judge(topics[0], int(partition), this, rest)
+
+    def _judge(self, topic: Topic, partition: int, this: Segment, rest: list[Segment]) -> None:
+        name = f"{topic}-{partition} segment {this.base_offset}"
+        later = [segment for segment in rest if segment.base_offset > this.base_offset]
+        if not self.compare(bool(later), "{} goes, and was the active one", name):
+            return
+        end = min(segment.base_offset for segment in later)
+        place = topic.topic_id, partition
+        earlier = [segment for segment in rest if segment.base_offset < this.base_offset]
+        self.compare(not earlier, "{} goes before {}", name, earlier[:1])
+        due = (
+            end <= self._gone.get(place, 0)
+            or self.room.checker(DeletedStaysDeleted).may_begin_at(topic.name, partition, end)
+            or self._too_old(topic, this)
+            or self._too_much(topic, rest)
+        )
+        if due:
+            self._gone[place] = max(self._gone.get(place, 0), end)
+            self.room.world.count("segments deleted")
+        newest = max((batch.max_timestamp for batch in this.batches), default=-1)
+        self.compare(
+            due,
+            "{} goes and is not due: its youngest record is {} ms old, {} bytes stay; retention.ms "
+            "{}, retention.bytes {}",
+            name,
+            self._now_ms() - newest,
+            sum(segment.size for segment in rest),
+            self._may_be(topic, "retention.ms", _DEFAULT_MS),
+            self._may_be(topic, "retention.bytes", _UNLIMITED),
+        )
+
+    def _now_ms(self) -> int:
+        return int(self.room.node.clock.wall_s() * 1000)
+
+    def _may_be(self, topic: Topic, key: str, default: int) -> set[int]:
+        values = self.room.checker(ConfigsStay).may_be(Resource(TOPIC, topic.name), key)
+        return {default if value is None else int(value) for value in values}
+
+    def _too_old(self, topic: Topic, this: Segment) -> bool:
+        limits = self._may_be(topic, "retention.ms", _DEFAULT_MS) - {_UNLIMITED}
+        newest = max((batch.max_timestamp for batch in this.batches), default=-1)
+        return any(self._now_ms() - newest > limit for limit in limits)
+
+    def _too_much(self, topic: Topic, rest: list[Segment]) -> bool:
+        limits = self._may_be(topic, "retention.bytes", _UNLIMITED) - {_UNLIMITED}
+        return any(sum(segment.size for segment in rest) >= limit for limit in limits)

@@ -1,0 +1,132 @@
+"""Disks and clocks that do wrong: syncs fail, bits flip, the time jumps."""
+
+from itertools import pairwise
+from random import Random
+from typing import Final
+
+from dataplane.log.checkpoints import decode_offsets
+from dataplane.log.names import RECOVERY_POINT_CHECKPOINT
+from simulations.checkers.log_files import NaiveBatch, Segment, naive_segments
+from simulations.faults import Fault, Stage, count_losses
+from simulations.history import PartitionOf, Rot, Topic
+from simulations.node import DATA_DIR
+
+# Seconds forward and back. Producers' clocks stay: message.timestamp.after.max.ms is an hour.
+JUMPS_S: Final = (-3000.0, -20.0, -0.5, 0.5, 20.0, 3000.0, 172_800.0)
+# Behind the batch's length come epoch and magic, which no checksum covers; then the checksum.
+_CHECKSUM_AT, _RECORDS_AT = 17, 61
+
+
+async def sync_failure(stage: Stage) -> None:
+    """Some files, or all, cannot be synced. Then the machine is restarted, as one has to:
+
+    what the kernel could not write counts as clean, is read as if it were safe, and is not.
+    """
+    draw, faults = stage.draw, stage.machine.faults
+    of = draw.choice(["metadata", "topic-", "topic-0-0", ".log", "index", "checkpoint", "/data"])
+    share, bad = draw.choice([1.0, 0.3]), Random(draw.random())
+    before = faults.happened.get("sync failed", 0)
+    stage.disk_impaired = True
+    stage.machine.say(f"disk cannot sync what is called {of}")
+    faults.failing_sync = lambda path: of in path and bad.random() < share
+    await stage.room.world.sleep(draw.uniform(0.1, 2.0))
+    faults.failing_sync = None
+    if faults.happened.get("sync failed", 0) > before:
+        stage.count("sync failure")
+    stage.machine.power_cut()
+    count_losses(stage)
+    await stage.pause_between()
+    await stage.up()
+    stage.disk_impaired = False
+
+
+async def bit_rot(stage: Stage) -> None:
+    """A bit flips: in an index, or in a batch that is complete and synced, where a checksum is."""
+    stops = stage.draw.random() < 0.6
+    if stops:
+        stage.machine.kill()
+    found = _sealed(stage)
+    if found:
+        topic, partition, segment = stage.draw.choice(found)
+        kind = stage.draw.choice(["index", "time index", "time index", "batch"])
+        if kind == "batch":
+            _rot_batch(stage, topic, partition, segment)
+        else:
+            _rot_index(stage, f"{segment.path}.{'index' if kind == 'index' else 'timeindex'}")
+    await stage.pause_between()
+    await stage.up()
+
+
+def _sealed(stage: Stage) -> list[tuple[Topic, int, Segment]]:
+    """Segments below the recovery point: nothing of them may be taken for a torn tail."""
+    storage = stage.machine.storage
+    try:
+        path = f"{DATA_DIR}/{RECOVERY_POINT_CHECKPOINT}"
+        points = decode_offsets(bytes(storage.file(path).data))
+    except (FileNotFoundError, ValueError):
+        return []
+    found = []
+    for topic in stage.room.history.live_topics:
+        for partition in range(topic.partitions):
+            segments = naive_segments(storage, f"{DATA_DIR}/{topic.name}-{partition}")
+            synced = points.get((topic.name, partition), 0)
+            for segment, following in pairwise(segments):
+                if segment.batches and following.base_offset < synced:
+                    found.append((topic, partition, segment))
+    return found
+
+
+def _rot_batch(stage: Stage, topic: Topic, partition: int, segment: Segment) -> None:
+    batch: NaiveBatch = stage.draw.choice(segment.batches)
+    in_header = stage.draw.random() < 0.2
+    start = _CHECKSUM_AT if in_header else _RECORDS_AT
+    end = _RECORDS_AT if in_header else batch.size
+    if start >= end:
+        return
+    place = PartitionOf(topic.topic_id, partition)
+    rot = Rot(batch.base_offset, batch.last_offset, in_header)
+    stage.room.history.rotten.setdefault(place, []).append(rot)
+    _flip(stage, f"{segment.path}.log", batch.position + stage.draw.randrange(start, end))
+
+
+def _rot_index(stage: Stage, path: str) -> None:
+    try:
+        size = len(stage.machine.storage.file(path).data)
+    except FileNotFoundError:
+        return
+    if size:
+        stage.room.history.rotten_indexes.add(path.rsplit(".", 1)[0])
+        _flip(stage, path, stage.draw.randrange(size))
+
+
+def _flip(stage: Stage, path: str, position: int) -> None:
+    bit = stage.draw.randrange(8)
+    stage.machine.say(f"bit {bit} of byte {position} of {path} flips")
+    storage = stage.machine.storage
+    storage.flip(storage.file(path), position, bit)
+    stage.count("bit rot")
+
+
+async def clock_jump(stage: Stage) -> None:
+    """The wall clock is set; perhaps it is set right again later."""
+    jump = stage.draw.choice(JUMPS_S)
+    await _jump(stage, jump)
+    stage.count("clock jump")
+    if stage.draw.random() < 0.5:
+        await stage.room.world.sleep(stage.draw.uniform(0.1, 2.0))
+        await _jump(stage, -jump)
+
+
+async def _jump(stage: Stage, seconds: float) -> None:
+    stage.machine.say(f"clock jumps by {seconds} s")
+    stage.machine.clock.jump(seconds)
+    if seconds > 0:
+        stage.room.jumped_s += seconds
+    await stage.room.world.sleep(0)
+
+
+TROUBLES: Final[dict[str, Fault]] = {
+    "sync failure": sync_failure,
+    "bit rot": bit_rot,
+    "clock jump": clock_jump,
+}
