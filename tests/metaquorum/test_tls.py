@@ -1,0 +1,523 @@
+"""TLS over connections of the seams: real ones, split ones, hostile ones, and Python's own."""
+
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaquorum.channel import Caller, Endpoint, HandshakeError, StreamKind
+from metaquorum.runtime.seams import Connection, Runtime
+from metaquorum.tls import (
+    RECORD_BYTES,
+    SEND_BYTES,
+    TlsConnection,
+    TlsError,
+    TlsFiles,
+    TlsFilesError,
+    client_context,
+    server_context,
+)
+from simulations.world import World
+from tests.metaquorum.certificates import Authority
+from tests.metaquorum.channel.nodes import (
+    HOST,
+    endpoint,
+    in_trio,
+    rpc_pair,
+    rpc_server,
+    shared_runtime,
+)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def files(authority: Authority) -> TlsFiles:
+    return authority.files("node")
+
+
+async def tcp_pair() -> tuple[Connection, Connection]:
+    """The dialer's end and the acceptor's."""
+    network = shared_runtime().network
+    listener = await network.listen(HOST, 0)
+    dialed = await network.connect(*listener.address)
+    accepted = await listener.accept()
+    listener.close()
+    return dialed, accepted
+
+
+@asynccontextmanager
+async def tls_pair(
+    server: ssl.SSLContext, client: ssl.SSLContext
+) -> AsyncIterator[tuple[TlsConnection, TlsConnection]]:
+    dialed, accepted = await tcp_pair()
+    ours = TlsConnection(dialed, client, server_hostname=HOST)
+    theirs = TlsConnection(accepted, server)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.handshake)
+            nursery.start_soon(theirs.handshake)
+        yield ours, theirs
+    finally:
+        ours.close()
+        theirs.close()
+
+
+async def read_all(connection: Connection, buffer_bytes: int = 10_000) -> bytes:
+    data, buffer = bytearray(), bytearray(buffer_bytes)
+    while count := await connection.receive_into(buffer):
+        data += buffer[:count]
+    return bytes(data)
+
+
+async def pump_all(connection: Connection, buffer_bytes: int = 10_000) -> bytes:
+    """As `read_all`, by steps."""
+    data, buffer = bytearray(), bytearray(buffer_bytes)
+
+    def step() -> bool:
+        count = connection.receive_nowait(buffer)
+        data.extend(buffer[: max(count, 0)])
+        return count != 0
+
+    await connection.pump(step)
+    return bytes(data)
+
+
+async def send_and_close(connection: Connection, data: bytes) -> None:
+    await connection.send(data)
+    connection.close()
+
+
+Reader = Callable[[Connection, int], Awaitable[bytes]]
+PATTERN = bytes(range(256)) * 12_000  # some 3 MB
+
+
+@pytest.mark.parametrize("read", [read_all, pump_all])
+@pytest.mark.parametrize("buffer_bytes", [1000, RECORD_BYTES, 1 << 20])
+@pytest.mark.parametrize("size", [1, 1000, RECORD_BYTES, SEND_BYTES + 1, len(PATTERN)])
+@in_trio
+async def test_what_is_sent_arrives(
+    size: int, buffer_bytes: int, read: Reader, files: TlsFiles
+) -> None:
+    contexts = server_context(files, client_certificates="required"), client_context(files)
+    async with tls_pair(*contexts) as (ours, theirs), trio.open_nursery() as nursery:
+        nursery.start_soon(send_and_close, ours, PATTERN[:size])
+        assert await read(theirs, buffer_bytes) == PATTERN[:size]
+        assert theirs.ssl.getpeercert()
+
+
+@in_trio
+async def test_both_directions_flow_at_once(files: TlsFiles) -> None:
+    contexts = server_context(files), client_context(files)
+    async with tls_pair(*contexts) as (ours, theirs):
+        got: dict[str, bytes] = {}
+
+        async def receive(name: str, connection: Connection) -> None:
+            data, buffer = bytearray(), bytearray(50_000)
+            while len(data) < len(PATTERN):
+                data += buffer[: await connection.receive_into(buffer)]
+            got[name] = bytes(data)
+
+        async with trio.open_nursery() as nursery:
+            for name, connection in (("ours", ours), ("theirs", theirs)):
+                nursery.start_soon(connection.send, PATTERN)
+                nursery.start_soon(receive, name, connection)
+        assert got == {"ours": PATTERN, "theirs": PATTERN}
+
+
+@in_trio
+async def test_a_step_is_called_for_what_was_decrypted_and_not_read(files: TlsFiles) -> None:
+    """One record has many requests in it; no further byte comes from the network."""
+    async with tls_pair(server_context(files), client_context(files)) as (ours, theirs):
+        await ours.send(b"0123456789" * 20)
+        seen: list[bytes] = []
+        buffer = bytearray(10)
+
+        def step() -> bool:
+            if (count := theirs.receive_nowait(buffer)) > 0:
+                seen.append(bytes(buffer[:count]))
+            return len(seen) % 3 != 0  # now and then the task has to do something
+
+        while len(seen) < 20:
+            with trio.fail_after(5):
+                await theirs.pump(step) if len(seen) < 18 else await theirs.receive_into(buffer)
+            if len(seen) >= 18:
+                seen.append(bytes(buffer))
+        assert seen == [b"0123456789"] * 20
+
+
+@in_trio
+async def test_what_could_not_be_sent_without_waiting_is_offered_again(files: TlsFiles) -> None:
+    async with tls_pair(server_context(files), client_context(files)) as (ours, theirs):
+        rest = memoryview(PATTERN * 3)
+        received = bytearray()
+        buffer = bytearray(100_000)
+        partly = 0
+        while rest or len(received) < 3 * len(PATTERN):
+            if rest:
+                taken = ours.send_nowait(rest)
+                partly += taken < len(rest)
+                rest = rest[taken:]
+            received += buffer[: await theirs.receive_into(buffer)]
+        assert partly > 3
+        assert received == PATTERN * 3
+
+
+@in_trio
+async def test_send_goes_on_where_send_nowait_left_off(files: TlsFiles) -> None:
+    async with tls_pair(server_context(files), client_context(files)) as (ours, theirs):
+        data = PATTERN * 3
+        taken = ours.send_nowait(data)
+        assert 0 < taken < len(data)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_and_close, ours, data[taken:])
+            assert await read_all(theirs) == data
+
+
+@in_trio
+async def test_a_part_of_a_file_is_sent(files: TlsFiles, tmp_path: Path) -> None:
+    (tmp_path / "segment").write_bytes(PATTERN)
+    async with tls_pair(server_context(files), client_context(files)) as (ours, theirs):
+        file = shared_runtime().disk.open(str(tmp_path / "segment"))
+
+        async def send() -> None:
+            await theirs.send_file(file, 5, SEND_BYTES * 2 + 7)
+            with pytest.raises(EOFError, match="ends at"):
+                await theirs.send_file(file, len(PATTERN) - 3, 10)
+            theirs.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            got = await read_all(ours)
+        assert got == PATTERN[5 : SEND_BYTES * 2 + 12] + PATTERN[-3:]
+        file.close()
+
+
+@in_trio
+async def test_an_end_is_an_end_with_and_without_a_word(files: TlsFiles) -> None:
+    for say in (True, False):
+        dialed, accepted = await tcp_pair()
+        ours = TlsConnection(dialed, client_context(files), server_hostname=HOST)
+        theirs = TlsConnection(accepted, server_context(files))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.handshake)
+            nursery.start_soon(theirs.handshake)
+        await ours.send(b"last words")
+        (ours if say else dialed).close()
+        assert await pump_all(theirs) == b"last words"
+        assert theirs.receive_nowait(bytearray(1)) == 0
+        theirs.close()
+        with pytest.raises(trio.ClosedResourceError):
+            theirs.receive_nowait(bytearray(1))
+        with pytest.raises(trio.ClosedResourceError):
+            await theirs.send(b"x")
+
+
+async def fail_to_agree(
+    server: ssl.SSLContext | None, client: ssl.SSLContext | None
+) -> tuple[str, str]:
+    """What the server and the client say of it."""
+    dialed, accepted = await tcp_pair()
+    said: dict[str, str] = {"server": "", "client": ""}
+
+    async def shake(name: str, connection: TlsConnection) -> None:
+        try:
+            await connection.handshake()
+            await connection.receive_into(bytearray(1))
+        except OSError as error:
+            said[name] = str(error)
+        finally:
+            connection.close()
+
+    async def speak_plainly(connection: Connection) -> None:
+        try:
+            await connection.send(b"\x00\x00\x00\x10 no TLS at all")
+            await connection.receive_into(bytearray(100))
+        except OSError:
+            pass
+        finally:
+            connection.close()
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            if server is None:
+                nursery.start_soon(speak_plainly, accepted)
+            else:
+                nursery.start_soon(shake, "server", TlsConnection(accepted, server))
+            if client is None:
+                nursery.start_soon(speak_plainly, dialed)
+            else:
+                connection = TlsConnection(dialed, client, server_hostname=HOST)
+                nursery.start_soon(shake, "client", connection)
+    return said["server"], said["client"]
+
+
+@in_trio
+async def test_who_does_not_agree_says_why(
+    authority: Authority, files: TlsFiles, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path, "other")
+    stranger = replace(other.files("stranger"), authorities=files.authorities)
+    required = server_context(files, client_certificates="required")
+
+    _, client = await fail_to_agree(server_context(stranger), client_context(files))
+    assert client == "no TLS with the other side: its certificate is of an authority we do not know"
+    server, client = await fail_to_agree(required, client_context(stranger))
+    assert server == "no TLS with the other side: its certificate is of an authority we do not know"
+    assert "does not know the authority of our certificate" in client
+
+    anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anonymous.load_verify_locations(authority.path)
+    server, client = await fail_to_agree(required, anonymous)
+    assert "it showed no certificate" in server
+    assert "it wants a certificate of ours" in client
+
+    elsewhere = server_context(authority.files("elsewhere", "elsewhere.example"))
+    _, client = await fail_to_agree(elsewhere, client_context(files))
+    assert "'127.0.0.1'" in client
+    lenient = client_context(replace(files, verify_hostname=False))
+    async with tls_pair(elsewhere, lenient):  # as the operator wishes
+        pass
+
+    server, _ = await fail_to_agree(server_context(files), None)
+    assert "it does not speak TLS" in server
+    _, client = await fail_to_agree(None, client_context(files))
+    assert "it does not speak TLS" in client
+
+
+@in_trio
+async def test_an_expired_certificate_of_the_other_side_is_named(
+    authority: Authority, files: TlsFiles
+) -> None:
+    expired = authority.files("expired-peer", valid_days=-1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(expired.certificate, expired.key)
+    server, client = await fail_to_agree(context, client_context(files))
+    assert client == "no TLS with the other side: its certificate has expired"
+    assert "our certificate has expired" in server
+
+
+@in_trio
+async def test_who_closes_in_the_middle_of_the_handshake_is_named(files: TlsFiles) -> None:
+    dialed, accepted = await tcp_pair()
+    await dialed.send(b"\x16\x03\x01")
+    dialed.close()
+    connection = TlsConnection(accepted, server_context(files))
+    with pytest.raises(TlsError, match="closed in the middle"):
+        await connection.handshake()
+    connection.close()
+
+
+def test_files_that_cannot_be_used_are_named_in_a_sentence(
+    authority: Authority, files: TlsFiles, tmp_path: Path
+) -> None:
+    other = authority.files("second")
+    text = tmp_path / "notes.txt"
+    text.write_text("not a certificate\n")
+    encrypted = tmp_path / "encrypted.key"
+    subprocess.run(
+        ["openssl", "pkey", "-in", files.key, "-aes256", "-passout", "pass:x", "-out", encrypted],
+        check=True,
+        capture_output=True,
+    )
+    cases = [
+        (replace(files, certificate="/nowhere.pem"), "certificate file /nowhere.pem cannot be"),
+        (replace(files, key=str(tmp_path)), "key file .* cannot be read: Is a directory"),
+        (replace(files, key=other.key), "is not that of the certificate in"),
+        (replace(files, certificate=files.key), r"holds no certificate in PEM form"),
+        (replace(files, key=files.certificate), r"holds no private key in PEM form"),
+        (replace(files, certificate=str(text)), r"notes.txt holds no certificate in PEM form"),
+        (replace(files, key=str(encrypted)), "is encrypted"),
+        (replace(files, authorities=str(text)), "holds no certificates of authorities"),
+        (replace(files, authorities="/nowhere.pem"), "authorities file /nowhere.pem cannot be"),
+        (replace(files, authorities=None), "no file of authorities is given"),
+        (authority.files("expired", valid_days=-1), "has expired"),
+    ]
+    for wrong, words in cases:
+        with pytest.raises(TlsFilesError, match=words):
+            client_context(wrong)
+        with pytest.raises(TlsFilesError, match=words):
+            server_context(wrong, client_certificates="required")
+    server_context(replace(files, authorities=None))  # whose clients need to show nothing
+
+
+def test_old_versions_are_not_spoken(files: TlsFiles) -> None:
+    for context in (client_context(files), server_context(files)):
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@in_trio
+async def test_python_s_own_client_is_served(version: ssl.TLSVersion, files: TlsFiles) -> None:
+    network = shared_runtime().network
+    listener = await network.listen(HOST, 0)
+    context = client_context(files)
+    context.minimum_version = context.maximum_version = version
+
+    def client() -> bytes:
+        with (
+            socket.create_connection(listener.address) as plain,
+            context.wrap_socket(plain, server_hostname=HOST) as sock,
+        ):
+            sock.sendall(PATTERN)
+            data = b""
+            while len(data) < len(PATTERN):
+                data += sock.recv(1 << 16)
+            assert sock.unwrap() is not None
+            return data
+
+    async def serve() -> None:
+        connection = TlsConnection(await listener.accept(), server_context(files))
+        await connection.handshake()
+        assert connection.ssl.version() == version.name.replace("v1_", "v1.")
+        data, buffer = bytearray(), bytearray(1 << 16)
+        while len(data) < len(PATTERN):
+            data += buffer[: await connection.receive_into(buffer)]
+        await connection.send(data)
+        assert await connection.receive_into(buffer) == 0
+        connection.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        assert await trio.to_thread.run_sync(client) == PATTERN
+    listener.close()
+
+
+def test_any_split_on_the_way_is_put_together(files: TlsFiles) -> None:
+    async def serve(runtime: Runtime) -> None:
+        listener = await runtime.network.listen("", 9093)
+        connection = TlsConnection(await listener.accept(), server_context(files))
+        await connection.handshake()
+        data = await pump_all(connection, 3000)
+        assert data == PATTERN[:300_000]
+
+    async def dial(runtime: Runtime) -> None:
+        context = client_context(replace(files, verify_hostname=False))
+        plain = await runtime.network.connect("server", 9093)
+        connection = TlsConnection(plain, context, server_hostname="server")
+        await connection.handshake()
+        await send_and_close(connection, PATTERN[:300_000])
+
+    async def story(world: World) -> None:
+        world.internet.default.split = 1.0
+        world.internet.default.capacity_bytes = 5000
+        server = world.machine("server").start(serve)
+        client = world.machine("client").start(dial)
+        for fate in (server, client):
+            await fate.done.wait()
+            assert fate.error is None, fate.error
+
+    world = World(1)
+    world.run(story)
+    assert not world.violations
+
+
+class Tampered:
+    """A connection on which one byte of what arrives is another than was sent."""
+
+    def __init__(self, inner: Connection, position: int, flip: int) -> None:
+        self.peer = inner.peer
+        self.pump = inner.pump
+        self.send = inner.send
+        self.send_nowait = inner.send_nowait
+        self.send_file = inner.send_file
+        self.receive_into = inner.receive_into
+        self.close = inner.close
+        self._inner = inner
+        self._before = position
+        self._flip = flip
+
+    def receive_nowait(self, buffer: bytearray | memoryview) -> int:
+        count = self._inner.receive_nowait(buffer)
+        if 0 <= self._before < count:
+            buffer[self._before] ^= self._flip
+        if count > 0:
+            self._before -= count
+        return count
+
+
+@settings(max_examples=60, deadline=None)
+@given(position=st.integers(0, 24_000), flip=st.integers(1, 255))
+def test_changed_bytes_are_never_delivered(position: int, flip: int, files: TlsFiles) -> None:
+    delivered = bytearray()
+
+    async def dial(connection: TlsConnection) -> None:
+        try:
+            await connection.handshake()
+            await connection.send(PATTERN[:20_000])
+            await connection.receive_into(bytearray(1))
+        except OSError:
+            pass
+        finally:
+            connection.close()
+
+    async def main() -> None:
+        dialed, accepted = await tcp_pair()
+        theirs = TlsConnection(Tampered(accepted, position, flip), server_context(files))
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                client = TlsConnection(dialed, client_context(files), server_hostname=HOST)
+                nursery.start_soon(dial, client)
+                # The size of a record may have become larger than all that comes.
+                with trio.move_on_after(0.2):
+                    try:
+                        await theirs.handshake()
+                        buffer = bytearray(50_000)
+                        while len(delivered) < 20_000:
+                            delivered.extend(buffer[: await theirs.receive_into(buffer)])
+                    except OSError as error:
+                        assert "no TLS with the other side" in str(error)  # noqa: PT017
+                theirs.close()
+
+    trio.run(main)
+    assert PATTERN.startswith(delivered)
+
+
+@pytest.fixture(scope="module")
+def nodes(authority: Authority) -> Callable[[int], TlsFiles]:
+    return lambda node_id: authority.files(f"node-{node_id}")
+
+
+async def echo(caller: Caller, method: str, payload: bytes) -> bytes:
+    return payload
+
+
+@in_trio
+async def test_nodes_call_each_other_inside_tls(nodes: Callable[[int], TlsFiles]) -> None:
+    controller, worker = endpoint(1, tls=nodes(1)), endpoint(7, tls=nodes(7))
+    async with rpc_pair(echo, server=controller, client=worker) as client:
+        for size in (0, 100, 1 << 20):
+            assert await client.call("echo", bytes(size), 10) == bytes(size)
+
+
+@in_trio
+async def test_nodes_with_and_without_tls_do_not_go_together(
+    nodes: Callable[[int], TlsFiles], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def dial(controller: Endpoint, worker: Endpoint) -> str:
+        async with rpc_server(echo, server=controller) as address:
+            with pytest.raises((OSError, HandshakeError)) as caught:
+                await worker.dial(StreamKind.RPC, 1, *address)
+            return str(caught.value)
+
+    plain, sealed = endpoint(1), endpoint(1, tls=nodes(1))
+    await dial(plain, endpoint(7, tls=nodes(7)))
+    assert "it speaks TLS, where plain text was expected" in caplog.text
+    await dial(sealed, endpoint(7))
+    assert "it does not speak TLS" in caplog.text
+    stranger = replace(Authority(tmp_path, "other").files("x"), authorities=nodes(7).authorities)
+    await dial(sealed, endpoint(7, tls=stranger))
+    assert "its certificate is of an authority we do not know" in caplog.text
+    said = await dial(sealed, endpoint(7, tls=nodes(7), secret=b"quite another secret"))
+    assert said == "it has another cluster secret"
