@@ -403,7 +403,7 @@ class RaftCore:
         )
 
     def _piece(self, voter_id: int, piece: Piece) -> None:
-        position = LogPosition(piece.index, piece.index_term)
+        position = LogPosition(piece.last_index, piece.last_term)
         if position.index <= self.commit_index:
             self.send(
                 voter_id, PieceAnswer(self.term, piece.transfer, Taken.HAVE, self.commit_index)

@@ -7,6 +7,7 @@ starts no thread, and packs or unpacks no object. Everything else of it is cut o
 
     name                                    what is done                                     why
     --------------------------------------  -----------------------------------------------  ---
+    module pysyncobj.encryptor              replaced: no passwords                           k
     syncobj.monotonicTime                   replaced: the time of the voter being driven     a
     syncobj.createJournal                   replaced: the log object as it is                b
     syncobj.createPoller                    replaced: nothing to poll                        c
@@ -36,18 +37,25 @@ starts no thread, and packs or unpacks no object. Everything else of it is cut o
     h  there is a round of pre-votes before an election, and evidence beside silence
     i  it is never told of a later term by an answer, because its answers carry no term
     j  these happen outside of it
+    k  unused, and it imports a large package where that is installed
 """
 
 import math
+import sys
+from types import ModuleType
 from typing import Any, Final, Protocol
-
-from pysyncobj import syncobj
-from pysyncobj.node import Node
-from pysyncobj.transport import Transport
-from pysyncobj.version import VERSION
 
 from metaquorum.raft.log import RaftLog, journal_index, library_index
 from metaquorum.raft.timings import RaftTimings
+
+_no_encryptor: Any = ModuleType("pysyncobj.encryptor")
+_no_encryptor.HAS_CRYPTO, _no_encryptor.getEncryptor = False, None
+sys.modules.setdefault("pysyncobj.encryptor", _no_encryptor)
+
+from pysyncobj import syncobj  # noqa: E402
+from pysyncobj.node import Node  # noqa: E402
+from pysyncobj.transport import Transport  # noqa: E402
+from pysyncobj.version import VERSION  # noqa: E402
 
 if VERSION != "0.3.17":
     raise ImportError(f"pysyncobj {VERSION}: its insides are known for 0.3.17 only")

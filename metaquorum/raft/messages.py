@@ -15,9 +15,8 @@ number and types of fields, and all sizes are checked. A message is only ever an
 it was sent in, or with a later term, upon which its sender gives way.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
@@ -47,34 +46,29 @@ class Taken(IntEnum):
     DAMAGED = 3  # begin anew, with another snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class PreVote:
+class PreVote(NamedTuple):
     term: int
     last_index: int
     last_term: int
 
 
-@dataclass(frozen=True, slots=True)
-class PreVoteAnswer:
+class PreVoteAnswer(NamedTuple):
     term: int  # of its sender
     asked_term: int
     is_granted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class VoteRequest:
+class VoteRequest(NamedTuple):
     term: int
     last_index: int
     last_term: int
 
 
-@dataclass(frozen=True, slots=True)
-class Vote:
+class Vote(NamedTuple):
     term: int
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """`round` numbers what a leader sends; answers repeat it."""
 
     term: int
@@ -85,36 +79,32 @@ class Append:
     entries: tuple[tuple[int, bytes], ...]  # (term, payload)
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     term: int
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     term: int
     round: int
     match: Match
     next_index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes of the file of a snapshot that holds everything up to the entry (index, index_term)."""
+class Piece(NamedTuple):
+    """Bytes of the file of a snapshot that holds everything up to its last entry."""
 
     term: int
     transfer: int  # names this sending of it
-    index: int
-    index_term: int
+    last_index: int
+    last_term: int
     end_offset: int
     file_bytes: int
     offset: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PieceAnswer:
+class PieceAnswer(NamedTuple):
     term: int
     transfer: int
     taken: Taken
@@ -140,7 +130,7 @@ _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
 
 def encode_message(message: Message) -> bytes:
-    fields: list[Any] = [getattr(message, name) for name in message.__slots__]
+    fields: list[Any] = list(message)
     if isinstance(message, Append):
         fields[-1] = [field for entry in message.entries for field in entry]
     packed = msgpack.packb([_NUMBERS[type(message)], *fields])
@@ -176,7 +166,7 @@ def decode_message(data: bytes) -> Message:
 
 
 def _message(kind: type[Message], fields: tuple[Any, ...]) -> Message:
-    if len(fields) != len(kind.__slots__):
+    if len(fields) != len(kind._fields):
         raise ValueError("the wrong number of fields")
     if kind is Append:
         term, number, index, index_term, commit_index = _numbers(fields[:-1])
@@ -220,7 +210,7 @@ def _entries(flat: Any, last_term: int) -> tuple[tuple[int, bytes], ...]:
 def _piece(numbers: list[int], data: Any) -> Piece:
     if type(data) is not bytes or not 0 < len(data) <= PIECE_BYTES:
         raise ValueError("a piece of the wrong size")
-    term, transfer, index, index_term, end_offset, file_bytes, offset = numbers
+    term, transfer, last_index, last_term, end_offset, file_bytes, offset = numbers
     if offset + len(data) > file_bytes:
         raise ValueError("a piece beyond the end")
-    return Piece(term, transfer, index, index_term, end_offset, file_bytes, offset, data)
+    return Piece(term, transfer, last_index, last_term, end_offset, file_bytes, offset, data)

@@ -78,7 +78,7 @@ class SnapshotReceiver:
         return None
 
     def _begin(self, transfer: tuple[int, int, int], piece: Piece) -> None:
-        position = LogPosition(piece.index, piece.index_term)
+        position = LogPosition(piece.last_index, piece.last_term)
         path = snapshot_path(self._directory, piece.end_offset, position)
         for old in _received(self._disk, self._directory):
             self._disk.remove(old)
