@@ -25,7 +25,7 @@ from metaquorum.runtime.seams import Buffer, Connection, File
 # One receive of the inner connection: some records.
 RECEIVE_BYTES: Final = 64 * 1024
 # Encrypted before it is sent and others have their turn.
-SEND_BYTES: Final = 256 * 1024
+SEND_BYTES: Final = 128 * 1024
 # What one TLS record carries.
 RECORD_BYTES: Final = 16 * 1024
 # Steps in a row for what has been decrypted already.

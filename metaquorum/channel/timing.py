@@ -78,7 +78,3 @@ class Spokesman:
             del self._said_at[next(iter(self._said_at))]
         self._said_at[line] = now
         return True
-
-    def forget(self, line: str) -> None:
-        """It has changed for the better: next time it is news."""
-        self._said_at.pop(line, None)

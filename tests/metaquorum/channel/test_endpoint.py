@@ -1,0 +1,60 @@
+"""What an end of streams draws, and what it does not let be told."""
+
+import random
+
+import pytest
+
+from metaquorum.channel import StreamKind
+from metaquorum.channel.timing import Backoff, within
+from metaquorum.runtime.seams import sleep
+from tests.metaquorum.channel.nodes import HOST, SECRET, endpoint, in_trio, shared_runtime
+
+
+@in_trio
+async def test_nonces_are_drawn_where_nobody_can_guess_them() -> None:
+    assert isinstance(shared_runtime().random, random.SystemRandom)
+
+
+@in_trio
+async def test_the_secret_is_in_no_text_of_an_endpoint() -> None:
+    assert SECRET.decode() not in repr(endpoint(1))
+
+
+@in_trio
+async def test_a_node_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
+    """Its kernel takes the connection; its process is held."""
+    listener = await shared_runtime().network.listen(HOST, 0)
+    me = endpoint(7)
+    since = me.runtime.clock.monotonic()
+    with pytest.raises(TimeoutError, match="not done within 2 s"):
+        await me.dial(StreamKind.RPC, 1, *listener.address)
+    assert me.runtime.clock.monotonic() - since < 4
+    listener.close()
+
+
+@in_trio
+async def test_what_is_done_in_time_returns_and_what_fails_fails() -> None:
+    clock = shared_runtime().clock
+
+    async def answer() -> str:
+        await sleep(clock, 0)
+        return "done"
+
+    async def fail() -> str:
+        raise KeyError("k")
+
+    assert await within(clock, 5, answer) == "done"
+    with pytest.raises(KeyError):
+        await within(clock, 5, fail)
+    with pytest.raises(TimeoutError):
+        await within(clock, 0.01, lambda: sleep(clock, 60))
+
+
+def test_waits_between_attempts_grow_to_a_bound_and_begin_anew() -> None:
+    backoff = Backoff(random.Random(1), 0.02, 0.3)
+    waits = [backoff.next_s() for _ in range(50)]
+    assert 0.01 <= waits[0] <= 0.03
+    assert max(waits) <= 0.45
+    assert min(waits[10:]) >= 0.15
+    backoff.reset()
+    assert backoff.next_s() <= 0.03
