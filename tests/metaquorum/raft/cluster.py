@@ -29,7 +29,7 @@ from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.records import TopicRecord, encode_record
 from metaquorum.runtime.seams import StorageError
-from tests.metaquorum.crash_disk import CrashDisk
+from tests.metaquorum.crash_disk import Crash, CrashDisk
 
 T = TypeVar("T")
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -182,8 +182,7 @@ class Node:
     def __init__(self, cluster: "Cluster", node_id: int) -> None:
         self.cluster = cluster
         self.node_id = node_id
-        self.disk = SlowDisk()
-        self.disk.random = cluster.random
+        self.lose_disk()
         self.clock = SkewedClock(1000.0 * node_id, cluster.random.uniform(0.98, 1.02))
         self.is_up = False
         self.durable_index = 0
@@ -191,6 +190,10 @@ class Node:
         self._scope = trio.CancelScope()
         self.stopped = trio.Event()
         self.stopped.set()
+
+    def lose_disk(self) -> None:
+        self.disk = SlowDisk()
+        self.disk.random = self.cluster.random
 
     @property
     def receiver(self) -> PeerReceiver:
@@ -223,10 +226,13 @@ class Node:
                 self.failure = None
                 started.set()
                 await self.voter.run()
-        except (StorageError, RaftFatalError, AssertionError) as error:
-            self.failure = error
+        except* Crash:
+            pass
+        except* (StorageError, RaftFatalError) as group:
+            self.failure = group.exceptions[0]
         finally:
             self.is_up = False
+            self.durable_index = max(self.durable_index, self.journal.durable.index)
             started.set()
             self.stopped.set()
             for other in cluster.nodes:
@@ -236,7 +242,6 @@ class Node:
     async def stop(self, *, power: bool) -> None:
         """Killed; or, with `power`, without what was not synced."""
         self.is_up = False
-        self.durable_index = self.journal.durable.index
         self.disk.crashed = True
         self._scope.cancel()
         await self.stopped.wait()

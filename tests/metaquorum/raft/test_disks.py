@@ -1,0 +1,157 @@
+"""Snapshots that take the place of the log, and disks that are lost, full or broken."""
+
+import logging
+
+import pytest
+import trio
+
+from metaquorum.quorum import NotCommittedError
+from metaquorum.runtime.seams import StorageError
+from tests.metaquorum.raft.cluster import Cluster, Node
+from wire.errors import ErrorCode
+
+
+def small_snapshots(seed: int = 0, voters: int = 3) -> Cluster:
+    return Cluster(voters, seed, snapshot_interval_bytes=1_500, segment_bytes=1_000)
+
+
+async def fill(cluster: Cluster, batches: int = 120) -> Node:
+    """So much that the beginning of the log is gone, on a leader."""
+    leader = await cluster.wait_active()
+    for _ in range(batches // 6):
+        await cluster.create(leader, 6)
+    await trio.sleep(0.5)
+    assert leader.voter._core is not None
+    assert leader.voter._core.log.anchor.index > 10
+    return leader
+
+
+def another(cluster: Cluster, node: Node) -> Node:
+    return next(each for each in cluster.nodes.values() if each is not node)
+
+
+def test_a_voter_that_fell_far_behind_gets_a_snapshot() -> None:
+    async def story(cluster: Cluster) -> None:
+        await cluster.wait_active()
+        late = cluster.nodes[1]
+        await late.stop(power=False)
+        await fill(cluster)
+        await cluster.start(1)
+        await cluster.wait_equal(5)
+        assert late.journal.base.index > 10
+        await late.stop(power=True)
+        await cluster.start(1)
+        await cluster.wait_equal(5)
+
+    small_snapshots().run(story)
+
+
+def test_a_voter_that_lost_its_disk_comes_back() -> None:
+    async def story(cluster: Cluster) -> None:
+        leader = await fill(cluster)
+        late = another(cluster, leader)
+        await late.stop(power=False)
+        late.lose_disk()
+        await cluster.start(late.node_id)
+        await cluster.wait_equal(5)
+
+    small_snapshots().run(story)
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
+def test_a_crash_at_any_point_of_taking_in_a_snapshot_is_recovered_from(power: bool) -> None:
+    crashes = 0
+
+    async def story(cluster: Cluster) -> None:
+        nonlocal crashes
+        leader = await fill(cluster)
+        late = another(cluster, leader)
+        for fail_at in range(45):
+            await late.stop(power=power)
+            late.lose_disk()
+            late.durable_index = 0
+            late.disk.fail_at = fail_at
+            await cluster.start(late.node_id)
+            with trio.move_on_after(1):
+                await late.stopped.wait()
+                crashes += 1
+                await late.stop(power=power)
+                await cluster.start(late.node_id)
+            late.disk.fail_at = None
+            await cluster.create(leader, 2)
+            await cluster.wait_equal(5)
+
+    small_snapshots().run(story)
+    assert crashes > 20
+
+
+def test_a_snapshot_that_is_damaged_is_noticed_and_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        leader = await fill(cluster)
+        late = another(cluster, leader)
+        await late.stop(power=False)
+        late.lose_disk()
+        newest = max(name for name in leader.disk.files if name.endswith(".snapshot"))
+        leader.disk.files[newest].data[-30] ^= 1
+        await cluster.start(late.node_id)
+        await trio.sleep(1)
+        await cluster.create(leader, 1)
+        await cluster.wait_equal(10)
+
+    with caplog.at_level(logging.WARNING):
+        small_snapshots().run(story)
+    assert "is damaged" in caplog.text
+
+
+def test_a_leader_with_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
+    async def story(cluster: Cluster) -> None:
+        leader = await cluster.wait_active()
+        await cluster.create(leader, 3)
+        leader.disk.full_at_bytes = leader.disk.used_bytes() + 10
+        name, proposal = cluster.propose(leader, leader.voter.status.end_offset)
+        with pytest.raises(NotCommittedError) as caught:
+            await proposal.wait()
+        assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        cluster.refused.append(name)
+        leader.disk.full_at_bytes = None
+        assert await cluster.create(leader, 3)
+        assert cluster.active() is leader
+
+    Cluster().run(story)
+
+
+def test_a_follower_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_is_room() -> None:
+    async def story(cluster: Cluster) -> None:
+        leader = await cluster.wait_active()
+        full = another(cluster, leader)
+        full.disk.full_at_bytes = full.disk.used_bytes() + 10
+        for _ in range(20):
+            assert await cluster.create(leader, 3)
+            await trio.sleep(0.05)
+        sent = cluster.network.sent
+        await trio.sleep(2)
+        assert cluster.network.sent - sent < 150, "it is asked again and again"
+        assert full.is_up
+        full.disk.full_at_bytes = None
+        await cluster.wait_equal(5)
+
+    Cluster().run(story)
+
+
+def test_a_voter_whose_disk_fails_stops_and_the_others_go_on() -> None:
+    async def story(cluster: Cluster) -> None:
+        leader = await cluster.wait_active()
+        await cluster.create(leader, 3)
+        leader.disk.failing_syncs = 1
+        await cluster.create(leader, 3)
+        await leader.stopped.wait()
+        assert isinstance(leader.failure, StorageError)
+        other = await cluster.wait_active(2)
+        assert await cluster.create(other, 3)
+        await leader.stop(power=True)
+        await cluster.start(leader.node_id)
+        await cluster.wait_equal()
+
+    Cluster().run(story)
