@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from cryptography.hazmat.primitives import serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -326,10 +326,13 @@ def test_files_that_cannot_be_used_are_named_in_a_sentence(
     text = tmp_path / "notes.txt"
     text.write_text("not a certificate\n")
     encrypted = tmp_path / "encrypted.key"
-    subprocess.run(
-        ["openssl", "pkey", "-in", files.key, "-aes256", "-passout", "pass:x", "-out", encrypted],
-        check=True,
-        capture_output=True,
+    key = serialization.load_pem_private_key(Path(files.key).read_bytes(), None)
+    encrypted.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"password"),
+        )
     )
     cases = [
         (replace(files, certificate="/nowhere.pem"), "certificate file /nowhere.pem cannot be"),
