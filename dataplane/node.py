@@ -28,13 +28,14 @@ from dataplane.worker import Worker
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config_layers import Configs
 from metaquorum.controller import Controller
-from metaquorum.decisions import WorkerRegistration
 from metaquorum.gateway import Gateway
 from metaquorum.loader import MetadataLoader
 from metaquorum.records import Endpoint
+from metaquorum.registrations import WorkerRegistration
 from metaquorum.runtime import Listener, Runtime, StorageError
 from metaquorum.single_voter import SingleVoter
 from metaquorum.storage import Storage, open_storage
+from metaquorum.worker_sessions import WorkerHeartbeat
 from wire.errors import KafkaError
 from wire.types import random_uuid
 
@@ -154,6 +155,9 @@ class Node:
         loader.register(partitions)
         nursery.start_soon(loader.run)
         await loader.wait_visible(loader.image.end_offset)
+        nursery.start_soon(controller.run)
+        await self._beat(gateway, loader, broker_epoch)  # after which clients may be sent here
+        await loader.wait_visible(loader.image.end_offset)
         worker = self.worker = Worker(
             self.config.node_id,
             broker_epoch,
@@ -170,6 +174,7 @@ class Node:
             serving.start_soon(server.serve)
             serving.start_soon(upkeep.run)
             serving.start_soon(log_dirs.wait_none_left)
+            serving.start_soon(self._keep_beating, gateway, loader, broker_epoch, worker.configs)
             started(self)
             await self._stop.wait()
             log.info("stopping: answering what was asked, then syncing")
@@ -178,6 +183,24 @@ class Node:
             serving.cancel_scope.cancel()
         await log_dirs.close(upkeep.high_watermarks(), broker_epoch=broker_epoch)
         await quorum.close()
+
+    async def _beat(self, gateway: Gateway, loader: MetadataLoader, broker_epoch: int) -> None:
+        """The controller knows that this worker is alive, and how far it is. KafkaError."""
+        await gateway.heartbeat(
+            WorkerHeartbeat(self.config.node_id, broker_epoch, loader.visible.end_offset)
+        )
+
+    async def _keep_beating(
+        self, gateway: Gateway, loader: MetadataLoader, broker_epoch: int, configs: Configs
+    ) -> None:
+        interval_s = configs.integer("broker.heartbeat.interval.ms") / 1000
+        clock = self._runtime.clock
+        while True:
+            await clock.sleep_until(clock.monotonic() + interval_s)
+            try:
+                await self._beat(gateway, loader, broker_epoch)
+            except KafkaError as error:
+                log.warning("a heartbeat was not taken: %s", error.message)
 
     def _registration(self, log_dirs: LogDirs) -> WorkerRegistration:
         host, port = self.config.advertise

@@ -418,6 +418,20 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         "Whether asking for an unknown topic's metadata creates it, where the client allows it.",
     ),
     _worker(
+        "broker.heartbeat.interval.ms",
+        _INT,
+        2000,
+        Range(1),
+        "How often a worker tells the active controller that it is alive.",
+    ),
+    _worker(
+        "broker.session.timeout.ms",
+        _INT,
+        9000,
+        Range(1),
+        "How long the active controller takes a silent worker for alive, if no connection closed.",
+    ),
+    _worker(
         "connections.max.idle.ms",
         _LONG,
         600_000,

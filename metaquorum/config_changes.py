@@ -160,7 +160,7 @@ def _records(
 ) -> Iterator[ConfigRecord]:
     for name in own:
         if name not in wanted:
-            yield ConfigRecord(resource.scope, resource.name, name, None)
+            yield ConfigRecord(int(resource.scope), resource.name, name, None)
     for name, text in wanted.items():
         if own.get(name) != text:
-            yield ConfigRecord(resource.scope, resource.name, name, text)
+            yield ConfigRecord(int(resource.scope), resource.name, name, text)

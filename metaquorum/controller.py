@@ -1,81 +1,83 @@
-"""The active controller: decide, propose, await the commit, answer.
+"""The active controller: everything that changes the metadata.
 
-Decisions are made one after the other, each on the *decided* image: the committed one with
-everything on top that this controller has proposed and not yet seen committed. A topic whose
-creation is under way therefore exists already for the next decision. Since nothing uncommitted may
-be told, an answer without records of its own ("exists already") waits for the proposal before it.
-
-    decide on `_decided` -> records -> replay into `_decided` -> propose at its old end offset
-         ^                                                             |
-         |  a proposal that did not take effect: everything proposed   v
-         '-- behind it misses its offset too; back to the committed image, decide those anew
-
-Committing needs no lock: many decisions are on their way together and share the quorum's fsync.
+Its rules are plain functions (`decisions`, `registrations`, `features`, `config_changes`); what
+they decide goes through `proposer`. What it knows of its workers beside the log is in
+`worker_sessions`. Every voter of the quorum has a controller; all but the active one refuse.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from math import inf
 from random import Random
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
-from metaquorum.batch import MAX_BATCH_RECORDS, SLICE_RECORDS, BatchTooLargeError
 from metaquorum.config_changes import ResourceChange, change_configs
 from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.decisions import (
-    ControllerRegistration,
+    MAX_PARTITIONS_PER_TOPIC,
+    USE_DEFAULT,
     Decision,
     MorePartitions,
     NewTopic,
     ProducerIdBlock,
     TopicDefaults,
     TopicOutcome,
-    WorkerRegistration,
     allocate_producer_ids,
+    check_epoch,
     create_partitions,
     create_topic,
     delete_topic,
-    found_cluster,
-    register_worker,
 )
-from metaquorum.features import FeatureUpdate, check_features
-from metaquorum.image import MetadataImage, Replay
+from metaquorum.features import (
+    FeatureUpdate,
+    check_features,
+    nodes_with_features,
+    update_features,
+)
+from metaquorum.image import MetadataImage
 from metaquorum.loader import MetadataLoader
-from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal, Quorum
-from metaquorum.records import MetadataRecord, encode_record
+from metaquorum.proposer import Changed, Proposer
+from metaquorum.quorum import Quorum
+from metaquorum.registrations import (
+    ControllerRegistration,
+    WorkerRegistration,
+    elect_leaders,
+    fence_workers,
+    register_controller,
+    register_worker,
+    shut_down_worker,
+    unfence_worker,
+    unregister_worker,
+)
 from metaquorum.runtime.seams import Clock
-from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
+from metaquorum.worker_sessions import (
+    HeartbeatAnswer,
+    Step,
+    WorkerHeartbeat,
+    WorkerSessions,
+    WorkerStatus,
+)
 from wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
-W = TypeVar("W")
 
-MAX_ATTEMPTS: Final = 5  # of one decision, when its proposals keep missing their offset
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Changed(Generic[T]):
-    """An answer, and where the metadata ends that shows what it says; 0 where nothing changed."""
-
-    answer: T
-    end_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending(Generic[T]):
-    """A decision on its way. `proposals` are those that its answer waits for, in order."""
-
-    answer: T
-    end_offset: int
-    generation: int
-    proposals: tuple[Proposal, ...]
+MAX_WISHES: Final = 10_000  # in one request; Kafka's bound of records by one operation
+MAX_STEPS: Final = 4  # of one heartbeat: at most SHUT_DOWN, FENCE, and what others did between
+SLICE_WISHES: Final = 100  # looked at before the loop gets its turn
+TRY_AGAIN_S: Final = 0.5  # after a change of the controller's own that failed
+STANDSTILL_S: Final = 0.2  # by which this process is late, before it blames itself
 
 
 class Controller:
-    """Everything that changes the metadata. Its methods raise KafkaError where they return none."""
+    """Everything that changes the metadata. Its methods raise KafkaError where they return none.
+
+    Those that wait may be called on any voter; on one that is not active they raise
+    NOT_CONTROLLER. Nobody waits here until a change is visible to anybody.
+    """
 
     def __init__(
         self,
@@ -90,21 +92,39 @@ class Controller:
         self._clock = clock
         self._random = random
         self._static_configs = static_configs
-        self._deciding = trio.Lock()
-        self._decided = loader.image
-        self._last: Proposal | None = None  # the one that brings the log to `_decided`
-        self._term = -1
-        self._generation = 0
+        self._proposer = Proposer(quorum, loader, clock)
+        timeout_ms = self._configs(loader.image).integer("broker.session.timeout.ms")
+        self._sessions = WorkerSessions(timeout_ms / 1000)
+        self._sessions_term = -1
+        self._wants_election = False  # a worker came, and not all that it may lead was given it
+        self._tend_again = trio.Event()
 
     async def start(self) -> None:
-        """The cluster is founded; KafkaError (UNSUPPORTED_VERSION) when it runs at newer levels."""
+        """This is the active controller, and the cluster is founded.
+
+        KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot.
+        """
         await self._quorum.wait_active()
         check_features(self._loader.image)
-        await self._change(found_cluster)
+        await self._proposer.change(lambda _: Decision(None))
 
     async def run(self) -> None:
-        """Workers that are gone are fenced, while this is the active controller; for ever."""
-        await trio.sleep_forever()
+        """While this is the active controller, workers that are gone are fenced; for ever.
+
+        KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot.
+        """
+        while True:
+            term = await self._quorum.wait_active()
+            check_features(self._loader.image)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tend)
+                known = self._quorum.status.leadership
+                while known.is_active and known.term == term:
+                    known = await self._quorum.wait_change(known)
+                nursery.cancel_scope.cancel()
+            await trio.lowlevel.checkpoint()
+
+    # Topics and configs
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
@@ -113,6 +133,10 @@ class Controller:
 
         With `validate_only` nothing is made, and outcomes have no topic id.
         """
+        image = await self._proposer.decided()
+        if excess := _excess(topics, image, self._defaults(image)):
+            names = dict.fromkeys([topic.name for topic in topics])
+            return Changed([TopicOutcome.refused(excess, name) for name in names], 0)
         counts: dict[str, int] = {}
         for topic in topics:
             counts[topic.name] = counts.get(topic.name, 0) + 1
@@ -124,9 +148,9 @@ class Controller:
             return create_topic(image, topic, self._defaults(image), self._random)
 
         if validate_only:
-            made = [_unmade(decide(self._decided, topic).answer) for topic in unique]
+            made = [_unmade(decide(image, topic).answer) async for topic in _in_slices(unique)]
             return Changed(refused + made, 0)
-        changed = await self._change_all(
+        changed = await self._proposer.change_all(
             unique, decide, lambda topic, error: TopicOutcome.refused(error, topic.name)
         )
         return Changed(refused + changed.answer, changed.end_offset)
@@ -135,11 +159,13 @@ class Controller:
         self, topics: Sequence[tuple[str | None, bytes | None]]
     ) -> Changed[list[TopicOutcome]]:
         """One outcome for each (name, None) or (None, topic id): gone, or why not."""
-        if not self._configs(self._decided).boolean("delete.topic.enable"):
-            disabled = KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
-            return Changed([TopicOutcome.refused(disabled, *topic) for topic in topics], 0)
-
-        return await self._change_all(
+        image = await self._proposer.decided()
+        error = _too_many(topics)
+        if not self._configs(image).boolean("delete.topic.enable"):
+            error = KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+        if error is not None:
+            return Changed([TopicOutcome.refused(error, *topic) for topic in topics], 0)
+        return await self._proposer.change_all(
             topics,
             lambda image, topic: delete_topic(image, *topic),
             lambda topic, error: TopicOutcome.refused(error, *topic),
@@ -156,22 +182,52 @@ class Controller:
         def decide(image: MetadataImage, wish: MorePartitions) -> Decision[KafkaError | None]:
             return create_partitions(image, wish, self._random)
 
-        if validate_only:
-            return Changed([decide(self._decided, wish).answer for wish in wishes], 0)
-        return await self._change_all(wishes, decide, lambda _, error: error)
+        return await self._change_each(wishes, decide, validate_only)
 
     async def change_configs(
         self, resources: Sequence[ResourceChange], *, validate_only: bool = False
     ) -> Changed[list[KafkaError | None]]:
         """For each resource: None once all of its changes are committed; or why none is."""
+        return await self._change_each(resources, change_configs, validate_only)
+
+    async def _change_each(
+        self,
+        wishes: Sequence[T],
+        decide: Callable[[MetadataImage, T], Decision[KafkaError | None]],
+        validate_only: bool,
+    ) -> Changed[list[KafkaError | None]]:
+        image = await self._proposer.decided()
+        if (error := _too_many(wishes)) is not None:
+            return Changed([error for _ in wishes], 0)
         if validate_only:
-            answers = [change_configs(self._decided, resource).answer for resource in resources]
-            return Changed(answers, 0)
-        return await self._change_all(resources, change_configs, lambda _, error: error)
+            return Changed([decide(image, wish).answer async for wish in _in_slices(wishes)], 0)
+        return await self._proposer.change_all(wishes, decide, lambda _, error: error)
+
+    async def allocate_producer_ids(
+        self, worker_id: int, broker_epoch: int
+    ) -> Changed[ProducerIdBlock]:
+        """Producer ids that nobody else ever gets."""
+        return await self._proposer.change(
+            lambda image: allocate_producer_ids(image, worker_id, broker_epoch)
+        )
+
+    # Who is in the cluster
 
     async def register_worker(self, worker: WorkerRegistration) -> Changed[int]:
-        """The worker is registered; its broker epoch. What it led has a new leader epoch."""
-        changed = await self._change(lambda image: register_worker(image, worker))
+        """The worker is registered, and fenced until it is caught up; its broker epoch.
+
+        What it led is led by others, or by none.
+        """
+
+        def decide(image: MetadataImage) -> Decision[None]:
+            is_held = self._sessions.is_held(
+                worker.worker_id, worker.incarnation_id, self._clock.monotonic()
+            )
+            return register_worker(image, worker, is_held=is_held)
+
+        self._follow()
+        changed = await self._proposer.change(decide)
+        self._follow()
         known = self._loader.image.workers.get(worker.worker_id)
         if known is None or known.incarnation_id != worker.incarnation_id:
             raise KafkaError(
@@ -183,40 +239,134 @@ class Controller:
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
         """The worker's session goes on; what the controller makes of it."""
         await trio.lowlevel.checkpoint()
-        return HeartbeatAnswer(
-            is_fenced=False,
-            is_caught_up=True,
-            should_shut_down=heartbeat.wants_shutdown,
-            end_offset=self._loader.image.end_offset,
-        )
+        self._check(heartbeat)
+        self._sessions.heard(heartbeat, self._clock.monotonic())
+        for _ in range(MAX_STEPS):
+            if (step := self._sessions.step(heartbeat)) is Step.NONE:
+                break
+            await self._take(step, heartbeat.worker_id, heartbeat.broker_epoch)
+            self._check(heartbeat)
+        return self._sessions.answer(heartbeat, self._loader.image.end_offset)
 
     def connected(self, worker_id: int, incarnation_id: bytes) -> None:
-        """That process has a connection to this controller."""
+        """That process has one more connection to this controller, active or not."""
+        self._sessions.connected(worker_id, incarnation_id, self._clock.monotonic())
 
     def disconnected(self, worker_id: int, incarnation_id: bytes) -> None:
-        """That process's last connection to this controller has closed."""
+        """That process has one connection less to this controller."""
+        self._sessions.disconnected(worker_id, incarnation_id, self._clock.monotonic())
+        self._tend_again.set()
 
     async def unregister_worker(self, worker_id: int) -> Changed[None]:
-        """The worker is forgotten."""
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "This version cannot do that yet.")
+        """The worker is forgotten; where it is alive, it will have to register anew."""
+        return await self._proposer.change(lambda image: unregister_worker(image, worker_id))
 
     async def register_controller(self, controller: ControllerRegistration) -> Changed[None]:
         """It is known which feature levels the controller can run at."""
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "This version cannot do that yet.")
+        return await self._proposer.change(lambda image: register_controller(image, controller))
 
     async def update_features(
         self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
     ) -> Changed[None]:
         """The cluster runs at all of these levels; KafkaError where at none of them."""
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "This version cannot do that yet.")
+        status = self._quorum.status
 
-    async def allocate_producer_ids(
-        self, worker_id: int, broker_epoch: int
-    ) -> Changed[ProducerIdBlock]:
-        """Producer ids that nobody else ever gets."""
-        return await self._change(
-            lambda image: allocate_producer_ids(image, worker_id, broker_epoch)
-        )
+        def decide(image: MetadataImage) -> Decision[None]:
+            nodes = nodes_with_features(image, status.node_id, status.voters)
+            return update_features(image, updates, nodes)
+
+        if validate_only:
+            decide(await self._proposer.decided())
+            return Changed(None, 0)
+        return await self._proposer.change(decide)
+
+    async def worker_statuses(self) -> list[WorkerStatus]:
+        """What is known of every worker beside its registration."""
+        await trio.lowlevel.checkpoint()
+        self._follow()
+        return list(self._sessions.statuses(self._clock.monotonic()))
+
+    # Sessions
+
+    def _follow(self) -> None:
+        """Sessions are of this term, and of the workers that are registered. KafkaError."""
+        status, image, now = self._quorum.status, self._loader.image, self._clock.monotonic()
+        if not status.is_active:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "Not the active controller.")
+        if status.term != self._sessions_term:
+            self._sessions_term = status.term
+            self._sessions.begin(image.workers, image.end_offset, now)
+        else:
+            self._sessions.follow(image.workers, image.end_offset, now)
+
+    def _check(self, heartbeat: WorkerHeartbeat) -> None:
+        """Sessions are as they should be, and it is the worker's current registration."""
+        self._follow()
+        check_epoch(self._loader.image, heartbeat.worker_id, heartbeat.broker_epoch)
+
+    async def _take(self, step: Step, worker_id: int, broker_epoch: int) -> None:
+        """The step is taken, and committed."""
+        if step is Step.UNFENCE:
+            try:
+                await self._proposer.change(
+                    lambda image: unfence_worker(image, worker_id, broker_epoch)
+                )
+            except KafkaError:
+                self._wants_election = True
+                raise
+            finally:
+                self._tend_again.set()
+            logger.info("worker %d is live", worker_id)
+        elif step is Step.SHUT_DOWN:
+            await self._proposer.change(
+                lambda image: shut_down_worker(image, worker_id, broker_epoch)
+            )
+            logger.info("worker %d shuts down, and leads nothing any more", worker_id)
+        elif step is Step.FENCE:
+            await self._proposer.change(lambda image: fence_workers(image, {worker_id}))
+            logger.info("worker %d has shut down", worker_id)
+
+    async def _tend(self) -> None:
+        """Overdue workers are fenced, and what can be led is; until cancelled."""
+        self._wants_election = True
+        while True:
+            again = self._tend_again = trio.Event()
+            try:
+                await self._tend_once()
+                deadline = self._sessions.next_deadline()
+            except KafkaError as error:
+                logger.warning("the controller cannot tend its workers: %s", error.message)
+                deadline = self._clock.monotonic() + TRY_AGAIN_S
+            async with trio.open_nursery() as nursery:
+                if deadline < inf:
+                    nursery.start_soon(self._wake_at, deadline)
+                await again.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _wake_at(self, deadline: float) -> None:
+        await self._clock.sleep_until(deadline)
+        late = self._clock.monotonic() - deadline
+        if late > STANDSTILL_S:
+            self._sessions.postpone(late)
+        self._tend_again.set()
+
+    async def _tend_once(self) -> None:
+        self._follow()
+        if self._wants_election:
+            await self._proposer.change(elect_leaders)
+            self._wants_election = False
+            self._follow()
+        if overdue := self._overdue():
+            await self._proposer.change(
+                lambda image: fence_workers(image, overdue & self._overdue())
+            )
+            self._follow()
+            for worker_id in sorted(overdue & self._loader.image.fenced_workers()):
+                why = self._sessions.why_fenced(worker_id)
+                logger.warning("worker %d is fenced: %s", worker_id, why)
+
+    def _overdue(self) -> set[int]:
+        return set(self._sessions.overdue(self._clock.monotonic()))
 
     def _configs(self, image: MetadataImage) -> Configs:
         return WorkerLayers(
@@ -229,141 +379,39 @@ class Controller:
             configs.integer("num.partitions"), configs.integer("default.replication.factor")
         )
 
-    async def _change_all(
-        self,
-        wishes: Sequence[W],
-        decide: Callable[[MetadataImage, W], Decision[T]],
-        refused: Callable[[W, KafkaError], T],
-    ) -> Changed[list[T]]:
-        """An answer for each wish, decided in order and committed together."""
-        decisions = [partial(_decide, decide, wish) for wish in wishes]
-        started: list[_Pending[T] | KafkaError | NotCommittedError] = []
-        for decision in decisions:
-            try:
-                started.append(await self._start(decision))
-            except (KafkaError, NotCommittedError) as error:
-                started.append(error)
-        answers: list[T] = []
-        visible_offset = 0
-        for wish, decision, pending in zip(wishes, decisions, started, strict=True):
-            try:
-                answer, end_offset = await self._finish(decision, pending)
-            except KafkaError as error:
-                answers.append(refused(wish, error))
-            else:
-                answers.append(answer)
-                visible_offset = max(visible_offset, end_offset)
-        return Changed(answers, visible_offset)
 
-    async def _change(self, decide: Callable[[MetadataImage], Decision[T]]) -> Changed[T]:
-        """The answer, once what it says is committed."""
-        try:
-            pending: _Pending[T] | NotCommittedError = await self._start(decide)
-        except NotCommittedError as error:
-            pending = error
-        return Changed(*await self._finish(decide, pending))
-
-    async def _start(self, decide: Callable[[MetadataImage], Decision[T]]) -> _Pending[T]:
-        """Decided, and on its way. KafkaError, NotCommittedError."""
-        async with self._deciding:
-            self._rebase()
-            decision = decide(self._decided)
-            proposals = await self._propose(decision)
-            if not proposals and self._last is not None:
-                proposals = [self._last]  # what the answer was read from is not committed yet
-            return _Pending(
-                decision.answer, self._decided.end_offset, self._generation, tuple(proposals)
-            )
-
-    def _rebase(self) -> None:
-        """Decide on the committed image wherever nothing of this term is on its way."""
-        status = self._quorum.status
-        if not status.is_active:
-            known = "no" if status.leader_id is None else f"{status.leader_id} is the"
-            raise KafkaError(
-                ErrorCode.NOT_CONTROLLER, f"Not the active controller; {known} leader of the quorum"
-            )
-        committed = self._loader.image
-        if status.term != self._term:
-            self._term = status.term
-            self._forget_pending()
-        elif committed.end_offset >= self._decided.end_offset:
-            self._decided, self._last = committed, None
-
-    def _forget_pending(self) -> None:
-        self._decided, self._last = self._loader.image, None
-        self._generation += 1
-
-    async def _propose(self, decision: Decision[T]) -> list[Proposal]:
-        """The decision's records are on their way, and `_decided` holds them."""
-        proposals: list[Proposal] = []
-        records = iter(decision.records)
-        while True:
-            limit = MAX_BATCH_RECORDS if decision.divisible else None
-            steps = Replay(self._decided)
-            try:
-                encoded = await _encode_in_slices(steps, islice(records, limit))
-            except ValueError as error:  # a text longer than records hold, for one
-                raise KafkaError(ErrorCode.INVALID_REQUEST, f"{error}.") from None
-            if not encoded:
-                return proposals
-            expected_offset = self._decided.end_offset
-            try:
-                self._last = self._quorum.propose(self._term, expected_offset, encoded)
-            except BatchTooLargeError as error:
-                raise KafkaError(ErrorCode.POLICY_VIOLATION, f"Too large: {error}.") from None
-            self._decided, _ = steps.finish()
-            proposals.append(self._last)
-            if not decision.divisible:
-                return proposals
-
-    async def _finish(
-        self,
-        decide: Callable[[MetadataImage], Decision[T]],
-        pending: _Pending[T] | KafkaError | NotCommittedError,
-    ) -> tuple[T, int]:
-        """The answer and the end offset of its change, committed; decided anew where need be."""
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            try:
-                if isinstance(pending, Exception):
-                    raise pending
-                for proposal in pending.proposals:
-                    await proposal.wait()
-            except OutcomeUnknownError as error:
-                raise KafkaError(
-                    ErrorCode.REQUEST_TIMED_OUT, f"The change may or may not be made: {error}."
-                ) from None
-            except NotCommittedError as error:
-                if isinstance(pending, _Pending) and pending.generation == self._generation:
-                    self._forget_pending()
-                if not error.retry or attempt == MAX_ATTEMPTS:
-                    raise KafkaError(error.code, f"The change is not made: {error}.") from None
-            else:
-                return pending.answer, pending.end_offset
-            try:
-                pending = await self._start(decide)
-            except NotCommittedError as error:
-                pending = error
-        raise AssertionError("the last attempt returns or raises")
+async def _in_slices(wishes: Sequence[T]) -> AsyncIterator[T]:
+    """Each of them, and the loop gets its turn between."""
+    for number, wish in enumerate(wishes, 1):
+        yield wish
+        if number % SLICE_WISHES == 0:
+            await trio.lowlevel.checkpoint()
 
 
-def _decide(
-    decide: Callable[[MetadataImage, W], Decision[T]], wish: W, image: MetadataImage
-) -> Decision[T]:
-    return decide(image, wish)
+def _too_many(wishes: Sequence[object]) -> KafkaError | None:
+    if len(wishes) <= MAX_WISHES:
+        return None
+    return KafkaError(
+        ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation."
+    )
 
 
-async def _encode_in_slices(steps: Replay, records: Iterable[MetadataRecord]) -> list[bytes]:
-    """The bytes of every record; they are replayed into `steps`."""
-    encoded: list[bytes] = []
-    rest = iter(records)
-    while True:
-        part = list(islice(rest, SLICE_RECORDS))
-        encoded += [encode_record(record) for record in part]
-        steps.apply(part)
-        if len(part) < SLICE_RECORDS:
-            return encoded
-        await trio.lowlevel.checkpoint()
+def _excess(
+    topics: Sequence[NewTopic], image: MetadataImage, defaults: TopicDefaults
+) -> KafkaError | None:
+    """Why one request may not have so many partitions (KIP-599), or topics."""
+    if (error := _too_many(topics)) is not None:
+        return error
+    partitions = 0
+    for topic in topics:
+        count = len(topic.assignments) if topic.assignments else topic.partitions
+        if count <= MAX_PARTITIONS_PER_TOPIC:  # else it is refused alone
+            partitions += defaults.partitions if count == USE_DEFAULT else max(0, count)
+    if partitions > MAX_WISHES:
+        return KafkaError(
+            ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request."
+        )
+    return None
 
 
 def _unmade(outcome: TopicOutcome) -> TopicOutcome:

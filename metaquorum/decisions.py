@@ -11,20 +11,15 @@ from random import Random
 from typing import Final, Generic, TypeVar
 
 from metaquorum.config import Scope, parse_all
-from metaquorum.features import SUPPORTED_FEATURES
-from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage, partition_record
+from metaquorum.image import MetadataImage, TopicImage
 from metaquorum.placement import place
 from metaquorum.records import (
     MAX_REPLICAS,
     UUID_BYTES,
     ConfigRecord,
-    Endpoint,
-    FeatureLevelRecord,
-    FeatureRange,
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
-    RegisterWorkerRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
@@ -44,12 +39,16 @@ class Decision(Generic[T]):
     """An answer, and the records to be committed before it may be given.
 
     `divisible`: any prefix of the records leaves the metadata sound, so that they may be committed
-    in several batches; else they are one batch.
+    in several batches; else they are one batch. A None among them is no record: much was looked at
+    to find the next one, and the loop may have its turn.
     """
 
     answer: T
-    records: Iterable[MetadataRecord] = ()
+    records: Iterable[MetadataRecord | None] = ()
     divisible: bool = False
+
+    def all_records(self) -> list[MetadataRecord]:
+        return [record for record in self.records if record is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,30 +96,6 @@ class TopicOutcome:
         error: KafkaError, name: str | None, topic_id: bytes | None = None
     ) -> "TopicOutcome":
         return TopicOutcome(name, topic_id, error.code, error.message)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRegistration:
-    """What a worker says of itself. A new incarnation id for each start of its process."""
-
-    worker_id: int
-    incarnation_id: bytes
-    endpoints: tuple[Endpoint, ...]
-    host: str
-    rack: str | None = None
-    log_dirs: tuple[bytes, ...] = ()
-    features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerRegistration:
-    """What a controller says of itself: the levels it can run at, and where its peers reach it."""
-
-    controller_id: int
-    incarnation_id: bytes
-    host: str
-    port: int
-    features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +148,7 @@ def _topic_records(
 ) -> Iterator[MetadataRecord]:
     yield TopicRecord(name, topic_id)
     for key, text in configs.items():
-        yield ConfigRecord(Scope.TOPIC, name, key, text)
+        yield ConfigRecord(int(Scope.TOPIC), name, key, text)
     yield from _partition_records(topic_id, 0, replicas)
 
 
@@ -378,63 +353,20 @@ def delete_topic(
     return Decision(outcome, [RemoveTopicRecord(topic.topic_id)])
 
 
-def register_worker(image: MetadataImage, worker: WorkerRegistration) -> Decision[None]:
-    """The worker is registered by this incarnation; its broker epoch then stands in the image.
-
-    What it led before it leads again, each partition in a new leader epoch: no incarnation leads in
-    an epoch in which an earlier one did (KAFKA-10527). The registration comes last, so that who is
-    registered has had all epochs raised. Asking again with the same incarnation changes nothing.
-    """
-    known = image.workers.get(worker.worker_id)
-    if known is not None and known.incarnation_id == worker.incarnation_id:
-        return Decision(None)
-    return Decision(None, _registration_records(image, worker), divisible=True)
-
-
-def _registration_records(
-    image: MetadataImage, worker: WorkerRegistration
-) -> Iterator[MetadataRecord]:
-    end_offset = image.end_offset
-    for topic in image.topics.values():
-        for number, partition in enumerate(topic.partitions):
-            if _is_led_by(partition, worker.worker_id):
-                yield partition_record(
-                    topic.topic_id, number, _led_anew(partition, worker.worker_id)
-                )
-                end_offset += 1
-    yield RegisterWorkerRecord(
-        worker.worker_id,
-        worker.incarnation_id,
-        end_offset,
-        worker.endpoints,
-        worker.host,
-        worker.rack,
-        worker.log_dirs,
-        worker.features,
-        fenced=False,
-    )
-
-
-def _is_led_by(partition: PartitionImage, worker_id: int) -> bool:
-    if partition.leader == NO_LEADER:
-        return worker_id in partition.isr
-    return partition.leader == worker_id
-
-
-def _led_anew(partition: PartitionImage, worker_id: int) -> PartitionImage:
-    return PartitionImage(
-        partition.replicas,
-        partition.isr,
-        worker_id,
-        partition.leader_epoch + 1,
-        partition.partition_epoch + 1,
-    )
-
-
 def allocate_producer_ids(
     image: MetadataImage, worker_id: int, broker_epoch: int
 ) -> Decision[ProducerIdBlock]:
     """A block of producer ids belongs to that worker, and to nobody else ever. KafkaError."""
+    check_epoch(image, worker_id, broker_epoch)
+    first = image.next_producer_id
+    return Decision(
+        ProducerIdBlock(first, PRODUCER_ID_BLOCK),
+        [ProducerIdsRecord(worker_id, broker_epoch, first + PRODUCER_ID_BLOCK)],
+    )
+
+
+def check_epoch(image: MetadataImage, worker_id: int, broker_epoch: int) -> None:
+    """KafkaError unless it is the worker's current registration that speaks."""
     worker = image.workers.get(worker_id)
     if worker is None:
         raise KafkaError(
@@ -446,14 +378,3 @@ def allocate_producer_ids(
             f"Worker {worker_id} is registered with epoch {worker.broker_epoch},"
             f" not {broker_epoch}.",
         )
-    first = image.next_producer_id
-    return Decision(
-        ProducerIdBlock(first, PRODUCER_ID_BLOCK),
-        [ProducerIdsRecord(worker_id, broker_epoch, first + PRODUCER_ID_BLOCK)],
-    )
-
-
-def found_cluster(image: MetadataImage) -> Decision[None]:
-    """The cluster runs at known feature levels; nothing changes where it does already."""
-    missing = [each for each in SUPPORTED_FEATURES if each.name not in image.features]
-    return Decision(None, [FeatureLevelRecord(each.name, each.most) for each in missing])

@@ -7,13 +7,14 @@ cluster's levels is not let in, so that nothing is ever written that somebody ca
 Source: KIP-584, KIP-778.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from metaquorum.decisions import Decision
 from metaquorum.image import MetadataImage
-from metaquorum.records import FeatureRange
+from metaquorum.records import FeatureLevelRecord, FeatureRange
 from wire.errors import ErrorCode, KafkaError
 
 METADATA_VERSION: Final = "metadata.version"
@@ -41,6 +42,12 @@ class FeatureUpdate:
     upgrade_type: int = UpgradeType.UPGRADE
 
 
+def found_cluster(image: MetadataImage) -> Decision[None]:
+    """The cluster runs at known feature levels; nothing changes where it does already."""
+    missing = [each for each in SUPPORTED_FEATURES if each.name not in image.features]
+    return Decision(None, [FeatureLevelRecord(each.name, each.most) for each in missing])
+
+
 def check_features(image: MetadataImage) -> None:
     """KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot."""
     check_covered(image, SUPPORTED_FEATURES, "this version")
@@ -57,3 +64,97 @@ def check_covered(image: MetadataImage, ranges: Sequence[FeatureRange], who: str
                 f"The cluster runs at level {level} of {name}, which {who} does not"
                 " support; start a newer one.",
             )
+
+
+def update_features(
+    image: MetadataImage,
+    updates: Sequence[FeatureUpdate],
+    nodes: Mapping[str, Sequence[FeatureRange] | None],
+) -> Decision[None]:
+    """The cluster runs at all of these levels; KafkaError where any of them cannot be.
+
+    `nodes`: every controller and worker, by what to call it, with the levels it can run at; None
+    where that is not known.
+    """
+    if len({update.name for update in updates}) != len(updates):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "A feature is given more than once.")
+    for update in updates:
+        _check_update(image.features.get(update.name, 0), update, nodes)
+    return Decision(
+        None,
+        [
+            FeatureLevelRecord(update.name, update.level)
+            for update in updates
+            if update.level != image.features.get(update.name, 0)
+        ],
+    )
+
+
+def nodes_with_features(
+    image: MetadataImage, active_id: int, voters: Sequence[int]
+) -> dict[str, Sequence[FeatureRange] | None]:
+    """What every node of the cluster can run at; `active_id` is the controller that asks."""
+    nodes: dict[str, Sequence[FeatureRange] | None] = {
+        f"Local controller {active_id}": SUPPORTED_FEATURES
+    }
+    for controller_id in voters:
+        if controller_id != active_id:
+            known = image.controllers.get(controller_id)
+            nodes[f"Controller {controller_id}"] = None if known is None else known.features
+    for worker_id, worker in sorted(image.workers.items()):
+        nodes[f"Broker {worker_id}"] = worker.features
+    return nodes
+
+
+def _check_update(
+    level: int, update: FeatureUpdate, nodes: Mapping[str, Sequence[FeatureRange] | None]
+) -> None:
+    if update.upgrade_type not in UpgradeType._value2member_map_:
+        raise _invalid(update, "The controller does not support the given upgrade type.")
+    if update.level < 0:
+        raise _invalid(update, "A feature version cannot be less than 0.")
+    for complaint in _unsupported(update, nodes):
+        raise _invalid(update, complaint)
+    upgrades = update.upgrade_type == UpgradeType.UPGRADE
+    if update.level > level and not upgrades:
+        raise _invalid(update, "Can't downgrade to a newer version.")
+    if update.level < level and upgrades:
+        raise _invalid(
+            update,
+            "Can't downgrade the version of this feature without setting the upgrade type to either"
+            " safe or unsafe downgrade.",
+        )
+    if update.level < level and update.name == METADATA_VERSION:
+        safe = update.upgrade_type == UpgradeType.SAFE_DOWNGRADE
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"Unsupported metadata.version downgrade from {level} to {update.level}. "
+            + (
+                "Refusing to perform the requested downgrade because it might delete metadata"
+                " information."
+                if safe
+                else "Unsafe metadata downgrade is not supported in this version."
+            ),
+        )
+
+
+def _unsupported(
+    update: FeatureUpdate, nodes: Mapping[str, Sequence[FeatureRange] | None]
+) -> Iterator[str]:
+    for node, ranges in nodes.items():
+        if ranges is None:
+            yield f"{node} has not told yet which versions it supports."
+            continue
+        known = next((each for each in ranges if each.name == update.name), None)
+        if known is None:
+            if update.level:  # at 0 it is as if there were no such feature
+                yield f"{node} does not support this feature."
+        elif not known.least <= update.level <= known.most:
+            yield f"{node} only supports versions {known.least}-{known.most}"
+
+
+def _invalid(update: FeatureUpdate, reason: str) -> KafkaError:
+    return KafkaError(
+        ErrorCode.INVALID_UPDATE_VERSION,
+        f"Invalid update version {update.level} for feature {update.name}. {reason}",
+    )

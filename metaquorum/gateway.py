@@ -8,17 +8,12 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from metaquorum.config_changes import ResourceChange
-from metaquorum.controller import Changed, Controller
-from metaquorum.decisions import (
-    ControllerRegistration,
-    MorePartitions,
-    NewTopic,
-    ProducerIdBlock,
-    TopicOutcome,
-    WorkerRegistration,
-)
+from metaquorum.controller import Controller
+from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
 from metaquorum.features import FeatureUpdate
 from metaquorum.loader import MetadataLoader
+from metaquorum.proposer import Changed
+from metaquorum.registrations import ControllerRegistration, WorkerRegistration
 from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
 from wire.errors import KafkaError
 

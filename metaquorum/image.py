@@ -8,7 +8,7 @@ our own doing. Images share what they have in common, so that keeping one costs 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from metaquorum.config import Scope
@@ -19,10 +19,12 @@ from metaquorum.records import (
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
+    RegisterControllerRecord,
     RegisterWorkerRecord,
     RemoveTopicRecord,
     TopicRecord,
     UnregisterWorkerRecord,
+    WorkerChangeRecord,
 )
 
 NO_LEADER: Final = -1
@@ -82,6 +84,7 @@ class MetadataImage:
     collisions: PersistentMap[str, str]
     configs: PersistentMap[ConfigResource, Mapping[str, str]]  # only resources with configs
     workers: Mapping[int, RegisterWorkerRecord]
+    controllers: Mapping[int, RegisterControllerRecord]
     next_producer_id: int
     producer_ids: ProducerIdsRecord | None  # the last block given
     partition_count: int
@@ -98,6 +101,7 @@ class MetadataImage:
             PersistentMap(_name_bytes),
             PersistentMap(_resource_bytes),
             {},
+            {},
             0,
             None,
             0,
@@ -109,6 +113,14 @@ class MetadataImage:
     def topic_by_id(self, topic_id: bytes) -> TopicImage | None:
         name = self.topic_names.get(topic_id)
         return None if name is None else self.topics[name]
+
+    def is_live(self, worker_id: int) -> bool:
+        """The worker is registered, and may lead."""
+        worker = self.workers.get(worker_id)
+        return worker is not None and not worker.fenced and not worker.in_controlled_shutdown
+
+    def fenced_workers(self) -> set[int]:
+        return {worker_id for worker_id, worker in self.workers.items() if worker.fenced}
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
         """The topic's own configs, as text: the first layer for `WorkerLayers.topic_configs`."""
@@ -128,6 +140,8 @@ class MetadataImage:
             yield FeatureLevelRecord(name, level)
         for _, worker in sorted(self.workers.items()):
             yield worker
+        for _, controller in sorted(self.controllers.items()):
+            yield controller
         for _, topic in self.topics.in_order():
             yield TopicRecord(topic.name, topic.topic_id)
             for number, partition in enumerate(topic.partitions):
@@ -198,6 +212,7 @@ class Replay:
         "_before",
         "_collisions",
         "_configs",
+        "_controllers",
         "_count",
         "_features",
         "_next_producer_id",
@@ -222,6 +237,7 @@ class Replay:
         self._collisions = image.collisions.edit()
         self._configs = image.configs.edit()
         self._workers = dict(image.workers)
+        self._controllers = image.controllers
         self._next_producer_id = image.next_producer_id
         self._producer_ids = image.producer_ids
         self._partition_count = image.partition_count
@@ -247,6 +263,8 @@ class Replay:
                 case RegisterWorkerRecord():
                     self._workers[record.worker_id] = record
                     self._worker_ids[record.worker_id] = None
+                case WorkerChangeRecord():
+                    self._change_worker(record)
                 case UnregisterWorkerRecord():
                     self._workers.pop(record.worker_id, None)
                     self._worker_ids[record.worker_id] = None
@@ -255,6 +273,8 @@ class Replay:
                     self._producer_ids = record
                 case FeatureLevelRecord():
                     self._set_feature(record)
+                case RegisterControllerRecord():
+                    self._controllers = {**self._controllers, record.controller_id: record}
 
     def finish(self, end_offset: int | None = None) -> tuple[MetadataImage, MetadataDelta]:
         """The image after all records, and the change that they made. Ends this replay.
@@ -275,6 +295,7 @@ class Replay:
             self._collisions.finish(),
             self._configs.finish(),
             self._workers if self._worker_ids else before.workers,
+            self._controllers,
             self._next_producer_id,
             self._producer_ids,
             self._partition_count,
@@ -355,6 +376,19 @@ class Replay:
         else:
             self._configs.discard(resource)
         self._resources[resource] = None
+
+    def _change_worker(self, record: WorkerChangeRecord) -> None:
+        worker = self._workers[record.worker_id]
+        assert worker.broker_epoch == record.broker_epoch, "a change of an earlier registration"
+        fenced, in_shutdown = record.fenced, record.in_controlled_shutdown
+        self._workers[record.worker_id] = replace(
+            worker,
+            fenced=worker.fenced if fenced is None else fenced,
+            in_controlled_shutdown=(
+                worker.in_controlled_shutdown if in_shutdown is None else in_shutdown
+            ),
+        )
+        self._worker_ids[record.worker_id] = None
 
     def _set_feature(self, record: FeatureLevelRecord) -> None:
         if record.level:

@@ -42,6 +42,11 @@ class PersistentMap(Mapping[K, V]):
         for bucket in self._buckets:
             yield from bucket
 
+    def each(self) -> Iterator[V]:
+        """Every value, in the order of `__iter__`, without looking each key up."""
+        for bucket in self._buckets:
+            yield from bucket.values()
+
     def in_order(self) -> Iterator[tuple[K, V]]:
         """Every item, in an order that depends on the items only."""
         for bucket in self._buckets:

@@ -3,7 +3,8 @@
 A record is a frozen dataclass with one row in `SCHEMAS`: its id, its newest version, and for each
 field what it holds and since which version. On disk and between nodes it is the msgpack array
 `[id, version, field...]`. Ids are never used again; a new version only adds fields at the end, with
-a default for older records. A record version may be written only once every node reads it.
+a default for older records. A record version may be written only once every node reads it: the
+cluster's level of metadata.version says so (`Schema.levels`).
 
 Reading is strict: types, ranges and lengths are checked, nothing is guessed. A record of a newer
 version is refused in words, since passing it over would make replicas differ.
@@ -127,6 +128,7 @@ class RegisterWorkerRecord:
     log_dirs: tuple[bytes, ...]
     features: tuple[FeatureRange, ...]
     fenced: bool
+    in_controlled_shutdown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,27 @@ class ProducerIdsRecord:
     next_producer_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerChangeRecord:
+    """The registered worker is so from here on; None leaves what it was."""
+
+    worker_id: int
+    broker_epoch: int
+    fenced: bool | None = None
+    in_controlled_shutdown: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterControllerRecord:
+    """The controller is known by this incarnation, at its quorum address."""
+
+    controller_id: int
+    incarnation_id: bytes
+    host: str
+    port: int
+    features: tuple[FeatureRange, ...]
+
+
 MetadataRecord: TypeAlias = (
     FeatureLevelRecord
     | TopicRecord
@@ -155,6 +178,8 @@ MetadataRecord: TypeAlias = (
     | RegisterWorkerRecord
     | UnregisterWorkerRecord
     | ProducerIdsRecord
+    | WorkerChangeRecord
+    | RegisterControllerRecord
 )
 
 # A kind turns an unpacked value into a field's value, or raises ValueError saying what it is not.
@@ -163,11 +188,11 @@ Kind: TypeAlias = Callable[[Any], Any]
 
 def _integer(least: int, most: int) -> Kind:
     def check(value: Any) -> int:
-        if not isinstance(value, int) or value is True or value is False:
+        # No enumeration either: the image is the same whether it was replayed before the record
+        # was encoded or from its bytes.
+        if type(value) is not int or not least <= value <= most:
             raise ValueError(f"is not an integer from {least} to {most}")
-        if not least <= value <= most:
-            raise ValueError(f"is not an integer from {least} to {most}")
-        return int(value)  # of an enumeration, its number
+        return value
 
     return check
 
@@ -227,12 +252,30 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The bytes of one kind of record."""
+    """The bytes of one kind of record.
+
+    `levels`: for each version, the least level of metadata.version that the cluster must run at for
+    it to be written. Version n of the record may be written from levels[n] on.
+    """
 
     id: int
     version: int
     record: type[MetadataRecord]
     fields: tuple[Field, ...]
+    levels: tuple[int, ...] = (0,)
+
+    def version_at(self, level: int) -> int:
+        """The newest version that every node of a cluster at that level reads.
+
+        ValueError where there is none: such a record is not to be decided there.
+        """
+        for version in range(self.version, -1, -1):
+            if self.levels[version] <= level:
+                return version
+        raise ValueError(
+            f"{self.record.__name__} needs level {self.levels[0]} of metadata.version;"
+            f" the cluster runs at {level}"
+        )
 
 
 _WORKER_ID: Final = _integer(0, 2**31 - 1)
@@ -277,7 +320,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     ),
     Schema(
         6,
-        0,
+        1,
         RegisterWorkerRecord,
         (
             Field("worker_id", _WORKER_ID),
@@ -289,7 +332,10 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("log_dirs", _array(_uuid, MAX_LOG_DIRS)),
             Field("features", _array(_FEATURE, MAX_FEATURES)),
             Field("fenced", _boolean),
+            Field("in_controlled_shutdown", _boolean, since=1, default=False),
         ),
+        # Nothing was released that reads version 0 only, so it needs no level of its own.
+        levels=(0, 0),
     ),
     Schema(
         7,
@@ -307,6 +353,29 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("next_producer_id", _OFFSET),
         ),
     ),
+    Schema(
+        9,
+        0,
+        WorkerChangeRecord,
+        (
+            Field("worker_id", _WORKER_ID),
+            Field("broker_epoch", _OFFSET),
+            Field("fenced", _nullable(_boolean)),
+            Field("in_controlled_shutdown", _nullable(_boolean)),
+        ),
+    ),
+    Schema(
+        10,
+        0,
+        RegisterControllerRecord,
+        (
+            Field("controller_id", _WORKER_ID),
+            Field("incarnation_id", _uuid),
+            Field("host", _NAME),
+            Field("port", _integer(0, 65_535)),
+            Field("features", _array(_FEATURE, MAX_FEATURES)),
+        ),
+    ),
 )
 
 _BY_ID: Final[Mapping[int, Schema]] = {schema.id: schema for schema in SCHEMAS}
@@ -320,7 +389,8 @@ def schema_of(record: MetadataRecord) -> Schema:
 def encode_record(record: MetadataRecord, version: int | None = None) -> bytes:
     """The record's bytes, at its newest version unless an older one is asked for.
 
-    ValueError for a field that could not be read again: nothing unreadable may be proposed.
+    ValueError for a field that could not be read again, or that is not its default where the
+    version does not have it: what is read is what was written, or nothing is proposed.
     """
     schema = _BY_TYPE[type(record)]
     written = schema.version if version is None else version
@@ -333,9 +403,31 @@ def encode_record(record: MetadataRecord, version: int | None = None) -> bytes:
             raise ValueError(f"{type(record).__name__}.{field.name} {error}") from None
         if field.since <= written:
             row.append(value)
+        elif value != field.default:
+            raise ValueError(
+                f"{type(record).__name__}.{field.name} cannot be said in version {written}"
+            )
     packed = msgpack.packb(row)
     assert isinstance(packed, bytes)
     return packed
+
+
+class RecordEncoder:
+    """Records to bytes, in the versions that a cluster at that level of metadata.version reads."""
+
+    __slots__ = ("_level", "_versions")
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._versions: dict[type, int] = {}
+
+    def encode(self, record: MetadataRecord) -> bytes:
+        """As `encode_record`; ValueError also where the cluster is not at the record's level."""
+        kind = type(record)
+        version = self._versions.get(kind)
+        if version is None:
+            version = self._versions[kind] = _BY_TYPE[kind].version_at(self._level)
+        return encode_record(record, version)
 
 
 def record_from(row: object) -> MetadataRecord:

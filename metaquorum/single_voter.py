@@ -117,7 +117,6 @@ class SingleVoter:
         self._kick = trio.Event()
         self._became_active = trio.Event()
         self._leadership_changed = trio.lowlevel.ParkingLot()
-        self._stopped = trio.Event()
 
     @property
     def status(self) -> QuorumStatus:
@@ -134,11 +133,6 @@ class SingleVoter:
     async def wait_active(self) -> int:
         await self._became_active.wait()
         return self._term
-
-    async def wait_inactive(self, term: int) -> None:
-        """As in `Quorum`; here a term ends with the process."""
-        if self._active and term == self._term:
-            await self._stopped.wait()
 
     async def wait_change(self, known: Leadership) -> Leadership:
         while (leadership := self.status.leadership) == known:
@@ -273,7 +267,6 @@ class SingleVoter:
             raise failure
         finally:
             self._active = False
-            self._stopped.set()
             for proposal in self._pending:
                 proposal.refuse(ErrorCode.NOT_CONTROLLER, "the quorum's voter has stopped")
             self._pending.clear()

@@ -95,9 +95,12 @@ async def _change(
             wishes[number] = _wish(worker, each)
         except KafkaError as error:
             outcomes[number] = error
-    answers = await worker.gateway.change_configs(
-        list(wishes.values()), validate_only=validate_only
-    )
+    try:
+        answers = await worker.gateway.change_configs(
+            list(wishes.values()), validate_only=validate_only
+        )
+    except KafkaError as error:
+        answers = [error for _ in wishes]
     outcomes |= zip(wishes, answers, strict=True)
     return [outcomes[number] for number in range(len(asked))]
 

@@ -52,9 +52,12 @@ async def handle_create_partitions(
     }
     wishes = [_wish(topic) for topic in message.topics if counts[topic.name] == 1]
     with trio.move_on_after(timeout_seconds(message.timeout_ms)):
-        answers = await worker.gateway.create_partitions(
-            wishes, validate_only=message.validate_only
-        )
+        try:
+            answers = await worker.gateway.create_partitions(
+                wishes, validate_only=message.validate_only
+            )
+        except KafkaError as error:
+            answers = [error for _ in wishes]
         outcomes |= {wish.topic: answer for wish, answer in zip(wishes, answers, strict=True)}
     return CreatePartitionsResponse(
         results=[

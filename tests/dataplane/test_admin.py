@@ -353,7 +353,7 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
             answer = await client.call(ApiKey.METADATA, MetadataRequest(topics=None))
             (row,) = answer.topics
             assert (row.name, row.topic_id) == ("t", made.topic_id)
-            assert {p.leader_epoch for p in row.partitions} == {restart}
+            assert {p.leader_epoch for p in row.partitions} == {2 * restart}
             assert await client.values("t") == [b"0"]
             config = await described(client, TOPIC, "t", keys=["segment.ms"])
             assert config.configs[0].value == "5000"

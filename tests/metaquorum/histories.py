@@ -1,6 +1,6 @@
 """Random metadata logs, as the controller's own decisions make them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
 from hypothesis import strategies as st
@@ -9,15 +9,21 @@ from metaquorum.decisions import (
     Decision,
     NewTopic,
     TopicDefaults,
-    WorkerRegistration,
     allocate_producer_ids,
     create_topic,
     delete_topic,
-    found_cluster,
-    register_worker,
 )
+from metaquorum.features import found_cluster
 from metaquorum.image import MetadataImage, replay
-from metaquorum.records import ConfigRecord, Endpoint, MetadataRecord, UnregisterWorkerRecord
+from metaquorum.records import ConfigRecord, Endpoint, MetadataRecord
+from metaquorum.registrations import (
+    WorkerRegistration,
+    fence_workers,
+    register_worker,
+    shut_down_worker,
+    unfence_worker,
+    unregister_worker,
+)
 from wire.errors import KafkaError
 
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -28,10 +34,14 @@ WISHES: st.SearchStrategy[list[Wish]] = st.lists(
     st.one_of(
         st.tuples(st.just("create"), NAMES, st.integers(1, 4)),
         st.tuples(st.just("delete"), NAMES, st.none()),
-        st.tuples(st.just("register"), st.integers(1, 3), st.integers(0, 3)),
+        st.tuples(st.sampled_from(["register", "restart"]), st.integers(1, 3), st.integers(0, 3)),
         st.tuples(st.just("ids"), st.integers(1, 3), st.none()),
         st.tuples(st.just("config"), NAMES, st.sampled_from([None, "1", "2"])),
-        st.tuples(st.just("unregister"), st.integers(1, 3), st.none()),
+        st.tuples(
+            st.sampled_from(["unregister", "unfence", "fence", "shut down"]),
+            st.integers(1, 3),
+            st.none(),
+        ),
     ),
     max_size=25,
 )
@@ -52,7 +62,7 @@ def decide(image: MetadataImage, wish: Wish, random: Random) -> Decision[object]
             random,
         ),
         "delete": lambda: delete_topic(image, str(subject), None),  # type: ignore[dict-item, return-value]
-        "register": lambda: register_worker(  # type: ignore[dict-item, return-value]
+        "restart": lambda: register_worker(  # type: ignore[dict-item, return-value]
             image, registration(int(str(subject)), int(str(value)))
         ),
         "ids": lambda: allocate_producer_ids(  # type: ignore[dict-item, return-value]
@@ -66,7 +76,14 @@ def decide(image: MetadataImage, wish: Wish, random: Random) -> Decision[object]
                 )
             ],
         ),
-        "unregister": lambda: Decision(None, [UnregisterWorkerRecord(int(str(subject)), 0)]),
+        "unregister": lambda: unregister_worker(image, int(str(subject))),  # type: ignore[dict-item, return-value]
+        "fence": lambda: fence_workers(image, {int(str(subject))}),  # type: ignore[dict-item, return-value]
+        "unfence": lambda: unfence_worker(  # type: ignore[dict-item, return-value]
+            image, int(str(subject)), image.workers[int(str(subject))].broker_epoch
+        ),
+        "shut down": lambda: shut_down_worker(  # type: ignore[dict-item, return-value]
+            image, int(str(subject)), image.workers[int(str(subject))].broker_epoch
+        ),
     }
     return decisions[name]()
 
@@ -75,13 +92,23 @@ def history(wishes: list[Wish], seed: int = 0) -> list[MetadataRecord]:
     """The records that the wishes lead to, each decided on the image of all before."""
     random = Random(seed)
     image = MetadataImage.empty(CLUSTER)
-    log: list[MetadataRecord] = list(found_cluster(image).records)
+    log: list[MetadataRecord] = found_cluster(image).all_records()
     image, _ = replay(image, log)
-    for wish in wishes:
+    for wish in _steps(wishes):
         try:
-            records = list(decide(image, wish, random).records)
+            records = decide(image, wish, random).all_records()
         except (KafkaError, KeyError):
             continue
         log += records
         image, _ = replay(image, records)
     return log
+
+
+def _steps(wishes: list[Wish]) -> Iterator[Wish]:
+    """To register stands for registering and catching up."""
+    for what, subject, value in wishes:
+        if what == "register":
+            yield "restart", subject, value
+            yield "unfence", subject, None
+        else:
+            yield what, subject, value

@@ -171,8 +171,8 @@ def test_added_partitions_follow_those_there_are() -> None:
 
 def test_a_change_is_visible_when_it_is_answered_and_validating_makes_none() -> None:
     async def work(node: Node) -> None:
-        controller = node.controller
-        await controller.create_topics([NewTopic("a")])
+        gateway = node.gateway
+        await gateway.create_topics([NewTopic("a")])
         good = topic(ConfigChange("segment.ms", SET, "7"))
         bad = topic(ConfigChange("segment.ms", SET, "7"), name="b")
 
@@ -180,10 +180,10 @@ def test_a_change_is_visible_when_it_is_answered_and_validating_makes_none() -> 
             return [None if answer is None else answer.code for answer in answers]
 
         for validate_only in (True, False):
-            answers = await controller.change_configs([good, bad], validate_only=validate_only)
+            answers = await gateway.change_configs([good, bad], validate_only=validate_only)
             assert codes(answers) == [None, E.UNKNOWN_TOPIC_OR_PARTITION]
             more = [MorePartitions("a", 3), MorePartitions("b", 3)]
-            answers = await controller.create_partitions(more, validate_only=validate_only)
+            answers = await gateway.create_partitions(more, validate_only=validate_only)
             assert codes(answers) == [None, E.UNKNOWN_TOPIC_OR_PARTITION]
             image = node.loader.visible
             assert image.topic_configs("a") == ({} if validate_only else {"segment.ms": "7"})

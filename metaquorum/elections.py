@@ -1,0 +1,78 @@
+"""Who leads a partition, and who is in its ISR, when workers come and go. Pure rules.
+
+A worker is *live* while it is registered, not fenced and not in controlled shutdown.
+
+    what happens                     leader                          ISR
+    its leader is not live any more  the first live replica of the   without those gone, but never
+                                     ISR, in replica order; or none  empty: the last ones stay
+    a follower is not live any more  stays                           without it
+    none, and one of the ISR is live that one, as above              stays
+    a worker restarted               as if it had been gone between: it never leads again in an
+                                     epoch in which it led before (KAFKA-10527)
+
+Epochs: the leader epoch grows when the leader changes (none is another one), the partition epoch
+with every change. Who leads, therefore, is live; and none leads only where none of the ISR is live.
+The last of an ISR stay in it because they alone have all that was acknowledged: they lead when they
+come back, and nobody else does.
+
+Source: Kafka's PartitionChangeBuilder and PartitionRegistration; KIP-966 on the last replica.
+"""
+
+from collections.abc import Callable, Set
+from typing import TypeAlias
+
+from metaquorum.image import NO_LEADER, PartitionImage
+
+IsLive: TypeAlias = Callable[[int], bool]
+
+
+def elected(partition: PartitionImage, is_live: IsLive) -> int:
+    """Who is to lead: whoever does, while it may; else the first that may; else NO_LEADER."""
+    if partition.leader in partition.isr and is_live(partition.leader):
+        return partition.leader
+    for replica in partition.replicas:
+        if replica in partition.isr and is_live(replica):
+            return replica
+    return NO_LEADER
+
+
+def preferred(partition: PartitionImage, is_live: IsLive) -> int:
+    """Who is to lead when the preferred replica is asked for: the first, where it may."""
+    first = partition.replicas[0]
+    if first in partition.isr and is_live(first):
+        return first
+    return elected(partition, is_live)
+
+
+def without_workers(
+    partition: PartitionImage, gone: Set[int], is_live: IsLive
+) -> PartitionImage | None:
+    """The partition once these workers are not live any more; None where that changes nothing.
+
+    `is_live` says False of them already.
+    """
+    if partition.leader not in gone and gone.isdisjoint(partition.isr):
+        return None
+    staying = tuple([replica for replica in partition.isr if replica not in gone])
+    isr = staying if staying else partition.isr
+    return changed(partition, elected(partition, is_live), isr)
+
+
+def with_workers(partition: PartitionImage, is_live: IsLive) -> PartitionImage | None:
+    """The partition led by whoever may lead it now; None where it is led, or nobody may."""
+    if partition.leader != NO_LEADER:
+        return None
+    return changed(partition, elected(partition, is_live), partition.isr)
+
+
+def changed(partition: PartitionImage, leader: int, isr: tuple[int, ...]) -> PartitionImage | None:
+    """The partition with this leader and ISR, and the epochs that belong to it; None: as it is."""
+    if leader == partition.leader and isr == partition.isr:
+        return None
+    return PartitionImage(
+        partition.replicas,
+        isr,
+        leader,
+        partition.leader_epoch + (leader != partition.leader),
+        partition.partition_epoch + 1,
+    )
