@@ -1,0 +1,123 @@
+"""How much was used lately, and how long to wait for what was too much.
+
+Use is counted in samples of S seconds, of which the newest N are kept. The observed time T reaches
+from the beginning of the oldest sample to now, but is never taken to be less than N-1 samples: who
+has just begun may use at once what is allowed in that time. So
+
+    U = sum of the samples / T        D = T (U - Q) / Q
+
+D is the time after which U is Q again while T grows with it; where T does not grow, because it was
+taken to be more than it was, a client is told to wait twice.
+
+When a new sample begins and the oldest goes, T shrinks from N S to (N-1) S at one stroke. A client
+that had just been within its quota is then over it by one part in N-1, and waits for S: the
+*snapback* that gives a throttled producer its comb of small batches until its first burst leaves
+the window. Source: KIP-13; Kafka's Rate and SampledStat.
+
+A token bucket (KIP-599) is for what comes seldom and is decided before it is done: tokens come at
+the rate of the quota up to what N samples of it bring; a request takes them when there is one at
+all, even beyond zero, and the next waits until they are back.
+
+Plain state: `now` is monotonic seconds.
+"""
+
+from collections import deque
+from typing import Final
+
+DEFAULT_SAMPLES: Final = 11  # quota.window.num
+DEFAULT_SAMPLE_S: Final = 1.0  # quota.window.size.seconds
+
+
+class RateWindow:
+    """The use of one allowance."""
+
+    __slots__ = ("_sample_s", "_samples", "_starts", "_sums", "_total")
+
+    def __init__(self, samples: int = DEFAULT_SAMPLES, sample_s: float = DEFAULT_SAMPLE_S) -> None:
+        self._samples = samples
+        self._sample_s = sample_s
+        self._starts: deque[float] = deque()
+        self._sums: deque[float] = deque()
+        self._total = 0.0
+
+    def record(self, amount: float, now: float) -> None:
+        """So much was used now."""
+        self._forget(now)
+        if not self._starts or now - self._starts[-1] >= self._sample_s:
+            self._starts.append(now)
+            self._sums.append(0.0)
+            if len(self._starts) > self._samples:
+                self._starts.popleft()
+                self._total -= self._sums.popleft()
+        self._sums[-1] += amount
+        self._total += amount
+
+    def rate(self, now: float) -> float:
+        """What was used a second, over `window_s`."""
+        window_s = self.window_s(now)
+        return self._total / window_s
+
+    def window_s(self, now: float) -> float:
+        """T, in seconds."""
+        self._forget(now)
+        least = (self._samples - 1) * self._sample_s or self._sample_s
+        if not self._starts:
+            return least
+        elapsed = now - self._starts[0]
+        whole = int(elapsed / self._sample_s)
+        if whole < self._samples - 1:
+            elapsed += (self._samples - 1 - whole) * self._sample_s
+        return max(elapsed, least)
+
+    def delay_s(self, quota: float, now: float) -> float:
+        """D: after so many seconds without use, the rate is at most `quota` again; 0 when it is."""
+        window_s = self.window_s(now)
+        over = self._total / window_s - quota
+        return window_s * over / quota if over > 0 else 0.0
+
+    def is_unused(self, now: float) -> bool:
+        """Nothing that was ever used counts any more: it may as well be forgotten."""
+        self._forget(now)
+        return not self._starts
+
+    def _forget(self, now: float) -> None:
+        """Samples that began before the window are gone."""
+        starts = self._starts
+        while starts and now - starts[0] >= self._samples * self._sample_s:
+            starts.popleft()
+            self._total -= self._sums.popleft()
+        if not starts:
+            self._total = 0.0  # what floating point has left
+
+
+class TokenBucket:
+    """The allowance of one who changes the metadata."""
+
+    __slots__ = ("_burst_s", "_filled_at", "_tokens")
+
+    def __init__(
+        self, quota: float, now: float, samples: int = DEFAULT_SAMPLES, sample_s: float = 1.0
+    ) -> None:
+        self._burst_s = samples * sample_s
+        self._tokens = quota * self._burst_s
+        self._filled_at = now
+
+    def tokens(self, quota: float, now: float) -> float:
+        self._fill(quota, now)
+        return self._tokens
+
+    def take(self, amount: float, quota: float, now: float) -> None:
+        """`amount` is used, whether or not it was there."""
+        self._fill(quota, now)
+        self._tokens -= amount
+
+    def delay_s(self, quota: float, now: float) -> float:
+        """After so many seconds there is no debt; 0 when there is none."""
+        self._fill(quota, now)
+        return -self._tokens / quota if self._tokens < 0 else 0.0
+
+    def _fill(self, quota: float, now: float) -> None:
+        self._tokens = min(
+            quota * self._burst_s, self._tokens + quota * max(0.0, now - self._filled_at)
+        )
+        self._filled_at = now

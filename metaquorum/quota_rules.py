@@ -1,0 +1,108 @@
+"""Which quota applies to a client, with whom it shares it, and why: eight rules in one order.
+
+    1  user          client-id        5  default user  default client-id
+    2  user          default          6  default user  -
+    3  user          -                7  -             client-id
+    4  default user  client-id        8  -             default client-id
+
+The first rule that has a value for the quota in question applies. A default stands for every name
+of its kind, and for none: who gives no client-id is taken by 2, 5 and 8 like who gives any. (So the
+documents say that this follows; Apache Kafka of today lets a client without a client-id pass by.)
+
+Who shares: a rule that speaks of both, by name or by default, gives each pair of user and client-id
+its own allowance; a rule that speaks of one gives one to all that are alike in that one, whatever
+the other. A default is therefore never shared between those it stands for.
+
+Plain state. Source: KIP-55, KIP-257.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple, TypeAlias
+
+
+class Part(Enum):
+    """What an entity may say of a user or a client-id instead of a name."""
+
+    DEFAULT = "<default>"
+    ABSENT = "-"
+
+
+Name: TypeAlias = str | Part
+
+
+class QuotaEntity(NamedTuple):
+    """Whom a quota is for."""
+
+    user: Name = Part.ABSENT
+    client_id: Name = Part.ABSENT
+
+    def __str__(self) -> str:
+        parts = [
+            f"{kind}={name.value if isinstance(name, Part) else name}"
+            for kind, name in (("user", self.user), ("client-id", self.client_id))
+            if name is not Part.ABSENT
+        ]
+        return ", ".join(parts)
+
+
+class Sharers(NamedTuple):
+    """All clients with this user and this client-id (None: whatever it is) use one allowance."""
+
+    user: str | None
+    client_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One of the eight, as it looks to one client."""
+
+    precedence: int  # from 1
+    entity: QuotaEntity
+    value: float | None  # None: nothing is set here
+    sharers: Sharers
+
+
+NO_CLIENT_ID: Final = ""
+
+
+def rules_for(
+    quotas: Mapping[QuotaEntity, Mapping[str, float]], key: str, user: str, client_id: str | None
+) -> Iterator[Rule]:
+    """The eight rules for that client in their order, each with its value of the quota `key`."""
+    name = client_id or NO_CLIENT_ID
+    # Nobody can be called by no name: who gives none is met by defaults alone.
+    named: Name = name or Part.DEFAULT
+    for precedence, entity in enumerate(
+        (
+            QuotaEntity(user, named),
+            QuotaEntity(user, Part.DEFAULT),
+            QuotaEntity(user, Part.ABSENT),
+            QuotaEntity(Part.DEFAULT, named),
+            QuotaEntity(Part.DEFAULT, Part.DEFAULT),
+            QuotaEntity(Part.DEFAULT, Part.ABSENT),
+            QuotaEntity(Part.ABSENT, named),
+            QuotaEntity(Part.ABSENT, Part.DEFAULT),
+        ),
+        1,
+    ):
+        values = quotas.get(entity)
+        sharers = Sharers(
+            None if entity.user is Part.ABSENT else user,
+            None if entity.client_id is Part.ABSENT else name,
+        )
+        # By name, a client without one matches nothing; the default of that row is the next rule.
+        is_named_row = precedence in (1, 4, 7) and not name
+        value = None if values is None or is_named_row else values.get(key)
+        yield Rule(precedence, entity, value, sharers)
+
+
+def applying(
+    quotas: Mapping[QuotaEntity, Mapping[str, float]], key: str, user: str, client_id: str | None
+) -> Rule | None:
+    """The first rule with a value; None: the client is not limited."""
+    for rule in rules_for(quotas, key, user, client_id):
+        if rule.value is not None:
+            return rule
+    return None
