@@ -96,6 +96,8 @@ class Controller:
         timeout_ms = self._configs(loader.image).integer("broker.session.timeout.ms")
         self._sessions = WorkerSessions(timeout_ms / 1000)
         self._sessions_term = -1
+        self._defaults_of: object = None
+        self._topic_defaults = TopicDefaults()
         self._wants_election = False  # a worker came, and not all that it may lead was given it
         self._tend_again = trio.Event()
 
@@ -374,10 +376,13 @@ class Controller:
         ).worker_configs()
 
     def _defaults(self, image: MetadataImage) -> TopicDefaults:
-        configs = self._configs(image)
-        return TopicDefaults(
-            configs.integer("num.partitions"), configs.integer("default.replication.factor")
-        )
+        if image.configs is not self._defaults_of:
+            configs = self._configs(image)
+            self._topic_defaults = TopicDefaults(
+                configs.integer("num.partitions"), configs.integer("default.replication.factor")
+            )
+            self._defaults_of = image.configs
+        return self._topic_defaults
 
 
 async def _in_slices(wishes: Sequence[T]) -> AsyncIterator[T]:

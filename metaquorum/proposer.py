@@ -14,9 +14,10 @@ Committing needs no lock: many decisions are on their way together and share the
 What was replayed to decide further is handed to the loader, which need not replay it once more.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 import trio
@@ -29,7 +30,7 @@ from metaquorum.batch import (
 )
 from metaquorum.decisions import Decision
 from metaquorum.features import METADATA_VERSION, found_cluster
-from metaquorum.image import MetadataImage, Replay
+from metaquorum.image import MetadataDelta, MetadataImage, Replay
 from metaquorum.loader import MetadataLoader
 from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal, Quorum
 from metaquorum.records import MetadataRecord, RecordEncoder
@@ -44,6 +45,8 @@ MAX_ATTEMPTS: Final = 5  # of one decision, when its proposals keep missing thei
 DIVISIBLE_BATCH_RECORDS: Final = 1000
 SLICE_S: Final = 0.003
 _CLOCK_RECORDS: Final = 32  # encoded between two looks at the clock
+_DECISION_RECORDS: Final = 3  # what deciding costs, counted in records
+SLICE_WISHES: Final = 1000  # answered without a wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +100,50 @@ class Proposer:
         decide: Callable[[MetadataImage, W], Decision[T]],
         refused: Callable[[W, KafkaError], T],
     ) -> Changed[list[T]]:
-        """An answer for each wish, decided in order and committed together."""
+        """An answer for each wish, decided in order; those of one slice are committed as one."""
         decisions = [partial(_decide, decide, wish) for wish in wishes]
         started: list[_Pending[T] | KafkaError | NotCommittedError] = []
-        for decision in decisions:
+        while len(started) < len(decisions):
             try:
-                started.append(await self._start(decision))
+                started += await self._start_some(decisions, len(started))
             except (KafkaError, NotCommittedError) as error:
                 started.append(error)
         answers: list[T] = []
         end_offset = 0
-        for wish, decision, pending in zip(wishes, decisions, started, strict=True):
+        committed: set[Proposal] = set()
+        for number, (wish, pending) in enumerate(zip(wishes, started, strict=True)):
+            if number % SLICE_WISHES == 0:
+                await trio.lowlevel.checkpoint()
             try:
-                changed = await self._finish(decision, pending)
+                changed = await self._finish(decisions[number], pending, committed)
             except KafkaError as error:
                 answers.append(refused(wish, error))
             else:
                 answers.append(changed.answer)
                 end_offset = max(end_offset, changed.end_offset)
         return Changed(answers, end_offset)
+
+    async def _start_some(
+        self, decisions: Sequence[Callable[[MetadataImage], Decision[T]]], first: int
+    ) -> list[_Pending[T] | KafkaError]:
+        """Of the decisions from `first` on, what a slice of the loop takes, in one batch.
+
+        KafkaError, NotCommittedError: none of these is made.
+        """
+        async with self._deciding:
+            await self._rebase()
+            with trio.CancelScope(shield=True):
+                group: _Group[T] = _Group(self._decided, self._clock)
+                answers = [each async for each in group.decided(islice(decisions, first, None))]
+                if group.encoded:
+                    self._send(group.encoded, group.image, group.delta)
+            proposals = () if self._last is None else (self._last,)
+            return [
+                each
+                if isinstance(each, KafkaError)
+                else _Pending(each.answer, self._decided.end_offset, self._generation, proposals)
+                for each in answers
+            ]
 
     async def _start(self, decide: Callable[[MetadataImage], Decision[T]]) -> _Pending[T]:
         """Decided, and on its way. KafkaError, NotCommittedError."""
@@ -154,7 +182,7 @@ class Proposer:
 
     async def _propose(self, decision: Decision[T]) -> list[Proposal]:
         """The decision's records are on their way, and `_decided` holds them."""
-        packing = _Packing(decision, self._decided, self._clock)
+        packing = _Packing(decision, self._decided, _Turn(self._clock))
         proposals: list[Proposal] = []
         while True:
             steps = Replay(self._decided)
@@ -164,29 +192,41 @@ class Proposer:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"{error}.") from None
             if not encoded:
                 return proposals
-            expected_offset = self._decided.end_offset
-            try:
-                self._last = self._quorum.propose(self._term, expected_offset, encoded)
-            except BatchTooLargeError as error:
-                raise KafkaError(ErrorCode.POLICY_VIOLATION, f"Too large: {error}.") from None
-            self._decided, delta = steps.finish()
-            self._loader.foresee(self._term, b"".join(encoded), self._decided, delta)
-            proposals.append(self._last)
+            proposals.append(self._send(encoded, *steps.finish()))
             if not decision.divisible:
                 return proposals
+
+    def _send(
+        self, encoded: Sequence[bytes], image: MetadataImage, delta: MetadataDelta
+    ) -> Proposal:
+        """The records are on their way, and in `_decided`. NotCommittedError, KafkaError."""
+        try:
+            proposal = self._quorum.propose(self._term, self._decided.end_offset, encoded)
+        except BatchTooLargeError as error:
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, f"Too large: {error}.") from None
+        self._decided, self._last = image, proposal
+        self._loader.foresee(self._term, b"".join(encoded), image, delta)
+        return proposal
 
     async def _finish(
         self,
         decide: Callable[[MetadataImage], Decision[T]],
         pending: _Pending[T] | KafkaError | NotCommittedError,
+        committed: set[Proposal] | None = None,
     ) -> Changed[T]:
-        """The answer and the end offset of its change, committed; decided anew where need be."""
+        """The answer and the end offset of its change, committed; decided anew where need be.
+
+        `committed`: those known to be; what is waited for joins them.
+        """
+        committed = set() if committed is None else committed
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 if isinstance(pending, Exception):
                     raise pending
                 for proposal in pending.proposals:
-                    await proposal.wait()
+                    if proposal not in committed:
+                        await proposal.wait()
+                        committed.add(proposal)
             except OutcomeUnknownError as error:
                 raise KafkaError(
                     ErrorCode.REQUEST_TIMED_OUT, f"The change may or may not be made: {error}."
@@ -211,15 +251,78 @@ def _decide(
     return decide(image, wish)
 
 
+class _Turn:
+    """How long the loop has been kept since it last had its turn."""
+
+    __slots__ = ("_clock", "_end", "_left")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._start()
+
+    def _start(self) -> None:
+        self._left = SLICE_RECORDS
+        self._end = self._clock.monotonic() + SLICE_S
+
+    def spend(self, records: int) -> bool:
+        """So many records were decided and encoded since; whether the turn is over."""
+        self._left -= records
+        return self._left <= 0 or self._clock.monotonic() >= self._end
+
+    async def pause(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._start()
+
+
+class _Group(Generic[T]):
+    """Small decisions, each on the image that the ones before lead to, for one batch."""
+
+    def __init__(self, image: MetadataImage, clock: Clock) -> None:
+        self.image = image
+        self.delta = MetadataDelta.none(image)
+        self.encoded: list[bytes] = []
+        self._clock = clock
+        self._turn = _Turn(clock)
+
+    async def decided(
+        self, decisions: Iterable[Callable[[MetadataImage], Decision[T]]]
+    ) -> AsyncIterator[Decision[T] | KafkaError]:
+        """What becomes of each, up to the end of the slice, or of what a batch takes."""
+        size_bytes = 0
+        for decide in decisions:
+            try:
+                decision = decide(self.image)
+                steps = Replay(self.image)
+                encoded = await _Packing(decision, self.image, self._turn).next_batch(steps)
+            except KafkaError as error:
+                yield error
+            except ValueError as error:
+                yield KafkaError(ErrorCode.INVALID_REQUEST, f"{error}.")
+            else:
+                size_bytes += sum(map(len, encoded))
+                if self.encoded and (
+                    size_bytes > MAX_BATCH_BYTES
+                    or len(self.encoded) + len(encoded) > MAX_BATCH_RECORDS
+                ):
+                    return  # it begins the next batch, decided anew
+                if encoded:
+                    self.image, delta = steps.finish()
+                    self.delta = self.delta.then(delta)
+                    self.encoded += encoded
+                yield decision
+            if self._turn.spend(_DECISION_RECORDS) or len(self.encoded) >= SLICE_RECORDS:
+                return
+
+
 class _Packing(Generic[T]):
     """The records of one decision, encoded batch by batch."""
 
-    def __init__(self, decision: Decision[T], image: MetadataImage, clock: Clock) -> None:
+    def __init__(self, decision: Decision[T], image: MetadataImage, turn: _Turn) -> None:
         self._records: Iterator[MetadataRecord | None] = iter(decision.records)
         self._most_records = DIVISIBLE_BATCH_RECORDS if decision.divisible else MAX_BATCH_RECORDS
         self._divisible = decision.divisible
         self._encode = RecordEncoder(image.features.get(METADATA_VERSION, 0)).encode
-        self._clock = clock
+        self._turn = turn
         # What did not fit the batch before.
         self._left: tuple[MetadataRecord, bytes] | None = None
 
@@ -231,7 +334,6 @@ class _Packing(Generic[T]):
         encoded: list[bytes] = []
         part: list[MetadataRecord] = []
         size_bytes = 0
-        slice_end = self._clock.monotonic() + SLICE_S
         if self._left is not None:
             first, packed = self._left
             self._left = None
@@ -249,13 +351,11 @@ class _Packing(Generic[T]):
                 encoded.append(packed)
                 if len(encoded) == self._most_records and self._divisible:
                     break
-                if len(part) % _CLOCK_RECORDS or (
-                    len(part) < SLICE_RECORDS and self._clock.monotonic() < slice_end
-                ):
+                if len(part) < _CLOCK_RECORDS:
                     continue
             steps.apply(part)
+            if self._turn.spend(len(part)) or record is None:
+                await self._turn.pause()
             part.clear()
-            await trio.lowlevel.checkpoint()
-            slice_end = self._clock.monotonic() + SLICE_S
         steps.apply(part)
         return encoded
