@@ -1,4 +1,4 @@
-"""python -m simulations run | replay | defects | list"""
+"""python -m simulations run | replay | shrink | defects | list"""
 
 import gc
 import json
@@ -15,7 +15,9 @@ import click
 from simulations.batch import Job, Totals, run_batch, run_jobs
 from simulations.defects import DEFECTS, Defect
 from simulations.runs import Outcome, run_seed
-from simulations.scenarios import SCENARIOS, Scenario
+from simulations.scenario import Scenario
+from simulations.scenarios import SCENARIOS
+from simulations.shrinking import shrink_seed
 
 DEFECT_SEEDS: Final = 200
 # Real seconds after which a seed counts as hung; the slowest takes some hundred milliseconds.
@@ -96,12 +98,13 @@ def _print_totals(scenario: Scenario, totals: Totals) -> None:
         click.echo(f"  {name:<40} {number:>10}")
     for name, number in sorted(totals.comparisons.items()):
         click.echo(f"  checked {name:<32} {number:>10}")
+    commits = totals.counts.get("acknowledged records", 0) + totals.counts.get("commits", 0)
     cpu, wall = max(totals.cpu_s, 1e-9), max(totals.wall_s, 1e-9)
     click.echo(
         f"{scenario.name}: {seeds} seeds, {len(totals.failures)} failed, {len(totals.again)} run "
         f"twice; {wall:.1f} s, {cpu:.1f} s of CPU: {seeds / wall:.1f} seeds per second, "
         f"{seeds / cpu:.1f} per CPU second, {faults / cpu:.0f} faults and "
-        f"{totals.counts.get('acknowledged records', 0) / cpu:.0f} commits per CPU second"
+        f"{commits / cpu:.0f} commits per CPU second"
     )
 
 
@@ -136,14 +139,22 @@ def _hung(signum: int, frame: FrameType | None) -> None:
 @click.option("--last", type=int, help="Only so many events before the end.")
 @click.option("--who", help="Only events of this machine, client or part.")
 @click.option("--twice", is_flag=True, help="Show where two runs differ instead.")
+@click.option("--without", default="", help="Numbers of faults to leave out, as `shrink` says.")
 def replay(
-    scenario: str, seed: int, defect: str | None, last: int | None, who: str | None, twice: bool
+    scenario: str,
+    seed: int,
+    defect: str | None,
+    last: int | None,
+    who: str | None,
+    twice: bool,
+    without: str,
 ) -> None:
     """Tell the story of one seed; exit with 1 when something was violated."""
     if twice:
         _show_difference(scenario, seed, defect)
         return
-    outcome, world = run_seed(scenario, seed, defect=defect)
+    left_out = {int(number) for number in without.split(",") if number}
+    outcome, world = run_seed(scenario, seed, defect=defect, leave_out=left_out)
     events = [event for event in world.trace.events if who in (None, event.who)]
     for event in events[-last:] if last else events:
         click.echo(event)
@@ -174,6 +185,29 @@ def _show_difference(scenario: str, seed: int, defect: str | None) -> None:
             click.echo(f"one:   {one}\nother: {other}")
             sys.exit(1)
     click.echo("no difference")
+
+
+@main.command()
+@click.argument("scenario", type=_scenarios)
+@click.argument("seed", type=int)
+@click.option("--defect", type=click.Choice(list(DEFECTS)), help="With this defect planted.")
+@click.option("--last", default=30, show_default=True, help="So many events before the violation.")
+def shrink(scenario: str, seed: int, defect: str | None, last: int) -> None:
+    """Leave out faults for as long as the seed violates the same; tell what is left."""
+    shrunk = shrink_seed(scenario, seed, defect=defect)
+    if shrunk is None:
+        click.echo("nothing is violated")
+        sys.exit(0)
+    for event in shrunk.story(last):
+        click.echo(event)
+    click.echo(f"VIOLATION {shrunk.violated}")
+    click.echo(f"{len(shrunk.needed)} of {len(shrunk.faults)} faults needed, {shrunk.runs} runs:")
+    for number in shrunk.needed:
+        click.echo(f"  {shrunk.faults[number]}")
+    planted = f" --defect {defect}" if defect else ""
+    left_out = f" --without {','.join(map(str, shrunk.left_out))}" if shrunk.left_out else ""
+    click.echo(f"    python -m simulations replay {scenario} {seed}{planted}{left_out}")
+    sys.exit(1)
 
 
 @main.command()

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
-from simulations.checkers.all import CHECKERS
 from simulations.runs import Outcome
-from simulations.scenarios import Scenario
+from simulations.scenario import Scenario
 
 # Of so many seeds, one is run twice.
 TWICE_EVERY: Final = 10
@@ -67,7 +66,7 @@ class Totals:
         if len(self.outcomes) < GATES_FROM_SEEDS:
             return []
         missed = [f"never happened: {gate}" for gate in scenario.gates if not self.counts.get(gate)]
-        for checker in CHECKERS:
+        for checker in scenario.checkers:
             name = f"{checker.invariant} {checker.__name__}"
             if checker.__name__ not in scenario.idle_checkers and not self.comparisons.get(name):
                 missed.append(f"never compared: {name}")

@@ -29,8 +29,9 @@ class DiskFaults:
     slow: float = 0.02
     slow_s: float = 0.15
     uncached: float = 0.1
-    # The machine stops at the n-th change from now.
+    # The machine stops at the n-th change from now, of those whose path has this in it.
     stop_in: int | None = None
+    stop_path: str = ""
     # Paths whose next syncs fail.
     failing_sync: Callable[[str], bool] | None = None
     happened: dict[str, int] = field(default_factory=dict)
@@ -152,7 +153,7 @@ class ProcessDisk:
         """`effect`, unless the machine is to stop here: before, after, or in the middle of it."""
         self.process.check()
         faults = self.faults
-        if faults.stop_in is not None:
+        if faults.stop_in is not None and faults.stop_path in what:
             faults.stop_in -= 1
             if faults.stop_in <= 0:
                 faults.stop_in = None
@@ -236,6 +237,9 @@ class ProcessDisk:
             else:
                 self.remove(f"{path}/{name}")
         self.change("rmdir", path, lambda: self.storage.remove_dir(path))
+
+    def sync_all(self, path: str) -> bool:
+        return False
 
     def sync_dir(self, path: str) -> None:
         self.process.check()

@@ -150,10 +150,11 @@ class Machine:
         self.storage = Storage(capacity_bytes=self.storage.capacity_bytes)
         self.say("has a new disk")
 
-    def stop_at_disk_change(self, number: int, how: How) -> None:
-        """The machine stops at the `number`-th change of its disk from now."""
+    def stop_at_disk_change(self, number: int, how: How, path: str = "") -> None:
+        """The machine stops at the `number`-th change from now of its disk's `path`s."""
         self.stop_with = how
         self.faults.stop_in = number
+        self.faults.stop_path = path
 
     def pause(self) -> None:
         if self.process is not None:

@@ -399,6 +399,8 @@ class Internet:
         self.listeners: dict[tuple[str, int], SimulatedListener] = {}
         self.connections: dict[SimulatedConnection, None] = {}
         self.up: dict[str, bool] = {}
+        # How many connections were made, from where to where.
+        self.made: dict[tuple[str, str], int] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._healed: dict[tuple[str, str], list[Callable[[], None]]] = {}
         self._booted: dict[str, list[Callable[[], None]]] = {}
@@ -434,6 +436,13 @@ class Internet:
             self.timeline.now, "network", f"reset {one} - {other}: {len(ends)} ends of connections"
         )
         return len(ends)
+
+    def heal_all(self) -> None:
+        """Nothing is cut any more, and every link is as at the beginning."""
+        for (source, target), link in self._links.items():
+            link.delay_s, link.jitter_s = self.default.delay_s, self.default.jitter_s
+            if link.cut:
+                self.heal(source, target)
 
     def when_healed(self, key: tuple[str, str], action: Callable[[], None]) -> None:
         self._healed.setdefault(key, []).append(action)
@@ -519,6 +528,7 @@ class ProcessNetwork:
         net, me = self._net, self._process.name
         there, back = Pipe(net, me, target), Pipe(net, target, me)
         my_port = net.free_port(me)
+        net.made[me, target] = net.made.get((me, target), 0) + 1
         if not listener.offer(
             lambda process: SimulatedConnection(net, process, there, back, (me, my_port))
         ):

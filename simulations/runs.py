@@ -1,17 +1,12 @@
 """One seed played, and what came of it as plain data."""
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from simulations.checkers.all import CHECKERS
-from simulations.checkers.metadata import AppliedStays
-from simulations.checkers.retention import RetentionIsDue
 from simulations.defects import DEFECTS, planted
-from simulations.observing import small_sizes, watched, watched_retirement
-from simulations.room import Room
 from simulations.scenarios import SCENARIOS
-from simulations.story import play
 from simulations.world import World
 
 
@@ -35,33 +30,22 @@ class Outcome:
         return cls(**data)
 
 
-def run_seed(scenario_name: str, seed: int, *, defect: str | None = None) -> tuple[Outcome, World]:
+def run_seed(
+    scenario_name: str, seed: int, *, defect: str | None = None, leave_out: Collection[int] = ()
+) -> tuple[Outcome, World]:
     """One world from its beginning to its end. The same arguments give the same digest."""
     scenario = SCENARIOS[scenario_name]
     world = World(seed)
-    rooms: list[Room] = []
-
-    async def story(world: World) -> None:
-        settings = scenario.settings(world.stream(f"settings {scenario.name}"))
-        room = Room(world, settings, CHECKERS)
-        rooms.append(room)
-        with (
-            watched(room.checker(AppliedStays).seen),
-            watched_retirement(room.checker(RetentionIsDue).retired),
-            small_sizes(world.stream("sizes")),
-        ):
-            await play(room)
-
     began = time.process_time()
     with planted(DEFECTS[defect] if defect else None):
-        world.run(story)
+        world.run(lambda world: scenario.tell(world, leave_out))
     outcome = Outcome(
         scenario_name,
         seed,
         world.trace.digest(),
         [(violation.invariant, violation.text) for violation in world.violations],
         world.counts,
-        {c.name: c.comparisons for room in rooms for c in room.checkers},
+        {checker.name: checker.comparisons for checker in world.checkers},
         round(world.now, 3),
         time.process_time() - began,
     )

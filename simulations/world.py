@@ -10,7 +10,7 @@ import random
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from trio._core import _run
@@ -20,6 +20,9 @@ from simulations.machine import Machine, running_on
 from simulations.network import Internet
 from simulations.timeline import Timeline
 from simulations.trace import Trace
+
+if TYPE_CHECKING:
+    from simulations.checkers import Comparing
 
 TIME_LIMIT_S: Final = 600.0
 
@@ -41,6 +44,9 @@ class World:
         self.trace = Trace()
         self.internet = Internet(self.timeline, self.stream("network"), self.trace)
         self.machines: dict[str, Machine] = {}
+        self.checkers: list[Comparing] = []
+        # What is to befall this world, by number; a scenario says it first.
+        self.faults: dict[int, str] = {}
         self.violations: list[Violation] = []
         self.counts: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None

@@ -10,14 +10,16 @@ from simulations.history import Attempt, Fetched
 
 if TYPE_CHECKING:
     from simulations.room import Room
+    from simulations.world import World
 
 
-class Checker:
+class Comparing:
     invariant: ClassVar[str]
 
-    def __init__(self, room: "Room") -> None:
-        self.room = room
+    def __init__(self, world: "World") -> None:
+        self.world = world
         self.comparisons = 0
+        world.checkers.append(self)
 
     @property
     def name(self) -> str:
@@ -27,8 +29,16 @@ class Checker:
         """`text` is formatted with `values` when it does not hold."""
         self.comparisons += 1
         if not holds:
-            self.room.world.violate(self.name, text.format(*values))
+            self.world.violate(self.name, text.format(*values))
         return holds
+
+
+class Checker(Comparing):
+    """What is told of a room with one node."""
+
+    def __init__(self, room: "Room") -> None:
+        super().__init__(room.world)
+        self.room = room
 
     # What happens, in the order of the world.
 

@@ -1,31 +1,46 @@
 """The scenarios: what is drawn, and what must really have happened in a batch of seeds."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from random import Random
 from typing import Final
 
-from simulations.room import Settings, draw_settings
+from simulations.checkers.all import CHECKERS
+from simulations.checkers.metadata import AppliedStays
+from simulations.checkers.retention import RetentionIsDue
+from simulations.fleet.quorum import QUORUM
+from simulations.observing import small_sizes, watched, watched_retirement
+from simulations.room import Room, Settings, draw_settings
+from simulations.scenario import Scenario
+from simulations.story import play
+from simulations.world import World
+
+_IDLE: Final = ("GarbageEndsItsConnection", "AnnouncedIsServed", "LastOfEachKey", "RetentionIsDue")
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    name: str
-    about: str
-    shape: Callable[[Settings, Random], None]
-    # Counters that must not stay zero over a batch of seeds, and checkers that may.
-    gates: tuple[str, ...] = ()
-    idle_checkers: tuple[str, ...] = (
-        "GarbageEndsItsConnection",
-        "AnnouncedIsServed",
-        "LastOfEachKey",
-        "RetentionIsDue",
-    )
+def _single_node(
+    name: str,
+    about: str,
+    shape: Callable[[Settings, Random], None],
+    gates: tuple[str, ...],
+    idle_checkers: tuple[str, ...] = _IDLE,
+) -> Scenario:
+    """One node; `shape` changes what a seed has drawn to what the scenario is about."""
 
-    def settings(self, draw: Random) -> Settings:
+    async def tell(world: World, leave_out: Collection[int]) -> None:
+        draw = world.stream(f"settings {name}")
         settings = draw_settings(draw)
-        self.shape(settings, draw)
-        return settings
+        shape(settings, draw)
+        world.faults = dict(enumerate(settings.faults))
+        settings.faults = [f for number, f in world.faults.items() if number not in leave_out]
+        room = Room(world, settings, CHECKERS)
+        with (
+            watched(room.checker(AppliedStays).seen),
+            watched_retirement(room.checker(RetentionIsDue).retired),
+            small_sizes(world.stream("sizes")),
+        ):
+            await play(room)
+
+    return Scenario(name, about, tell, CHECKERS, gates, idle_checkers)
 
 
 _WORKED: Final = ("acknowledged records", "records read", "topics created")
@@ -100,8 +115,8 @@ def _failing_disk(settings: Settings, draw: Random) -> None:
     settings.big_value = 0.0
     settings.records = draw.choice([80, 160])
     settings.retention = draw.choice([0.0, 0.5])
-    settings.compacted = draw.choice([0.0, 0.0, 0.5])
-    settings.keys = 10
+    settings.compacted = draw.choice([0.0, 0.5, 1.0])
+    settings.keys = 30
     settings.index_interval_bytes = draw.choice([1, 256])
     kinds = ["sync failure", "bit rot", "bit rot", "slow disk", "clock jump", "restart"]
     settings.faults = draw.choices(kinds, k=draw.randint(1, 5))
@@ -136,13 +151,13 @@ _EVERY_FAULT: Final = (
 SCENARIOS: Final[dict[str, Scenario]] = {
     scenario.name: scenario
     for scenario in (
-        Scenario(
+        _single_node(
             "single-node-kill",
             "kill -9 between requests and between any two changes of the disk",
             _single_node_kill,
             (*_WORKED, "fault: kill", "fault: kill at a change of the disk", "batches sent again"),
         ),
-        Scenario(
+        _single_node(
             "single-node-power",
             "power cuts, also while the node recovers from one",
             _single_node_power,
@@ -156,26 +171,26 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 "power took torn files",
             ),
         ),
-        Scenario(
+        _single_node(
             "disk-full",
             "a disk that takes a part of a write and then nothing, until there is room again",
             _disk_full,
             (*_WORKED, "fault: disk full"),
         ),
-        Scenario(
+        _single_node(
             "restart",
             "clean stops and starts under load",
             _restart,
             (*_WORKED, "fault: restart", "topics deleted"),
         ),
-        Scenario(
+        _single_node(
             "hostile",
             "nonsense, halves of requests, pipelines, every version of every API",
             _hostile,
             (*_WORKED, "garbage: random bytes", "garbage: half a request"),
             ("LastOfEachKey",),
         ),
-        Scenario(
+        _single_node(
             "compaction",
             "keys that come again and are deleted, a cleaner that never rests, kills, power cuts",
             _compaction,
@@ -188,7 +203,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             ),
             ("GarbageEndsItsConnection", "AnnouncedIsServed"),
         ),
-        Scenario(
+        _single_node(
             "administration",
             "configs, partitions, records and topics come and go; retention; sessions; clocks jump",
             _administration,
@@ -203,18 +218,19 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             ),
             ("GarbageEndsItsConnection", "AnnouncedIsServed", "LastOfEachKey"),
         ),
-        Scenario(
+        _single_node(
             "failing-disk",
             "syncs that fail, bits that flip in what was synced, a slow disk",
             _failing_disk,
             (*_WORKED, "fault: sync failure", "fault: bit rot", "segments deleted"),
             ("GarbageEndsItsConnection", "AnnouncedIsServed"),
         ),
-        Scenario(
+        _single_node(
             "everything",
             "a swarm: each seed draws which of all faults it has, and all other parameters",
             _everything,
             (*_WORKED, "fault: cut", "fault: pause", "fault: power", "fault: disk full"),
         ),
+        QUORUM,
     )
 }

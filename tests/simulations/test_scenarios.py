@@ -25,12 +25,12 @@ def test_seeds_that_found_something_stay_clean() -> None:
 
 @pytest.mark.parametrize("scenario", list(SCENARIOS))
 def test_a_few_seeds_of_every_scenario_are_clean(scenario: str) -> None:
-    acknowledged = 0
+    worked = 0
     for seed in range(3):
         outcome, _ = run_seed(scenario, seed)
         assert not outcome.violations, (scenario, seed)
-        acknowledged += outcome.counts.get("acknowledged records", 0)
-    assert acknowledged > 0
+        worked += outcome.counts.get("acknowledged records", 0) + outcome.counts.get("commits", 0)
+    assert worked > 0
 
 
 def test_a_seed_repeats_in_another_process_under_another_hash_seed() -> None:

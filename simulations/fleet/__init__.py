@@ -1,0 +1,1 @@
+"""Several machines: what befalls them and the network between them, and what must hold."""

@@ -1,0 +1,114 @@
+"""What of the metadata log a loss of power would leave on a voter's disk, read from outside.
+
+Nothing of the voter's memory is asked: only bytes that the simulated medium holds, under names that
+it holds. The format is the shipped one; that the reader for it is right, too, other tests show.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from metaquorum.framing import read_frame
+from metaquorum.journal import MAGIC, SUFFIX
+from metaquorum.journal_ops import (
+    NO_VOTE,
+    Begin,
+    Entry,
+    HardState,
+    LogPosition,
+    Op,
+    Reset,
+    Truncate,
+    decode_ops,
+)
+from metaquorum.snapshot import MAGIC as SNAPSHOT_MAGIC
+from metaquorum.snapshot import SUFFIX as SNAPSHOT_SUFFIX
+from simulations.storage import Inode, Storage
+
+METADATA_DIR: Final = "/data/metadata"
+
+
+@dataclass(slots=True)
+class DurableLog:
+    """One voter's, as after a loss of power now."""
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    hard_state: HardState = field(default_factory=lambda: HardState(0, NO_VOTE))
+    # (end offset, position) of whole snapshots.
+    snapshots: list[tuple[int, LogPosition]] = field(default_factory=list)
+    payloads: frozenset[bytes] = frozenset()
+
+    @property
+    def snapshot_offset(self) -> int:
+        return max((end_offset for end_offset, _ in self.snapshots), default=0)
+
+    def holds(self, payload: bytes, end_offset: int) -> bool:
+        """The batch with these bytes, which ends there, is in the log or in a snapshot."""
+        return payload in self.payloads or self.snapshot_offset >= end_offset
+
+    def take(self, op: Op) -> None:
+        match op:
+            case Entry():
+                self.entries[op.index] = op
+            case HardState():
+                self.hard_state = op
+            case Truncate():
+                for index in [index for index in self.entries if index >= op.end_index]:
+                    del self.entries[index]
+            case Reset():
+                self.entries.clear()
+            case Begin():
+                self.hard_state = op.hard_state
+
+
+class DurableLogs:
+    """Reads disks, and remembers what it read for as long as they are as they were."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[object, DurableLog]] = {}
+
+    def of(self, name: str, storage: Storage) -> DurableLog:
+        files = storage.durable_files(METADATA_DIR)
+        state = tuple((path, id(inode), inode.version) for path, inode in files.items())
+        known = self._known.get(name)
+        if known is None or known[0] != state:
+            known = state, _read(files)
+            self._known[name] = known
+        return known[1]
+
+
+def _read(files: dict[str, Inode]) -> DurableLog:
+    log = DurableLog()
+    for name, inode in files.items():
+        if name.endswith(SUFFIX) and name.removesuffix(SUFFIX).isdecimal():
+            for op in _ops(bytes(inode.durable)):
+                log.take(op)
+        elif name.endswith(SNAPSHOT_SUFFIX) and _is_whole(bytes(inode.durable)):
+            end_offset, index, term = map(int, name.removesuffix(SNAPSHOT_SUFFIX).split("-"))
+            log.snapshots.append((end_offset, LogPosition(index, term)))
+    log.payloads = frozenset(entry.payload for entry in log.entries.values())
+    return log
+
+
+@lru_cache(maxsize=256)
+def _ops(data: bytes) -> tuple[Op, ...]:
+    """Up to where no frame can be read, as a voter would after the loss."""
+    found: list[Op] = []
+    position = 0
+    while (frame := read_frame(MAGIC, data, position)) is not None:
+        found += _decoded(bytes(frame.body))
+        position = frame.end
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _decoded(body: bytes) -> tuple[Op, ...]:
+    return tuple(decode_ops(memoryview(body)))
+
+
+@lru_cache(maxsize=256)
+def _is_whole(data: bytes) -> bool:
+    position, last = 0, b""
+    while (frame := read_frame(SNAPSHOT_MAGIC, data, position)) is not None:
+        last, position = bytes(frame.body[:1]), frame.end
+    return last == b"F" and position == len(data)
