@@ -10,7 +10,8 @@ from typing import Any, Final
 import click
 
 from cli.logs import configure_logging
-from cli.node_options import LOG_FORMATS, LOG_LEVELS, Invocation, UsageError, invocation
+from cli.node_options import LOG_FORMATS, LOG_LEVELS, Invocation, invocation
+from cli.usage import UsageError
 
 BAD_USAGE: Final = 2
 FAILED: Final = 1
@@ -64,7 +65,29 @@ def main() -> None:
 @click.option(
     "--quorum",
     metavar="ID@HOST:PORT,...",
-    help="The controllers.  [default: this node alone]",
+    help="The controllers: 1, 3 or 5, the same for every node.  [default: this node alone]",
+)
+@click.option(
+    "--quorum-listen",
+    metavar="HOST:PORT",
+    help="Where a controller listens to other nodes.  [default: as --quorum says]",
+)
+@click.option(
+    "--cluster-id",
+    metavar="ID",
+    help="Which cluster a new node belongs to; needed where there are other nodes.",
+)
+@click.option(
+    "--secret-file",
+    metavar="FILE",
+    help="The cluster's secret, by which nodes know each other; needed with --quorum.",
+)
+@click.option("--quorum-tls-certificate", metavar="FILE", help="TLS between nodes: this node's.")
+@click.option("--quorum-tls-key", metavar="FILE", help="TLS between nodes: its private key.")
+@click.option(
+    "--quorum-tls-authorities",
+    metavar="FILE",
+    help="TLS between nodes: who signs the nodes' certificates.",
 )
 @click.option("--host", metavar="NAME", help="The machine's name, for placing replicas apart.")
 @click.option("--rack", metavar="NAME", help="The rack or zone, for placing replicas apart.")

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dataplane.node_config import ALL_ROLES, NodeConfig
+from cli.quorum_options import quorum_settings
+from cli.usage import UsageError, address
+from dataplane.node_config import NodeConfig
 from metaquorum.config import Scope, parse_all
 from wire.errors import KafkaError
 
@@ -23,16 +25,18 @@ _FILE_KEYS: Final[Mapping[str, type]] = {
     "node-id": int,
     "roles": str,
     "quorum": str,
+    "quorum-listen": str,
+    "cluster-id": str,
+    "secret-file": str,
+    "quorum-tls-certificate": str,
+    "quorum-tls-key": str,
+    "quorum-tls-authorities": str,
     "host": str,
     "rack": str,
     "log-format": str,
     "log-level": str,
 }
 _CONFIG_TABLE: Final = "config"
-
-
-class UsageError(Exception):
-    """A mistake of the person who starts the node; the message is the sentence to show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def invocation(
         parse_all(Scope.WORKER, configs)
     except KafkaError as error:
         raise UsageError(error.message) from None
-    listen = _address(chosen.get("listen", DEFAULT_LISTEN), "--listen")
+    listen = address(chosen.get("listen", DEFAULT_LISTEN), "--listen")
     node_id = _node_id(chosen, configs)
     data_dir, log_dirs = _directories(chosen.get("data-dir"), configs)
     shown = {"node.id": str(node_id)}  # as DescribeConfigs shows it
@@ -68,10 +72,9 @@ def invocation(
             log_dirs=log_dirs,
             listen=listen,
             advertise=_advertise(chosen.get("advertise"), listen),
-            roles=_roles(chosen.get("roles")),
-            quorum=_quorum(chosen.get("quorum"), node_id),
             host=chosen.get("host") or socket.gethostname(),
-            rack=chosen.get("rack"),
+            rack=chosen.get("rack") or configs.get("broker.rack"),
+            **quorum_settings(chosen, configs, node_id),
             configs=configs | shown,
         ),
         _one_of(chosen.get("log-format", "text"), LOG_FORMATS, "log-format"),
@@ -142,13 +145,6 @@ def _one_of(value: str, values: Sequence[str], name: str) -> str:
     return value
 
 
-def _address(text: str, option: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise UsageError(f"{option} takes HOST:PORT with a port from 0 to 65535, not {text!r}")
-    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104
-
-
 def _advertise(text: str | None, listen: tuple[str, int]) -> tuple[str, int | None]:
     if text is None:
         if listen[0] in ("0.0.0.0", "::"):  # noqa: S104
@@ -160,7 +156,7 @@ def _advertise(text: str | None, listen: tuple[str, int]) -> tuple[str, int | No
         if not host:
             raise UsageError("--advertise takes HOST[:PORT], not an empty name")
         return host, None
-    return _address(text, "--advertise")
+    return address(text, "--advertise")
 
 
 def _node_id(chosen: Mapping[str, Any], configs: dict[str, str]) -> int:
@@ -193,36 +189,3 @@ def _directories(data_dir: str | None, configs: Mapping[str, str]) -> tuple[str,
         raise UsageError(f"--data-dir says {data_dir}, the config metadata.log.dir {by_config}")
     data_dir = data_dir or by_config or (log_dirs[0] if log_dirs else DEFAULT_DATA_DIR)
     return os.path.abspath(data_dir), log_dirs
-
-
-def _roles(text: str | None) -> frozenset[str]:
-    if text is None or text == "both":
-        return ALL_ROLES
-    roles = frozenset(role.strip() for role in text.split(","))
-    if not roles <= ALL_ROLES:
-        raise UsageError(f"--roles takes controller, worker or both, not {text!r}")
-    if roles != ALL_ROLES:
-        raise UsageError(
-            f"--roles {text}: separate roles need a quorum of several nodes, which this version "
-            "does not have yet; leave it out to run both in one process"
-        )
-    return roles
-
-
-def _quorum(text: str | None, node_id: int) -> tuple[int, ...]:
-    """The voters' ids. While there is one voter, --quorum can only name this node."""
-    if text is None:
-        return (node_id,)
-    voters: list[int] = []
-    for item in text.split(","):
-        voter, at, address = item.strip().partition("@")
-        if not at or not voter.isascii() or not voter.isdigit():
-            raise UsageError(f"--quorum takes ID@HOST:PORT,..., not {text!r}")
-        _address(address, "--quorum")
-        voters.append(int(voter))
-    if voters != [node_id]:
-        raise UsageError(
-            f"--quorum {text}: this version runs a quorum of one; name this node ({node_id}) "
-            "alone, or leave it out"
-        )
-    return tuple(voters)

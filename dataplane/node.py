@@ -1,54 +1,46 @@
-"""One node: its quorum, its logs, its listener, put together in the order that is safe.
+"""One node: what its roles need, put together in the order that is safe.
 
     identity of the data directory     whose cluster, which node; refused if it is another's
-    listener bound                     a port in use is told before anything is written
-    quorum, journal replayed           the image stands
-    worker registered                  what it led, it leads in a new epoch (KAFKA-10527)
-    logs opened and recovered
-    image published to the partitions  now they lead
-    serving
+    listeners bound                    a port in use is told before anything is written
+    controller: journal replayed       votes, and answers other nodes
+    links to the other controllers
+    worker without a controller here:  follows the metadata of the active one
+    worker                             see `worker_role`
 
-Stopping goes the other way: no new connection, answers to what was read, logs synced and marked.
+Stopping goes the other way; the controller is last, as workers need it to leave in good order.
 """
 
 import errno
 import logging
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Final
 
 import trio
 
-from dataplane.dispatch import Dispatcher
 from dataplane.log.log_dirs import LogDirs
-from dataplane.node_config import NodeConfig
-from dataplane.partitions import Partitions
-from dataplane.server import Server, ServerLimits
-from dataplane.upkeep import Upkeep
+from dataplane.node_config import Address, NodeConfig
 from dataplane.worker import Worker
-from dataplane.worker_configs import WorkerConfigs
-from metaquorum.config_layers import Configs
-from metaquorum.controller import Controller
-from metaquorum.gateway import Gateway
+from dataplane.worker_role import WorkerRole
+from metaquorum.channel.endpoint import Endpoint
+from metaquorum.channel.identity import ChannelIdentity, SecretError
+from metaquorum.controller_role import ControllerRole
 from metaquorum.loader import MetadataLoader
-from metaquorum.records import Endpoint
-from metaquorum.registrations import WorkerRegistration
+from metaquorum.raft.core import RaftFatalError
+from metaquorum.rpc.follower import MetadataFollower
+from metaquorum.rpc.links import QuorumLinks
 from metaquorum.runtime import Listener, Runtime, StorageError
-from metaquorum.single_voter import SingleVoter
 from metaquorum.storage import Storage, open_storage
-from metaquorum.worker_sessions import WorkerHeartbeat
+from metaquorum.tls import TlsFilesError
 from wire.errors import KafkaError
 from wire.types import random_uuid
 
 log = logging.getLogger(__name__)
 
-LISTENER_NAME: Final = "PLAINTEXT"
-# queued.max.request.bytes where it is -1: no limit in Kafka, but memory has one.
-DEFAULT_QUEUED_BYTES: Final = 512 << 20
-
 _LISTEN_ADVICE: Final = {
-    errno.EADDRINUSE: "stop what is listening there or choose another --listen",
-    errno.EADDRNOTAVAIL: "it is not an address of this machine; choose another --listen",
-    errno.EACCES: "ports below 1024 need rights that this user lacks; choose another --listen",
+    errno.EADDRINUSE: "stop what is listening there or choose another",
+    errno.EADDRNOTAVAIL: "it is not an address of this machine; choose another",
+    errno.EACCES: "ports below 1024 need rights that this user lacks; choose another",
 }
 
 
@@ -56,18 +48,30 @@ class NodeError(Exception):
     """The node cannot start or go on; the message is one sentence for whoever runs it."""
 
 
+_TOLD: Final = (StorageError, KafkaError, SecretError, TlsFilesError, RaftFatalError, NodeError)
+
+
 class Node:
-    """A process's worth of metaquorum, in both roles, on the machine that `runtime` is."""
+    """A process's worth of metaquorum, in its roles, on the machine that `runtime` is."""
 
     def __init__(self, config: NodeConfig, runtime: Runtime, owner: str = "a node") -> None:
         """`owner` is whom the data directory's lock file names, for people to find."""
         self.config = config
         self._owner = owner
-        self.address: tuple[str, int] = config.listen
+        # Where it can be reached: by clients, or, where it is no worker, by other nodes.
+        self.address: Address = config.listen
+        self.quorum_address: Address | None = None
         self.cluster_id = ""
-        self.worker: Worker | None = None
+        self.controller_role: ControllerRole | None = None
+        self.worker_role: WorkerRole | None = None
         self._runtime = runtime
+        self._incarnation_id = random_uuid(runtime.random)
+        self._serving = False
         self._stop = trio.Event()
+
+    @property
+    def worker(self) -> Worker | None:
+        return None if self.worker_role is None else self.worker_role.worker
 
     def stop(self) -> None:
         """`run` will return once everything is closed in good order."""
@@ -76,154 +80,153 @@ class Node:
     async def run(self, started: Callable[["Node"], None] = lambda _: None) -> None:
         """Serve until `stop`; `started` is called when clients can connect. NodeError."""
         try:
-            await self._run(started)
-        except (StorageError, KafkaError) as error:
+            async with AsyncExitStack() as stack:
+                await self._run(stack, started)
+        except _TOLD as error:
             raise NodeError(_sentence(error)) from error
         except BaseExceptionGroup as errors:
-            known, others = errors.split((StorageError, KafkaError, NodeError))
+            known, others = errors.split(_TOLD)
             if known is None or others is not None:
                 raise
             raise NodeError(_sentence(known)) from errors
 
-    async def _run(self, started: Callable[["Node"], None]) -> None:
-        disk, random = self._runtime.disk, self._runtime.random
+    async def _run(self, stack: AsyncExitStack, started: Callable[["Node"], None]) -> None:
+        config, runtime = self.config, self._runtime
+        disk, random = runtime.disk, runtime.random
         storage = await disk.run(
             lambda: open_storage(
-                disk, self.config.data_dir, self.config.node_id, random, owner=self._owner
+                disk,
+                config.data_dir,
+                config.node_id,
+                random,
+                owner=self._owner,
+                cluster_id=config.cluster_id,
+                may_found=config.founds_cluster,
             )
         )
-        try:
-            self.cluster_id = storage.properties.cluster_id
-            listener = await self._listen()
-            try:
-                paths = self.config.log_dirs or (self.config.data_dir,)
-                log_dirs = await disk.run(
-                    lambda: LogDirs.open(disk, storage, paths, random, owner=self._owner)
+        stack.callback(storage.close)
+        self.cluster_id = storage.properties.cluster_id
+        loader = MetadataLoader(self.cluster_id)
+        endpoint = self._endpoint()
+        listener: Listener | None = None
+        log_dirs: LogDirs | None = None
+        if config.is_worker:
+            listener = await self._listen(config.listen, "--listen")
+            stack.callback(listener.close)
+            self.address = listener.address
+            paths = config.log_dirs or (config.data_dir,)
+            log_dirs = await disk.run(
+                lambda: LogDirs.open(disk, storage, paths, random, owner=self._owner)
+            )
+            stack.callback(log_dirs.abandon)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_starting, nursery.cancel_scope)
+            own = await self._start_controller(nursery, storage, endpoint, loader)
+            links = self._links(endpoint)
+            nursery.start_soon(links.run)
+            if own is None:
+                nursery.start_soon(MetadataFollower(runtime, links, loader).run)
+            elif self.quorum_address is not None:
+                nursery.start_soon(own.introduce, links, self._incarnation_id, self.quorum_address)
+            if listener is not None and log_dirs is not None:
+                self.worker_role = WorkerRole(
+                    config, runtime, log_dirs, loader, links, self._incarnation_id, listener
                 )
-                try:
-                    async with trio.open_nursery() as nursery:
-                        await self._serve(nursery, storage, log_dirs, listener, started)
-                        nursery.cancel_scope.cancel()
-                finally:
-                    log_dirs.abandon()
-            finally:
-                listener.close()
-        finally:
-            storage.close()
+                await self.worker_role.run(lambda: self._started(started), self._stop)
+            else:
+                nursery.start_soon(loader.run)
+                self._started(started)
+                await self._stop.wait()
+            nursery.cancel_scope.cancel()
+        if own is not None:
+            await own.close()
 
-    async def _listen(self) -> Listener:
-        host, port = self.config.listen
-        try:
-            listener = await self._runtime.network.listen(host, port)
-        except (OSError, ValueError) as error:  # ValueError: no host can be called that
-            reason, advice = str(error), "choose another --listen"
-            if isinstance(error, OSError):
-                reason = error.strerror or reason
-                advice = _LISTEN_ADVICE.get(error.errno or 0, advice)
-            raise NodeError(f"cannot listen on {host}:{port}: {reason}; {advice}") from None
-        self.address = listener.address
-        return listener
+    def _started(self, tell: Callable[["Node"], None]) -> None:
+        self._serving = True
+        tell(self)
 
-    async def _serve(
+    async def _stop_starting(self, everything: trio.CancelScope) -> None:
+        """Before it serves, there is nothing that would have to end in good order."""
+        await self._stop.wait()
+        if not self._serving:
+            log.info("stopped while starting")
+            everything.cancel()
+
+    def _endpoint(self) -> Endpoint | None:
+        """This node's end of all streams between nodes; None: there are no others. SecretError."""
+        config = self.config
+        if config.is_alone:
+            if not config.is_controller:
+                raise NodeError("a worker without a controller needs the controllers' addresses")
+            return None
+        if config.secret is None:
+            raise SecretError(
+                "nodes of one cluster show each other that they know its secret: give each of them"
+                " the same secret file"
+            )
+        identity = ChannelIdentity(self.cluster_id, config.node_id, config.secret, config.tls)
+        return Endpoint(self._runtime, identity)
+
+    async def _start_controller(
         self,
         nursery: trio.Nursery,
         storage: Storage,
-        log_dirs: LogDirs,
-        listener: Listener,
-        started: Callable[["Node"], None],
-    ) -> None:
-        loader = MetadataLoader(self.cluster_id)
-        quorum = SingleVoter(self._runtime.disk, storage.metadata_dir, loader, self.config.node_id)
-        await quorum.start()
-        nursery.start_soon(quorum.run)
-        controller = Controller(
-            quorum, loader, self._runtime.clock, self._runtime.random, self.config.configs
-        )
-        await controller.start()
-        gateway = Gateway(controller, loader)
-        broker_epoch = await gateway.register_worker(self._registration(log_dirs))
-        configs = WorkerConfigs(self.config.node_id, self.config.configs, loader.image)
-        partitions = Partitions(
-            self.config.node_id, self._runtime.clock, self._runtime.random, configs, log_dirs
-        )
-        await log_dirs.load(
-            lambda topic: partitions.topic_config(loader.image, topic).log,
-            self._runtime.clock.now_ms(),
-            concurrent=configs.own.integer("num.recovery.threads.per.data.dir"),
-        )
-        loader.register(configs)
-        loader.register(partitions)
-        nursery.start_soon(loader.run)
-        await loader.wait_visible(loader.image.end_offset)
-        nursery.start_soon(controller.run)
-        await self._beat(gateway, loader, broker_epoch)  # after which clients may be sent here
-        await loader.wait_visible(loader.image.end_offset)
-        worker = self.worker = Worker(
-            self.config.node_id,
-            broker_epoch,
+        endpoint: Endpoint | None,
+        loader: MetadataLoader,
+    ) -> ControllerRole | None:
+        """Its tasks run; None: this node is no controller."""
+        config = self.config
+        if not config.is_controller:
+            return None
+        own = self.controller_role = ControllerRole(
             self._runtime,
+            storage.metadata_dir,
+            config.node_id,
+            config.controllers or {config.node_id: ("", 0)},
+            endpoint,
             loader,
-            gateway,
-            partitions,
-            configs,
+            config.configs,
         )
-        upkeep = Upkeep(worker, self._runtime, log_dirs)
-        server = Server(self._runtime, listener, Dispatcher(worker).handle, _limits(worker.configs))
-        configs.call(lambda changed: server.limit(_limits(changed)))
-        async with trio.open_nursery() as serving:
-            serving.start_soon(server.serve)
-            serving.start_soon(upkeep.run)
-            serving.start_soon(log_dirs.wait_none_left)
-            serving.start_soon(self._keep_beating, gateway, loader, broker_epoch, worker.configs)
-            started(self)
-            await self._stop.wait()
-            log.info("stopping: answering what was asked, then syncing")
-            worker.stop_waiting()
-            await server.drain()
-            serving.cancel_scope.cancel()
-        await log_dirs.close(upkeep.high_watermarks(), broker_epoch=broker_epoch)
-        await quorum.close()
-
-    async def _beat(self, gateway: Gateway, loader: MetadataLoader, broker_epoch: int) -> None:
-        """The controller knows that this worker is alive, and how far it is. KafkaError."""
-        await gateway.heartbeat(
-            WorkerHeartbeat(self.config.node_id, broker_epoch, loader.visible.end_offset)
-        )
-
-    async def _keep_beating(
-        self, gateway: Gateway, loader: MetadataLoader, broker_epoch: int, configs: Configs
-    ) -> None:
-        interval_s = configs.integer("broker.heartbeat.interval.ms") / 1000
-        clock = self._runtime.clock
-        while True:
-            await clock.sleep_until(clock.monotonic() + interval_s)
+        if endpoint is not None:
+            address = config.quorum_listen or config.controllers[config.node_id]
             try:
-                await self._beat(gateway, loader, broker_epoch)
-            except KafkaError as error:
-                log.warning("a heartbeat was not taken: %s", error.message)
+                self.quorum_address = await own.listen(*address)
+            except (OSError, ValueError) as error:
+                raise _cannot_listen(address, error, "quorum address") from None
+            if not config.is_worker:
+                self.address = self.quorum_address
+        await own.start()
+        nursery.start_soon(own.run)
+        return own
 
-    def _registration(self, log_dirs: LogDirs) -> WorkerRegistration:
-        host, port = self.config.advertise
-        endpoint = Endpoint(LISTENER_NAME, host, port or self.address[1], "PLAINTEXT")
-        return WorkerRegistration(
-            self.config.node_id,
-            random_uuid(self._runtime.random),
-            (endpoint,),
-            self.config.host,
-            self.config.rack,
-            log_dirs.ids,
+    def _links(self, endpoint: Endpoint | None) -> QuorumLinks:
+        config, own = self.config, self.controller_role
+        others = dict(config.controllers)
+        if own is not None:
+            others.pop(config.node_id, None)
+        return QuorumLinks(
+            self._runtime,
+            endpoint,
+            others,
+            None if own is None else own.service,
+            config.node_id,
+            self._incarnation_id if config.is_worker else None,
         )
 
+    async def _listen(self, address: Address, option: str) -> Listener:
+        try:
+            return await self._runtime.network.listen(*address)
+        except (OSError, ValueError) as error:  # ValueError: no host can be called that
+            raise _cannot_listen(address, error, option) from None
 
-def _limits(configs: Configs) -> ServerLimits:
-    queued = configs.integer("queued.max.request.bytes")
-    return ServerLimits(
-        max_request_bytes=configs.integer("socket.request.max.bytes"),
-        max_queued_request_bytes=queued if queued > 0 else DEFAULT_QUEUED_BYTES,
-        max_connections=configs.integer("max.connections"),
-        max_connections_per_ip=configs.integer("max.connections.per.ip"),
-        max_idle_ms=configs.integer("connections.max.idle.ms"),
-    )
+
+def _cannot_listen(address: Address, error: Exception, option: str) -> NodeError:
+    reason, advice = str(error), "choose another"
+    if isinstance(error, OSError):
+        reason = error.strerror or reason
+        advice = _LISTEN_ADVICE.get(error.errno or 0, advice)
+    host, port = address
+    return NodeError(f"cannot listen on {host}:{port}: {reason}; {advice} {option}")
 
 
 def _sentence(error: BaseException) -> str:

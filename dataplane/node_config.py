@@ -4,22 +4,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from metaquorum.tls import TlsFiles
+
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
 ALL_ROLES: Final = frozenset((CONTROLLER, WORKER))
+
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
     node_id: int
     data_dir: str  # absolute
-    listen: tuple[str, int]  # port 0: any free one
+    listen: Address  # for clients of a worker; port 0: any free one
     advertise: tuple[str, int | None]  # None: the port that was bound
     # Absolute; none: the data directory is the only one.
     log_dirs: tuple[str, ...] = ()
     roles: frozenset[str] = ALL_ROLES
-    quorum: tuple[int, ...] = ()
+    # Every controller and its quorum address. None: this node alone, and no other knows of it.
+    controllers: Mapping[int, Address] = field(default_factory=dict)
+    # Where a controller listens to other nodes; None: at its own address above.
+    quorum_listen: Address | None = None
+    cluster_id: str | None = None  # None: as the data directory says; or new, if alone
+    secret: bytes | None = field(default=None, repr=False)  # of nodes that are not alone
+    tls: TlsFiles | None = None  # between nodes
     host: str = "localhost"  # the machine, for placement
     rack: str | None = None
     # Kafka's worker configs, as text; checked by whoever read them.
     configs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_controller(self) -> bool:
+        return CONTROLLER in self.roles
+
+    @property
+    def is_worker(self) -> bool:
+        return WORKER in self.roles
+
+    @property
+    def is_alone(self) -> bool:
+        """There are no other nodes, and no way for them to come."""
+        return not self.controllers
+
+    @property
+    def founds_cluster(self) -> bool:
+        """An empty data directory may become a cluster of its own: no other node votes on it."""
+        return self.is_controller and set(self.controllers) <= {self.node_id}

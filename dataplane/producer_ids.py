@@ -1,17 +1,21 @@
 """Producer ids for idempotent producers, out of blocks that the controller gives."""
 
+from typing import Final
+
 import trio
 
 from metaquorum.gateway import Gateway
+from metaquorum.rpc.session import WorkerSession
+
+BLOCK_S: Final = 10.0  # for the next block to come; who has to wait for longer asks again
 
 
 class ProducerIds:
     """Hands out the ids of this worker's block, and asks for the next block when it is used up."""
 
-    def __init__(self, gateway: Gateway, worker_id: int, broker_epoch: int) -> None:
+    def __init__(self, gateway: Gateway, session: WorkerSession) -> None:
         self._gateway = gateway
-        self._worker_id = worker_id
-        self._broker_epoch = broker_epoch
+        self._session = session
         self._next = 0
         self._end = 0
         self._asking = trio.Lock()
@@ -21,7 +25,9 @@ class ProducerIds:
         async with self._asking:
             if self._next == self._end:
                 block = await self._gateway.allocate_producer_ids(
-                    self._worker_id, self._broker_epoch
+                    self._session.registration.worker_id,
+                    self._session.broker_epoch,
+                    timeout_s=BLOCK_S,
                 )
                 self._next, self._end = block.first, block.first + block.count
             self._next += 1

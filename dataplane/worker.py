@@ -20,6 +20,8 @@ from metaquorum.gateway import Gateway
 from metaquorum.image import MetadataImage
 from metaquorum.loader import MetadataLoader
 from metaquorum.records import RegisterWorkerRecord
+from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Clock, Disk, Runtime, StorageError
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,11 @@ class Request(NamedTuple):
     version: int
     client_id: str | None
     client: Client
+
+    @property
+    def asker(self) -> Asker:
+        """As the controller is told who asks."""
+        return Asker(client_id=self.client_id, host=self.client.address[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +61,25 @@ class Worker:
     def __init__(
         self,
         worker_id: int,
-        broker_epoch: int,
         runtime: Runtime,
         loader: MetadataLoader,
         gateway: Gateway,
+        session: WorkerSession,
         partitions: Partitions,
         configs: WorkerConfigs,
     ) -> None:
         self.worker_id = worker_id
-        self.broker_epoch = broker_epoch
         self.clock: Clock = runtime.clock
         self.disk: Disk = runtime.disk
         self.loader = loader
         self.gateway = gateway
+        self.session = session
         self.partitions = partitions
         self._configs = configs
         # These do not change while a node runs.
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
-        self.producer_ids = ProducerIds(gateway, worker_id, broker_epoch)
+        self.producer_ids = ProducerIds(gateway, session)
         # One at a time: a batch may decompress to a hundred megabytes.
         self.opening_batch = trio.Lock()
         self.fetch_waiters: set[FetchWaiter] = set()

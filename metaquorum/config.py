@@ -393,6 +393,22 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
     ),
     _worker("node.id", _INT, 1, Range(0), "This node's number, unique in the cluster."),
     _worker(
+        "process.roles",
+        _LIST,
+        ("broker", "controller"),
+        None,
+        "What this node does: serve clients (broker), keep the metadata log (controller), or both"
+        " (--roles).",
+    ),
+    _worker(
+        "controller.quorum.voters",
+        _LIST,
+        (),
+        None,
+        "The controllers, each as id@host:port (--quorum); none: this node alone.",
+    ),
+    _worker("broker.rack", _STRING, None, None, "The rack or zone, for placing replicas (--rack)."),
+    _worker(
         "log.dir", _STRING, None, None, "The log directory, where log.dirs does not name several."
     ),
     _worker(

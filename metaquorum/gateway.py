@@ -1,85 +1,237 @@
-"""The controller as a worker's handlers see it: what they are answered, they can see.
+"""The quorum as a worker's handlers see it: changes are asked of the active controller, wherever.
 
-The controller answers once a change is committed. A client expects more: that the worker it talks
-to knows of the change. The gateway waits until this node's own parts have taken it in.
+    no active controller known    wait for one
+    surely not executed           ask again, whoever is the active controller then
+    nobody knows                  REQUEST_TIMED_OUT; never asked again, where twice is not once
+    committed                     wait until this node's own parts have taken it in; answer
+
+All of it within the time that the client gives, after which what has no answer gets
+REQUEST_TIMED_OUT. A client expects to find what it was told of at the worker that told it, hence
+the wait at the end.
 """
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
 
+from metaquorum.channel.rpc_client import CallLostError, CallNotSentError
+from metaquorum.channel.timing import Backoff, within
 from metaquorum.config_changes import ResourceChange
-from metaquorum.controller import Controller
 from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
 from metaquorum.features import FeatureUpdate
 from metaquorum.loader import MetadataLoader
 from metaquorum.proposer import Changed
-from metaquorum.registrations import ControllerRegistration, WorkerRegistration
-from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
-from wire.errors import KafkaError
+from metaquorum.rpc.links import QuorumLinks
+from metaquorum.rpc.methods import (
+    ALLOCATE_PRODUCER_IDS,
+    CHANGE_CONFIGS,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    UNREGISTER_WORKER,
+    UPDATE_FEATURES,
+    AllocateProducerIds,
+    Asker,
+    ChangeConfigs,
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    Method,
+    UnregisterWorker,
+    UpdateFeatures,
+)
+from metaquorum.runtime.seams import Runtime, sleep
+from wire.errors import ErrorCode, KafkaError
 
+Q = TypeVar("Q")
+A = TypeVar("A")
+W = TypeVar("W")
 T = TypeVar("T")
+
+RETRY_LEAST_S: Final = 0.01
+RETRY_MOST_S: Final = 0.25
 
 
 class Gateway:
-    """Everything that changes the metadata, asked of the controller in this process. KafkaError."""
+    """Everything that changes the metadata. What is answered for each wish is never raised."""
 
-    def __init__(self, controller: Controller, loader: MetadataLoader) -> None:
-        self._controller = controller
+    def __init__(self, runtime: Runtime, links: QuorumLinks, loader: MetadataLoader) -> None:
+        self._clock = runtime.clock
+        self._random = runtime.random
+        self._links = links
         self._loader = loader
 
     async def create_topics(
-        self, topics: Sequence[NewTopic], *, validate_only: bool = False
+        self,
+        asker: Asker,
+        topics: Sequence[NewTopic],
+        *,
+        validate_only: bool = False,
+        timeout_s: float,
     ) -> list[TopicOutcome]:
-        return await self._seen(
-            await self._controller.create_topics(topics, validate_only=validate_only)
+        """One outcome for each topic, in order. No name may be in it twice."""
+        return await self._each(
+            CREATE_TOPICS,
+            topics,
+            lambda part: CreateTopics(asker, part, validate_only),
+            lambda topic, error: TopicOutcome.refused(error, topic.name),
+            lambda outcome: outcome.code,
+            timeout_s,
         )
 
     async def delete_topics(
-        self, topics: Sequence[tuple[str | None, bytes | None]]
+        self, asker: Asker, topics: Sequence[tuple[str | None, bytes | None]], *, timeout_s: float
     ) -> list[TopicOutcome]:
-        return await self._seen(await self._controller.delete_topics(topics))
+        """One outcome for each (name, None) or (None, topic id), in order."""
+        return await self._each(
+            DELETE_TOPICS,
+            topics,
+            lambda part: DeleteTopics(asker, part),
+            lambda topic, error: TopicOutcome.refused(error, *topic),
+            lambda outcome: outcome.code,
+            timeout_s,
+        )
 
     async def create_partitions(
-        self, wishes: Sequence[MorePartitions], *, validate_only: bool = False
+        self,
+        asker: Asker,
+        wishes: Sequence[MorePartitions],
+        *,
+        validate_only: bool = False,
+        timeout_s: float,
     ) -> list[KafkaError | None]:
-        return await self._seen(
-            await self._controller.create_partitions(wishes, validate_only=validate_only)
+        """For each wish None, or why it was refused. No topic may be in it twice."""
+        return await self._each(
+            CREATE_PARTITIONS,
+            wishes,
+            lambda part: CreatePartitions(asker, part, validate_only),
+            lambda _, error: error,
+            _code,
+            timeout_s,
         )
 
     async def change_configs(
-        self, resources: Sequence[ResourceChange], *, validate_only: bool = False
+        self,
+        asker: Asker,
+        resources: Sequence[ResourceChange],
+        *,
+        validate_only: bool = False,
+        timeout_s: float,
     ) -> list[KafkaError | None]:
-        return await self._seen(
-            await self._controller.change_configs(resources, validate_only=validate_only)
+        """For each resource None, or why nothing of it was changed."""
+        return await self._each(
+            CHANGE_CONFIGS,
+            resources,
+            lambda part: ChangeConfigs(asker, part, validate_only),
+            lambda _, error: error,
+            _code,
+            timeout_s,
         )
 
     async def update_features(
-        self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
+        self,
+        asker: Asker,
+        updates: Sequence[FeatureUpdate],
+        *,
+        validate_only: bool = False,
+        timeout_s: float,
     ) -> None:
-        await self._seen(
-            await self._controller.update_features(updates, validate_only=validate_only)
-        )
+        """All are done; KafkaError: none is."""
+        request = UpdateFeatures(asker, updates, validate_only)
+        await self._change(UPDATE_FEATURES, request, timeout_s)
 
-    async def unregister_worker(self, worker_id: int) -> None:
-        await self._seen(await self._controller.unregister_worker(worker_id))
+    async def unregister_worker(self, asker: Asker, worker_id: int, *, timeout_s: float) -> None:
+        """The worker is forgotten; KafkaError."""
+        await self._change(UNREGISTER_WORKER, UnregisterWorker(asker, worker_id), timeout_s)
 
-    async def allocate_producer_ids(self, worker_id: int, broker_epoch: int) -> ProducerIdBlock:
-        return (await self._controller.allocate_producer_ids(worker_id, broker_epoch)).answer
+    async def allocate_producer_ids(
+        self, worker_id: int, broker_epoch: int, *, timeout_s: float
+    ) -> ProducerIdBlock:
+        """Ids that nobody else ever gets. Nothing of it need be visible here. KafkaError."""
+        request = AllocateProducerIds(worker_id, broker_epoch)
+        deadline = self._clock.monotonic() + timeout_s
+        return (await self.ask(ALLOCATE_PRODUCER_IDS, request, deadline)).answer
 
-    async def register_worker(self, worker: WorkerRegistration) -> int:
-        """The broker epoch. Not waited for: that anything of it is visible here.
+    async def ask(self, method: Method[Q, A], request: Q, deadline: float) -> A:
+        """The active controller's answer, by the clock's `deadline`. KafkaError."""
+        backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
+        why: Exception | str = "no time was left"
+        while (left_s := deadline - self._clock.monotonic()) > 0:
+            try:
+                reign = await within(self._clock, left_s, self._links.wait_reign)
+            except TimeoutError:
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    f"Not done: no controller is known to be active ({self._links.why_none}).",
+                ) from None
+            try:
+                left_s = deadline - self._clock.monotonic()
+                return await reign.call(method, request, max(0.0, left_s))
+            except CallNotSentError as error:
+                why = error
+            except CallLostError as error:
+                if not method.is_repeatable:
+                    raise KafkaError(
+                        ErrorCode.REQUEST_TIMED_OUT, f"It may be done, or not: {error}."
+                    ) from None
+                why = error
+            except KafkaError as error:
+                if error.code is not ErrorCode.NOT_CONTROLLER:
+                    raise
+                why = error
+            await self._pause(backoff, deadline)
+        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"Not done in time: {why}.")
 
-        A worker publishes nothing before it is registered, or it would lead in an epoch of its
-        predecessor.
-        """
-        return (await self._controller.register_worker(worker)).answer
+    async def _pause(self, backoff: Backoff, deadline: float) -> None:
+        left_s = deadline - self._clock.monotonic()
+        await sleep(self._clock, max(0.0, min(backoff.next_s(), left_s)))
 
-    async def register_controller(self, controller: ControllerRegistration) -> None:
-        await self._controller.register_controller(controller)
-
-    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
-        return await self._controller.heartbeat(heartbeat)
-
-    async def _seen(self, changed: Changed[T]) -> T:
-        await self._loader.wait_visible(changed.end_offset)
+    async def _change(self, method: Method[Q, Changed[T]], request: Q, timeout_s: float) -> T:
+        deadline = self._clock.monotonic() + timeout_s
+        changed = await self.ask(method, request, deadline)
+        await self._seen(changed.end_offset, deadline)
         return changed.answer
+
+    async def _each(
+        self,
+        method: Method[Q, Changed[list[T]]],
+        wishes: Sequence[W],
+        request: Callable[[Sequence[W]], Q],
+        refused: Callable[[W, KafkaError], T],
+        code: Callable[[T], ErrorCode],
+        timeout_s: float,
+    ) -> list[T]:
+        """An answer for each wish, in order. What met a controller's fall is asked of the next."""
+        deadline = self._clock.monotonic() + timeout_s
+        backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
+        answers: dict[int, T] = {}
+        left = list(range(len(wishes)))
+        end_offset = 0
+        while left:
+            part = [wishes[number] for number in left]
+            try:
+                changed = await self.ask(method, request(part), deadline)
+            except KafkaError as error:
+                changed = Changed([refused(wish, error) for wish in part], 0)
+            end_offset = max(end_offset, changed.end_offset)
+            answers |= zip(left, changed.answer, strict=True)
+            left = [n for n in left if code(answers[n]) is ErrorCode.NOT_CONTROLLER]
+            if left and self._clock.monotonic() >= deadline:
+                late = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "Not done: no active controller.")
+                answers |= {number: refused(wishes[number], late) for number in left}
+                break
+            if left:
+                await self._pause(backoff, deadline)
+        await self._seen(end_offset, deadline)
+        return [answers[number] for number in range(len(wishes))]
+
+    async def _seen(self, end_offset: int, deadline: float) -> None:
+        """What is committed is visible here, or the deadline has come; it is committed anyway."""
+        if self._loader.visible.end_offset < end_offset:
+            left_s = max(0.0, deadline - self._clock.monotonic())
+            with suppress(TimeoutError):
+                await within(self._clock, left_s, lambda: self._loader.wait_visible(end_offset))
+
+
+def _code(error: KafkaError | None) -> ErrorCode:
+    return ErrorCode.NONE if error is None else error.code

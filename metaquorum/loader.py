@@ -138,6 +138,11 @@ class MetadataLoader:
             self._changed.unpark_all()
             await trio.lowlevel.checkpoint()
 
+    async def wait_applied(self, end_offset: int) -> None:
+        """The image holds everything before `end_offset`."""
+        while self._image.end_offset < end_offset:
+            await self._changed.park()
+
     async def wait_visible(self, end_offset: int) -> None:
         """Every publisher has taken in everything before `end_offset`."""
         while self._published.end_offset < end_offset:

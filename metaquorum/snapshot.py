@@ -172,7 +172,7 @@ class SnapshotReader:
         kind, body = self._next_body()
         try:
             if kind == b"R":
-                records = _records(body)
+                records = unpack_records(body)
                 self._count += len(records)
                 return records
             if kind == b"F":
@@ -223,7 +223,8 @@ class SnapshotReader:
         return DamagedError(f"{self._path} is damaged at byte {position}: {what}")
 
 
-def _records(data: bytes) -> list[MetadataRecord]:
+def unpack_records(data: bytes) -> list[MetadataRecord]:
+    """The records that are packed in `data`, one behind the other; RecordError."""
     unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), **UNPACK_LIMITS)
     unpacker.feed(data)
     records = []

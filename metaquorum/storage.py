@@ -80,11 +80,13 @@ def open_storage(
     *,
     owner: str,
     cluster_id: str | None = None,
+    may_found: bool = True,
 ) -> Storage:
     """The directory is this node's, and locked; it is formatted where there was nothing.
 
     `owner` says who locks it ("process 4711"). `cluster_id` None: any that stands there, or a new
-    one. Slow: for `Disk.run`. StorageIdentityError, or StorageError where the disk fails.
+    one where this node `may_found` a cluster. Slow: for `Disk.run`. StorageIdentityError, or
+    StorageError where the disk fails.
     """
     try:
         lock = _locked(disk, data_dir, owner)
@@ -97,6 +99,11 @@ def open_storage(
         properties = _read(disk, data_dir)
         is_new = properties is None
         if properties is None:
+            if cluster_id is None and not may_found:
+                raise StorageIdentityError(
+                    f"{data_dir} is empty, and the cluster has other nodes, so that its id must be"
+                    " given (--cluster-id): the same to each of them"
+                )
             properties = MetaProperties(cluster_id or new_id(random), node_id, new_id(random))
             _format(disk, data_dir, properties)
         _check_identity(data_dir, properties, node_id, cluster_id)

@@ -1,7 +1,8 @@
 """The shipped node on a simulated machine."""
 
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 import trio
 
@@ -18,13 +19,22 @@ STOP_LIMIT_S: Final = 60.0
 
 class NodeOnMachine:
     def __init__(
-        self, world: World, machine: Machine, port: int, configs: Mapping[str, str]
+        self,
+        world: World,
+        machine: Machine,
+        port: int,
+        configs: Mapping[str, str],
+        **others: Any,
     ) -> None:
+        """`others`: the fields of a NodeConfig that say which node this is, and who the others are.
+
+        None: it is node 1, and alone.
+        """
         self.machine = machine
         self.node: Node | None = None
         self.serving = False
         self._world = world
-        self._config = NodeConfig(
+        alone = NodeConfig(
             node_id=1,
             data_dir=DATA_DIR,
             listen=("0.0.0.0", port),  # noqa: S104 - a simulated interface
@@ -32,6 +42,7 @@ class NodeOnMachine:
             host=machine.name,
             configs=configs,
         )
+        self._config = replace(alone, **others)
         self._changed = trio.Event()
 
     async def _run(self, runtime: Runtime) -> None:

@@ -14,7 +14,7 @@ from dataplane.log.names import DELETED, LOG
 from metaquorum.batch import Batch
 from metaquorum.journal import Journal
 from metaquorum.loader import MetadataLoader
-from metaquorum.single_voter import SingleVoter
+from metaquorum.raft.voter import RaftVoter
 from simulations.storage import Storage
 
 Seen = Callable[[Batch], None]
@@ -58,11 +58,11 @@ def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
 @contextmanager
 def small_sizes(draw: Random) -> Iterator[None]:
     journal: Any = Journal.__init__
-    voter: Any = SingleVoter.__init__
-    before = journal.__defaults__, voter.__defaults__
+    voter: Any = RaftVoter.__init__
+    before = journal.__defaults__, dict(voter.__kwdefaults__)
     journal.__defaults__ = (draw.choice([300, 2000, 1 << 20]),)
-    voter.__defaults__ = (draw.choice([500, 3000, 1 << 20]), None)
+    voter.__kwdefaults__["snapshot_interval_bytes"] = draw.choice([500, 3000, 1 << 20])
     try:
         yield
     finally:
-        journal.__defaults__, voter.__defaults__ = before
+        journal.__defaults__, voter.__kwdefaults__ = before

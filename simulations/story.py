@@ -11,8 +11,9 @@ from typing import Final
 import trio
 
 from metaquorum.loader import MetadataLoader
+from metaquorum.raft.peers import NoPeers
+from metaquorum.raft.voter import RaftVoter
 from metaquorum.runtime import Runtime
-from metaquorum.single_voter import SingleVoter
 from simulations.admin import Admin
 from simulations.audit import Auditor, Overseer
 from simulations.checkers.log_files import (
@@ -130,8 +131,14 @@ async def _compare_images(room: Room, node: NodeOnMachine) -> None:
     image, reloaded = node.node.worker.loader.image, MetadataLoader(node.node.cluster_id)
 
     async def reload(runtime: Runtime) -> None:
-        voter = SingleVoter(runtime.disk, f"{DATA_DIR}/metadata", reloaded, 1)
+        disk, clock, random = runtime.disk, runtime.clock, runtime.random
+        directory = f"{DATA_DIR}/metadata"
+        voter = RaftVoter(disk, clock, random, directory, reloaded, 1, (1,), NoPeers())
         await voter.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(voter.run)
+            await voter.wait_active()
+            nursery.cancel_scope.cancel()
         await voter.close()
 
     fate = room.node.start(reload)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from dataplane.handlers.configs import config_scope
 from dataplane.worker import Request, Worker
@@ -15,6 +16,9 @@ from wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+
+# These requests bring no time limit. Most clients give an answer half a minute.
+CHANGE_S: Final = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ async def handle_incremental_alter_configs(
         )
         for resource in message.resources
     ]
-    outcomes = await _change(worker, asked, validate_only=message.validate_only)
+    outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
     return IncrementalAlterConfigsResponse(
         responses=[
             incremental_alter_configs.AlterConfigsResourceResponse(
@@ -65,7 +69,7 @@ async def handle_alter_configs(
         )
         for resource in message.resources
     ]
-    outcomes = await _change(worker, asked, validate_only=message.validate_only)
+    outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
     return AlterConfigsResponse(
         responses=[
             alter_configs.AlterConfigsResourceResponse(
@@ -80,7 +84,7 @@ async def handle_alter_configs(
 
 
 async def _change(
-    worker: Worker, asked: Sequence[_Asked], *, validate_only: bool
+    worker: Worker, request: Request, asked: Sequence[_Asked], *, validate_only: bool
 ) -> list[KafkaError | None]:
     """For each resource: None, or why nothing of it was changed."""
     outcomes: dict[int, KafkaError | None] = {}
@@ -95,12 +99,12 @@ async def _change(
             wishes[number] = _wish(worker, each)
         except KafkaError as error:
             outcomes[number] = error
-    try:
-        answers = await worker.gateway.change_configs(
-            list(wishes.values()), validate_only=validate_only
-        )
-    except KafkaError as error:
-        answers = [error for _ in wishes]
+    answers = await worker.gateway.change_configs(
+        request.asker,
+        list(wishes.values()),
+        validate_only=validate_only,
+        timeout_s=CHANGE_S,
+    )
     outcomes |= zip(wishes, answers, strict=True)
     return [outcomes[number] for number in range(len(asked))]
 

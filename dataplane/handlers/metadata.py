@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from dataplane.handlers.cluster import CLUSTER_OPERATIONS
 from dataplane.worker import Request, Worker
-from metaquorum.decisions import NewTopic, TopicOutcome
+from metaquorum.decisions import NewTopic
 from metaquorum.image import MetadataImage, PartitionImage, TopicImage
 from metaquorum.topic_names import check_topic_name
 from wire.errors import ErrorCode, KafkaError
@@ -21,6 +21,8 @@ from wire.types import ZERO_UUID
 
 _TOPIC_IDS_SINCE: Final = 10
 _NO_LEADER: Final = -1
+# How long an answer waits for the topics that it makes. The client asks again for what is missing.
+AUTO_CREATE_S: Final = 5.0
 # Until there are ACLs: READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS,
 # ALTER_CONFIGS (KIP-430).
 TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
@@ -39,7 +41,7 @@ def handle_metadata(
     if message.allow_auto_topic_creation and worker.auto_create_topics:
         names = [t.name for t in asked if t.name and image.topic(t.name) is None]
         if names:
-            return _create_first(worker, message, names)
+            return _create_first(worker, request, message, names)
     return _response(worker, message, [_one(worker, t, message) for t in asked])
 
 
@@ -48,15 +50,12 @@ def _all(image: MetadataImage) -> Iterable[TopicImage]:
 
 
 async def _create_first(
-    worker: Worker, message: MetadataRequest, names: list[str]
+    worker: Worker, request: Request, message: MetadataRequest, names: list[str]
 ) -> MetadataResponse:
     """Unknown topics are made before the answer, which then shows them with their leaders."""
     wishes = [NewTopic(name) for name in dict.fromkeys(names)]
-    try:
-        outcomes = await worker.gateway.create_topics(wishes)
-        refused = {o.name: o for o in outcomes if o.code is not ErrorCode.NONE}
-    except KafkaError as error:
-        refused = {w.name: TopicOutcome.refused(error, w.name) for w in wishes}
+    outcomes = await worker.gateway.create_topics(request.asker, wishes, timeout_s=AUTO_CREATE_S)
+    refused = {o.name: o for o in outcomes if o.code is not ErrorCode.NONE}
     assert message.topics is not None
     topics = []
     for asked in message.topics:
@@ -71,7 +70,8 @@ def _creation_error(code: ErrorCode) -> ErrorCode:
     """What a client that only asked for metadata is told of a creation that failed."""
     if code in (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.INVALID_REPLICATION_FACTOR):
         return code
-    if code is ErrorCode.TOPIC_ALREADY_EXISTS:  # by another request, and not visible here yet
+    # Made by another request, and not visible here yet; or not made yet.
+    if code in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.REQUEST_TIMED_OUT):
         return ErrorCode.LEADER_NOT_AVAILABLE
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

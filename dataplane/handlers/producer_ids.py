@@ -18,6 +18,9 @@ async def handle_init_producer_id(
     try:
         producer_id = await worker.producer_ids.take()
     except KafkaError as error:
-        return InitProducerIdResponse(error_code=error.code, producer_epoch=-1)
+        code = error.code
+        if error.retriable:  # the one error upon which all clients ask again
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return InitProducerIdResponse(error_code=code, producer_epoch=-1)
     # Without a transactional id a producer never gets its old id again (KIP-360).
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-import trio
-
 from dataplane.handlers.configs import resolve_all
 from dataplane.worker import Request, Worker
 from metaquorum.config import to_text
@@ -21,7 +19,7 @@ from wire.messages.delete_topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from wire.types import ZERO_UUID, Uuid
+from wire.types import ZERO_UUID
 
 _CONFIGS_SINCE: Final = 5
 _BY_ID_SINCE: Final = 6
@@ -31,35 +29,35 @@ MAX_TIMEOUT_MS: Final = 10 * 60 * 1000
 async def handle_create_topics(
     worker: Worker, request: Request, message: CreateTopicsRequest
 ) -> CreateTopicsResponse:
-    outcomes: dict[str | None, TopicOutcome] = {}
-    with trio.move_on_after(timeout_seconds(message.timeout_ms)):
-        for outcome in await _create(worker, message.topics, message.validate_only):
-            outcomes[outcome.name] = outcome
+    outcomes = {outcome.name: outcome for outcome in await _create(worker, request, message)}
     return CreateTopicsResponse(
         topics=[
-            _created(worker, outcomes.get(name) or _timed_out(name), request.version)
+            _created(worker, outcomes[name], request.version)
             for name in dict.fromkeys(t.name for t in message.topics)
         ]
     )
 
 
 async def _create(
-    worker: Worker, topics: list[CreatableTopic], validate_only: bool
+    worker: Worker, request: Request, message: CreateTopicsRequest
 ) -> list[TopicOutcome]:
-    outcomes: list[TopicOutcome] = []
-    wishes: list[NewTopic] = []
-    for topic in topics:
+    """An outcome for each name."""
+    refused: dict[str, TopicOutcome] = {}
+    wishes: dict[str, NewTopic] = {}
+    for topic in message.topics:
         try:
-            wishes.append(_wish(topic))
+            if topic.name in wishes:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            wishes[topic.name] = _wish(topic)
         except KafkaError as error:
-            outcomes.append(TopicOutcome.refused(error, topic.name))
-    refused = {outcome.name for outcome in outcomes}
-    wishes = [wish for wish in wishes if wish.name not in refused]  # the same name again
-    try:
-        outcomes += await worker.gateway.create_topics(wishes, validate_only=validate_only)
-    except KafkaError as error:
-        outcomes += [TopicOutcome.refused(error, wish.name) for wish in wishes]
-    return outcomes
+            refused[topic.name] = TopicOutcome.refused(error, topic.name)
+    outcomes = await worker.gateway.create_topics(
+        request.asker,
+        [wish for name, wish in wishes.items() if name not in refused],
+        validate_only=message.validate_only,
+        timeout_s=timeout_seconds(message.timeout_ms),
+    )
+    return [*refused.values(), *outcomes]
 
 
 def _wish(topic: CreatableTopic) -> NewTopic:
@@ -79,14 +77,6 @@ def _wish(topic: CreatableTopic) -> NewTopic:
 
 def timeout_seconds(timeout_ms: int) -> float:
     return max(0, min(timeout_ms, MAX_TIMEOUT_MS)) / 1000
-
-
-def _timed_out(name: str | None, topic_id: Uuid | None = None) -> TopicOutcome:
-    return TopicOutcome.refused(
-        KafkaError(ErrorCode.REQUEST_TIMED_OUT, "Not done in time; it may still be done."),
-        name,
-        topic_id,
-    )
 
 
 def _created(worker: Worker, outcome: TopicOutcome, version: int) -> CreatableTopicResult:
@@ -125,12 +115,9 @@ async def handle_delete_topics(
     else:
         asked = [(name, None) for name in message.topic_names]
     asked = list(dict.fromkeys(asked))
-    outcomes = [_timed_out(name, topic_id) for name, topic_id in asked]
-    with trio.move_on_after(timeout_seconds(message.timeout_ms)):
-        try:
-            outcomes = await worker.gateway.delete_topics(asked)
-        except KafkaError as error:
-            outcomes = [TopicOutcome.refused(error, name, topic_id) for name, topic_id in asked]
+    outcomes = await worker.gateway.delete_topics(
+        request.asker, asked, timeout_s=timeout_seconds(message.timeout_ms)
+    )
     return DeleteTopicsResponse(
         responses=[
             DeletableTopicResult(

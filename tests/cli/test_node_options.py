@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from cli.node_options import Invocation, UsageError, invocation
+from cli.node_options import Invocation, invocation
+from cli.usage import UsageError
+from dataplane.node_config import ALL_ROLES, CONTROLLER, WORKER
 
 
 def asked(*sets: str, config: Path | None = None, **options: Any) -> Invocation:
@@ -24,7 +26,7 @@ def test_without_options_everything_has_a_default() -> None:
     assert got.node.data_dir == os.path.abspath("mq-data")
     assert got.node.listen == ("127.0.0.1", 9092)
     assert got.node.advertise == ("127.0.0.1", None)
-    assert (got.node.node_id, got.node.quorum) == (1, (1,))
+    assert (got.node.node_id, got.node.is_alone, got.node.roles) == (1, True, ALL_ROLES)
     assert (got.log_format, got.log_level) == ("text", "info")
     assert got.node.log_dirs == ()
     assert got.node.configs == {"node.id": "1", "log.dir": os.path.abspath("mq-data")}
@@ -123,6 +125,38 @@ def test_the_node_id_may_be_given_as_kafka_does() -> None:
     assert asked("node.id=5", node_id=5).node.configs["node.id"] == "5"
 
 
+CONTROLLERS = "1@a:1,2@b:2,3@[::1]:3"
+
+
+@pytest.mark.parametrize("as_config", [False, True])
+def test_a_node_is_told_of_the_others_by_options_or_as_kafka_does(
+    tmp_path: Path, as_config: bool
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret that is long enough\n")
+    secret.chmod(0o600)
+    options: dict[str, Any] = {"node_id": 4, "secret_file": str(secret)}
+    sets = ["process.roles=broker", f"controller.quorum.voters={CONTROLLERS}", "broker.rack=r"]
+    if not as_config:
+        options |= {"roles": "worker", "quorum": CONTROLLERS, "rack": "r"}
+        sets = []
+    node = asked(*sets, **options).node
+    assert node.roles == {WORKER}
+    assert node.controllers == {1: ("a", 1), 2: ("b", 2), 3: ("::1", 3)}
+    assert (node.rack, node.secret) == ("r", b"a secret that is long enough")
+    assert "secret that" not in repr(node)
+    assert (node.is_alone, node.founds_cluster) == (False, False)
+
+
+def test_only_the_one_controller_of_a_quorum_founds_a_cluster(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret that is long enough")
+    secret.chmod(0o600)
+    one = asked(quorum="1@a:1", roles="controller", secret_file=str(secret)).node
+    assert (one.roles, one.founds_cluster, one.is_alone) == ({CONTROLLER}, True, False)
+    assert not asked(quorum=CONTROLLERS, secret_file=str(secret)).node.founds_cluster
+
+
 @pytest.mark.parametrize(
     ("options", "sets", "sentence"),
     [
@@ -135,10 +169,20 @@ def test_the_node_id_may_be_given_as_kafka_does() -> None:
         ({"node_id": -1}, (), "--node-id must be from 0"),
         ({"node_id": 2**31}, (), "--node-id must be from 0"),
         ({"node_id": 4}, ("node.id=5",), "--node-id says 4, the config node.id says 5"),
-        ({"roles": "broker"}, (), "--roles takes"),
-        ({"roles": "worker"}, (), "--roles worker: separate roles"),
+        ({"roles": "brokers"}, (), "--roles takes"),
+        ({"roles": "worker"}, (), "only a worker needs other nodes"),
         ({"quorum": "1"}, (), "--quorum takes"),
-        ({"quorum": "1@a:1,2@b:1"}, (), "a quorum of one"),
+        ({"quorum": "1@a:1,2@b:1"}, (), "1, 3 or 5 controllers, not 2"),
+        ({"quorum": "1@a:1,1@b:1"}, (), "names controller 1 twice"),
+        ({"quorum": "1@a:0"}, (), "not 0"),
+        ({"quorum": "1@a:1"}, (), "--secret-file"),
+        ({"quorum": "1@a:1", "secret_file": "/no/such"}, (), "--secret-file: the secret file"),
+        ({"quorum": "2@a:1"}, (), "does not name it"),
+        ({"quorum": "1@a:1", "roles": "worker"}, (), "names node 1 as a controller"),
+        ({"quorum": "1@a:1"}, ("controller.quorum.voters=1@a:1",), "say the same thing"),
+        ({"quorum_listen": "a:1"}, (), "--quorum-listen is for controllers"),
+        ({"cluster_id": "short"}, (), "--cluster-id takes 22"),
+        ({"quorum_tls_key": "/k"}, (), "TLS between nodes takes"),
         ({"log_format": "xml"}, (), "log-format must be one of"),
         ({}, ("num.partitions",), "--set takes KEY=VALUE"),
         ({}, ("=3",), "--set takes KEY=VALUE"),

@@ -18,7 +18,7 @@ from metaquorum.decisions import (
 from metaquorum.image import MetadataImage, replay
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER, history
-from tests.metaquorum.test_single_voter import Node
+from tests.metaquorum.raft.test_alone import Node
 from wire.errors import ErrorCode as E
 from wire.errors import KafkaError
 

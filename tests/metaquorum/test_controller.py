@@ -21,7 +21,7 @@ from metaquorum.records import FeatureLevelRecord, PartitionRecord, TopicRecord
 from metaquorum.registrations import register_worker
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER, history, registration
-from tests.metaquorum.test_single_voter import Node
+from tests.metaquorum.raft.test_alone import Node
 from wire.errors import ErrorCode, KafkaError
 
 THREE, _ = replay(

@@ -10,7 +10,6 @@ import trio.testing
 
 from metaquorum.controller import Controller
 from metaquorum.decisions import NewTopic
-from metaquorum.gateway import Gateway
 from metaquorum.image import MetadataImage
 from metaquorum.journal import Journal
 from metaquorum.loader import MetadataLoader
@@ -24,6 +23,7 @@ from metaquorum.runtime.seams import Disk, StorageError
 from metaquorum.snapshot import snapshots
 from metaquorum.worker_sessions import WorkerHeartbeat
 from tests.metaquorum.crash_disk import CrashDisk
+from tests.metaquorum.local_gateway import LocalGateway
 from wire.errors import ErrorCode
 
 DIRECTORY = "/data/metadata"
@@ -57,7 +57,7 @@ class Node:
         )
         self.random = Random(seed)
         self.controller = Controller(self.voter, self.loader, RealClock(), self.random, {})
-        self.gateway = Gateway(self.controller, self.loader)
+        self.gateway = LocalGateway(self.controller, self.loader)
 
     async def run(self, work: Callable[["Node"], Awaitable[None]]) -> None:
         """`work` has been done on this node, which has stopped in good order."""

@@ -1,0 +1,13 @@
+"""What a person who starts a node may get wrong, and how an address is read."""
+
+
+class UsageError(Exception):
+    """A mistake of the person who starts the node; the message is the sentence to show."""
+
+
+def address(text: str, option: str) -> tuple[str, int]:
+    """Host and port; UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise UsageError(f"{option} takes HOST:PORT with a port from 0 to 65535, not {text!r}")
+    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104

@@ -1,0 +1,160 @@
+"""A node in the role of a worker, put together in the order that is safe.
+
+    listener bound                     a port in use is told before anything is written
+    registered with the quorum         others lead what it led, or nobody does (KAFKA-10527)
+    image holds that registration      so that nothing of an earlier process is taken for its own
+    logs opened and recovered          while heartbeats keep the registration
+    image published to the partitions
+    unfenced                           now it leads
+    serving
+
+Stopping goes the other way: the controllers let it go, no new connection, answers to what was read,
+logs synced and marked.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from dataplane.dispatch import Dispatcher
+from dataplane.log.log_dirs import LogDirs
+from dataplane.node_config import NodeConfig
+from dataplane.partitions import Partitions
+from dataplane.server import Server, ServerLimits
+from dataplane.upkeep import Upkeep
+from dataplane.worker import Worker
+from dataplane.worker_configs import WorkerConfigs
+from metaquorum.config_layers import Configs, WorkerLayers
+from metaquorum.gateway import Gateway
+from metaquorum.loader import MetadataLoader
+from metaquorum.records import Endpoint
+from metaquorum.registrations import WorkerRegistration
+from metaquorum.rpc.links import QuorumLinks
+from metaquorum.rpc.session import WorkerSession
+from metaquorum.runtime import Listener, Runtime
+
+log = logging.getLogger(__name__)
+
+LISTENER_NAME: Final = "PLAINTEXT"
+# queued.max.request.bytes where it is -1: no limit in Kafka, but memory has one.
+DEFAULT_QUEUED_BYTES: Final = 512 << 20
+CONTROLLED_SHUTDOWN_S: Final = 10.0
+
+
+class WorkerRole:
+    """`listen`, then `run`; `close` in any case."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        runtime: Runtime,
+        log_dirs: LogDirs,
+        loader: MetadataLoader,
+        links: QuorumLinks,
+        incarnation_id: bytes,
+        listener: Listener,
+    ) -> None:
+        self.worker: Worker | None = None
+        self._config = config
+        self._runtime = runtime
+        self._log_dirs = log_dirs
+        self._loader = loader
+        self._links = links
+        self._listener = listener
+        static = WorkerLayers(config.configs).worker_configs()
+        self.session = WorkerSession(
+            runtime,
+            links,
+            loader,
+            self._registration(incarnation_id),
+            static.integer("broker.heartbeat.interval.ms") / 1000,
+            lambda: log_dirs.offline_ids,
+        )
+
+    async def run(self, started: Callable[[], None], stop: trio.Event) -> None:
+        """Served, from `started` until `stop`; then everything is closed in good order."""
+        async with trio.open_nursery() as nursery:
+            registered_at = await self.session.register()
+            await self._loader.wait_applied(registered_at)
+            nursery.start_soon(self.session.run)
+            configs = WorkerConfigs(self._config.node_id, self._config.configs, self._loader.image)
+            partitions = await self._open_logs(configs)
+            self._loader.register(configs)
+            self._loader.register(partitions)
+            nursery.start_soon(self._loader.run)
+            await self._loader.wait_visible(self._loader.image.end_offset)
+            await self.session.wait_unfenced()
+            await self._loader.wait_visible(self._loader.image.end_offset)
+            await self._serve(partitions, configs, started, stop)
+            nursery.cancel_scope.cancel()
+
+    async def _open_logs(self, configs: WorkerConfigs) -> Partitions:
+        runtime, loader = self._runtime, self._loader
+        partitions = Partitions(
+            self._config.node_id, runtime.clock, runtime.random, configs, self._log_dirs
+        )
+        await self._log_dirs.load(
+            lambda topic: partitions.topic_config(loader.image, topic).log,
+            runtime.clock.now_ms(),
+            concurrent=configs.own.integer("num.recovery.threads.per.data.dir"),
+        )
+        return partitions
+
+    async def _serve(
+        self,
+        partitions: Partitions,
+        configs: WorkerConfigs,
+        started: Callable[[], None],
+        stop: trio.Event,
+    ) -> None:
+        worker = self.worker = Worker(
+            self._config.node_id,
+            self._runtime,
+            self._loader,
+            Gateway(self._runtime, self._links, self._loader),
+            self.session,
+            partitions,
+            configs,
+        )
+        upkeep = Upkeep(worker, self._runtime, self._log_dirs)
+        limits = _limits(worker.configs)
+        server = Server(self._runtime, self._listener, Dispatcher(worker).handle, limits)
+        configs.call(lambda changed: server.limit(_limits(changed)))
+        async with trio.open_nursery() as serving:
+            serving.start_soon(server.serve)
+            serving.start_soon(upkeep.run)
+            serving.start_soon(self._log_dirs.wait_none_left)
+            started()
+            await stop.wait()
+            log.info("stopping: answering what was asked, then syncing")
+            worker.stop_waiting()
+            if not await self.session.shut_down(CONTROLLED_SHUTDOWN_S):
+                log.warning("stopping without the quorum's leave: it will notice by itself")
+            await server.drain()
+            serving.cancel_scope.cancel()
+        await self._log_dirs.close(upkeep.high_watermarks(), broker_epoch=self.session.broker_epoch)
+
+    def _registration(self, incarnation_id: bytes) -> WorkerRegistration:
+        host, port = self._config.advertise
+        endpoint = Endpoint(LISTENER_NAME, host, port or self._listener.address[1], "PLAINTEXT")
+        return WorkerRegistration(
+            self._config.node_id,
+            incarnation_id,
+            (endpoint,),
+            self._config.host,
+            self._config.rack,
+            self._log_dirs.ids,
+        )
+
+
+def _limits(configs: Configs) -> ServerLimits:
+    queued = configs.integer("queued.max.request.bytes")
+    return ServerLimits(
+        max_request_bytes=configs.integer("socket.request.max.bytes"),
+        max_queued_request_bytes=queued if queued > 0 else DEFAULT_QUEUED_BYTES,
+        max_connections=configs.integer("max.connections"),
+        max_connections_per_ip=configs.integer("max.connections.per.ip"),
+        max_idle_ms=configs.integer("connections.max.idle.ms"),
+    )

@@ -1,0 +1,124 @@
+"""A node in the role of a controller: its voter, its decisions, and the quorum address.
+
+journal replayed      the voter knows what it knew
+listening             if the node is not alone
+running               votes, follows or leads; answers calls of other nodes
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+import trio
+
+from metaquorum.channel.endpoint import Endpoint
+from metaquorum.channel.listener import ChannelListener
+from metaquorum.channel.mesh import PeerMesh
+from metaquorum.channel.rpc_client import CallError
+from metaquorum.channel.rpc_server import RpcServer
+from metaquorum.channel.timing import Backoff
+from metaquorum.controller import Controller
+from metaquorum.loader import MetadataLoader
+from metaquorum.raft.peers import NoPeers, Peers
+from metaquorum.raft.voter import RaftVoter
+from metaquorum.registrations import ControllerRegistration
+from metaquorum.rpc.feed import MetadataFeed
+from metaquorum.rpc.links import QuorumLinks
+from metaquorum.rpc.methods import REGISTER_CONTROLLER
+from metaquorum.rpc.service import ControllerService
+from metaquorum.runtime.seams import Runtime, sleep
+from wire.errors import KafkaError
+
+log = logging.getLogger(__name__)
+
+REGISTER_S: Final = 5.0
+RETRY_LEAST_S: Final = 0.1
+RETRY_MOST_S: Final = 5.0
+
+
+class ControllerRole:
+    """`start`, `run` in a task, and `close` when that has ended."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        directory: str,
+        node_id: int,
+        controllers: Mapping[int, tuple[str, int]],
+        endpoint: Endpoint | None,
+        loader: MetadataLoader,
+        static_configs: Mapping[str, str],
+    ) -> None:
+        """`endpoint` None: this node is alone, and nothing is listened on."""
+        self._runtime = runtime
+        self._node_id = node_id
+        self._feed = MetadataFeed(loader)
+        self._loader = loader
+        self._mesh = None if endpoint is None else PeerMesh(endpoint, controllers)
+        peers: Peers = self._mesh or NoPeers()
+        self.quorum = RaftVoter(
+            runtime.disk,
+            runtime.clock,
+            runtime.random,
+            directory,
+            self._feed,
+            node_id,
+            tuple(sorted(controllers)),
+            peers,
+        )
+        self.controller = Controller(
+            self.quorum, loader, runtime.clock, runtime.random, static_configs
+        )
+        self.service = ControllerService(self.controller, self.quorum, self._feed, runtime.clock)
+        self._listener: ChannelListener | None = None
+        if endpoint is not None:
+            rpc = RpcServer(
+                self.service.handle,
+                opened=self.service.opened,
+                ended=lambda caller, _: self.service.ended(caller),
+            )
+            self._listener = ChannelListener(endpoint, self._mesh, rpc)
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """The address as bound. OSError."""
+        assert self._listener is not None
+        await self._listener.listen(host, port)
+        return self._listener.address
+
+    async def start(self) -> None:
+        """The image is as this voter's disk says. StorageError."""
+        await self.quorum.start()
+
+    async def run(self) -> None:
+        """The voter's and the controller's work, for ever. StorageError, RaftFatalError."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.quorum.run)
+            nursery.start_soon(self.controller.run)
+            if self._mesh is not None and self._listener is not None:
+                nursery.start_soon(self._mesh.run)
+                nursery.start_soon(self._listener.run)
+
+    async def introduce(
+        self, links: QuorumLinks, incarnation_id: bytes, address: tuple[str, int]
+    ) -> None:
+        """The metadata log says at which levels this controller can run, under every reign."""
+        registration = ControllerRegistration(self._node_id, incarnation_id, *address)
+        backoff = Backoff(self._runtime.random, RETRY_LEAST_S, RETRY_MOST_S)
+        while True:
+            reign = await links.wait_reign()
+            known = self._loader.image.controllers.get(self._node_id)
+            if known is None or known.incarnation_id != incarnation_id:
+                try:
+                    await reign.call(REGISTER_CONTROLLER, registration, REGISTER_S)
+                except (CallError, KafkaError) as error:
+                    log.debug("%s did not register this controller: %s", reign, error)
+                    await sleep(self._runtime.clock, backoff.next_s())
+                    continue
+            backoff.reset()
+            await reign.over.wait()
+
+    async def close(self) -> None:
+        """The journal is closed in good order."""
+        if self._listener is not None:
+            self._listener.close()
+        await self.quorum.close()

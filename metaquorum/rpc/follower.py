@@ -1,0 +1,113 @@
+"""How a node that is no controller follows the metadata log: it asks the active controller.
+
+    offset of our image --fetch_metadata--> batches  -> applied one by one, as on every replica
+                                        `-> snapshot -> loaded part by part, then takes all at once
+
+The question waits at the controller until there is something. When the controller is another, the
+question goes to that one. What was applied is committed, so a controller whose log ends before it,
+or has another batch there, belongs to a quorum that has lost what it had acknowledged: the node
+stops rather than to mix two histories.
+"""
+
+import logging
+from typing import Final
+
+from metaquorum.batch import Batch, decode_batch
+from metaquorum.channel.rpc_client import CallError
+from metaquorum.channel.timing import Backoff
+from metaquorum.loader import MetadataLoader
+from metaquorum.records import RecordError
+from metaquorum.rpc.links import QuorumLinks, Reign
+from metaquorum.rpc.methods import FETCH_METADATA, FetchMetadata, MetadataPart, SnapshotPart
+from metaquorum.runtime.seams import Runtime, StorageError, sleep
+from metaquorum.snapshot import unpack_records
+from wire.errors import ErrorCode, KafkaError
+
+log = logging.getLogger(__name__)
+
+WAIT_MS: Final = 20_000
+ANSWER_GRACE_S: Final = 5.0  # beyond that, before the answer is given up
+FETCH_BYTES: Final = 1 << 20
+RETRY_LEAST_S: Final = 0.02
+RETRY_MOST_S: Final = 1.0
+
+
+class DivergedError(StorageError):
+    """The quorum's log is not the one that this node has applied."""
+
+
+class MetadataFollower:
+    """Feeds a loader; `run` in a task."""
+
+    def __init__(self, runtime: Runtime, links: QuorumLinks, loader: MetadataLoader) -> None:
+        self._clock = runtime.clock
+        self._random = runtime.random
+        self._links = links
+        self._loader = loader
+        self._term: int | None = None  # of the last batch applied; None behind a snapshot
+        self._snapshot: tuple[int, int] | None = None  # its end offset, and the part to ask for
+        self.snapshots_loaded = 0
+
+    async def run(self) -> None:
+        """What is committed is applied, for ever. DivergedError; StorageError for nonsense."""
+        backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
+        while True:
+            reign = await self._links.wait_reign()
+            try:
+                answer = await reign.during(lambda to=reign: self._ask(to))  # type: ignore[misc]
+            except (CallError, KafkaError) as error:
+                self._check(error)
+                log.debug("%s gave no metadata: %s", reign, error)
+                await sleep(self._clock, backoff.next_s())
+                continue
+            if answer is None:
+                self._snapshot = None  # another controller has another one
+                continue
+            backoff.reset()
+            try:
+                await self._take(answer)
+            except RecordError as error:
+                raise StorageError(f"metadata from {reign}: {error}") from None
+
+    async def _ask(self, reign: Reign) -> MetadataPart:
+        request = FetchMetadata(
+            self._loader.image.end_offset, self._term, WAIT_MS, FETCH_BYTES, self._snapshot
+        )
+        return await reign.call(FETCH_METADATA, request, WAIT_MS / 1000 + ANSWER_GRACE_S)
+
+    def _check(self, error: CallError | KafkaError) -> None:
+        """DivergedError where the error says so."""
+        self._snapshot = None
+        if isinstance(error, KafkaError) and error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise DivergedError(
+                f"the quorum has lost committed metadata: {error.message} This node keeps what it"
+                " has and stops; restore the controllers' data directories"
+            )
+
+    async def _take(self, answer: MetadataPart) -> None:
+        """RecordError."""
+        if answer.snapshot is not None:
+            await self._load(answer.snapshot)
+        for encoded in answer.batches:
+            await self._apply(decode_batch(encoded))
+
+    async def _apply(self, batch: Batch) -> None:
+        if not await self._loader.apply(batch.term, batch):
+            raise RecordError(
+                f"a batch for offset {batch.expected_offset} came at offset"
+                f" {self._loader.image.end_offset}"
+            )
+        self._term = batch.term
+
+    async def _load(self, part: SnapshotPart) -> None:
+        if part.number == 0:
+            log.info("loading a snapshot of the metadata up to offset %d", part.end_offset)
+            self._loader.begin_load()
+        elif self._snapshot != (part.end_offset, part.number):
+            raise RecordError(f"part {part.number} of a snapshot that was not asked for")
+        await self._loader.load(unpack_records(part.records))
+        self._snapshot = part.end_offset, part.number + 1
+        if part.is_last:
+            self._loader.end_load(part.end_offset)
+            self._snapshot, self._term = None, None
+            self.snapshots_loaded += 1

@@ -1,0 +1,260 @@
+"""A node's links to the controllers, and which of them is the active one.
+
+To every other controller there is one stream, dialed again whenever it has ended. On each of them a
+call waits for news of the leadership, so that a new active controller is known within a round trip
+and nothing is asked over and over:
+
+    no stream --dialed and believed--> asking --what it knows--> known --news--> known
+        ^                                 |                        |
+        '-----------------------------the stream ends--------------'
+
+The active controller is the one that says so in the highest term. As long as it is, a `Reign`
+stands for it; calls go through that. A controller in this process is asked in memory.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeVar
+
+import trio
+
+from metaquorum.channel.calls import MAX_PAYLOAD_BYTES
+from metaquorum.channel.endpoint import Endpoint
+from metaquorum.channel.handshake import HandshakeError
+from metaquorum.channel.rpc_client import CallError, CallLostError, RpcClient
+from metaquorum.channel.timing import Backoff, within
+from metaquorum.rpc.methods import WATCH_QUORUM, Method, QuorumView, WatchQuorum
+from metaquorum.rpc.service import ControllerService, local_caller
+from metaquorum.runtime.seams import Clock, Runtime, sleep
+from wire.errors import ErrorCode, KafkaError, WireError
+
+log = logging.getLogger(__name__)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+T = TypeVar("T")
+
+REDIAL_LEAST_S: Final = 0.02
+REDIAL_MOST_S: Final = 1.0
+GOOD_STREAM_S: Final = 2.0  # it lasted for so long: the next is dialed at once
+MAX_REQUEST_BYTES: Final = MAX_PAYLOAD_BYTES // 2  # its answer may be longer
+WATCH_MS: Final = 20_000
+WATCH_GRACE_S: Final = 5.0  # for the answer, beyond that
+
+
+class Reign:
+    """One controller while it is the active one, in one term, as far as this node knows."""
+
+    def __init__(self, controller_id: int, term: int, link: "_Remote | _Local") -> None:
+        self.controller_id: Final = controller_id
+        self.term: Final = term
+        self.over: Final = trio.Event()
+        self._link = link
+        self._scopes: set[trio.CancelScope] = set()
+
+    def __str__(self) -> str:
+        return f"controller {self.controller_id} in term {self.term}"
+
+    async def call(self, method: Method[Q, A], request: Q, timeout_s: float) -> A:
+        """The answer. CallNotSentError, CallLostError, KafkaError: see `rpc_client`."""
+        return await self._link.call(method, request, timeout_s)
+
+    async def during(self, operation: Callable[[], Awaitable[T]]) -> T | None:
+        """What `operation` returns or raises; None when it is cancelled, as the reign is over."""
+        if self.over.is_set():
+            return None
+        with trio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                return await operation()
+            finally:
+                self._scopes.discard(scope)
+        return None
+
+    def is_of(self, view: QuorumView, link: "_Remote | _Local") -> bool:
+        return (self.controller_id, self.term) == (view.node_id, view.term) and self._link is link
+
+    def end(self) -> None:
+        self.over.set()
+        for scope in self._scopes:
+            scope.cancel()
+
+
+class _Local:
+    """The controller in this process."""
+
+    def __init__(self, service: ControllerService, node_id: int, clock: Clock) -> None:
+        self._service = service
+        self._clock = clock
+        self._caller = local_caller(node_id)
+
+    async def call(self, method: Method[Q, A], request: Q, timeout_s: float) -> A:
+        try:
+            return await within(
+                self._clock,
+                timeout_s,
+                lambda: self._service.execute(self._caller, method, request),
+            )
+        except TimeoutError as error:
+            raise CallLostError(f"{method.name} was {error}") from None
+
+
+class _Remote:
+    """A controller at the other end of a stream."""
+
+    def __init__(self, client: RpcClient) -> None:
+        self._client = client
+
+    async def call(self, method: Method[Q, A], request: Q, timeout_s: float) -> A:
+        payload = method.requests.encode(request)
+        if len(payload) > MAX_REQUEST_BYTES:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"{len(payload)} bytes are too many for one request to the controller.",
+            )
+        answer = await self._client.call(method.name, payload, timeout_s)
+        try:
+            return method.answers.decode(answer)
+        except WireError as error:
+            self._client.close()
+            raise CallLostError(f"an answer that makes no sense: {error}") from None
+
+
+class QuorumLinks:
+    """`run` in a task; then `wait_reign`. Made of the other controllers, and of our own if any."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        endpoint: Endpoint | None,
+        others: Mapping[int, tuple[str, int]],
+        own: ControllerService | None,
+        own_id: int,
+        incarnation_id: bytes | None = None,
+    ) -> None:
+        """`endpoint` dials `others`; `incarnation_id` is of this process's worker, if it is one."""
+        assert endpoint is not None or not others
+        self._clock: Final = runtime.clock
+        self._random: Final = runtime.random
+        self._endpoint = endpoint
+        self._others = others
+        self._own = own
+        self._own_id = own_id
+        self._incarnation_id = incarnation_id
+        self._known: dict[int, tuple[QuorumView, _Remote | _Local]] = {}
+        self._whys: dict[int, str] = dict.fromkeys(others, "not tried yet")
+        self._reign: Reign | None = None
+        self._changed = trio.lowlevel.ParkingLot()
+
+    @property
+    def reign(self) -> Reign | None:
+        """None: no controller is known to be active."""
+        return self._reign
+
+    @property
+    def why_none(self) -> str:
+        """For people: what is known of each controller, in one line."""
+        lines = []
+        for controller_id in sorted({*self._others, *self._known}):
+            if controller_id in self._known:
+                view = self._known[controller_id][0]
+                led = "no leader" if view.leader_id is None else f"that {view.leader_id} leads"
+                lines.append(f"{controller_id} knows of {led} in term {view.term}")
+            else:
+                host, port = self._others[controller_id]
+                lines.append(f"{controller_id} at {host}:{port}: {self._whys[controller_id]}")
+        return "; ".join(lines)
+
+    async def wait_reign(self) -> Reign:
+        """The reign under way, or the next. No checkpoint where one is under way."""
+        while self._reign is None:
+            await self._changed.park()
+        return self._reign
+
+    async def run(self) -> None:
+        """Links are kept and watched; for ever."""
+        async with trio.open_nursery() as nursery:
+            if self._own is not None:
+                nursery.start_soon(self._watch_own, self._own)
+            for controller_id, (host, port) in self._others.items():
+                nursery.start_soon(self._keep, controller_id, host, port)
+
+    # What is known
+
+    def _note(self, link: _Remote | _Local, view: QuorumView) -> None:
+        self._known[view.node_id] = view, link
+        self._choose()
+
+    def _lose(self, controller_id: int, why: str) -> None:
+        self._whys[controller_id] = why
+        if self._known.pop(controller_id, None) is not None:
+            self._choose()
+
+    def _choose(self) -> None:
+        active = [(view, link) for view, link in self._known.values() if view.is_active]
+        newest = max(active, key=lambda each: each[0].term, default=None)
+        if self._reign is not None:
+            if newest is not None and self._reign.is_of(*newest):
+                return
+            self._reign.end()
+            self._reign = None
+        if newest is not None:
+            view, link = newest
+            self._reign = Reign(view.node_id, view.term, link)
+        self._changed.unpark_all()
+
+    # Links
+
+    async def _watch_own(self, own: ControllerService) -> None:
+        if self._incarnation_id is not None:
+            own.controller.connected(self._own_id, self._incarnation_id)
+        link = _Local(own, self._own_id, self._clock)
+        while True:
+            view = own.view
+            self._note(link, view)
+            await own.wait_change(view)
+
+    async def _keep(self, controller_id: int, host: str, port: int) -> None:
+        assert self._endpoint is not None
+        backoff = Backoff(self._random, REDIAL_LEAST_S, REDIAL_MOST_S)
+        while True:
+            began = self._clock.monotonic()
+            try:
+                client = await RpcClient.connect(self._endpoint, controller_id, host, port)
+            except (OSError, HandshakeError) as error:
+                why = str(error) or type(error).__name__
+                if isinstance(error, OSError) and error.strerror:
+                    why = error.strerror
+            else:
+                began = self._clock.monotonic()
+                why = await self._watch(client, controller_id)
+            self._lose(controller_id, why)
+            if self._clock.monotonic() - began >= GOOD_STREAM_S:
+                backoff.reset()
+            await sleep(self._clock, backoff.next_s())
+
+    async def _watch(self, client: RpcClient, controller_id: int) -> str:
+        """What the controller knows was noted, until its stream ended; returns why."""
+        link = _Remote(client)
+        why = "the connection has ended"
+
+        async def ask() -> None:
+            nonlocal why
+            known: QuorumView | None = None
+            try:
+                while True:
+                    request = WatchQuorum(known, WATCH_MS, self._incarnation_id)
+                    known = await link.call(WATCH_QUORUM, request, WATCH_MS / 1000 + WATCH_GRACE_S)
+                    if known.node_id != controller_id:
+                        why = f"it answers as controller {known.node_id}"
+                        break
+                    self._note(link, known)
+            except (CallError, KafkaError) as error:
+                why = str(error)
+            client.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            end = await client.run()
+            nursery.cancel_scope.cancel()
+        return f"{why} ({end})" if why else str(end)

@@ -1,0 +1,234 @@
+"""The table of what controllers can be asked by other nodes, and the requests that it takes.
+
+The answers of changes are the controller's own. A request whose meaning changes is a new method; a
+new field goes to the end, with the default that stands for its absence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any, Final, Generic, TypeVar
+
+from metaquorum.config_changes import ResourceChange
+from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
+from metaquorum.features import FeatureUpdate
+from metaquorum.proposer import Changed
+from metaquorum.registrations import ControllerRegistration, WorkerRegistration
+from metaquorum.rpc.codec import Codec
+from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
+from wire.errors import KafkaError
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+ANONYMOUS: Final = "User:ANONYMOUS"
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf a node asks: a client of it."""
+
+    principal: str = ANONYMOUS
+    client_id: str | None = None
+    host: str = ""  # where the client is, as the node sees it
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopics:
+    asker: Asker
+    topics: Sequence[NewTopic]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopics:
+    """Each by its name, or by its id."""
+
+    asker: Asker
+    topics: Sequence[tuple[str | None, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePartitions:
+    asker: Asker
+    wishes: Sequence[MorePartitions]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeConfigs:
+    asker: Asker
+    resources: Sequence[ResourceChange]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFeatures:
+    asker: Asker
+    updates: Sequence[FeatureUpdate]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterWorker:
+    asker: Asker
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateProducerIds:
+    worker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumView:
+    """What one controller knows of the quorum. `leader_id` None: of no leader.
+
+    `is_active`: it is the active controller itself, in `term`.
+    """
+
+    node_id: int
+    leader_id: int | None
+    term: int
+    is_active: bool
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchQuorum:
+    """Asks for the view once it is another than `known` (None: at once), or after `wait_ms`.
+
+    `incarnation_id`: of the asking worker's process. It counts as connected to this controller for
+    as long as the stream lasts.
+    """
+
+    known: QuorumView | None
+    wait_ms: int
+    incarnation_id: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchMetadata:
+    """Asks for committed batches from `offset` on, once there are some or after `wait_ms`.
+
+    `term`: of the batch that ends at `offset`, where the asker knows. `snapshot`: its end offset
+    and the number of the part that is asked for, while one is under way.
+    """
+
+    offset: int
+    term: int | None
+    wait_ms: int
+    max_bytes: int
+    snapshot: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """Some of a snapshot's records, packed; part 0 is the first."""
+
+    end_offset: int
+    number: int
+    records: bytes
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataPart:
+    """Committed batches, each as it was proposed; or part of a snapshot, from an empty image on."""
+
+    batches: Sequence[bytes]
+    end_offset: int  # of the controller's image
+    snapshot: SnapshotPart | None = None
+
+
+class Callers(Enum):
+    """Who may call a method."""
+
+    CLUSTER = "a node of the cluster, or a tool that has its secret"
+    ITSELF = "the node that the request is about"
+
+
+@dataclass(frozen=True)
+class Method(Generic[Q, A]):
+    """`is_repeatable`: it may be called again where nobody knows whether it was executed."""
+
+    name: str
+    request: type[Q]
+    answer: Any  # the type A, as a hint
+    callers: Callers = Callers.CLUSTER
+    needs_active: bool = True
+    is_repeatable: bool = False
+
+    @cached_property
+    def requests(self) -> Codec[Q]:
+        return Codec(self.request, self.name)
+
+    @cached_property
+    def answers(self) -> Codec[A]:
+        return Codec(self.answer, f"{self.name} answer")
+
+
+_OUTCOMES: Final = Changed[list[TopicOutcome]]
+_ERRORS: Final = Changed[list[KafkaError | None]]
+_NOTHING: Final = Changed[None]
+
+CREATE_TOPICS: Final[Method[CreateTopics, Changed[list[TopicOutcome]]]] = Method(
+    "create_topics", CreateTopics, _OUTCOMES
+)
+DELETE_TOPICS: Final[Method[DeleteTopics, Changed[list[TopicOutcome]]]] = Method(
+    "delete_topics", DeleteTopics, _OUTCOMES
+)
+CREATE_PARTITIONS: Final[Method[CreatePartitions, Changed[list[KafkaError | None]]]] = Method(
+    "create_partitions", CreatePartitions, _ERRORS
+)
+CHANGE_CONFIGS: Final[Method[ChangeConfigs, Changed[list[KafkaError | None]]]] = Method(
+    "change_configs", ChangeConfigs, _ERRORS
+)
+UPDATE_FEATURES: Final[Method[UpdateFeatures, Changed[None]]] = Method(
+    "update_features", UpdateFeatures, _NOTHING
+)
+UNREGISTER_WORKER: Final[Method[UnregisterWorker, Changed[None]]] = Method(
+    "unregister_worker", UnregisterWorker, _NOTHING
+)
+REGISTER_WORKER: Final[Method[WorkerRegistration, Changed[int]]] = Method(
+    "register_worker", WorkerRegistration, Changed[int], Callers.ITSELF, is_repeatable=True
+)
+REGISTER_CONTROLLER: Final[Method[ControllerRegistration, Changed[None]]] = Method(
+    "register_controller", ControllerRegistration, _NOTHING, Callers.ITSELF, is_repeatable=True
+)
+HEARTBEAT: Final[Method[WorkerHeartbeat, HeartbeatAnswer]] = Method(
+    "heartbeat", WorkerHeartbeat, HeartbeatAnswer, Callers.ITSELF, is_repeatable=True
+)
+ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Changed[ProducerIdBlock]]] = Method(
+    "allocate_producer_ids",  # a block that nobody was told of is lost, and there are enough
+    AllocateProducerIds,
+    Changed[ProducerIdBlock],
+    Callers.ITSELF,
+    is_repeatable=True,
+)
+WATCH_QUORUM: Final[Method[WatchQuorum, QuorumView]] = Method(
+    "watch_quorum", WatchQuorum, QuorumView, needs_active=False, is_repeatable=True
+)
+FETCH_METADATA: Final[Method[FetchMetadata, MetadataPart]] = Method(
+    "fetch_metadata", FetchMetadata, MetadataPart, needs_active=False, is_repeatable=True
+)
+
+METHODS: Final[dict[str, Method[Any, Any]]] = {
+    method.name: method
+    for method in (
+        CREATE_TOPICS,
+        DELETE_TOPICS,
+        CREATE_PARTITIONS,
+        CHANGE_CONFIGS,
+        UPDATE_FEATURES,
+        UNREGISTER_WORKER,
+        REGISTER_WORKER,
+        REGISTER_CONTROLLER,
+        HEARTBEAT,
+        ALLOCATE_PRODUCER_IDS,
+        WATCH_QUORUM,
+        FETCH_METADATA,
+    )
+}

@@ -1,0 +1,261 @@
+"""A controller, as other nodes and this one call it: who may, what is executed, and how it ends."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import trio
+
+from metaquorum.channel.calls import MAX_PAYLOAD_BYTES
+from metaquorum.channel.rpc_server import Caller
+from metaquorum.channel.timing import within
+from metaquorum.controller import Controller
+from metaquorum.quorum import Leadership, OutcomeUnknownError, Quorum
+from metaquorum.rpc.feed import MetadataFeed, SnapshotParts
+from metaquorum.rpc.methods import (
+    ALLOCATE_PRODUCER_IDS,
+    CHANGE_CONFIGS,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    FETCH_METADATA,
+    HEARTBEAT,
+    METHODS,
+    REGISTER_CONTROLLER,
+    REGISTER_WORKER,
+    UNREGISTER_WORKER,
+    UPDATE_FEATURES,
+    WATCH_QUORUM,
+    Callers,
+    FetchMetadata,
+    MetadataPart,
+    Method,
+    QuorumView,
+    SnapshotPart,
+    WatchQuorum,
+)
+from metaquorum.runtime.seams import Clock
+from wire.errors import ErrorCode, KafkaError, WireError
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+MAX_WAIT_MS: Final = 60_000
+MAX_FETCH_BYTES: Final = 4 << 20
+assert MAX_FETCH_BYTES < MAX_PAYLOAD_BYTES
+
+
+class _Visitor:
+    """What is kept for one stream."""
+
+    def __init__(self) -> None:
+        self.incarnation_id: bytes | None = None
+        self.snapshot: SnapshotParts | None = None
+
+
+class ControllerService:
+    """Answers calls: `handle` over streams, of which `opened` and `ended` tell; `execute` here."""
+
+    def __init__(
+        self, controller: Controller, quorum: Quorum, feed: MetadataFeed, clock: Clock
+    ) -> None:
+        self.controller = controller
+        self._quorum = quorum
+        self._feed = feed
+        self._clock = clock
+        self._visitors: dict[Caller, _Visitor] = {}
+        self._actions: Mapping[str, Callable[[Caller, Any], Awaitable[Any]]] = {
+            CREATE_TOPICS.name: lambda _, r: controller.create_topics(
+                r.topics, validate_only=r.validate_only
+            ),
+            DELETE_TOPICS.name: lambda _, r: controller.delete_topics(r.topics),
+            CREATE_PARTITIONS.name: lambda _, r: controller.create_partitions(
+                r.wishes, validate_only=r.validate_only
+            ),
+            CHANGE_CONFIGS.name: lambda _, r: controller.change_configs(
+                r.resources, validate_only=r.validate_only
+            ),
+            UPDATE_FEATURES.name: lambda _, r: controller.update_features(
+                r.updates, validate_only=r.validate_only
+            ),
+            UNREGISTER_WORKER.name: lambda _, r: controller.unregister_worker(r.worker_id),
+            REGISTER_WORKER.name: lambda _, r: controller.register_worker(r),
+            REGISTER_CONTROLLER.name: lambda _, r: controller.register_controller(r),
+            HEARTBEAT.name: lambda _, r: controller.heartbeat(r),
+            ALLOCATE_PRODUCER_IDS.name: lambda _, r: controller.allocate_producer_ids(
+                r.worker_id, r.broker_epoch
+            ),
+            WATCH_QUORUM.name: self._watch,
+            FETCH_METADATA.name: self._fetch,
+        }
+        assert self._actions.keys() == METHODS.keys()
+
+    @property
+    def view(self) -> QuorumView:
+        status = self._quorum.status
+        return QuorumView(
+            status.node_id, status.leader_id, status.term, status.is_active, status.end_offset
+        )
+
+    # Streams
+
+    def opened(self, caller: Caller) -> None:
+        self._visitors[caller] = _Visitor()
+
+    def ended(self, caller: Caller) -> None:
+        """What the stream's end says of the worker at its other end is told to the controller."""
+        visitor = self._visitors.pop(caller)
+        if visitor.incarnation_id is not None:
+            self.controller.disconnected(caller.node_id, visitor.incarnation_id)
+
+    async def handle(self, caller: Caller, method_name: str, payload: bytes) -> bytes:
+        """The answer's bytes; KafkaError for the caller."""
+        method = METHODS.get(method_name)
+        if method is None:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION, f"This version has no method {method_name!r}."
+            )
+        try:
+            request = method.requests.decode(payload)
+        except WireError as error:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{error}.") from None
+        return method.answers.encode(await self.execute(caller, method, request))
+
+    # Calls
+
+    async def execute(self, caller: Caller, method: Method[Q, A], request: Q) -> A:
+        """The answer; KafkaError: NOT_CONTROLLER where it has to be, and is not, the active one."""
+        if method.callers is Callers.ITSELF:
+            _check_itself(caller, request)
+        if method.needs_active:
+            self.check_active()
+        answer: A = await self._actions[method.name](caller, request)
+        return answer
+
+    def check_active(self) -> None:
+        """KafkaError (NOT_CONTROLLER), which says who is."""
+        status = self._quorum.status
+        if not status.is_active:
+            known = "none is known" if status.leader_id is None else f"{status.leader_id} leads"
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER,
+                f"Node {status.node_id} is not the active controller: {known} in term"
+                f" {status.term}.",
+            )
+
+    async def _watch(self, caller: Caller, request: WatchQuorum) -> QuorumView:
+        if request.incarnation_id is not None:
+            self._connect(caller, request.incarnation_id)
+        if request.known is not None:
+            known = request.known
+            with suppress(TimeoutError):
+                await within(self._clock, _wait_s(request.wait_ms), lambda: self.wait_change(known))
+        return self.view
+
+    async def wait_change(self, known: QuorumView) -> None:
+        """The view is another, but for its end offset."""
+        await self._quorum.wait_change(Leadership(known.leader_id, known.term, known.is_active))
+
+    def _connect(self, caller: Caller, incarnation_id: bytes) -> None:
+        visitor = self._visitors.get(caller)
+        if visitor is None or visitor.incarnation_id == incarnation_id:
+            return
+        if visitor.incarnation_id is not None:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, "The worker at one end of a stream cannot change."
+            )
+        visitor.incarnation_id = incarnation_id
+        self.controller.connected(caller.node_id, incarnation_id)
+
+    # Followers
+
+    async def _fetch(self, caller: Caller, request: FetchMetadata) -> MetadataPart:
+        if request.snapshot is not None:
+            end_offset, number = request.snapshot
+            return await self._snapshot_part(caller, end_offset, number)
+        await self._check_position(request)
+        batches = self._feed.recent.since(request.offset, min(request.max_bytes, MAX_FETCH_BYTES))
+        if batches is None:
+            return await self._first_part(caller)
+        if not batches and request.wait_ms > 0:
+            with suppress(TimeoutError):
+                await within(
+                    self._clock,
+                    _wait_s(request.wait_ms),
+                    lambda: self._feed.wait_beyond(request.offset),
+                )
+            batches = self._feed.recent.since(
+                request.offset, min(request.max_bytes, MAX_FETCH_BYTES)
+            )
+        encoded = tuple([batch.encode() for batch in batches or ()])
+        return MetadataPart(encoded, self._feed.image.end_offset)
+
+    async def _check_position(self, request: FetchMetadata) -> None:
+        """KafkaError where the asker has applied what is not in this log.
+
+        OFFSET_OUT_OF_RANGE: nor is it in anybody's, as far as a quorum knows. NOT_CONTROLLER: this
+        controller may be behind.
+        """
+        end_offset = self._feed.image.end_offset
+        if request.offset > end_offset:
+            self.check_active()
+            try:
+                end_offset = await self._quorum.read_barrier()
+            except OutcomeUnknownError as error:
+                raise KafkaError(ErrorCode.NOT_CONTROLLER, f"{error}.") from None
+            if request.offset > end_offset:
+                raise KafkaError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"The metadata log ends at offset {end_offset}, before offset"
+                    f" {request.offset}, up to where this node has applied it.",
+                )
+        term = self._feed.recent.term_before(request.offset)
+        if term is not None and request.term is not None and term != request.term:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"The metadata log has a batch of term {term} before offset {request.offset}, where"
+                f" this node has applied one of term {request.term}.",
+            )
+
+    async def _first_part(self, caller: Caller) -> MetadataPart:
+        snapshot = SnapshotParts(self._feed.image)
+        visitor = self._visitors.get(caller)
+        assert visitor is not None, "only other nodes follow"
+        visitor.snapshot = snapshot
+        return await self._snapshot_part(caller, snapshot.end_offset, 0)
+
+    async def _snapshot_part(self, caller: Caller, end_offset: int, number: int) -> MetadataPart:
+        visitor = self._visitors[caller]
+        snapshot, part = visitor.snapshot, None
+        if snapshot is not None and snapshot.end_offset == end_offset:
+            part = await snapshot.part(number)
+        if part is None:
+            raise KafkaError(
+                ErrorCode.SNAPSHOT_NOT_FOUND, f"Part {number} is not to be had; begin anew."
+            )
+        records, is_last = part
+        return MetadataPart(
+            (),
+            self._feed.image.end_offset,
+            SnapshotPart(end_offset, number, records, is_last),
+        )
+
+
+def _check_itself(caller: Caller, request: Any) -> None:
+    about = getattr(request, "worker_id", None)
+    if about is None:
+        about = request.controller_id
+    if about != caller.node_id:
+        raise KafkaError(
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            f"Node {caller.node_id} may not speak for node {about}.",
+        )
+
+
+def _wait_s(wait_ms: int) -> float:
+    return max(0, min(wait_ms, MAX_WAIT_MS)) / 1000
+
+
+def local_caller(node_id: int) -> Caller:
+    """This process, calling its own controller."""
+    return Caller(node_id, 0, ("", 0), trio.Event())

@@ -1,0 +1,288 @@
+"""A worker's session with the active controller: who it is, that it is alive, when it may go.
+
+    starting --registered--> fenced --caught up--> live --wants to stop--> leaving --may go--> gone
+                                ^                    |
+                                '-- fenced meanwhile '
+
+A registration lasts as long as the process: every active controller learns it from the log. To a
+new one the worker registers again, which changes nothing and says that it is there. Heartbeats go
+out at a fixed interval, and at once when there is news: metadata was applied that a fenced worker
+lacked, the worker wants to stop, the controller is another.
+
+While no controller is active the worker goes on as it was: what it leads it leads, as nobody else
+can have been elected. That is logged once, when it begins and when it ends.
+
+Source: KIP-631; Kafka's BrokerLifecycleManager.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import trio
+
+from metaquorum.channel.rpc_client import CallError
+from metaquorum.channel.timing import Backoff, within
+from metaquorum.loader import MetadataLoader
+from metaquorum.registrations import WorkerRegistration
+from metaquorum.rpc.links import QuorumLinks, Reign
+from metaquorum.rpc.methods import HEARTBEAT, REGISTER_WORKER
+from metaquorum.runtime.seams import Runtime, StorageError, sleep
+from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
+from wire.errors import ErrorCode, KafkaError
+
+log = logging.getLogger(__name__)
+
+CALL_S: Final = 5.0
+RETRY_LEAST_S: Final = 0.02
+RETRY_MOST_S: Final = 1.0
+TELL_S: Final = 5.0  # while starting: how often it is said what is waited for
+AWAY_TELL_S: Final = 1.0  # an election that takes less is nobody's business
+# Between two heartbeats, whatever the news.
+LEAST_HEARTBEAT_S: Final = 0.02
+_UNREGISTERED: Final = frozenset((ErrorCode.BROKER_ID_NOT_REGISTERED, ErrorCode.STALE_BROKER_EPOCH))
+
+
+class ReplacedError(StorageError):
+    """Another process is registered as this worker: this one may not go on."""
+
+
+class RefusedError(StorageError):
+    """The controllers will not have this worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """Where the session stands, for people. `away_s` None: there is an active controller."""
+
+    broker_epoch: int
+    controller_id: int | None
+    is_fenced: bool
+    away_s: float | None
+    why: str
+
+
+class WorkerSession:
+    """`register`, then `run` in a task; `shut_down` at the end."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        links: QuorumLinks,
+        loader: MetadataLoader,
+        registration: WorkerRegistration,
+        heartbeat_s: float,
+        offline_log_dirs: Callable[[], tuple[bytes, ...]] = lambda: (),
+    ) -> None:
+        self.registration: Final = registration
+        self.broker_epoch = -1
+        self.is_fenced = True
+        self._clock = runtime.clock
+        self._random = runtime.random
+        self._links = links
+        self._loader = loader
+        self._heartbeat_s = heartbeat_s
+        self._offline_log_dirs = offline_log_dirs
+        self._registered_in: Reign | None = None
+        self._sent_offset = 0
+        self._wants_shutdown = False
+        self._may_go = trio.Event()
+        self._unfenced = trio.Event()
+        self._news = trio.Event()
+        self._away_since: float | None = None
+        self._why_away = ""
+        self._told_away = False
+        self._went_away = trio.Event()
+
+    @property
+    def status(self) -> SessionStatus:
+        reign, away = self._links.reign, self._away_since
+        return SessionStatus(
+            self.broker_epoch,
+            None if reign is None else reign.controller_id,
+            self.is_fenced,
+            None if away is None else self._clock.monotonic() - away,
+            self._why_away,
+        )
+
+    async def register(self) -> int:
+        """Registered for the first time: where the metadata ends that says so. RefusedError.
+
+        Waits for an active controller as long as it takes, and says what it waits for.
+        """
+        backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
+        told_at = self._clock.monotonic()
+        while True:
+            try:
+                reign = await within(self._clock, TELL_S, self._links.wait_reign)
+                return await self._register(reign)
+            except TimeoutError:
+                log.info("waiting for an active controller: %s", self._links.why_none)
+                told_at = self._clock.monotonic()
+            except (CallError, KafkaError) as error:
+                if self._clock.monotonic() - told_at >= TELL_S:
+                    log.info("not registered yet: %s", _words(error))
+                    told_at = self._clock.monotonic()
+                await sleep(self._clock, backoff.next_s())
+
+    async def _register(self, reign: Reign) -> int:
+        """CallError, KafkaError for what may pass; RefusedError."""
+        try:
+            changed = await reign.call(REGISTER_WORKER, self.registration, CALL_S)
+        except KafkaError as error:
+            if error.code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.INVALID_REQUEST):
+                raise RefusedError(f"{reign} refused this worker: {error.message}") from None
+            raise
+        self.broker_epoch = changed.answer
+        self._registered_in = reign
+        log.info(
+            "worker %d is registered with %s, broker epoch %d",
+            self.registration.worker_id,
+            reign,
+            self.broker_epoch,
+        )
+        return changed.end_offset
+
+    async def wait_unfenced(self) -> None:
+        """The worker may serve what it leads."""
+        await self._unfenced.wait()
+
+    def poke(self) -> None:
+        """There is news for the controller."""
+        self._news.set()
+
+    async def shut_down(self, timeout_s: float) -> bool:
+        """The controller has let this worker go; False: not within that time. Needs `run`."""
+        self._wants_shutdown = True
+        self.poke()
+        try:
+            await within(self._clock, timeout_s, self._may_go.wait)
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """The session is kept, for ever. ReplacedError, RefusedError."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell_away)
+            await self._keep()
+
+    async def _keep(self) -> None:
+        backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
+        while True:
+            reign = await self._wait_reign()
+            try:
+                if self._registered_in is not reign:
+                    await self._register(reign)
+                answer = await self._beat(reign)
+            except (CallError, KafkaError) as error:
+                self._check_replaced(error)
+                if isinstance(error, KafkaError) and error.code in _UNREGISTERED:
+                    self._registered_in = None
+                log.debug("no heartbeat to %s: %s", reign, _words(error))
+                if not reign.over.is_set():
+                    self._away(_words(error))
+                await sleep(self._clock, backoff.next_s())
+                continue
+            backoff.reset()
+            self._back(reign)
+            self._note(answer)
+            await sleep(self._clock, LEAST_HEARTBEAT_S)
+            await self._wait_due(reign, answer)
+
+    async def _wait_reign(self) -> Reign:
+        if self._links.reign is None:
+            self._away("no controller is active")
+        return await self._links.wait_reign()
+
+    async def _beat(self, reign: Reign) -> HeartbeatAnswer:
+        self._news = trio.Event()
+        self._sent_offset = self._loader.visible.end_offset
+        heartbeat = WorkerHeartbeat(
+            self.registration.worker_id,
+            self.broker_epoch,
+            self._sent_offset,
+            self._wants_shutdown,
+            self._offline_log_dirs(),
+        )
+        return await reign.call(HEARTBEAT, heartbeat, CALL_S)
+
+    def _check_replaced(self, error: Exception) -> None:
+        """ReplacedError where the metadata names another process as this worker."""
+        worker_id = self.registration.worker_id
+        known = self._loader.image.workers.get(worker_id)
+        if known is None or known.incarnation_id == self.registration.incarnation_id:
+            return
+        if known.broker_epoch > self.broker_epoch:
+            raise ReplacedError(
+                f"another process has registered as worker {worker_id}, so that this one stops"
+                f" ({_words(error)}); give each process a node id of its own"
+            )
+
+    def _note(self, answer: HeartbeatAnswer) -> None:
+        if answer.is_fenced and not self.is_fenced and not self._wants_shutdown:
+            log.warning("the controller had fenced this worker; catching up")
+        self.is_fenced = answer.is_fenced
+        if answer.is_fenced:
+            if self._unfenced.is_set():
+                self._unfenced = trio.Event()
+        else:
+            self._unfenced.set()
+        if answer.should_shut_down:
+            self._may_go.set()
+
+    async def _wait_due(self, reign: Reign, answer: HeartbeatAnswer) -> None:
+        """The next heartbeat is due: by time, by news, or as the reign is over."""
+        waits: list[Callable[[], Awaitable[None]]] = [
+            partial(sleep, self._clock, self._heartbeat_s),
+            self._news.wait,
+            reign.over.wait,
+        ]
+        if answer.is_fenced or self._wants_shutdown:
+            waits.append(partial(self._loader.wait_visible, self._sent_offset + 1))
+        async with trio.open_nursery() as nursery:
+            for wait in waits:
+                nursery.start_soon(_then_cancel, wait, nursery.cancel_scope)
+
+    # While the quorum is away
+
+    def _away(self, why: str) -> None:
+        if self._away_since is None:
+            self._away_since = self._clock.monotonic()
+            self._went_away.set()
+        self._why_away = why
+
+    async def _tell_away(self) -> None:
+        while True:
+            await self._went_away.wait()
+            self._went_away = trio.Event()
+            await sleep(self._clock, AWAY_TELL_S)
+            since = self._away_since
+            if since is not None and not self._went_away.is_set():
+                self._told_away = True
+                log.warning(
+                    "the quorum is away (%s): what this worker leads it goes on to serve; what"
+                    " needs the quorum waits, or is refused: %s",
+                    self._why_away,
+                    self._links.why_none,
+                )
+
+    def _back(self, reign: Reign) -> None:
+        if self._told_away and self._away_since is not None:
+            log.warning(
+                "the quorum is back after %.1f s: %s",
+                self._clock.monotonic() - self._away_since,
+                reign,
+            )
+        self._away_since, self._why_away, self._told_away = None, "", False
+
+
+async def _then_cancel(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+    await wait()
+    scope.cancel()
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, KafkaError) else str(error)
