@@ -27,7 +27,6 @@ The owner calls `received` and the like, `tick`, and `append`; then syncs the jo
 """
 
 import logging
-import math
 from random import Random
 
 from metaquorum.journal_ops import LogPosition
@@ -35,8 +34,6 @@ from metaquorum.raft.election import Election
 from metaquorum.raft.library import Library
 from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
 from metaquorum.raft.messages import (
-    MAX_ENTRIES,
-    MAX_ENTRIES_BYTES,
     Answer,
     Append,
     Heartbeat,
@@ -50,7 +47,7 @@ from metaquorum.raft.messages import (
     Vote,
     VoteRequest,
 )
-from metaquorum.raft.progress import Progress, Sending, Transfer
+from metaquorum.raft.replication import Replication
 from metaquorum.raft.timings import RaftTimings
 
 logger = logging.getLogger(__name__)
@@ -77,21 +74,16 @@ class RaftCore:
         self.log = log
         self.outbox: list[tuple[int, Message]] = []
         self.pieces: list[tuple[int, Piece]] = []  # of a snapshot, to be taken in
-        self.damaged_snapshots = False  # a peer found one damaged that this voter sent
         self._peers = tuple(each for each in voters if each != node_id)
-        self._timings = timings
         self._connected: set[int] = set()
         self._votes: set[int] = set()
         self._votes_term = 0
-        self._round = 0
-        self._heartbeat_at = math.inf
-        self._round_wanted = False
         self._answering: Append | None = None
         self._matched_next_index: int | None = None
         self._led_term: int | None = None
         self._term_leader: tuple[int, int] = (0, 0)  # (term, leader) as heard last
         self.term_start_index = 0  # of the entry that began the term that this voter leads
-        self.progress: dict[int, Progress] = {}
+        self.replication = Replication(self._peers, log, timings, self.send)
         self._at(now)
         self._library = Library(node_id, voters, log, timings, self)
         self._election = Election(node_id, voters, timings, random, now)
@@ -121,12 +113,7 @@ class RaftCore:
         """When to `tick` at the latest."""
         if not self.is_leader:
             return self._election.deadline
-        retries = [
-            each.transfer.wait_until
-            for each in self.progress.values()
-            if each.transfer is not None and each.transfer.is_piece_wanted
-        ]
-        return min(self._heartbeat_at, *retries) if retries else self._heartbeat_at
+        return self.replication.deadline
 
     def _at(self, now: float) -> None:
         self._now = now
@@ -139,16 +126,14 @@ class RaftCore:
         self._connected.add(voter_id)
         self._library.connected(voter_id)
         self._election.connected(voter_id, now, self.leader_id)
-        if voter_id in self.progress:
-            self.progress[voter_id].connected(self.log.last.index + 1)
+        self.replication.connected(voter_id)
 
     def disconnected(self, voter_id: int, now: float) -> None:
         self._at(now)
         self._connected.discard(voter_id)
         self._library.disconnected(voter_id)
         self._election.disconnected(voter_id, now, self.leader_id)
-        if voter_id in self.progress:
-            self.progress[voter_id].disconnected()
+        self.replication.disconnected(voter_id)
 
     def received(self, voter_id: int, message: Message, now: float) -> None:
         """RaftFatalError."""
@@ -170,7 +155,7 @@ class RaftCore:
             case Answer() | PieceAnswer():
                 if message.term > self.term:
                     self._library.give_way(message.term)
-                elif message.term == self.term and voter_id in self.progress:
+                elif message.term == self.term and self.is_leader:
                     self._from_follower(voter_id, message, now)
         self._note_role(now)
 
@@ -188,31 +173,10 @@ class RaftCore:
         assert self.is_leader
         return self.log.append(payload, self.term)
 
-    def want_round(self) -> int:
-        """`replicate` will ask all; answers from this number on were given after the call."""
-        self._round_wanted = True
-        return self._round + 1
-
-    @property
-    def confirmed_round(self) -> int:
-        """The last round that a majority, this leader included, has answered."""
-        answered = sorted((each.answered_round for each in self.progress.values()), reverse=True)
-        needed = len(self.voters) // 2
-        return answered[needed - 1] if needed else self._round + 1
-
     def replicate(self, now: float) -> None:
         """Of the leader: the outbox holds what the peers can be told. All of the log is synced."""
-        if not self.is_leader:
-            return
-        is_due = now >= self._heartbeat_at or self._round_wanted
-        if is_due:
-            self._heartbeat_at = now + self._timings.heartbeat_s if self._peers else math.inf
-            self._round_wanted = False
-        for voter_id, progress in self.progress.items():
-            if progress.is_connected:
-                if is_due:
-                    progress.may_retry()
-                self._replicate_to(voter_id, progress, is_due=is_due)
+        if self.is_leader:
+            self.replication.replicate(self.commit_index, now)
 
     def storage_full(self, last_index: int) -> None:
         """Entries behind `last_index` could not be written; nobody was told of them."""
@@ -419,120 +383,16 @@ class RaftCore:
         if self.is_leader and self._led_term != self.term:
             self._led_term = self.term
             self.term_start_index = self.log.last.index
-            self._heartbeat_at = now
-            self.progress = {peer: Progress(self.term_start_index) for peer in self._peers}
-            for peer in self._connected:
-                self.progress[peer].connected(self.term_start_index)
+            self.replication.begin(self.term, self._connected, now)
         elif not self.is_leader and self._led_term is not None:
             self._led_term = None
-            self._heartbeat_at = math.inf
-            self.progress = {}
+            self.replication.end()
             self._election.postpone(now)
 
     def _from_follower(self, voter_id: int, message: Answer | PieceAnswer, now: float) -> None:
-        progress = self.progress[voter_id]
         match message:
             case Answer():
-                self._log_answer(voter_id, progress, message, now)
+                next_index = self.replication.answered(voter_id, message, now)
             case PieceAnswer():
-                self._piece_answer(voter_id, progress, message, now)
-        progress.note_caught_up(self.log.last.index, now)
-
-    def _log_answer(self, voter_id: int, progress: Progress, message: Answer, now: float) -> None:
-        if message.round > self._round or message.next_index > self.log.last.index + 1:
-            return  # nobody can answer that
-        says_more = progress.answered(message.round, now)
-        if message.match is Match.MATCHED:
-            # True whenever it was sent: what a follower holds in a term, it keeps in it.
-            self._library.answered(voter_id, message.next_index)
-            if says_more and progress.state is not Sending.SNAPSHOT:
-                progress.matched(message.next_index)
-            return
-        self._library.answered(voter_id, None)
-        if says_more and message.match is Match.REFUSED and progress.state is not Sending.SNAPSHOT:
-            progress.refused(message.next_index, self._round + 1)
-
-    def _piece_answer(
-        self, voter_id: int, progress: Progress, message: PieceAnswer, now: float
-    ) -> None:
-        self._library.answered(voter_id, None)
-        progress.answered_at = now
-        transfer = progress.transfer
-        if transfer is None or transfer.number != message.transfer:
-            return
-        match message.taken:
-            case Taken.CONTINUE:
-                transfer.offset, transfer.is_piece_wanted = message.value, True
-            case Taken.HAVE if message.value <= self.log.last.index:
-                progress.took_snapshot(message.value)
-                self._library.answered(voter_id, message.value + 1)
-            case Taken.FAILED | Taken.DAMAGED:
-                self.damaged_snapshots |= message.taken is Taken.DAMAGED
-                self.fail_transfer(voter_id, now)
-
-    def _replicate_to(self, voter_id: int, progress: Progress, *, is_due: bool) -> None:
-        last_index = self.log.last.index
-        if progress.state is not Sending.SNAPSHOT and progress.next_index <= self.log.anchor.index:
-            progress.needs_snapshot(self._next_round())
-        has_sent = False
-        while progress.may_send and (progress.next_index <= last_index or self._probes(progress)):
-            self._send_append(voter_id, progress)
-            has_sent = True
-        if has_sent:
-            return
-        if progress.state is Sending.REPLICATE:
-            if is_due or progress.told_commit_index < self.commit_index:
-                self._send_append(voter_id, progress, is_empty=True)
-        elif is_due:
-            self.send(voter_id, Heartbeat(self.term, self._next_round()))
-
-    def _next_round(self) -> int:
-        self._round += 1
-        return self._round
-
-    @staticmethod
-    def _probes(progress: Progress) -> bool:
-        return progress.state is Sending.PROBE
-
-    def _send_append(self, voter_id: int, progress: Progress, *, is_empty: bool = False) -> None:
-        log, first = self.log, progress.next_index
-        entries = []
-        if not is_empty and first <= log.last.index:
-            entries = log.entries(first, MAX_ENTRIES, MAX_ENTRIES_BYTES)
-        number = self._next_round()
-        message = Append(
-            self.term,
-            number,
-            first - 1,
-            log.term_at(first - 1),
-            self.commit_index,
-            tuple((entry.term, entry.payload) for entry in entries),
-        )
-        size_bytes = sum(len(entry.payload) for entry in entries)
-        progress.sent(number, size_bytes, len(entries), self.commit_index)
-        self.send(voter_id, message)
-
-    def wanted_pieces(self, now: float) -> list[tuple[int, Transfer]]:
-        """Transfers whose next piece is to be read and sent now; each is named once a piece."""
-        found = []
-        for voter_id, progress in self.progress.items():
-            transfer = progress.transfer
-            if (
-                progress.is_connected
-                and transfer is not None
-                and transfer.is_piece_wanted
-                and now >= transfer.wait_until
-            ):
-                transfer.is_piece_wanted = False
-                found.append((voter_id, transfer))
-        return found
-
-    def is_wanted(self, voter_id: int, transfer: Transfer) -> bool:
-        """Whether this transfer is still under way."""
-        progress = self.progress.get(voter_id)
-        return progress is not None and progress.transfer is transfer
-
-    def fail_transfer(self, voter_id: int, now: float) -> None:
-        """The snapshot could not be read; it is tried again later."""
-        wait_until = now + self._timings.snapshot_retry_s
-        self.progress[voter_id].restart_transfer(self._next_round(), wait_until)
+                next_index = self.replication.piece_answered(voter_id, message, now)
+        self._library.answered(voter_id, next_index)

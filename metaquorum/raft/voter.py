@@ -188,7 +188,7 @@ class RaftVoter:
                 wall_ms(progress.answered_at),
                 wall_ms(progress.caught_up_at),
             )
-            for voter_id, progress in core.progress.items()
+            for voter_id, progress in core.replication.progress.items()
         )
         return tuple(sorted((own, *others), key=lambda each: each.voter_id))
 
@@ -216,7 +216,7 @@ class RaftVoter:
         core = self._core
         if core is None or not self.is_active:
             raise OutcomeUnknownError("this node does not lead the quorum")
-        barrier = _Barrier(core.want_round(), core.commit_index)
+        barrier = _Barrier(core.replication.want_round(), core.commit_index)
         self._barriers.append(barrier)
         self._kick.set()
         await barrier.done.wait()
@@ -449,7 +449,7 @@ class RaftVoter:
             await self._journal.drop_prefix(position.index)
 
     def _settle_barriers(self, core: RaftCore) -> None:
-        confirmed = core.confirmed_round if core.is_leader else -1
+        confirmed = core.replication.confirmed_round if core.is_leader else -1
         waiting = []
         for barrier in self._barriers:
             if barrier.round <= confirmed:
@@ -525,9 +525,9 @@ class RaftVoter:
     def _start_snapshot_if_due(self, core: RaftCore) -> None:
         is_due = self._state.bytes_since_snapshot >= self._snapshot_interval_bytes
         is_possible = self._nursery is not None and not self._snapshotting
-        if is_possible and (is_due or core.damaged_snapshots):
+        if is_possible and (is_due or core.replication.damaged_snapshots):
             assert self._nursery is not None
-            core.damaged_snapshots = False
+            core.replication.damaged_snapshots = False
             self._snapshotting = True
             self._nursery.start_soon(self._write_snapshot)
 
@@ -547,7 +547,7 @@ class RaftVoter:
     def _start_transfers(self, core: RaftCore, now: float) -> None:
         if self._nursery is None:
             return
-        for voter_id, transfer in core.wanted_pieces(now):
+        for voter_id, transfer in core.replication.wanted_pieces(now):
             self._nursery.start_soon(self._send_piece, core, voter_id, transfer)
         pieces, core.pieces = core.pieces, []
         for voter_id, piece in pieces:
@@ -559,9 +559,9 @@ class RaftVoter:
         except OSError as error:
             logger.warning("no snapshot could be read for voter %d: %s", voter_id, error)
             piece = None
-        if core.is_wanted(voter_id, transfer):
+        if core.replication.is_wanted(voter_id, transfer):
             if piece is None:
-                core.fail_transfer(voter_id, self._clock.monotonic())
+                core.replication.fail_transfer(voter_id, self._clock.monotonic())
             else:
                 core.send(voter_id, piece(core.term))
         self._kick.set()

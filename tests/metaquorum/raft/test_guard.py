@@ -276,7 +276,7 @@ def test_a_snapshot_of_something_else_replaces_the_log_once_it_is_whole() -> Non
 def test_refusals_of_what_was_sent_before_the_retry_are_passed_over() -> None:
     voter = Voter([1] * 10)
     term = voter.lead()
-    progress = voter.core.progress[2]
+    progress = voter.core.replication.progress[2]
     voter.gets(2, refused(term, 4))
     assert progress.next_index == 4
     voter.core.replicate(voter.now)
