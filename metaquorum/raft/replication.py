@@ -1,0 +1,214 @@
+"""The leader's side of replication: what each peer is sent, and when.
+
+Everything sent in a term has a number of its own, its *round*, which answers repeat. A majority
+that has answered round n was in this leader's term when it did: whoever asks to read waits for a
+round that begins after he asked (ReadIndex; Raft thesis, 6.4).
+"""
+
+import math
+from collections.abc import Callable, Collection
+from typing import Final
+
+from metaquorum.raft.log import RaftLog
+from metaquorum.raft.messages import (
+    MAX_ENTRIES,
+    MAX_ENTRIES_BYTES,
+    Answer,
+    Append,
+    Heartbeat,
+    Match,
+    Message,
+    PieceAnswer,
+    Taken,
+)
+from metaquorum.raft.progress import Progress, Sending, Transfer
+from metaquorum.raft.timings import RaftTimings
+
+
+class Replication:
+    """Of one voter; between `begin` and `end` it leads."""
+
+    def __init__(
+        self,
+        peers: Collection[int],
+        log: RaftLog,
+        timings: RaftTimings,
+        send: Callable[[int, Message], None],
+    ) -> None:
+        self._peers: Final = tuple(peers)
+        self._log = log
+        self._timings = timings
+        self._send = send
+        self._term = 0
+        self._round = 0
+        self._round_wanted = False
+        self._heartbeat_at = math.inf
+        self.progress: dict[int, Progress] = {}
+        self.damaged_snapshots = False  # a peer found one damaged that this voter sent
+
+    @property
+    def deadline(self) -> float:
+        """When there is something to send though nothing has happened."""
+        retries = [
+            each.transfer.wait_until
+            for each in self.progress.values()
+            if each.transfer is not None and each.transfer.is_piece_wanted
+        ]
+        return min(self._heartbeat_at, *retries) if retries else self._heartbeat_at
+
+    @property
+    def confirmed_round(self) -> int:
+        """The last round that a majority, this leader included, has answered."""
+        answered = sorted((each.answered_round for each in self.progress.values()), reverse=True)
+        needed = (len(self._peers) + 1) // 2
+        return answered[needed - 1] if needed else self._round + 1
+
+    def begin(self, term: int, connected: Collection[int], now: float) -> None:
+        """This voter leads in `term`, which the last entry of the log begins."""
+        start_index = self._log.last.index
+        self._term = term
+        self._heartbeat_at = now
+        self.progress = {peer: Progress(start_index) for peer in self._peers}
+        for peer in connected:
+            self.progress[peer].connected(start_index)
+
+    def end(self) -> None:
+        self._heartbeat_at = math.inf
+        self.progress = {}
+
+    def connected(self, voter_id: int) -> None:
+        if voter_id in self.progress:
+            self.progress[voter_id].connected(self._log.last.index + 1)
+
+    def disconnected(self, voter_id: int) -> None:
+        if voter_id in self.progress:
+            self.progress[voter_id].disconnected()
+
+    def want_round(self) -> int:
+        """All will be asked; answers from this round on were given after the call."""
+        self._round_wanted = True
+        return self._round + 1
+
+    # Sending
+
+    def replicate(self, commit_index: int, now: float) -> None:
+        """Every peer is sent what it can be told."""
+        is_due = now >= self._heartbeat_at or self._round_wanted
+        if is_due:
+            self._heartbeat_at = now + self._timings.heartbeat_s if self._peers else math.inf
+            self._round_wanted = False
+        for voter_id, progress in self.progress.items():
+            if progress.is_connected:
+                if is_due:
+                    progress.may_retry()
+                self._replicate_to(voter_id, progress, commit_index, is_due=is_due)
+
+    def _replicate_to(
+        self, voter_id: int, progress: Progress, commit_index: int, *, is_due: bool
+    ) -> None:
+        log = self._log
+        if progress.state is not Sending.SNAPSHOT and progress.next_index <= log.anchor.index:
+            progress.needs_snapshot(self._next_round())
+        has_sent = False
+        while progress.may_send and (
+            progress.next_index <= log.last.index or progress.state is Sending.PROBE
+        ):
+            self._append(voter_id, progress, commit_index)
+            has_sent = True
+        if has_sent:
+            return
+        if progress.state is Sending.REPLICATE:
+            if is_due or progress.told_commit_index < commit_index:
+                self._append(voter_id, progress, commit_index, is_empty=True)
+        elif is_due:
+            self._send(voter_id, Heartbeat(self._term, self._next_round()))
+
+    def _append(
+        self, voter_id: int, progress: Progress, commit_index: int, *, is_empty: bool = False
+    ) -> None:
+        log, first = self._log, progress.next_index
+        entries = []
+        if not is_empty and first <= log.last.index:
+            entries = log.entries(first, MAX_ENTRIES, MAX_ENTRIES_BYTES)
+        number = self._next_round()
+        message = Append(
+            self._term,
+            number,
+            first - 1,
+            log.term_at(first - 1),
+            commit_index,
+            tuple((entry.term, entry.payload) for entry in entries),
+        )
+        size_bytes = sum(len(entry.payload) for entry in entries)
+        progress.sent(number, size_bytes, len(entries), commit_index)
+        self._send(voter_id, message)
+
+    def _next_round(self) -> int:
+        self._round += 1
+        return self._round
+
+    # Answers of this term
+
+    def answered(self, voter_id: int, message: Answer, now: float) -> int | None:
+        """Before which index the peer is now known to hold the log; None: nothing new of that."""
+        progress, last_index = self.progress[voter_id], self._log.last.index
+        if message.round > self._round or message.next_index > last_index + 1:
+            return None  # nobody can answer that
+        says_more = progress.answered(message.round, now)
+        if progress.state is Sending.SNAPSHOT:
+            says_more = False
+        if message.match is Match.MATCHED:
+            if says_more:
+                progress.matched(message.next_index)
+            progress.note_caught_up(last_index, now)
+            # True whenever it was sent: what a follower holds in a term, it keeps in it.
+            return message.next_index
+        if message.match is Match.REFUSED and says_more:
+            progress.refused(message.next_index, self._round + 1)
+        progress.note_caught_up(last_index, now)
+        return None
+
+    def piece_answered(self, voter_id: int, message: PieceAnswer, now: float) -> int | None:
+        """As `answered`."""
+        progress = self.progress[voter_id]
+        progress.answered_at = now
+        transfer = progress.transfer
+        if transfer is None or transfer.number != message.transfer:
+            return None
+        match message.taken:
+            case Taken.CONTINUE:
+                transfer.offset, transfer.is_piece_wanted = message.value, True
+            case Taken.HAVE if message.value <= self._log.last.index:
+                progress.took_snapshot(message.value)
+                return message.value + 1
+            case Taken.FAILED | Taken.DAMAGED:
+                self.damaged_snapshots |= message.taken is Taken.DAMAGED
+                self.fail_transfer(voter_id, now)
+        return None
+
+    # Snapshots on their way
+
+    def wanted_pieces(self, now: float) -> list[tuple[int, Transfer]]:
+        """Transfers whose next piece is to be read and sent now; each is named once a piece."""
+        found = []
+        for voter_id, progress in self.progress.items():
+            transfer = progress.transfer
+            if (
+                progress.is_connected
+                and transfer is not None
+                and transfer.is_piece_wanted
+                and now >= transfer.wait_until
+            ):
+                transfer.is_piece_wanted = False
+                found.append((voter_id, transfer))
+        return found
+
+    def is_wanted(self, voter_id: int, transfer: Transfer) -> bool:
+        """Whether this transfer is still under way."""
+        progress = self.progress.get(voter_id)
+        return progress is not None and progress.transfer is transfer
+
+    def fail_transfer(self, voter_id: int, now: float) -> None:
+        """It begins anew, a little later."""
+        wait_until = now + self._timings.snapshot_retry_s
+        self.progress[voter_id].restart_transfer(self._next_round(), wait_until)
