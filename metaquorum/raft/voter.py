@@ -8,7 +8,7 @@ Three tasks, and one for each slow thing under way:
              -> only then: peers are told, and what is committed may be applied
     applier  committed entries into the state machine, in order, and their proposers are told;
              it may be slow without keeping the driver from answering
-    clock    kicks the driver at its next deadline, and sleeps until then
+    alarm    kicks the driver at its next deadline
 
 What is proposed or arrives during a sync waits for the next one. Snapshots are written, read for
 others and received beside these; `receiving.py` says how one is installed.
@@ -20,7 +20,6 @@ room, and every other failure of the disk, stops the voter.
 
 import logging
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Final
@@ -38,25 +37,20 @@ from metaquorum.quorum import (
     StateMachine,
     VoterStatus,
 )
+from metaquorum.raft.alarm import Alarm
 from metaquorum.raft.core import RaftCore, RaftFatalError
+from metaquorum.raft.inbox import Came, Inbox
 from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
-from metaquorum.raft.messages import (
-    PIECE_BYTES,
-    Message,
-    Piece,
-    PieceAnswer,
-    Taken,
-    decode_message,
-    encode_message,
-)
-from metaquorum.raft.peers import MAX_QUEUE_BYTES, MAX_QUEUE_MESSAGES, PeerProtocolError, Peers
+from metaquorum.raft.messages import Piece, PieceAnswer, Taken, encode_message
+from metaquorum.raft.peers import Peers
 from metaquorum.raft.progress import Transfer
 from metaquorum.raft.proposals import Proposals, RaftProposal, miss_offset
 from metaquorum.raft.receiving import SnapshotReceiver, finish_installs
+from metaquorum.raft.sending import read_piece
 from metaquorum.raft.state import DiskState
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.runtime.seams import Clock, Disk, StorageError
-from metaquorum.snapshot import SnapshotName, snapshots
+from metaquorum.snapshot import SnapshotName
 from wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -123,9 +117,8 @@ class RaftVoter:
         self._to_install: _Install | None = None
         self._core: RaftCore | None = None
         self._nursery: trio.Nursery | None = None
-        self._inbox: deque[tuple[int, Message | bool]] = deque()  # a message; True: connected
-        self._inbox_bytes: dict[int, int] = dict.fromkeys(voters, 0)
-        self._inbox_messages: dict[int, int] = dict.fromkeys(voters, 0)
+        self._inbox = Inbox(node_id, self._voters, self._wake)
+        self._alarm = Alarm(clock, self._wake)
         self._proposals = Proposals()
         self._lose_proposals_at = math.inf
         self._sequence = 0
@@ -140,11 +133,11 @@ class RaftVoter:
         self._kick = trio.Event()
         self._commit_moved = trio.Event()
         self._changed: Final = trio.lowlevel.ParkingLot()  # leadership, or what is applied
-        self._deadline = math.inf
-        self._deadline_set = trio.Event()
-        self._sleep = trio.CancelScope()
         self._failure: Exception | None = None
-        peers.attach(self)
+        peers.attach(self._inbox)
+
+    def _wake(self) -> None:
+        self._kick.set()
 
     # What others know
 
@@ -247,30 +240,6 @@ class RaftVoter:
         self._kick.set()
         return proposal
 
-    # What the transport calls
-
-    def connected(self, voter_id: int) -> None:
-        self._inbox.append((voter_id, True))
-        self._kick.set()
-
-    def disconnected(self, voter_id: int) -> None:
-        self._inbox.append((voter_id, False))
-        self._kick.set()
-
-    def received(self, voter_id: int, message: bytes) -> None:
-        if voter_id == self._node_id or voter_id not in self._inbox_bytes:
-            raise PeerProtocolError(f"{voter_id} is no other voter")
-        decoded = decode_message(message)
-        if (
-            self._inbox_bytes[voter_id] + len(message) > MAX_QUEUE_BYTES
-            or self._inbox_messages[voter_id] == MAX_QUEUE_MESSAGES
-        ):
-            raise PeerProtocolError("more than a voter sends without waiting for answers")
-        self._inbox_bytes[voter_id] += len(message)
-        self._inbox_messages[voter_id] += 1
-        self._inbox.append((voter_id, decoded))
-        self._kick.set()
-
     # Starting
 
     async def start(self) -> None:
@@ -318,7 +287,8 @@ class RaftVoter:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for task in (self._drive, self._apply, self._watch_clock):
+                nursery.start_soon(self._alarm.run)
+                for task in (self._drive, self._apply):
                     nursery.start_soon(self._until_failure, lambda task=task: task(core), nursery)
             if self._failure is not None:
                 raise self._failure
@@ -376,19 +346,16 @@ class RaftVoter:
         self._settle_barriers(core)
         self._publish(core)
         await self._drop_unneeded(core)
-        self._arm(core)
+        self._alarm.set(min(core.deadline, self._lose_proposals_at))
 
     def _take_inbox(self, core: RaftCore, now: float) -> None:
-        while self._inbox:
-            voter_id, message = self._inbox.popleft()
-            if message is True:
+        for voter_id, news in self._inbox.take():
+            if news is Came.CONNECTED:
                 core.connected(voter_id, now)
-            elif message is False:
+            elif news is Came.DISCONNECTED:
                 core.disconnected(voter_id, now)
             else:
-                core.received(voter_id, message, now)
-        for voter_id in self._voters:
-            self._inbox_bytes[voter_id] = self._inbox_messages[voter_id] = 0
+                core.received(voter_id, news, now)
 
     def _note_leadership(self, now: float) -> None:
         """What depends on leading, where this voter leads no more."""
@@ -464,27 +431,6 @@ class RaftVoter:
             barrier.done.set()
         self._barriers = []
 
-    # The clock
-
-    def _arm(self, core: RaftCore) -> None:
-        deadline = min(core.deadline, self._lose_proposals_at)
-        if deadline < self._deadline:
-            self._sleep.cancel()
-        self._deadline = deadline
-        self._deadline_set.set()
-
-    async def _watch_clock(self, core: RaftCore) -> None:
-        while True:
-            if self._deadline == math.inf:
-                self._deadline_set = trio.Event()
-                await self._deadline_set.wait()
-            elif self._clock.monotonic() < self._deadline:
-                with trio.CancelScope() as self._sleep:
-                    await self._clock.sleep_until(self._deadline)
-            else:
-                self._deadline = math.inf  # the driver sets the next one
-                self._kick.set()
-
     # The applier
 
     async def _apply(self, core: RaftCore) -> None:
@@ -555,7 +501,7 @@ class RaftVoter:
 
     async def _send_piece(self, core: RaftCore, voter_id: int, transfer: Transfer) -> None:
         try:
-            piece = await self._disk.run(lambda: self._read_piece(transfer))
+            piece = await self._disk.run(lambda: read_piece(self._disk, self._directory, transfer))
         except OSError as error:
             logger.warning("no snapshot could be read for voter %d: %s", voter_id, error)
             piece = None
@@ -563,32 +509,8 @@ class RaftVoter:
             if piece is None:
                 core.replication.fail_transfer(voter_id, self._clock.monotonic())
             else:
-                core.send(voter_id, piece(core.term))
+                core.send(voter_id, piece._replace(term=core.term))
         self._kick.set()
-
-    def _read_piece(self, transfer: Transfer) -> Callable[[int], Piece] | None:
-        """The next piece, but for the term; None: there is no snapshot. Slow. OSError."""
-        if transfer.name is None:
-            transfer.name = next(iter(snapshots(self._disk, self._directory)), None)
-            if transfer.name is None:
-                return None
-        name, offset = transfer.name, transfer.offset
-        file = self._disk.open(name.path)
-        try:
-            data, file_bytes = file.read(PIECE_BYTES, offset), file.size()
-        finally:
-            file.close()
-        position = name.position
-        return lambda term: Piece(
-            term,
-            transfer.number,
-            position.index,
-            position.term,
-            name.end_offset,
-            file_bytes,
-            offset,
-            data,
-        )
 
     async def _take_piece(self, core: RaftCore, voter_id: int, piece: Piece) -> None:
         async with self._receiving:

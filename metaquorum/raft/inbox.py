@@ -1,0 +1,58 @@
+"""What has come from peers, until the driver takes it: plain state, bounded for each peer."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from typing import Final, TypeAlias
+
+from metaquorum.raft.messages import Message, decode_message
+from metaquorum.raft.peers import MAX_QUEUE_BYTES, MAX_QUEUE_MESSAGES, PeerProtocolError
+
+
+class Came(Enum):
+    CONNECTED = auto()
+    DISCONNECTED = auto()
+
+
+News: TypeAlias = Message | Came
+
+
+class Inbox:
+    """A `PeerReceiver` that calls `wake` for everything that comes."""
+
+    def __init__(self, node_id: int, voters: tuple[int, ...], wake: Callable[[], None]) -> None:
+        self._peers: Final = frozenset(voters) - {node_id}
+        self._wake = wake
+        self._news: deque[tuple[int, News]] = deque()
+        self._bytes = dict.fromkeys(voters, 0)
+        self._messages = dict.fromkeys(voters, 0)
+
+    def connected(self, voter_id: int) -> None:
+        self._put(voter_id, Came.CONNECTED)
+
+    def disconnected(self, voter_id: int) -> None:
+        self._put(voter_id, Came.DISCONNECTED)
+
+    def received(self, voter_id: int, message: bytes) -> None:
+        if voter_id not in self._peers:
+            raise PeerProtocolError(f"{voter_id} is no other voter")
+        decoded = decode_message(message)
+        if (
+            self._bytes[voter_id] + len(message) > MAX_QUEUE_BYTES
+            or self._messages[voter_id] == MAX_QUEUE_MESSAGES
+        ):
+            raise PeerProtocolError("more than a voter sends without waiting for answers")
+        self._bytes[voter_id] += len(message)
+        self._messages[voter_id] += 1
+        self._put(voter_id, decoded)
+
+    def _put(self, voter_id: int, news: News) -> None:
+        self._news.append((voter_id, news))
+        self._wake()
+
+    def take(self) -> Iterator[tuple[int, News]]:
+        """All of it, in the order in which it came."""
+        while self._news:
+            yield self._news.popleft()
+        for voter_id in self._bytes:
+            self._bytes[voter_id] = self._messages[voter_id] = 0
