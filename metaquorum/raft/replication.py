@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import Final
 
+from metaquorum.quorum import VoterStatus
 from metaquorum.raft.log import RaftLog
 from metaquorum.raft.messages import (
     MAX_ENTRIES,
@@ -83,6 +84,24 @@ class Replication:
     def disconnected(self, voter_id: int) -> None:
         if voter_id in self.progress:
             self.progress[voter_id].disconnected()
+
+    def statuses(self, now: float, now_ms: int) -> list[VoterStatus]:
+        """Of all peers; `now_ms` is the wall clock's `now`."""
+
+        def wall_ms(at: float | None) -> int:
+            return -1 if at is None else now_ms - round((now - at) * 1000)
+
+        last_index = self._log.last.index
+        return [
+            VoterStatus(
+                voter_id,
+                each.matched_index,
+                max(last_index - each.matched_index, 0),
+                wall_ms(each.answered_at),
+                wall_ms(each.caught_up_at),
+            )
+            for voter_id, each in self.progress.items()
+        ]
 
     def want_round(self) -> int:
         """All will be asked; answers from this round on were given after the call."""

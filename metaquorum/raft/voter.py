@@ -38,6 +38,7 @@ from metaquorum.quorum import (
     VoterStatus,
 )
 from metaquorum.raft.alarm import Alarm
+from metaquorum.raft.barriers import Barriers
 from metaquorum.raft.core import RaftCore, RaftFatalError
 from metaquorum.raft.inbox import Came, Inbox
 from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
@@ -59,16 +60,6 @@ SNAPSHOT_INTERVAL_BYTES: Final = 16 << 20  # of batches applied
 READ_ENTRIES: Final = 64  # of the journal at a time, at the start
 APPLIED_PER_TURN: Final = 32  # entries, before other tasks have theirs
 DEFAULT_TIMINGS: Final = RaftTimings()
-
-
-class _Barrier:
-    """Someone who waits until a majority has confirmed that this voter leads."""
-
-    def __init__(self, round_number: int, commit_index: int) -> None:
-        self.round = round_number
-        self.commit_index = commit_index
-        self.is_confirmed = False
-        self.done = trio.Event()
 
 
 class _Install:
@@ -127,7 +118,7 @@ class RaftVoter:
         self._published = Leadership(None, 0, is_active=False)
         self._committed_index = 0  # and on this disk
         self._installed: SnapshotName | None = None  # to be loaded
-        self._barriers: list[_Barrier] = []
+        self._barriers = Barriers()
         self._snapshotting = False
         self._unneeded: LogPosition | None = None  # the journal up to here can go
         self._kick = trio.Event()
@@ -167,22 +158,8 @@ class RaftVoter:
 
     def _replicas(self, core: RaftCore) -> tuple[VoterStatus, ...]:
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
-
-        def wall_ms(at: float | None) -> int:
-            return -1 if at is None else now_ms - round((now - at) * 1000)
-
-        last_index = core.log.last.index
         own = VoterStatus(self._node_id, self._journal.durable.index, 0, now_ms, now_ms)
-        others = (
-            VoterStatus(
-                voter_id,
-                progress.matched_index,
-                max(last_index - progress.matched_index, 0),
-                wall_ms(progress.answered_at),
-                wall_ms(progress.caught_up_at),
-            )
-            for voter_id, progress in core.replication.progress.items()
-        )
+        others = core.replication.statuses(now, now_ms)
         return tuple(sorted((own, *others), key=lambda each: each.voter_id))
 
     @property
@@ -209,12 +186,9 @@ class RaftVoter:
         core = self._core
         if core is None or not self.is_active:
             raise OutcomeUnknownError("this node does not lead the quorum")
-        barrier = _Barrier(core.replication.want_round(), core.commit_index)
-        self._barriers.append(barrier)
-        self._kick.set()
-        await barrier.done.wait()
-        if not barrier.is_confirmed:
-            raise OutcomeUnknownError("no majority of the quorum answered")
+        barrier = self._barriers.add(core.replication.want_round(), core.commit_index)
+        self._wake()
+        await barrier.wait()
         while self._state.applied.index < barrier.commit_index:
             if self._failure is not None:
                 raise OutcomeUnknownError("the quorum's voter has stopped")
@@ -237,7 +211,7 @@ class RaftVoter:
         )
         proposal = RaftProposal(batch)
         self._proposals.offer(proposal)
-        self._kick.set()
+        self._wake()
         return proposal
 
     # Starting
@@ -310,7 +284,7 @@ class RaftVoter:
         self._active_term = None
         self._proposals.refuse_queued("the quorum's voter has stopped")
         self._proposals.lose_appended("the voter stopped before it was known to be committed")
-        self._fail_barriers()
+        self._barriers.fail()
         self._changed.unpark_all()
 
     async def close(self) -> None:
@@ -321,7 +295,7 @@ class RaftVoter:
     # The driver
 
     async def _drive(self, core: RaftCore) -> None:
-        self._kick.set()
+        self._wake()
         while True:
             await self._kick.wait()
             self._kick = trio.Event()
@@ -343,7 +317,8 @@ class RaftVoter:
         core.replicate(now)
         self._send(core)
         self._start_transfers(core, now)
-        self._settle_barriers(core)
+        if core.is_leader:
+            self._barriers.confirm(core.replication.confirmed_round)
         self._publish(core)
         await self._drop_unneeded(core)
         self._alarm.set(min(core.deadline, self._lose_proposals_at))
@@ -362,7 +337,7 @@ class RaftVoter:
         if self._active_term is not None and not self.is_active:
             self._active_term = None
             self._proposals.refuse_queued("the leader of the quorum changed")
-            self._fail_barriers()
+            self._barriers.fail()
             if self._proposals.has_appended:
                 self._lose_proposals_at = now + self._timings.outcome_s
         if now >= self._lose_proposals_at:
@@ -379,7 +354,7 @@ class RaftVoter:
             else:
                 miss_offset(proposal)
         if self._proposals.has_queued:
-            self._kick.set()
+            self._wake()
 
     async def _sync(self, core: RaftCore, now: float) -> None:
         try:
@@ -414,22 +389,6 @@ class RaftVoter:
         if position is not None:
             core.log.forget(position)
             await self._journal.drop_prefix(position.index)
-
-    def _settle_barriers(self, core: RaftCore) -> None:
-        confirmed = core.replication.confirmed_round if core.is_leader else -1
-        waiting = []
-        for barrier in self._barriers:
-            if barrier.round <= confirmed:
-                barrier.is_confirmed = True
-                barrier.done.set()
-            else:
-                waiting.append(barrier)
-        self._barriers = waiting
-
-    def _fail_barriers(self) -> None:
-        for barrier in self._barriers:
-            barrier.done.set()
-        self._barriers = []
 
     # The applier
 
@@ -486,7 +445,7 @@ class RaftVoter:
             logger.warning("no snapshot could be written to %s: %s", self._directory, error)
         finally:
             self._snapshotting = False
-        self._kick.set()
+        self._wake()
 
     # Snapshots for others, and from others
 
@@ -510,7 +469,7 @@ class RaftVoter:
                 core.replication.fail_transfer(voter_id, self._clock.monotonic())
             else:
                 core.send(voter_id, piece._replace(term=core.term))
-        self._kick.set()
+        self._wake()
 
     async def _take_piece(self, core: RaftCore, voter_id: int, piece: Piece) -> None:
         async with self._receiving:
@@ -518,11 +477,11 @@ class RaftVoter:
             if answer is None:
                 assert self._receiver.received is not None
                 self._to_install = install = _Install(self._receiver.received)
-                self._kick.set()
+                self._wake()
                 await install.done.wait()
                 answer = Taken.HAVE, core.commit_index
         core.send(voter_id, PieceAnswer(core.term, piece.transfer, *answer))
-        self._kick.set()
+        self._wake()
 
     def _stage_install(self, core: RaftCore) -> _Install | None:
         install, self._to_install = self._to_install, None

@@ -155,3 +155,22 @@ def test_a_voter_whose_disk_fails_stops_and_the_others_go_on() -> None:
         await cluster.wait_equal()
 
     Cluster().run(story)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_who_cannot_write_the_beginning_of_its_term_lets_another_lead(seed: int) -> None:
+    async def story(cluster: Cluster) -> None:
+        leader = await cluster.wait_active()
+        await cluster.create(leader, 3)
+        full, _ = (node for node in cluster.nodes.values() if node is not leader)
+        full.disk.full_at_bytes = full.disk.used_bytes() + 45  # a vote and no more
+        await leader.stop(power=False)
+        await trio.sleep(0.6)
+        await cluster.start(leader.node_id)
+        assert await cluster.wait_active(10) is not full
+        full.disk.full_at_bytes = None
+        if full.failure is not None:  # no room for another vote
+            await full.stop(power=False)
+            await cluster.start(full.node_id)
+
+    Cluster(3, seed).run(story)

@@ -1,0 +1,44 @@
+"""Who waits until a majority has confirmed that this voter leads."""
+
+import trio
+
+from metaquorum.quorum import OutcomeUnknownError
+
+
+class Barrier:
+    """Everything committed up to `commit_index` is what its asker wants to see."""
+
+    def __init__(self, round_number: int, commit_index: int) -> None:
+        self.round = round_number
+        self.commit_index = commit_index
+        self.is_confirmed = False
+        self.done = trio.Event()
+
+    async def wait(self) -> None:
+        """This voter led when the barrier was made. OutcomeUnknownError: nobody knows."""
+        await self.done.wait()
+        if not self.is_confirmed:
+            raise OutcomeUnknownError("no majority of the quorum answered")
+
+
+class Barriers:
+    def __init__(self) -> None:
+        self._waiting: list[Barrier] = []
+
+    def add(self, round_number: int, commit_index: int) -> Barrier:
+        """Confirmed once a majority has answered that round, or a later one."""
+        barrier = Barrier(round_number, commit_index)
+        self._waiting.append(barrier)
+        return barrier
+
+    def confirm(self, round_number: int) -> None:
+        for barrier in self._waiting:
+            if barrier.round <= round_number:
+                barrier.is_confirmed = True
+                barrier.done.set()
+        self._waiting = [each for each in self._waiting if not each.is_confirmed]
+
+    def fail(self) -> None:
+        for barrier in self._waiting:
+            barrier.done.set()
+        self._waiting = []
