@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from metaquorum.config import Scope, parse_all
 from metaquorum.image import MetadataImage, TopicImage
-from metaquorum.placement import place
+from metaquorum.placement import Place, place
 from metaquorum.records import (
     MAX_REPLICAS,
     UUID_BYTES,
@@ -30,6 +30,12 @@ T = TypeVar("T")
 
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000  # a topic is made by one batch
 MAX_CONFIGS_PER_TOPIC: Final = 256
+# There is no replication yet: whoever asks for more copies shall not believe that there are any.
+MAX_REPLICATION_FACTOR: Final = 1
+_NO_REPLICATION: Final = (
+    "This version does not replicate yet: the replication factor can only be"
+    f" {MAX_REPLICATION_FACTOR}."
+)
 PRODUCER_ID_BLOCK: Final = 1000
 USE_DEFAULT: Final = -1
 
@@ -137,10 +143,11 @@ def create_topic(
         replication_factor=factor,
         configs=configs,
     )
-    return Decision(outcome, _topic_records(topic.name, topic_id, configs, replicas))
+    return Decision(outcome, _topic_records(image, topic.name, topic_id, configs, replicas))
 
 
 def _topic_records(
+    image: MetadataImage,
     name: str,
     topic_id: bytes,
     configs: Mapping[str, str],
@@ -149,15 +156,18 @@ def _topic_records(
     yield TopicRecord(name, topic_id)
     for key, text in configs.items():
         yield ConfigRecord(int(Scope.TOPIC), name, key, text)
-    yield from _partition_records(topic_id, 0, replicas)
+    yield from _partition_records(image, topic_id, 0, replicas)
 
 
 def _partition_records(
-    topic_id: bytes, first: int, replicas: Iterable[tuple[int, ...]]
+    image: MetadataImage, topic_id: bytes, first: int, replicas: Iterable[tuple[int, ...]]
 ) -> Iterator[MetadataRecord]:
-    """New partitions, numbered from `first` on, led by their first replica."""
+    """New partitions, numbered from `first` on, led by the first of their live replicas."""
     for number, workers in enumerate(replicas, first):
-        yield PartitionRecord(topic_id, number, workers, workers, workers[0], 0, 0)
+        live = workers
+        if not all(map(image.is_live, workers)):
+            live = tuple([worker_id for worker_id in workers if image.is_live(worker_id)])
+        yield PartitionRecord(topic_id, number, workers, live, live[0], 0, 0)
 
 
 def new_topic_id(random: Random) -> bytes:
@@ -194,8 +204,12 @@ def _checked_configs(configs: Mapping[str, str | None]) -> dict[str, str]:
     return checked
 
 
-def _usable_workers(image: MetadataImage) -> list[int]:
-    return sorted(number for number, worker in image.workers.items() if not worker.fenced)
+def _usable_workers(image: MetadataImage) -> list[Place]:
+    return [
+        Place(worker_id, worker.host, worker.rack)
+        for worker_id, worker in sorted(image.workers.items())
+        if image.is_live(worker_id)
+    ]
 
 
 def _checked_counts(
@@ -221,13 +235,20 @@ def _checked_counts(
 
 
 def _check_factor(image: MetadataImage, factor: int) -> None:
-    usable = len(_usable_workers(image))
+    usable = sum(map(image.is_live, image.workers))
     if factor > min(usable, MAX_REPLICAS):
+        reason = (
+            f"The target replication factor of {factor} cannot be reached because only {usable}"
+            " broker(s) are registered."
+        )
+        if not usable and image.workers:
+            reason = "All brokers are currently fenced."
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): The target replication factor"
-            f" of {factor} cannot be reached because only {usable} broker(s) are registered.",
+            f"Unable to replicate the partition {factor} time(s): {reason}",
         )
+    if factor > MAX_REPLICATION_FACTOR:
+        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, _NO_REPLICATION)
 
 
 def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
@@ -247,12 +268,16 @@ def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[in
     if sorted(topic.assignments) != list(range(len(topic.assignments))):
         raise _bad_assignment("partitions should be a consecutive 0-based integer sequence.")
     ordered = [topic.assignments[number] for number in range(len(topic.assignments))]
-    for workers in ordered:
-        _check_replicas(image, workers, len(ordered[0]))
+    for number, workers in enumerate(ordered):
+        _check_replicas(image, number, workers, len(ordered[0]))
+    if len(ordered[0]) > MAX_REPLICATION_FACTOR:
+        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, _NO_REPLICATION)
     return ordered
 
 
-def _check_replicas(image: MetadataImage, workers: tuple[int, ...], factor: int) -> None:
+def _check_replicas(
+    image: MetadataImage, number: int, workers: tuple[int, ...], factor: int
+) -> None:
     if not workers:
         raise _bad_assignment("The manual partition assignment includes an empty replica list.")
     if len(workers) > MAX_REPLICAS:
@@ -273,6 +298,11 @@ def _check_replicas(image: MetadataImage, workers: tuple[int, ...], factor: int)
             raise _bad_assignment(
                 f"The manual partition assignment includes the broker {worker_id} more than once."
             )
+    if not any(map(image.is_live, workers)):
+        raise _bad_assignment(
+            "All brokers specified in the manual partition assignment for partition"
+            f" {number} are fenced or in controlled shutdown."
+        )
 
 
 def _bad_assignment(message: str) -> KafkaError:
@@ -299,10 +329,12 @@ def create_partitions(
                 _usable_workers(image), wish.count - present, factor, random
             )
         else:
-            replicas = _checked_additions(image, wish.assignments, wish.count - present, factor)
+            replicas = _checked_additions(
+                image, wish.assignments, present, wish.count - present, factor
+            )
     except KafkaError as error:
         return Decision(error)
-    return Decision(None, _partition_records(topic.topic_id, present, replicas))
+    return Decision(None, _partition_records(image, topic.topic_id, present, replicas))
 
 
 def _check_increase(wish: MorePartitions, present: int) -> None:
@@ -321,15 +353,19 @@ def _check_increase(wish: MorePartitions, present: int) -> None:
 
 
 def _checked_additions(
-    image: MetadataImage, assignments: Sequence[tuple[int, ...]], count: int, factor: int
+    image: MetadataImage,
+    assignments: Sequence[tuple[int, ...]],
+    first: int,
+    count: int,
+    factor: int,
 ) -> Sequence[tuple[int, ...]]:
     if len(assignments) != count:
         raise _bad_assignment(
             f"Attempted to add {count} additional partition(s), but only {len(assignments)}"
             " assignment(s) were specified."
         )
-    for workers in assignments:
-        _check_replicas(image, workers, factor)
+    for number, workers in enumerate(assignments, first):
+        _check_replicas(image, number, workers, factor)
     return assignments
 
 

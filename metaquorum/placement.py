@@ -1,28 +1,98 @@
-"""Where the replicas of a new topic go."""
+"""Where the replicas of new partitions go.
 
+Leaders go round the workers, from a random one on, in an order that goes round the racks and hosts
+first; so any number of partitions is led within one of evenly. Each further replica goes to the
+worker that comes first by
+
+    1. how many replicas of this partition its host has: hosts are separated first (several workers
+       may run on one machine, and a machine fails as one)
+    2. how many its rack has
+    3. how many replicas it has of this placement, with all that it is going to lead
+    4. how often it follows that leader already, so that the load of a worker that fails falls on
+       all others; then its distance from the leader
+
+Source: KIP-36 for racks; hosts are ours.
+"""
+
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker that may be given replicas."""
+
+    worker_id: int
+    host: str
+    rack: str | None = None
 
 
 def place(
-    workers: Sequence[int], partitions: int, replication_factor: int, random: Random
+    places: Sequence[Place], partitions: int, replication_factor: int, random: Random
 ) -> Iterator[tuple[int, ...]]:
-    """The replicas of each partition, its first leader in front, spread evenly over `workers`.
-
-    Leaders go round from a random worker on; the distance to their followers grows with every
-    round, so that the load of a worker that fails falls on all others.
-    Source: KIP-36's placement without racks.
-    """
-    count = len(workers)
+    """The replicas of each partition, its first leader in front."""
+    count = len(places)
     assert 0 < replication_factor <= count
+    ring = _ring(places)
     start = random.randrange(count)
-    shift = random.randrange(count)
+    pairs: Counter[tuple[int, int]] = Counter()  # (leader, follower)
+    given = Counter(  # position in the ring: replicas
+        {
+            position: (partitions - (position - start) % count + count - 1) // count
+            for position in range(count)
+        }
+    )
     known: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal placements share one tuple
     for number in range(partitions):
-        first = (start + number) % count
-        turn = shift + number // count
-        replicas = [workers[first]]
-        for follower in range(replication_factor - 1):
-            replicas.append(workers[(first + 1 + (turn + follower) % (count - 1)) % count])
-        placed = tuple(replicas)
+        leader = (start + number) % count
+        chosen = [leader]
+        for _ in range(replication_factor - 1):
+            follower = _next(ring, chosen, given, pairs)
+            chosen.append(follower)
+            given[follower] += 1
+            pairs[leader, follower] += 1
+        placed = tuple([ring[position].worker_id for position in chosen])
         yield known.setdefault(placed, placed)
+
+
+def _next(
+    ring: Sequence[Place],
+    chosen: list[int],
+    given: Counter[int],
+    pairs: Counter[tuple[int, int]],
+) -> int:
+    """The position in the ring that the next replica of a partition goes to."""
+    count, leader = len(ring), chosen[0]
+    hosts = Counter([ring[position].host for position in chosen])
+    racks = Counter([ring[position].rack for position in chosen])
+
+    def key(position: int) -> tuple[int, int, int, int, int]:
+        place = ring[position]
+        return (
+            hosts[place.host],
+            racks[place.rack],
+            given[position],
+            pairs[leader, position],
+            (position - leader) % count,
+        )
+
+    return min((position for position in range(count) if position not in chosen), key=key)
+
+
+def _ring(places: Sequence[Place]) -> list[Place]:
+    """The workers so that neighbours are on different racks and hosts, as far as may be."""
+    by_rack: dict[str, dict[str, list[Place]]] = {}
+    for each in sorted(places, key=lambda place: place.worker_id):
+        by_rack.setdefault(each.rack or "", {}).setdefault(each.host, []).append(each)
+    return _alternating([_alternating(list(hosts.values())) for hosts in by_rack.values()])
+
+
+def _alternating(rows: Sequence[Sequence[T]]) -> list[T]:
+    """The first of each row, then the second of each, and so on."""
+    longest = max(len(row) for row in rows)
+    return [row[number] for number in range(longest) for row in rows if number < len(row)]

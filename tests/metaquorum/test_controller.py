@@ -16,9 +16,8 @@ from metaquorum.decisions import (
 )
 from metaquorum.features import check_features
 from metaquorum.image import MetadataImage, replay
-from metaquorum.placement import place
 from metaquorum.records import FeatureLevelRecord, PartitionRecord, TopicRecord
-from metaquorum.registrations import register_worker
+from metaquorum.registrations import fence_workers, register_worker
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER, history, registration
 from tests.metaquorum.raft.test_alone import Node
@@ -48,6 +47,12 @@ E = ErrorCode
         (NewTopic("t", INT_MAX), E.INVALID_PARTITIONS, "at most"),
         (NewTopic("t", 1, 0), E.INVALID_REPLICATION_FACTOR, "larger than 0"),
         (NewTopic("t", 1, 4), E.INVALID_REPLICATION_FACTOR, "only 3 broker(s) are registered"),
+        (NewTopic("t", 1, 2), E.INVALID_REPLICATION_FACTOR, "does not replicate yet"),
+        (
+            NewTopic("t", assignments={0: (1, 2)}),
+            E.INVALID_REPLICATION_FACTOR,
+            "does not replicate yet",
+        ),
         (NewTopic("t", 2, -1, {0: (1,)}), E.INVALID_REQUEST, "numPartitions was not set"),
         (NewTopic("t", -1, 1, {0: (1,)}), E.INVALID_REQUEST, "replication factor was not set"),
         (NewTopic("t", assignments={1: (1,)}), E.INVALID_REPLICA_ASSIGNMENT, "consecutive"),
@@ -74,36 +79,35 @@ def test_a_topic_that_cannot_be_is_refused_in_kafkas_words(
 
 
 def test_counts_that_are_left_open_are_the_defaults() -> None:
-    decision = create_topic(THREE, NewTopic("t"), TopicDefaults(4, 2), Random(1))
-    assert (decision.answer.partitions, decision.answer.replication_factor) == (4, 2)
+    decision = create_topic(THREE, NewTopic("t"), TopicDefaults(4, 1), Random(1))
+    assert (decision.answer.partitions, decision.answer.replication_factor) == (4, 1)
     partitions = [each for each in decision.all_records() if isinstance(each, PartitionRecord)]
-    assert [len(each.replicas) for each in partitions] == [2] * 4
+    assert [len(each.replicas) for each in partitions] == [1] * 4
     assert all(each.isr == each.replicas for each in partitions)
     assert all(each.leader == each.replicas[0] for each in partitions)
 
 
 def test_given_assignments_are_followed() -> None:
-    topic = NewTopic("t", assignments={1: (3, 1), 0: (2, 3)}, configs={"retention.ms": "7"})
+    topic = NewTopic("t", assignments={1: (3,), 0: (2,)}, configs={"retention.ms": "7"})
     decision = create_topic(THREE, topic, TopicDefaults(), Random(1))
     image, _ = replay(THREE, decision.all_records())
-    assert [each.replicas for each in image.topics["t"].partitions] == [(2, 3), (3, 1)]
+    assert [each.replicas for each in image.topics["t"].partitions] == [(2,), (3,)]
     assert image.topic_configs("t") == decision.answer.configs == {"retention.ms": "7"}
 
 
-@pytest.mark.parametrize("factor", [1, 2, 3])
-@pytest.mark.parametrize("workers", [[5], [1, 2], [1, 2, 3], [1, 2, 3, 4, 7]])
-def test_placement_is_even_and_never_puts_two_replicas_on_one_worker(
-    workers: list[int], factor: int
-) -> None:
-    if factor > len(workers):
-        return
-    count = len(workers) * 6
-    placed = list(place(workers, count, factor, Random(3)))
-    assert all(len(set(replicas)) == factor for replicas in placed)
-    leaders = [replicas[0] for replicas in placed]
-    assert {leaders.count(worker) for worker in workers} == {6}
-    held = [worker for replicas in placed for worker in replicas]
-    assert max(map(held.count, workers)) - min(map(held.count, workers)) <= factor
+def test_fenced_workers_are_given_nothing_but_by_hand_and_then_do_not_lead() -> None:
+    fenced, _ = replay(THREE, fence_workers(THREE, {2, 3}).all_records())
+    for seed in range(5):
+        made = create_topic(fenced, NewTopic("t", 4), TopicDefaults(), Random(seed)).all_records()
+        assert {each.leader for each in made if isinstance(each, PartitionRecord)} == {1}
+    by_hand = NewTopic("t", assignments={0: (1,), 1: (2,)})
+    answer = create_topic(fenced, by_hand, TopicDefaults(), Random(1)).answer
+    assert answer.code is E.INVALID_REPLICA_ASSIGNMENT
+    assert "for partition 1 are fenced or in controlled shutdown" in (answer.message or "")
+    none, _ = replay(fenced, fence_workers(fenced, {1}).all_records())
+    answer = create_topic(none, NewTopic("t"), TopicDefaults(), Random(1)).answer
+    assert answer.code is E.INVALID_REPLICATION_FACTOR
+    assert "All brokers are currently fenced" in (answer.message or "")
 
 
 def test_topic_ids_are_random_uuids() -> None:
