@@ -33,6 +33,10 @@ class Unsynced:
         self.names_changed = names_changed
         self.is_new = is_new
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.names and not self.names_changed and not self.is_new
+
     def sync(self, disk: Disk) -> None:
         """The folder as it was then survives a loss of power. Slow."""
         for name in sorted(self.names):

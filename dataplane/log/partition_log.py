@@ -842,18 +842,49 @@ class PartitionLog:
                     file.release()
 
     async def close_clean(self, disk: Disk) -> None:
-        """All of it is on disk and synced, so that the next start need not scan."""
+        """All of it is on disk and synced, so that the next start need not scan. StorageError."""
+        unsynced = self.prepare_close()
+        with self._failing("sync"):
+            await disk.run(lambda: unsynced.sync(disk))
+        self.closed_clean()
+
+    def prepare_close(self) -> Unsynced:
+        """All of it is on disk, and no file is open; what is to be synced yet. StorageError.
+
+        For when nobody uses the log any more: this may be called beside the loop. `closed_clean`
+        follows when the sync has succeeded.
+        """
         if self._failure is not None:
             raise StorageError(self._failure)
+        active = self._segments.active
         with self._failing("close"):
-            if self._segments.active.size_bytes and self._is_changed():
+            if active.size_bytes and self._is_changed():
                 # Its indexes are trusted after this, so they are synced with it.
-                self._segments.active.seal()
-                self._unsynced_segments.append(self._segments.active)
-            if self._folder.snapshot_offsets[-1:] != [self.log_end_offset] and self.log_end_offset:
+                active.seal()
+                self._unsynced_segments.append(active)
+                self._folder.names_changed()
+            if self._needs_snapshot():
                 self._folder.write_snapshot(self.log_end_offset, self.producers)
-        await self.flush(disk)
+            self._write_epochs()
+        unsynced = self._folder.take_unsynced()
+        names = {file.name for each in self._unsynced_segments for file in each.all_files()}
+        if self.recovery_point < self.log_end_offset:
+            names.add(active.file.name)
+        unsynced.names |= names
         self.close()
+        return unsynced
+
+    def closed_clean(self) -> None:
+        """What `prepare_close` told was synced."""
+        self._unsynced_segments.clear()
+        self.recovery_point = self.log_end_offset
+
+    def _needs_snapshot(self) -> bool:
+        """After a clean stop, no snapshot at all means that there are no producers."""
+        offsets = self._folder.snapshot_offsets
+        if not offsets and not self.producers.entries:
+            return False
+        return offsets[-1:] != [self.log_end_offset] and self.log_end_offset > 0
 
     def _is_changed(self) -> bool:
         return self.log_end_offset != self._opened_end_offset or self._truncations > 0

@@ -151,6 +151,8 @@ class _Loader:
         first_unclean = self._first_unclean()
         self._read_snapshot(first_unclean)
         self.walk_from = self.replay_from if epochs_known else 0
+        if self.walk_from == NEVER:
+            self.walk_from = self.bases[-1]
         self._read_segments(first_unclean)
         self._finish(first_unclean)
         return log
@@ -264,6 +266,9 @@ class _Loader:
     def _read_snapshot(self, first_unclean: int) -> None:
         """Producers as of the newest good snapshot that is older than what must be scanned."""
         log = self.log
+        if self.clean and not log.snapshot_offsets:  # no producers: see PartitionLog
+            self.replay_from = NEVER
+            return
         for offset in reversed(log.snapshot_offsets):
             if offset > first_unclean:
                 continue
@@ -350,7 +355,7 @@ class _Loader:
             raise StorageError(
                 f"{self.folder} ends at offset {self.next_offset}, its snapshot at {self.walk_from}"
             )
-        return position == 0 or self.walk_from == self.next_offset
+        return self.replay_from == NEVER or position == 0 or self.walk_from == self.next_offset
 
     def _on_batch(self, header: BatchHeader) -> None:
         epoch = header.leader_epoch

@@ -105,6 +105,13 @@ class Disk(Protocol):
     def sync_dir(self, path: str) -> None:
         """The names in this folder survive a loss of power. Slow: for `Disk.run`."""
 
+    def sync_all(self, path: str) -> bool:
+        """All that was written to the file system of `path` survives a loss of power.
+
+        False where that cannot be asked for, or would not tell of what failed: then nothing was
+        done. For thousands of files, which one by one take as many waits. Slow: for `Disk.run`.
+        """
+
     def lock(self, path: str) -> FileLock:
         """Claim the lock file at `path`; BlockingIOError while another process holds it."""
 

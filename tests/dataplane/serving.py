@@ -276,6 +276,9 @@ class FaultyDisk(RealDisk):
         self.check("rename", source)
         super().rename(source, target)
 
+    def sync_all(self, path: str) -> bool:
+        return False  # file by file, each of which may fail
+
     def sync_dir(self, path: str) -> None:
         self.check("sync_dir", path)
         super().sync_dir(path)

@@ -167,6 +167,9 @@ class CrashDisk:
     def remove_tree(self, path: str) -> None:
         raise NotImplementedError
 
+    def sync_all(self, path: str) -> bool:
+        return False
+
     def sync_dir(self, path: str) -> None:
         self.step()
         rest = []

@@ -1,3 +1,4 @@
+import errno
 import json
 import random
 from collections.abc import Awaitable, Callable
@@ -8,7 +9,8 @@ import trio
 
 from dataplane.log import checkpoints
 from dataplane.log.config import LogConfig
-from dataplane.log.log_dir import LogDir, NewPartition
+from dataplane.log.files import DirectoryFailedError
+from dataplane.log.log_dir import MANY_LOGS, LogDir, NewPartition
 from dataplane.log.names import parse_partition_folder, retired_folder
 from metaquorum.runtime.real import RealDisk, RealFile
 from metaquorum.runtime.seams import File, StorageError
@@ -377,3 +379,65 @@ def test_small_files_are_kafkas() -> None:
         with pytest.raises(ValueError):
             checkpoints.decode_partition_metadata(bad)
     assert checkpoints.decode_clean_shutdown(b"rubbish") == -1
+
+
+class AtOnce(RealDisk):
+    """Says what it was asked to sync; `fails` when all is to be."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.asked: list[str] = []
+        self._fails = fails
+
+    def sync_all(self, path: str) -> bool:
+        self.asked.append(path)
+        if self._fails:
+            raise OSError(errno.EIO, "Input/output error", path)
+        return super().sync_all(path)
+
+
+def test_many_logs_are_synced_at_once_when_the_directory_is_closed(tmp_path: Path) -> None:
+    async def closed(disk: AtOnce, count: int) -> None:
+        log_dir = LogDir.open(disk, str(tmp_path))
+        await log_dir.load(lambda topic: SMALL, 0)
+        new = [("a", index) for index in range(MANY_LOGS) if ("a", index) not in log_dir.partitions]
+        await create(log_dir, *new)
+        for index in range(count):
+            append_many(log_dir.partitions["a", index], 3)
+        try:
+            await log_dir.close({})
+        finally:
+            log_dir.abandon()
+
+    async def main() -> None:
+        disk = AtOnce()
+        await closed(disk, MANY_LOGS)
+        assert disk.asked == [str(tmp_path)]
+        assert (tmp_path / MARK).exists()
+        await closed(disk, MANY_LOGS - 1)
+        assert len(disk.asked) == 1  # one by one is as well
+        with pytest.raises(DirectoryFailedError):
+            await closed(AtOnce(fails=True), MANY_LOGS)
+        assert not (tmp_path / MARK).exists()
+        log_dir = await opened(tmp_path)
+        assert {log.log_end_offset for log in log_dir.partitions.values()} == {12, 18}
+        log_dir.abandon()
+
+    run(main)
+
+
+def test_after_a_clean_stop_no_snapshot_means_no_producers(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await opened(tmp_path)
+        await create(log_dir, ("a", 0), ("b", 0))
+        append_many(log_dir.partitions["a", 0], 2)
+        append(log_dir.partitions["b", 0], make_batch(1, producer_id=7, producer_epoch=0))
+        await log_dir.close({})
+        assert not list((tmp_path / "a-0").glob("*.snapshot"))
+        assert len(list((tmp_path / "b-0").glob("*.snapshot"))) == 1
+        log_dir = await opened(tmp_path)
+        assert not log_dir.partitions["a", 0].producers.entries
+        assert list(log_dir.partitions["b", 0].producers.entries) == [7]
+        assert log_dir.partitions["a", 0].log_end_offset == 4
+        log_dir.abandon()
+
+    run(main)
