@@ -83,6 +83,7 @@ class WorkerRole:
             partitions = await self._open_logs(configs)
             self._loader.register(configs)
             self._loader.register(partitions)
+            self._loader.register(self.session)
             nursery.start_soon(self._loader.run)
             await self._loader.wait_visible(self._loader.image.end_offset)
             await self.session.wait_unfenced()

@@ -35,7 +35,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 REDIAL_LEAST_S: Final = 0.02
-REDIAL_MOST_S: Final = 1.0
+REDIAL_MOST_S: Final = 0.3  # a new active controller waits 600 ms for the workers that there were
 GOOD_STREAM_S: Final = 2.0  # it lasted for so long: the next is dialed at once
 MAX_REQUEST_BYTES: Final = MAX_PAYLOAD_BYTES // 2  # its answer may be longer
 WATCH_MS: Final = 20_000

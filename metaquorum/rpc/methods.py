@@ -110,6 +110,47 @@ class WatchQuorum:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribeQuorum:
+    """Asks the active controller how far everybody is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """How far a node has the metadata log, as the active controller knows. -1: not known.
+
+    Times are its wall clock's, in milliseconds: when the node was heard last, and when it had all.
+    """
+
+    node_id: int
+    end_offset: int
+    heard_ms: int
+    caught_up_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What the active controller knows of a worker beside its registration. -1: nothing yet."""
+
+    worker_id: int
+    applied_offset: int
+    heard_ms_ago: int
+    connections: int
+    why_fenced: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumDescription:
+    """`observers` are the nodes that follow the log and do not vote on it."""
+
+    leader_id: int
+    term: int
+    end_offset: int  # of what is committed
+    voters: Sequence[ReplicaView]
+    observers: Sequence[ReplicaView]
+    workers: Sequence[WorkerView]
+
+
+@dataclass(frozen=True, slots=True)
 class FetchMetadata:
     """Asks for committed batches from `offset` on, once there are some or after `wait_ms`.
 
@@ -211,6 +252,9 @@ ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Changed[ProducerIdBlock
 WATCH_QUORUM: Final[Method[WatchQuorum, QuorumView]] = Method(
     "watch_quorum", WatchQuorum, QuorumView, needs_active=False, is_repeatable=True
 )
+DESCRIBE_QUORUM: Final[Method[DescribeQuorum, QuorumDescription]] = Method(
+    "describe_quorum", DescribeQuorum, QuorumDescription, is_repeatable=True
+)
 FETCH_METADATA: Final[Method[FetchMetadata, MetadataPart]] = Method(
     "fetch_metadata", FetchMetadata, MetadataPart, needs_active=False, is_repeatable=True
 )
@@ -229,6 +273,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         HEARTBEAT,
         ALLOCATE_PRODUCER_IDS,
         WATCH_QUORUM,
+        DESCRIBE_QUORUM,
         FETCH_METADATA,
     )
 }

@@ -25,6 +25,7 @@ import trio
 
 from metaquorum.channel.rpc_client import CallError
 from metaquorum.channel.timing import Backoff, within
+from metaquorum.image import MetadataDelta, MetadataImage
 from metaquorum.loader import MetadataLoader
 from metaquorum.registrations import WorkerRegistration
 from metaquorum.rpc.links import QuorumLinks, Reign
@@ -38,8 +39,9 @@ log = logging.getLogger(__name__)
 CALL_S: Final = 5.0
 RETRY_LEAST_S: Final = 0.02
 RETRY_MOST_S: Final = 1.0
-TELL_S: Final = 5.0  # while starting: how often it is said what is waited for
+TELL_S: Final = 3.0  # while starting: how often it is said what is waited for
 AWAY_TELL_S: Final = 1.0  # an election that takes less is nobody's business
+FORSAKEN_S: Final = 2.0  # without an active controller: nobody will say that this worker may go
 # Between two heartbeats, whatever the news.
 LEAST_HEARTBEAT_S: Final = 0.02
 _UNREGISTERED: Final = frozenset((ErrorCode.BROKER_ID_NOT_REGISTERED, ErrorCode.STALE_BROKER_EPOCH))
@@ -149,19 +151,34 @@ class WorkerSession:
         """The worker may serve what it leads."""
         await self._unfenced.wait()
 
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """The last of the loader's publishers: who leaves waits until all others know of it."""
+        if delta.worker_ids:
+            self.poke()
+
     def poke(self) -> None:
         """There is news for the controller."""
         self._news.set()
 
     async def shut_down(self, timeout_s: float) -> bool:
-        """The controller has let this worker go; False: not within that time. Needs `run`."""
+        """The controller has let this worker go; False: not in time, or by none. Needs `run`."""
         self._wants_shutdown = True
         self.poke()
-        try:
-            await within(self._clock, timeout_s, self._may_go.wait)
-        except TimeoutError:
-            return False
-        return True
+        async with trio.open_nursery() as nursery:
+            scope = nursery.cancel_scope
+            nursery.start_soon(_then_cancel, self._may_go.wait, scope)
+            nursery.start_soon(_then_cancel, partial(sleep, self._clock, timeout_s), scope)
+            nursery.start_soon(_then_cancel, self._wait_forsaken, scope)
+        return self._may_go.is_set()
+
+    async def _wait_forsaken(self) -> None:
+        """For a while no controller was active: others are stopping, too, or are gone."""
+        while True:
+            try:
+                reign = await within(self._clock, FORSAKEN_S, self._links.wait_reign)
+            except TimeoutError:
+                return
+            await reign.over.wait()
 
     async def run(self) -> None:
         """The session is kept, for ever. ReplacedError, RefusedError."""

@@ -1,0 +1,85 @@
+"""Clusters of our own nodes as processes, each node in any role."""
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.nodes import Node, free_port
+
+CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+SECRET_BYTES = 24
+_REGISTERED = re.compile(r"is registered with controller (\d+) in term (\d+)")
+
+
+class Cluster:
+    """Nodes by number. Those in `controllers` vote, those in `workers` serve clients."""
+
+    def __init__(
+        self,
+        folder: Path,
+        controllers: Iterable[int] = (1, 2, 3),
+        workers: Iterable[int] = (1, 2, 3),
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        self.controllers, self.workers = tuple(controllers), tuple(workers)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.secret = folder / "secret"
+        self.secret.touch(mode=0o600)
+        self.secret.write_text(secrets.token_urlsafe(SECRET_BYTES))
+        self.quorum = ",".join(f"{number}@127.0.0.1:{free_port()}" for number in self.controllers)
+        self.nodes = {
+            number: self.node(folder / f"node{number}", number, settings)
+            for number in sorted({*self.controllers, *self.workers})
+        }
+
+    def node(
+        self,
+        folder: Path,
+        number: int,
+        settings: Mapping[str, object] | None = None,
+        *,
+        cluster_id: str | None = CLUSTER_ID,
+        secret: Path | None = None,
+    ) -> Node:
+        roles = [
+            role
+            for role, numbers in (("controller", self.controllers), ("worker", self.workers))
+            if number in numbers
+        ]
+        arguments = ["--node-id", str(number), "--roles", ",".join(roles) or "worker"]
+        arguments += ["--quorum", self.quorum, "--secret-file", str(secret or self.secret)]
+        if cluster_id is not None:
+            arguments += ["--cluster-id", cluster_id]
+        return Node(folder, settings, *arguments)
+
+    def __getitem__(self, number: int) -> Node:
+        return self.nodes[number]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(self[number].bootstrap for number in self.workers)
+
+    def start(self, *numbers: int) -> None:
+        """These are ready, or all; none waits for another to be."""
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(lambda number: self[number].start(), numbers or self.nodes))
+
+    def stop(self) -> None:
+        """All were asked to stop, and did so in good order."""
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(Node.stop, self.nodes.values()))
+
+    def kill(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+
+    def active_controller(self) -> int:
+        """The one that a worker registered with last."""
+        found = [
+            (int(term), int(controller))
+            for number in self.workers
+            for controller, term in _REGISTERED.findall(self[number].errors.read_text())
+        ]
+        return max(found)[1]
