@@ -65,6 +65,8 @@ async def trouble(cluster: Cluster, rounds: int) -> None:
             network.isolate(node_id, silently=kind == "stall")
         elif kind == "close":
             network.close(*random.sample(ids, 2))
+        elif kind == "full":
+            await fill_up(cluster, node_id)
         elif kind == "heal":
             network.heal()
         await trio.sleep(random.uniform(0, 1.5))
@@ -85,11 +87,21 @@ async def trouble(cluster: Cluster, rounds: int) -> None:
 
 async def restart(cluster: Cluster, node_ids: list[int], *, power: bool) -> None:
     for node_id in node_ids:
-        if cluster.nodes[node_id].is_up:
-            await cluster.nodes[node_id].stop(power=power)
+        await cluster.nodes[node_id].stop(power=power)
     await trio.sleep(cluster.random.uniform(0, 0.5))
     for node_id in node_ids:
         await cluster.start(node_id)
+
+
+async def fill_up(cluster: Cluster, node_id: int) -> None:
+    """Its disk is full for a while; where there was no room for a vote, it is started again."""
+    node = cluster.nodes[node_id]
+    disk = node.disk
+    disk.full_at_bytes = disk.used_bytes() + cluster.random.randint(0, 500)
+    await trio.sleep(cluster.random.uniform(0, 1))
+    disk.full_at_bytes = None
+    if node.failure is not None:
+        await restart(cluster, [node_id], power=True)
 
 
 @pytest.mark.parametrize("seed", range(12))
