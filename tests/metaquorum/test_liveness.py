@@ -1,0 +1,266 @@
+"""A controller and its workers in virtual time: who is fenced when, and what becomes of topics."""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+import trio
+import trio.testing
+
+from metaquorum.controller import Controller
+from metaquorum.decisions import NewTopic
+from metaquorum.features import FeatureUpdate, UpgradeType
+from metaquorum.image import NO_LEADER
+from metaquorum.loader import MetadataLoader
+from metaquorum.raft.peers import NoPeers
+from metaquorum.raft.voter import RaftVoter
+from metaquorum.records import Endpoint, FeatureRange
+from metaquorum.registrations import ControllerRegistration, WorkerRegistration
+from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
+from tests.metaquorum.crash_disk import CrashDisk
+from tests.metaquorum.histories import CLUSTER
+from wire.errors import ErrorCode, KafkaError
+
+E = ErrorCode
+
+
+class VirtualClock:
+    def now_ms(self) -> int:
+        return round(trio.current_time() * 1000)
+
+    def monotonic(self) -> float:
+        return trio.current_time()
+
+    async def sleep_until(self, deadline: float) -> None:
+        await trio.sleep_until(deadline)
+
+
+class Quorum:
+    """A controller, and workers that are only what they say to it."""
+
+    def __init__(self, disk: CrashDisk) -> None:
+        self.loader = MetadataLoader(CLUSTER)
+        clock = VirtualClock()
+        self.voter = RaftVoter(
+            disk, clock, Random(1), "/data/metadata", self.loader, 1, (1,), NoPeers()
+        )
+        self.controller = Controller(self.voter, self.loader, clock, Random(1), {})
+        self.epochs: dict[int, int] = {}
+        self.beating: dict[int, trio.CancelScope] = {}
+
+    async def run(self, work: Callable[["Quorum"], Awaitable[None]]) -> None:
+        await self.voter.start()
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self.voter.run)
+            self.nursery.start_soon(self.loader.run)
+            await self.controller.start()
+            self.nursery.start_soon(self.controller.run)
+            await work(self)
+            self.nursery.cancel_scope.cancel()
+        await self.voter.close()
+
+    async def register(
+        self, worker_id: int, incarnation: int = 1, features: tuple[FeatureRange, ...] | None = None
+    ) -> int:
+        worker = WorkerRegistration(
+            worker_id,
+            bytes([incarnation] * 16),
+            (Endpoint("PLAINTEXT", "h", 9092, "PLAINTEXT"),),
+            f"host-{worker_id}",
+        )
+        if features is not None:
+            worker = WorkerRegistration(
+                worker.worker_id,
+                worker.incarnation_id,
+                worker.endpoints,
+                worker.host,
+                features=features,
+            )
+        self.epochs[worker_id] = (await self.controller.register_worker(worker)).answer
+        return self.epochs[worker_id]
+
+    async def beat(self, worker_id: int, *, wants_shutdown: bool = False) -> HeartbeatAnswer:
+        return await self.controller.heartbeat(
+            WorkerHeartbeat(
+                worker_id, self.epochs[worker_id], self.loader.image.end_offset, wants_shutdown
+            )
+        )
+
+    async def join(self, *worker_ids: int) -> None:
+        """These workers are live, and beat from now on."""
+        for worker_id in worker_ids:
+            await self.register(worker_id)
+            assert not (await self.beat(worker_id)).is_fenced
+            self.beating[worker_id] = trio.CancelScope()
+            self.nursery.start_soon(self._keep_beating, worker_id)
+
+    async def _keep_beating(self, worker_id: int) -> None:
+        with self.beating[worker_id]:
+            while True:
+                await trio.sleep(2)
+                await self.beat(worker_id)
+
+    def fenced(self) -> set[int]:
+        return self.loader.image.fenced_workers()
+
+    def leaders(self, topic: str) -> list[int]:
+        return [each.leader for each in self.loader.image.topics[topic].partitions]
+
+
+def in_virtual_time(test: Callable[[Quorum], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(Quorum(CrashDisk()).run, test, clock=clock)
+
+    run.__name__ = test.__name__
+    return run
+
+
+@in_virtual_time
+async def test_topics_are_spread_over_the_workers_that_are_live(quorum: Quorum) -> None:
+    (none,) = (await quorum.controller.create_topics([NewTopic("t")])).answer
+    assert none.code is E.INVALID_REPLICATION_FACTOR
+    await quorum.join(1, 2, 3)
+    await quorum.register(4)  # and is not caught up
+    await quorum.controller.create_topics([NewTopic("t", 6)])
+    assert sorted(quorum.leaders("t")) == [1, 1, 2, 2, 3, 3]
+
+
+@in_virtual_time
+async def test_a_silent_worker_is_fenced_after_its_session_and_leads_again_when_it_is_back(
+    quorum: Quorum,
+) -> None:
+    await quorum.join(1, 2)
+    await quorum.controller.create_topics([NewTopic("t", 2, assignments=None)])
+    epochs = [each.leader_epoch for each in quorum.loader.image.topics["t"].partitions]
+    quorum.beating[1].cancel()
+    await trio.sleep(8.9)
+    assert quorum.fenced() == set()
+    before = quorum.loader.image.end_offset
+    await trio.sleep(2.2)
+    assert quorum.fenced() == {1}
+    assert sorted(quorum.leaders("t")) == [NO_LEADER, 2]
+    assert quorum.loader.image.end_offset == before + 2  # heartbeats are in no log
+    assert (await quorum.beat(1)).is_fenced is False
+    assert sorted(quorum.leaders("t")) == [1, 2]
+    after = [each.leader_epoch for each in quorum.loader.image.topics["t"].partitions]
+    assert sorted(b - a for a, b in zip(epochs, after, strict=True)) == [0, 2]
+    (status, _) = await quorum.controller.worker_statuses()
+    assert status.worker_id == 1
+
+
+@in_virtual_time
+async def test_a_closed_connection_fences_after_its_grace_unless_it_is_made_again(
+    quorum: Quorum,
+) -> None:
+    await quorum.join(1, 2)
+    controller, incarnation = quorum.controller, bytes([1] * 16)
+    controller.connected(1, incarnation)
+    controller.disconnected(1, incarnation)
+    await trio.sleep(0.19)
+    assert quorum.fenced() == set()
+    controller.connected(1, incarnation)
+    await trio.sleep(1)
+    assert quorum.fenced() == set()
+    quorum.beating[1].cancel()
+    controller.disconnected(1, incarnation)
+    await trio.sleep(0.21)
+    assert quorum.fenced() == {1}
+
+
+def test_a_new_controller_fences_who_does_not_come_back() -> None:
+    disk = CrashDisk()
+
+    async def first(quorum: Quorum) -> None:
+        await quorum.join(1, 2)
+        await quorum.controller.create_topics([NewTopic("t", 4)])
+
+    async def second(quorum: Quorum) -> None:
+        image = quorum.loader.image
+        quorum.epochs = {each: worker.broker_epoch for each, worker in image.workers.items()}
+        await trio.sleep(0.3)
+        assert not (await quorum.beat(1)).is_fenced
+        await trio.sleep(0.29)
+        assert quorum.fenced() == set()
+        await trio.sleep(0.02)
+        assert quorum.fenced() == {2}
+        assert sorted(quorum.leaders("t")) == [NO_LEADER, NO_LEADER, 1, 1]
+
+    for work in (first, second):
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(Quorum(disk).run, work, clock=clock)
+
+
+@in_virtual_time
+async def test_a_worker_that_shuts_down_gives_up_what_it_leads_and_is_told_when_to_go(
+    quorum: Quorum,
+) -> None:
+    await quorum.join(1, 2)
+    await quorum.controller.create_topics([NewTopic("t", 2)])
+    quorum.beating[1].cancel()
+    answer = await quorum.beat(1, wants_shutdown=True)
+    assert not answer.should_shut_down  # worker 2 does not know yet
+    assert sorted(quorum.leaders("t")) == [NO_LEADER, 2]
+    assert quorum.loader.image.workers[1].in_controlled_shutdown
+    await quorum.beat(2)
+    answer = await quorum.beat(1, wants_shutdown=True)
+    assert answer.should_shut_down
+    assert answer.is_fenced
+    assert quorum.fenced() == {1}
+    await quorum.register(1, incarnation=2)  # at once: it is not held any more
+    assert not (await quorum.beat(1)).is_fenced
+    assert sorted(quorum.leaders("t")) == [1, 2]
+
+
+@in_virtual_time
+async def test_a_number_that_is_in_use_is_refused_until_its_worker_is_gone(quorum: Quorum) -> None:
+    await quorum.join(1)
+    old = quorum.epochs[1]
+    with pytest.raises(KafkaError) as refused:
+        await quorum.register(1, incarnation=2)
+    assert refused.value.code is E.DUPLICATE_BROKER_REGISTRATION
+    assert await quorum.register(1) == old  # the same process, once more
+    quorum.beating[1].cancel()
+    await trio.sleep(9.5)
+    assert await quorum.register(1, incarnation=2) > old
+    with pytest.raises(KafkaError) as stale:
+        await quorum.controller.heartbeat(WorkerHeartbeat(1, old, 99))
+    assert stale.value.code is E.STALE_BROKER_EPOCH
+
+
+@in_virtual_time
+async def test_a_worker_that_is_unregistered_is_unknown_and_may_come_back(quorum: Quorum) -> None:
+    await quorum.join(1, 2)
+    await quorum.controller.create_topics([NewTopic("t", 2)])
+    quorum.beating[1].cancel()
+    await quorum.controller.unregister_worker(1)
+    assert sorted(quorum.leaders("t")) == [NO_LEADER, 2]
+    for ask in (lambda: quorum.beat(1), lambda: quorum.controller.unregister_worker(1)):
+        with pytest.raises(KafkaError) as unknown:
+            await ask()
+        assert unknown.value.code is E.BROKER_ID_NOT_REGISTERED
+    await quorum.register(1, incarnation=2)
+    await quorum.beat(1)
+    assert sorted(quorum.leaders("t")) == [1, 2]
+
+
+@in_virtual_time
+async def test_nobody_joins_who_cannot_run_at_the_clusters_levels(quorum: Quorum) -> None:
+    too_new = (FeatureRange("metadata.version", 2, 3),)
+    for features in ((), too_new):
+        with pytest.raises(KafkaError) as refused:
+            await quorum.register(1, features=features)
+        assert refused.value.code is E.UNSUPPORTED_VERSION
+        with pytest.raises(KafkaError) as refused:
+            await quorum.controller.register_controller(
+                ControllerRegistration(2, bytes(16), "h", 1, features)
+            )
+        assert refused.value.code is E.UNSUPPORTED_VERSION
+    await quorum.controller.register_controller(ControllerRegistration(2, bytes(16), "h", 1))
+    assert quorum.loader.image.controllers[2].host == "h"
+    with pytest.raises(KafkaError, match="only supports versions 1-1") as refused:
+        await quorum.controller.update_features([FeatureUpdate("metadata.version", 2)])
+    assert refused.value.code is E.INVALID_UPDATE_VERSION
+    unchanged = FeatureUpdate("metadata.version", 1, UpgradeType.UPGRADE)
+    await quorum.controller.update_features([unchanged])
+    await quorum.controller.update_features([unchanged], validate_only=True)
