@@ -32,6 +32,8 @@ LIVENESS_S = 60.0
 YOUNGEST = -3
 _YOUNGEST_SINCE = 7
 _RETRY_S = 0.2
+# Where indexes are damaged; where they are not, three will do.
+LOOKUPS = 30
 
 
 class Auditor:
@@ -51,7 +53,9 @@ class Auditor:
             self.room.world.violate("liveness", f"not readable {LIVENESS_S:.0f} s after the faults")
 
     async def _audit(self, runtime: Runtime, topic: Topic, partition: int) -> None:
-        rotten = PartitionOf(topic.topic_id, partition) in self.room.history.rotten
+        rotten = self.room.history.rotten.get(PartitionOf(topic.topic_id, partition), [])
+        if any(rot.in_header for rot in rotten):
+            return  # nobody knows where to go on behind it
         while not self.room.world.violations:
             try:
                 connection = await self.room.connect(runtime, "auditor", self._draw)
@@ -140,12 +144,13 @@ class Auditor:
         draw, topic, partition = self._draw, final.topic, final.partition
         by_offset: list[tuple[int, list[Read]]] = []
         by_time: list[tuple[int, int | None]] = []
-        for _ in range(min(3, len(final.reads))):
+        count = LOOKUPS if self.room.history.rotten_indexes else 3
+        for _ in range(min(count, len(final.reads))):
             offset = draw.choice(final.reads).offset
             reads, _ = await self._fetch(connection, topic, partition, offset, 1)
             by_offset.append((offset, reads))
         times = [read.timestamp_ms for read in final.reads]
-        around = [draw.choice(times) + draw.randint(-2, 2) for _ in range(4)] if times else []
+        around = [draw.choice(times) + draw.randint(-2, 2) for _ in range(count)] if times else []
         between = [draw.randint(min(times) - 9, max(times) + 9) for _ in range(4)] if times else [0]
         for timestamp in [*around, *between]:
             found = await self._list(connection, topic, partition, timestamp)

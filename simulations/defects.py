@@ -4,9 +4,7 @@ Each swaps one method for a wrong one while a world runs. They are mistakes that
 others (design, "Lessons paid for by others"), or by us until a seed found it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import trio
@@ -24,57 +22,16 @@ from dataplane.log.segments import Segments
 from dataplane.partition import Partition
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import write_atomically
+from simulations.planting import Deaf, Defect, planted, swapped
+from simulations.upkeep_defects import UPKEEP_DEFECTS
 
-
-@dataclass(frozen=True, slots=True)
-class Defect:
-    name: str
-    about: str
-    scenario: str
-    # The invariants whose checkers find it; a plant that merely breaks the node is not found.
-    found_as: tuple[str, ...]
-    plant: Callable[[], AbstractContextManager[None]]
-
-
-@contextmanager
-def planted(defect: Defect | None) -> Iterator[None]:
-    if defect is None:
-        yield
-        return
-    with defect.plant():
-        yield
-
-
-@contextmanager
-def swapped(owner: Any, name: str, wrong: Callable[[Any], Any]) -> Iterator[None]:
-    """`owner.name` is what `wrong` makes of the right one."""
-    right = getattr(owner, name)
-    setattr(owner, name, wrong(right))
-    try:
-        yield
-    finally:
-        setattr(owner, name, right)
-
-
-class _Deaf:
-    """A disk or a file, some of whose methods do nothing."""
-
-    def __init__(self, inner: Any, *deaf: str) -> None:
-        self._inner = inner
-        self._deaf = deaf
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._deaf:
-            return lambda *_: None
-        if name == "open":
-            return lambda *a, **k: _Deaf(self._inner.open(*a, **k), *self._deaf)
-        return getattr(self._inner, name)
+__all__ = ["DEFECTS", "Defect", "planted"]
 
 
 def _metadata_ack_before_fsync() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def append_frame(self: Any, frame: bytes) -> None:
-            file, self._file = self._file, _Deaf(self._file, "sync")
+            file, self._file = self._file, Deaf(self._file, "sync")
             try:
                 right(self, frame)
             finally:
@@ -88,7 +45,7 @@ def _metadata_ack_before_fsync() -> AbstractContextManager[None]:
 def _journal_folder_not_synced() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def make_segment(self: Any, sequence: int) -> None:
-            disk, self._disk = self._disk, _Deaf(self._disk, "sync_dir")
+            disk, self._disk = self._disk, Deaf(self._disk, "sync_dir")
             try:
                 right(self, sequence)
             finally:
@@ -140,7 +97,7 @@ def _clean_mark_kept() -> AbstractContextManager[None]:
 def _recovered_not_synced() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def scan(self: Any, base: int) -> Any:
-            disk, self.disk = self.disk, _Deaf(self.disk, "sync")
+            disk, self.disk = self.disk, Deaf(self.disk, "sync")
             try:
                 return right(self, base)
             finally:
@@ -264,7 +221,7 @@ def _swapped_without_sync() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def finish(self: Any) -> None:
             file, disk = self._file, self._disk
-            self._file, self._disk = _Deaf(file, "sync"), _Deaf(disk, "sync")
+            self._file, self._disk = Deaf(file, "sync"), Deaf(disk, "sync")
             try:
                 right(self)
             finally:
@@ -425,5 +382,6 @@ DEFECTS: Final[dict[str, Defect]] = {
             ("L2",),
             _deleted_keys_come_back,
         ),
+        *UPKEEP_DEFECTS,
     )
 }

@@ -13,8 +13,11 @@ from simulations.node import DATA_DIR
 
 # Seconds forward and back. Producers' clocks stay: message.timestamp.after.max.ms is an hour.
 JUMPS_S: Final = (-3000.0, -20.0, -0.5, 0.5, 20.0, 3000.0, 172_800.0)
+# How many segments a bout of rot meets at most.
+FLIPS: Final = 3
 # Behind the batch's length come epoch and magic, which no checksum covers; then the checksum.
 _CHECKSUM_AT, _RECORDS_AT = 17, 61
+_LOW_BYTE: Final = 3
 
 
 async def sync_failure(stage: Stage) -> None:
@@ -41,18 +44,19 @@ async def sync_failure(stage: Stage) -> None:
 
 
 async def bit_rot(stage: Stage) -> None:
-    """A bit flips: in an index, or in a batch that is complete and synced, where a checksum is."""
+    """Bits flip: in indexes, or in batches that are complete and synced, where a checksum is."""
     stops = stage.draw.random() < 0.6
     if stops:
         stage.machine.kill()
     found = _sealed(stage)
-    if found:
-        topic, partition, segment = stage.draw.choice(found)
-        kind = stage.draw.choice(["index", "time index", "time index", "batch"])
+    for topic, partition, segment in stage.draw.sample(found, min(len(found), FLIPS)):
+        # Batches are opened by compaction; what an index says shows in lookups by time.
+        kinds = ["batch", "index"] if topic.is_compacted else ["index", "timeindex", "timeindex"]
+        kind = stage.draw.choice([*kinds, "batch"])
         if kind == "batch":
             _rot_batch(stage, topic, partition, segment)
         else:
-            _rot_index(stage, f"{segment.path}.{'index' if kind == 'index' else 'timeindex'}")
+            _rot_index(stage, f"{segment.path}.{kind}")
     await stage.pause_between()
     await stage.up()
 
@@ -96,7 +100,10 @@ def _rot_index(stage: Stage, path: str) -> None:
         return
     if size:
         stage.room.history.rotten_indexes.add(path.rsplit(".", 1)[0])
-        _flip(stage, path, stage.draw.randrange(size))
+        position = stage.draw.randrange(size)
+        if stage.draw.random() < 0.7:
+            position |= _LOW_BYTE  # of an offset, position or time: there it tells
+        _flip(stage, path, position)
 
 
 def _flip(stage: Stage, path: str, position: int) -> None:

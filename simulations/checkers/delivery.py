@@ -204,12 +204,24 @@ class LastOfEachKey(AcknowledgedIsKept):
                 kept.append(attempt)
             elif last_read.get(attempt.key, -1) > attempt.offset:
                 self.room.world.count("records that came again, gone")
+            elif any(self._is_unreadable(other, attempt) for other in attempts):
+                self.room.world.count("records that came again in a rotten batch, gone")
             elif any(self._may_have_gone(final, other, attempt) for other in attempts):
                 self.room.world.count("deletions, gone")
                 self._stays_deleted(final, attempt, last_read)
             else:
                 kept.append(attempt)
         return kept
+
+    def _is_unreadable(self, later: Attempt, attempt: Attempt) -> bool:
+        """Whether this may be the same key, later, in a batch that nobody can read any more."""
+        assert attempt.offset is not None
+        if later.key != attempt.key or attempt.place not in self.room.history.rotten:
+            return False
+        return later.offset is None or (
+            later.offset > attempt.offset
+            and self.room.history.is_rotten(attempt.place, later.offset)
+        )
 
     def _may_have_gone(self, final: Final, deletion: Attempt, attempt: Attempt) -> bool:
         """Whether this is a deletion of the record, or is it, and old enough to be gone."""

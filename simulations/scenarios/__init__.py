@@ -115,10 +115,10 @@ def _failing_disk(settings: Settings, draw: Random) -> None:
     settings.big_value = 0.0
     settings.records = draw.choice([80, 160])
     settings.retention = draw.choice([0.0, 0.5])
-    settings.compacted = draw.choice([0.0, 0.5, 1.0])
+    settings.compacted = draw.choice([0.0, 0.0, 1.0])
     settings.keys = 30
     settings.index_interval_bytes = draw.choice([1, 256])
-    kinds = ["sync failure", "bit rot", "bit rot", "slow disk", "clock jump", "restart"]
+    kinds = ["sync failure", "slow disk", "clock jump", "restart", *["bit rot"] * 4]
     settings.faults = draw.choices(kinds, k=draw.randint(1, 5))
     settings.node_configs = {"log.cleaner.backoff.ms": "20"}
 
