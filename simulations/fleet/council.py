@@ -1,18 +1,13 @@
 """The voters of one world, what they did, and who checks it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from metaquorum.batch import Batch
 from metaquorum.image import MetadataImage
 from metaquorum.loader import MetadataLoader
-from metaquorum.quorum import (
-    Leadership,
-    NotCommittedError,
-    OutcomeUnknownError,
-    QuorumStatus,
-)
+from metaquorum.quorum import Leadership, NotCommittedError, OutcomeUnknownError
 from metaquorum.raft.proposals import RaftProposal
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter
@@ -213,56 +208,25 @@ class WatchedLoader(MetadataLoader):
         self._council.loaded(self._voter_id, end_offset)
 
 
-class WatchedProposal:
-    def __init__(self, inner: RaftProposal, council: Council) -> None:
-        self._inner = inner
-        self._council = council
-        self._told = False
+class WatchedVoter(RaftVoter):
+    """The shipped voter; `watch` is called with what is proposed."""
 
-    async def wait(self) -> None:
-        try:
-            await self._inner.wait()
-        except NotCommittedError:
-            self._tell("not committed")
-            raise
-        except OutcomeUnknownError:
-            self._tell("unknown")
-            raise
-        self._tell("committed")
+    watch: Callable[[RaftProposal], None]
 
-    def _tell(self, outcome: str) -> None:
-        if not self._told:
-            self._told = True
-            self._council.proposed(self._inner.batch, outcome)
+    def propose(self, term: int, expected_offset: int, records: Sequence[bytes]) -> RaftProposal:
+        proposal = super().propose(term, expected_offset, records)
+        self.watch(proposal)
+        return proposal
 
 
-class WatchedQuorum:
-    """`Quorum`, as a controller uses it; what becomes of its proposals is told to the council."""
-
-    def __init__(self, voter: RaftVoter, council: Council) -> None:
-        self.voter = voter
-        self._council = council
-
-    @property
-    def status(self) -> QuorumStatus:
-        return self.voter.status
-
-    @property
-    def leadership(self) -> Leadership:
-        return self.voter.leadership
-
-    def propose(self, term: int, expected_offset: int, records: Sequence[bytes]) -> WatchedProposal:
-        return WatchedProposal(self.voter.propose(term, expected_offset, records), self._council)
-
-    async def wait_active(self) -> int:
-        return await self.voter.wait_active()
-
-    async def wait_change(self, known: Leadership) -> Leadership:
-        return await self.voter.wait_change(known)
-
-    async def read_barrier(self) -> int:
-        """Everything that anybody was told before is in what is read."""
-        return await self.voter.read_barrier()
+async def outcome_of(proposal: RaftProposal) -> str:
+    try:
+        await proposal.wait()
+    except NotCommittedError:
+        return "not committed"
+    except OutcomeUnknownError:
+        return "unknown"
+    return "committed"
 
 
 def image_of(voter: Voter) -> MetadataImage:

@@ -21,10 +21,13 @@ from metaquorum.journal_ops import (
     Truncate,
     decode_ops,
 )
+from metaquorum.raft.receiving import RECEIVED
 from metaquorum.snapshot import MAGIC as SNAPSHOT_MAGIC
 from metaquorum.snapshot import SUFFIX as SNAPSHOT_SUFFIX
 from simulations.storage import Inode, Storage
 
+# A snapshot from the leader, whole; it counts from when the log was reset to it.
+_RECEIVED: Final = SNAPSHOT_SUFFIX + RECEIVED
 METADATA_DIR: Final = "/data/metadata"
 
 
@@ -32,6 +35,7 @@ METADATA_DIR: Final = "/data/metadata"
 class DurableLog:
     """One voter's, as after a loss of power now."""
 
+    base: LogPosition = field(default_factory=lambda: LogPosition(0, 0))
     entries: dict[int, Entry] = field(default_factory=dict)
     hard_state: HardState = field(default_factory=lambda: HardState(0, NO_VOTE))
     # (end offset, position) of whole snapshots.
@@ -57,8 +61,11 @@ class DurableLog:
                     del self.entries[index]
             case Reset():
                 self.entries.clear()
+                self.base = LogPosition(op.index, op.term)
             case Begin():
                 self.hard_state = op.hard_state
+                if not self.entries:
+                    self.base = LogPosition(op.index, op.term)
 
 
 class DurableLogs:
@@ -83,9 +90,14 @@ def _read(files: dict[str, Inode]) -> DurableLog:
         if name.endswith(SUFFIX) and name.removesuffix(SUFFIX).isdecimal():
             for op in _ops(bytes(inode.durable)):
                 log.take(op)
-        elif name.endswith(SNAPSHOT_SUFFIX) and _is_whole(bytes(inode.durable)):
-            end_offset, index, term = map(int, name.removesuffix(SNAPSHOT_SUFFIX).split("-"))
-            log.snapshots.append((end_offset, LogPosition(index, term)))
+    for name, inode in files.items():
+        suffix = next((each for each in (SNAPSHOT_SUFFIX, _RECEIVED) if name.endswith(each)), None)
+        if suffix is None or not _is_whole(bytes(inode.durable)):
+            continue
+        end_offset, index, term = map(int, name.removesuffix(suffix).split("-"))
+        position = LogPosition(index, term)
+        if suffix == SNAPSHOT_SUFFIX or position == log.base:
+            log.snapshots.append((end_offset, position))
     log.payloads = frozenset(entry.payload for entry in log.entries.values())
     return log
 

@@ -12,6 +12,7 @@ from metaquorum.decisions import MorePartitions, NewTopic
 from metaquorum.journal import Journal
 from metaquorum.loader import MetadataLoader
 from metaquorum.quorum import NotCommittedError, OutcomeUnknownError
+from metaquorum.raft.proposals import RaftProposal
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.records import Endpoint as WorkerEndpoint
 from metaquorum.records import TopicRecord, encode_record
@@ -26,7 +27,8 @@ from simulations.fleet.council import (
     Council,
     Voter,
     WatchedLoader,
-    WatchedQuorum,
+    WatchedVoter,
+    outcome_of,
 )
 from simulations.fleet.disks import METADATA_DIR
 from simulations.machine import Program
@@ -60,7 +62,7 @@ class VoterProgram:
         listener = ChannelListener(endpoint, mesh)
         await listener.listen("", PEER_PORT)
         loader = WatchedLoader(CLUSTER_ID, council, voter.voter_id)
-        raft = RaftVoter(
+        raft = WatchedVoter(
             runtime.disk,
             runtime.clock,
             runtime.random,
@@ -76,21 +78,26 @@ class VoterProgram:
         await raft.start()
         voter.loader, voter.quorum = loader, raft
         council.started(voter.voter_id)
-        quorum = WatchedQuorum(raft, council)
-        controller = Controller(quorum, loader, runtime.clock, runtime.random, {})
+        controller = Controller(raft, loader, runtime.clock, runtime.random, {})
         async with trio.open_nursery() as nursery:
+            raft.watch = lambda p: nursery.start_soon(self._watch_proposal, p)
             for task in (listener.run, mesh.run, raft.run, loader.run, controller.run):
                 nursery.start_soon(task)
             nursery.start_soon(self._watch_leadership, raft)
             for number in range(settings.drivers):
                 draw = council.world.stream(f"driver {voter.voter_id} {voter.runs} {number}")
-                driver = Driver(council, quorum, controller, loader, draw)
+                driver = Driver(council, raft, controller, loader, draw)
                 driver.name = f"{voter.voter_id}-{voter.runs}-{number}"
                 nursery.start_soon(driver.run, runtime)
+            draw = council.world.stream(f"reader {voter.voter_id} {voter.runs}")
+            nursery.start_soon(Reader(council, raft, loader, draw).run, runtime)
             await self.stopping.wait()
             nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await raft.close()
+
+    async def _watch_proposal(self, proposal: RaftProposal) -> None:
+        self.council.proposed(proposal.batch, await outcome_of(proposal))
 
     async def _watch_leadership(self, raft: RaftVoter) -> None:
         known = raft.leadership
@@ -154,7 +161,7 @@ class Driver:
     def __init__(
         self,
         council: Council,
-        quorum: WatchedQuorum,
+        quorum: RaftVoter,
         controller: Controller,
         loader: MetadataLoader,
         draw: Random,
@@ -178,8 +185,7 @@ class Driver:
     async def _drive(self) -> None:
         self.council.acts += 1
         act = self._draw.choices(
-            [self._create, self._delete, self._grow, self._read, self._stray],
-            [12, 6, 2, 3, 1],
+            [self._create, self._delete, self._grow, self._stray], [12, 6, 2, 1]
         )[0]
         is_patient = self._draw.random() < 0.95
         with trio.move_on_after(math.inf if is_patient else self._draw.random() * 0.02):
@@ -247,11 +253,6 @@ class Driver:
             if changed.answer[0] is None:
                 self.council.acknowledged(changed.end_offset)
 
-    async def _read(self) -> None:
-        told = self.council.acknowledged_offset
-        end_offset = await self._quorum.read_barrier()
-        self.council.checker(ReadsAreCurrent).read(told, end_offset, self._loader.image.end_offset)
-
     async def _stray(self) -> None:
         """A batch that was decided in another term, or at another place of the log."""
         self._made += 1
@@ -265,3 +266,28 @@ class Driver:
         else:
             end_offset += self._draw.choice([-1, 1000]) if end_offset else 1000
         await self._quorum.propose(term, end_offset, [record]).wait()
+
+
+class Reader:
+    """Reads behind a barrier whenever its own voter believes that it leads."""
+
+    def __init__(
+        self, council: Council, quorum: RaftVoter, loader: MetadataLoader, draw: Random
+    ) -> None:
+        self._council = council
+        self._quorum = quorum
+        self._loader = loader
+        self._draw = draw
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self._council.closing:
+            await sleep(runtime.clock, self._draw.uniform(0.02, 0.3))
+            await self._quorum.wait_active()
+            told = self._council.acknowledged_offset
+            try:
+                end_offset = await self._quorum.read_barrier()
+            except OutcomeUnknownError:
+                self._council.world.count("reads refused")
+                continue
+            image_offset = self._loader.image.end_offset
+            self._council.checker(ReadsAreCurrent).read(told, end_offset, image_offset)
