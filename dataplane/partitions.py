@@ -15,6 +15,7 @@ from dataplane.partition import Partition
 from dataplane.topic_config import TopicConfig
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config import Scope
+from metaquorum.config_layers import WorkerLayers
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.runtime import Clock, StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -46,6 +47,8 @@ class Partitions:
         self._started = False
         self._configs = configs
         self._layers = configs.layers  # as the partitions know them
+        # What topics without configs of their own have, and under which layers.
+        self._of_most: tuple[WorkerLayers, TopicConfig] | None = None
         self.log_dirs = log_dirs
         log_dirs.listener = self
         self._by_name: dict[str, dict[int, Partition]] = {}
@@ -107,10 +110,15 @@ class Partitions:
 
     def _topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
         configs = self._configs
-        return TopicConfig.of(
+        if not overrides and self._of_most is not None and self._of_most[0] is configs.layers:
+            return self._of_most[1]
+        config = TopicConfig.of(
             configs.layers.topic_configs(overrides),
             configs.own.integer("producer.id.expiration.ms"),
         )
+        if not overrides:
+            self._of_most = configs.layers, config
+        return config
 
     # Following the metadata
 
@@ -254,10 +262,8 @@ class Partitions:
     async def _reconfigure_all(self, image: MetadataImage) -> None:
         """The worker's own configs have changed, which stand in for those of every topic."""
         self._layers = self._configs.layers
-        of_most = self._topic_config({})
         for number, partition in enumerate(self):
-            overrides = image.topic_configs(partition.topic)
-            partition.configure(self._topic_config(overrides) if overrides else of_most)
+            partition.configure(self.topic_config(image, partition.topic))
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
 

@@ -143,12 +143,13 @@ class LogDir:
         recovery_points, starts = offsets
         self.promised = {at for at, point in recovery_points.items() if not point}
         self.promised.difference_update(partition for partition, _ in folders)
+        configs = {topic: config_of(topic) for topic in dict.fromkeys(at[0] for at, _ in folders)}
         opens = [
             partial(
                 self._open_log,
                 partition,
                 name,
-                config_of(partition[0]),
+                configs[partition[0]],
                 recovery_points.get(partition, 0),
                 starts.get(partition, 0),
                 now_ms,
