@@ -28,6 +28,7 @@ from metaquorum.records import (
 )
 
 NO_LEADER: Final = -1
+MAX_OPEN_TOPICS: Final = 300  # of a replay, so that its last step is a short one
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,16 +276,16 @@ class Replay:
                     self._set_feature(record)
                 case RegisterControllerRecord():
                     self._controllers = {**self._controllers, record.controller_id: record}
+        if len(self._partitions) > MAX_OPEN_TOPICS:
+            last = next(reversed(self._partitions))
+            self._close_topics(last)
 
     def finish(self, end_offset: int | None = None) -> tuple[MetadataImage, MetadataDelta]:
         """The image after all records, and the change that they made. Ends this replay.
 
         `end_offset`: where the log stands when the records were a snapshot's, not the log's.
         """
-        for topic_id, partitions in self._partitions.items():
-            name = self._topic_names.get(topic_id)
-            assert name is not None
-            self._topics[name] = TopicImage(name, topic_id, tuple(partitions))
+        self._close_topics()
         before = self._before
         image = MetadataImage(
             before.cluster_id,
@@ -309,6 +310,15 @@ class Replay:
             self._touched_features,
         )
         return image, delta
+
+    def _close_topics(self, but: bytes | None = None) -> None:
+        """The topics being changed are in the image; `but` this one, if more of it may follow."""
+        for topic_id, partitions in self._partitions.items():
+            if topic_id != but:
+                name = self._topic_names.get(topic_id)
+                assert name is not None
+                self._topics[name] = TopicImage(name, topic_id, tuple(partitions))
+        self._partitions = {} if but is None else {but: self._partitions[but]}
 
     def _add_topic(self, record: TopicRecord) -> None:
         assert self._topics.get(record.name) is None, f"topic {record.name} is there already"

@@ -11,13 +11,17 @@ that promises a client that its topic is usable waits for that.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import trio
 
 from metaquorum.batch import SLICE_RECORDS, Batch
 from metaquorum.image import MetadataDelta, MetadataImage, Replay
+from metaquorum.persistent_map import PersistentMap
 from metaquorum.records import MetadataRecord
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Publisher(Protocol):
@@ -45,7 +49,8 @@ class MetadataLoader:
 
     def __init__(self, cluster_id: str) -> None:
         self._image = MetadataImage.empty(cluster_id)
-        self._unpublished = MetadataDelta.none(self._image)
+        # What publishers have not been told; None: to be found by comparing images.
+        self._unpublished: MetadataDelta | None = MetadataDelta.none(self._image)
         self._published = self._image
         self._publishers: list[Publisher] = []
         self._publishing = False
@@ -113,13 +118,14 @@ class MetadataLoader:
         assert self._load is not None
         image, delta = self._load.finish(end_offset)
         self._load = None
-        if self.image.end_offset == 0:
-            self._take(image, delta)
-        else:
-            self._take(image, difference(self.image, image))
+        self._take(image, delta if self.image.end_offset == 0 else None)
 
-    def _take(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        self._unpublished = self._unpublished.then(delta)
+    def _take(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
+        """`delta` None: what differs from the image before is not known yet."""
+        if delta is None or self._unpublished is None:
+            self._unpublished = None
+        else:
+            self._unpublished = self._unpublished.then(delta)
         self._image = image
         self._changed.unpark_all()
 
@@ -132,6 +138,8 @@ class MetadataLoader:
                 await self._changed.park()
             first = False
             delta, self._unpublished = self._unpublished, MetadataDelta.none(self.image)
+            if delta is None:
+                delta = await difference(self._published, self.image)
             for publisher in self._publishers:
                 await publisher.publish(delta, delta.image)
             self._published = delta.image
@@ -159,20 +167,13 @@ async def _in_slices(steps: Replay, records: Iterable[MetadataRecord]) -> None:
         await trio.lowlevel.checkpoint()
 
 
-def difference(before: MetadataImage, image: MetadataImage) -> MetadataDelta:
+async def difference(before: MetadataImage, image: MetadataImage) -> MetadataDelta:
     """What changed between two images of one cluster, where the records between are not known."""
-    ids = dict.fromkeys(
-        topic_id
-        for one, other in ((before, image), (image, before))
-        for topic_id in one.topic_names
-        if one.topic_by_id(topic_id) != other.topic_by_id(topic_id)
-    )
-    resources = dict.fromkeys(
-        resource
-        for one, other in ((before, image), (image, before))
-        for resource in one.configs
-        if one.configs[resource] != other.configs.get(resource)
-    )
+    topics, resources = [], []
+    for one, other in (before, image), (image, before):
+        topics += await _differing(one.topics, other.topics)
+        resources += await _differing(one.configs, other.configs)
+    ids = dict.fromkeys([topic.topic_id for _, topic in topics])
     workers = dict.fromkeys(
         worker_id
         for worker_id in (*before.workers, *image.workers)
@@ -183,4 +184,15 @@ def difference(before: MetadataImage, image: MetadataImage) -> MetadataDelta:
         for name in (*before.features, *image.features)
         if before.features.get(name) != image.features.get(name)
     )
-    return MetadataDelta(before, image, ids, resources, workers, features)
+    return MetadataDelta(
+        before, image, ids, dict.fromkeys([each for each, _ in resources]), workers, features
+    )
+
+
+async def _differing(one: PersistentMap[K, V], other: PersistentMap[K, V]) -> list[tuple[K, V]]:
+    """The items of `one` that are not in `other`; the loop has its turn between."""
+    found: list[tuple[K, V]] = []
+    for items in one.without(other):
+        found += items
+        await trio.lowlevel.checkpoint()
+    return found

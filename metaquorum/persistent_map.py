@@ -52,6 +52,15 @@ class PersistentMap(Mapping[K, V]):
         for bucket in self._buckets:
             yield from sorted(bucket.items(), key=lambda item: self._key_bytes(item[0]))
 
+    def without(self, other: "PersistentMap[K, V]") -> Iterator[list[tuple[K, V]]]:
+        """The items that are not the same in `other`, a part of the map at a time.
+
+        What both share is passed over.
+        """
+        for mine, its in zip(self._buckets, other._buckets, strict=True):
+            if mine is not its:
+                yield [(key, value) for key, value in mine.items() if its.get(key) != value]
+
     def edit(self) -> "MapEdit[K, V]":
         return MapEdit(self)
 

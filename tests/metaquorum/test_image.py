@@ -90,7 +90,7 @@ def test_a_delta_names_exactly_what_differs(wishes: list[Wish], data: st.DataObj
     cut = data.draw(st.integers(0, len(log)))
     before = fold(log[:cut])
     image, delta = replay(before, log[cut:])
-    found = difference(before, image)
+    found = trio.run(difference, before, image)
     assert set(found.topic_ids) <= set(delta.topic_ids)
     assert set(found.resources) <= set(delta.resources)
     assert set(found.worker_ids) <= set(delta.worker_ids)
