@@ -9,11 +9,13 @@ and nothing is asked over and over:
         '-----------------------------the stream ends--------------'
 
 The active controller is the one that says so in the highest term. As long as it is, a `Reign`
-stands for it; calls go through that. A controller in this process is asked in memory.
+stands for it; calls go through that. A controller in this process is asked in memory; being a
+voter, it knows who leads, so that a node with a controller needs a stream to that one only.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 import trio
@@ -145,6 +147,8 @@ class QuorumLinks:
         self._whys: dict[int, str] = dict.fromkeys(others, "not tried yet")
         self._reign: Reign | None = None
         self._changed = trio.lowlevel.ParkingLot()
+        self._own_view: QuorumView | None = None if own is None else own.view
+        self._own_changed = trio.lowlevel.ParkingLot()
 
     @property
     def reign(self) -> Reign | None:
@@ -210,14 +214,27 @@ class QuorumLinks:
             own.controller.connected(self._own_id, self._incarnation_id)
         link = _Local(own, self._own_id, self._clock)
         while True:
-            view = own.view
+            view = self._own_view = own.view
             self._note(link, view)
+            self._own_changed.unpark_all()
             await own.wait_change(view)
+
+    def _is_of_use(self, controller_id: int) -> bool:
+        """Whether to dial that controller."""
+        return self._own_view is None or self._own_view.leader_id == controller_id
+
+    async def _until_useless(self, controller_id: int) -> None:
+        """Our own voter knows of another leader. While it knows of none, what is there stays."""
+        while self._own_view is None or self._own_view.leader_id in (controller_id, None):
+            await self._own_changed.park()
 
     async def _keep(self, controller_id: int, host: str, port: int) -> None:
         assert self._endpoint is not None
         backoff = Backoff(self._random, REDIAL_LEAST_S, REDIAL_MOST_S)
         while True:
+            while not self._is_of_use(controller_id):
+                self._lose(controller_id, "it does not lead")
+                await self._own_changed.park()
             began = self._clock.monotonic()
             try:
                 client = await RpcClient.connect(self._endpoint, controller_id, host, port)
@@ -255,6 +272,12 @@ class QuorumLinks:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
+            nursery.start_soon(_then_close, partial(self._until_useless, controller_id), client)
             end = await client.run()
             nursery.cancel_scope.cancel()
         return f"{why} ({end})" if why else str(end)
+
+
+async def _then_close(wait: Callable[[], Awaitable[None]], client: RpcClient) -> None:
+    await wait()
+    client.close()
