@@ -22,6 +22,7 @@ from dataplane.log.segments import Segments
 from dataplane.partition import Partition
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import write_atomically
+from simulations.fleet.defects import QUORUM_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
 from simulations.upkeep_defects import UPKEEP_DEFECTS
 
@@ -383,5 +384,6 @@ DEFECTS: Final[dict[str, Defect]] = {
             _deleted_keys_come_back,
         ),
         *UPKEEP_DEFECTS,
+        *QUORUM_DEFECTS,
     )
 }

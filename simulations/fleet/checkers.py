@@ -8,6 +8,7 @@ from metaquorum.journal_ops import NO_VOTE
 from metaquorum.records import encode_record
 from simulations.fleet.council import CLUSTER_ID, Council, CouncilChecker
 from simulations.fleet.disks import DurableLog
+from simulations.storage import Storage
 
 
 class OneLeaderPerTerm(CouncilChecker):
@@ -124,17 +125,16 @@ class CommittedIsDurable(CouncilChecker):
         if batch not in self._known:
             self._known.add(batch)
             self._committed.append(batch)
-            self._check(batch, self.council.majority)
+            self._check(batch)
 
     def looked(self) -> None:
-        needed = self.council.majority - self.council.ruined
         for batch in self._committed[-self.LOOKED_AT :]:
-            self._check(batch, needed)
+            self._check(batch)
 
-    def _check(self, batch: Batch, needed: int) -> None:
+    def _check(self, batch: Batch) -> None:
         holders = self.council.holders(batch)
         self.compare(
-            len(holders) >= needed,
+            len(holders) + self.council.ruined >= self.council.majority,
             "what ends at {} (term {}) is committed, and durable on {} only",
             batch.end_offset,
             batch.term,
@@ -268,14 +268,15 @@ class RotIsNoticed(CouncilChecker):
 
     def __init__(self, council: Council) -> None:
         super().__init__(council)
-        self._before: dict[int, DurableLog] = {}
+        self._before: dict[int, tuple[DurableLog, Storage]] = {}
 
     def rots(self, voter_id: int) -> None:
-        self._before[voter_id] = self.council.durable(voter_id)
+        storage = self.council.voters[voter_id].kept.machine.storage
+        self._before[voter_id] = self.council.durable(voter_id), storage
 
     def started(self, voter_id: int) -> None:
-        before = self._before.pop(voter_id, None)
-        if before is None:
+        before, disk = self._before.pop(voter_id, (None, None))
+        if before is None or disk is not self.council.voters[voter_id].kept.machine.storage:
             return
         now = self.council.durable(voter_id)
         lost = [
