@@ -340,10 +340,9 @@ class RaftCore:
                 f"voter {voter_id} leads term {message.term} with another entry"
                 f" {matched_index + 1} than was committed here"
             )
-        if rest and log.size_bytes > MAX_LOG_BYTES:
-            self._library.heard(voter_id, message.term)
-            self._answer(voter_id, message, Match.REFUSED, matched_index + 1)
-            return
+        is_full = bool(rest) and log.size_bytes > MAX_LOG_BYTES
+        if is_full:
+            rest = []  # what is here is applied first, as far as it is committed
         # Where nothing is left to add, a log that is longer stays as it is.
         base_index = matched_index if rest else log.last.index
         commit_index = min(message.commit_index, matched_index + len(rest))
@@ -355,6 +354,8 @@ class RaftCore:
             )
         finally:
             self._answering = self._matched_next_index = None
+        if is_full:
+            self._answer(voter_id, message, Match.REFUSED, matched_index + 1)
 
     def _answer(self, voter_id: int, message: Append, match: Match, next_index: int) -> None:
         self.send(voter_id, Answer(self.term, message.round, match, next_index))

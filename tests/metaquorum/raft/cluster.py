@@ -20,6 +20,7 @@ import trio
 import trio.testing
 from trio._core import _run
 
+from metaquorum.batch import Batch
 from metaquorum.journal import Journal
 from metaquorum.loader import MetadataLoader
 from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal
@@ -70,6 +71,14 @@ class SlowDisk(CrashDisk):
         disk.files, disk.synced_files = left.files, left.synced_files
         disk.pending_names, disk.folders = left.pending_names, left.folders
         return disk
+
+
+class SlowLoader(MetadataLoader):
+    delay_s = 0.0
+
+    async def apply(self, term: int, batch: Batch) -> bool:
+        await trio.sleep(self.delay_s)
+        return await super().apply(term, batch)
 
 
 class Link:
@@ -202,7 +211,7 @@ class Node:
 
     async def run(self, started: trio.Event) -> None:
         cluster = self.cluster
-        self.loader = MetadataLoader(CLUSTER)
+        self.loader = SlowLoader(CLUSTER)
         self.peers = MemoryPeers(cluster.network, self.node_id)
         self.journal = Journal(self.disk, DIRECTORY, CLUSTER, segment_bytes=cluster.segment_bytes)
         self.voter = RaftVoter(

@@ -6,6 +6,7 @@ import pytest
 
 from metaquorum.journal import Journal
 from metaquorum.journal_ops import HardState, LogPosition
+from metaquorum.raft import core as core_module
 from metaquorum.raft.core import RaftCore, RaftFatalError
 from metaquorum.raft.log import RaftLog
 from metaquorum.raft.messages import (
@@ -313,3 +314,14 @@ def test_a_new_connection_begins_where_the_peer_was_known_to_be() -> None:
     voter.core.replicate(voter.now)
     sent = [message for peer, message in voter.core.outbox if peer == 2]
     assert [(each.previous_index, len(each.entries)) for each in sent] == [(6, 1)]  # type: ignore[union-attr]
+
+
+def test_a_log_that_is_full_takes_no_entries_and_still_commits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    voter = Voter([1, 1, 1])
+    monkeypatch.setattr(core_module, "MAX_LOG_BYTES", 100)
+    answers = voter.gets(2, append(1, (2, 1), commit=3, terms=(1, 1)))
+    assert answers == [(2, matched(1, 4)), (2, refused(1, 4))]
+    assert voter.core.commit_index == 3
+    assert voter.terms() == [1, 1, 1]
