@@ -24,6 +24,7 @@ from dataplane.handlers import (
     partitions_api,
     produce,
     producer_ids,
+    quorum,
     records,
     topics,
 )
@@ -67,6 +68,9 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: access.handle_alter_user_scram_credentials,
     ApiKey.LIST_CONFIG_RESOURCES: configs.handle_list_config_resources,
     ApiKey.DESCRIBE_CLUSTER: cluster.handle_describe_cluster,
+    ApiKey.DESCRIBE_QUORUM: quorum.handle_describe_quorum,
+    ApiKey.UPDATE_FEATURES: quorum.handle_update_features,
+    ApiKey.UNREGISTER_BROKER: quorum.handle_unregister_broker,
 }
 assert HANDLERS.keys() == APIS.keys()
 

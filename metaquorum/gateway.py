@@ -28,6 +28,7 @@ from metaquorum.rpc.methods import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
+    DESCRIBE_QUORUM,
     UNREGISTER_WORKER,
     UPDATE_FEATURES,
     AllocateProducerIds,
@@ -36,7 +37,9 @@ from metaquorum.rpc.methods import (
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
+    DescribeQuorum,
     Method,
+    QuorumDescription,
     UnregisterWorker,
     UpdateFeatures,
 )
@@ -143,6 +146,11 @@ class Gateway:
     async def unregister_worker(self, asker: Asker, worker_id: int, *, timeout_s: float) -> None:
         """The worker is forgotten; KafkaError."""
         await self._change(UNREGISTER_WORKER, UnregisterWorker(asker, worker_id), timeout_s)
+
+    async def describe_quorum(self, *, timeout_s: float) -> QuorumDescription:
+        """How far everybody is, as the active controller knows. KafkaError."""
+        deadline = self._clock.monotonic() + timeout_s
+        return await self.ask(DESCRIBE_QUORUM, DescribeQuorum(), deadline)
 
     async def allocate_producer_ids(
         self, worker_id: int, broker_epoch: int, *, timeout_s: float

@@ -128,6 +128,12 @@ class Quorum(Protocol):
     async def wait_change(self, known: Leadership) -> Leadership:
         """What this voter knows of the leadership, once it is something else than `known`."""
 
+    def end_offset_at(self, index: int) -> int:
+        """Where the metadata ends that the log has up to the entry at `index`; -1: not known.
+
+        For people: what is not applied yet may be a batch that will be dropped.
+        """
+
     async def read_barrier(self) -> int:
         """Everything committed before the call has been replayed here; the image's end offset.
 

@@ -36,8 +36,11 @@ class ApiKey(IntEnum):
     INCREMENTAL_ALTER_CONFIGS = 44
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
+    DESCRIBE_QUORUM = 55
+    UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
+    UNREGISTER_BROKER = 64
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
 
@@ -109,8 +112,11 @@ _ROWS: Final = (
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, flexible_from=1),
     Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
     Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_QUORUM, 0, 2, flexible_from=0),
+    Api(ApiKey.UPDATE_FEATURES, 0, 2, flexible_from=0),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, flexible_from=0),
     Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, flexible_from=0),
+    Api(ApiKey.UNREGISTER_BROKER, 0, 0, flexible_from=0),
     Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, flexible_from=0),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, flexible_from=0),
 )

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from metaquorum.channel.calls import MAX_PAYLOAD_BYTES
+from metaquorum.channel.identity import TOOL_ID
 from metaquorum.channel.rpc_server import Caller
 from metaquorum.channel.timing import within
 from metaquorum.controller import Controller
@@ -18,6 +19,7 @@ from metaquorum.rpc.methods import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
+    DESCRIBE_QUORUM,
     FETCH_METADATA,
     HEARTBEAT,
     METHODS,
@@ -30,9 +32,12 @@ from metaquorum.rpc.methods import (
     FetchMetadata,
     MetadataPart,
     Method,
+    QuorumDescription,
     QuorumView,
+    ReplicaView,
     SnapshotPart,
     WatchQuorum,
+    WorkerView,
 )
 from metaquorum.runtime.seams import Clock
 from wire.errors import ErrorCode, KafkaError, WireError
@@ -51,6 +56,10 @@ class _Visitor:
     def __init__(self) -> None:
         self.incarnation_id: bytes | None = None
         self.snapshot: SnapshotParts | None = None
+        # Of metadata, as it last asked for it; -1: it never did.
+        self.offset = -1
+        self.asked_at = 0.0
+        self.caught_up_at: float | None = None
 
 
 class ControllerService:
@@ -86,6 +95,7 @@ class ControllerService:
                 r.worker_id, r.broker_epoch
             ),
             WATCH_QUORUM.name: self._watch,
+            DESCRIBE_QUORUM.name: lambda _caller, _request: self._describe(),
             FETCH_METADATA.name: self._fetch,
         }
         assert self._actions.keys() == METHODS.keys()
@@ -167,9 +177,62 @@ class ControllerService:
         visitor.incarnation_id = incarnation_id
         self.controller.connected(caller.node_id, incarnation_id)
 
+    async def _describe(self) -> QuorumDescription:
+        workers = await self.controller.worker_statuses()
+        status, now_ms = self._quorum.status, self._clock.now_ms()
+        heard_ms = {
+            each.worker_id: now_ms - each.heard_ms_ago for each in workers if each.heard_ms_ago >= 0
+        }
+        return QuorumDescription(
+            status.node_id,
+            status.term,
+            status.end_offset,
+            [
+                ReplicaView(
+                    each.voter_id,
+                    self._quorum.end_offset_at(each.last_index),
+                    each.answered_ms,
+                    each.caught_up_ms,
+                )
+                for each in status.replicas
+            ],
+            [
+                self._observer(caller.node_id, visitor, heard_ms.get(caller.node_id, -1))
+                for caller, visitor in self._visitors.items()
+                if visitor.offset >= 0 and caller.node_id not in (*status.voters, TOOL_ID)
+            ],
+            [
+                WorkerView(
+                    each.worker_id,
+                    each.applied_offset,
+                    each.heard_ms_ago,
+                    each.connections,
+                    each.why_fenced,
+                )
+                for each in workers
+            ],
+        )
+
+    def _observer(self, node_id: int, visitor: _Visitor, heard_ms: int) -> ReplicaView:
+        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        if visitor.offset >= self._feed.image.end_offset:
+            visitor.caught_up_at = now
+        caught_up_at = visitor.caught_up_at
+        return ReplicaView(
+            node_id,
+            visitor.offset,
+            max(heard_ms, now_ms - int((now - visitor.asked_at) * 1000)),
+            -1 if caught_up_at is None else now_ms - int((now - caught_up_at) * 1000),
+        )
+
     # Followers
 
     async def _fetch(self, caller: Caller, request: FetchMetadata) -> MetadataPart:
+        if (visitor := self._visitors.get(caller)) is not None:
+            visitor.asked_at = self._clock.monotonic()
+            visitor.offset = request.offset
+            if request.offset >= self._feed.image.end_offset:
+                visitor.caught_up_at = visitor.asked_at
         if request.snapshot is not None:
             end_offset, number = request.snapshot
             return await self._snapshot_part(caller, end_offset, number)

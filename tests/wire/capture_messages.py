@@ -34,6 +34,7 @@ from wire.messages import (
     describe_configs,
     describe_log_dirs,
     describe_producers,
+    describe_quorum,
     describe_topic_partitions,
     describe_user_scram_credentials,
     fetch,
@@ -45,6 +46,8 @@ from wire.messages import (
     metadata,
     offset_for_leader_epoch,
     produce,
+    unregister_broker,
+    update_features,
 )
 from wire.records import Record, encode_batch
 
@@ -510,6 +513,33 @@ def ask_scram(peer: Peer) -> None:
     peer.ask(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, request)
 
 
+def ask_describe_quorum(peer: Peer) -> None:
+    for version in versions(ApiKey.DESCRIBE_QUORUM):
+        for name in ("__cluster_metadata", TOPIC):
+            topic = describe_quorum.DescribeQuorumTopic(
+                topic_name=name, partitions=[describe_quorum.DescribeQuorumPartition()]
+            )
+            request = describe_quorum.DescribeQuorumRequest(topics=[topic])
+            peer.ask(ApiKey.DESCRIBE_QUORUM, version, request)
+
+
+def ask_update_features(peer: Peer) -> None:
+    for version in versions(ApiKey.UPDATE_FEATURES):
+        for level in (1, 99):
+            update = update_features.FeatureUpdateKey(
+                feature="transaction.version", max_version_level=level, upgrade_type=1
+            )
+            request = update_features.UpdateFeaturesRequest(
+                feature_updates=[update], validate_only=version > 0
+            )
+            peer.ask(ApiKey.UPDATE_FEATURES, version, request)
+
+
+def ask_unregister_broker(peer: Peer) -> None:
+    request = unregister_broker.UnregisterBrokerRequest(broker_id=4711)
+    peer.ask(ApiKey.UNREGISTER_BROKER, 0, request)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT")
@@ -540,6 +570,9 @@ def main() -> None:
         ask_describe_topic_partitions,
         ask_describe_log_dirs,
         ask_describe_producers,
+        ask_describe_quorum,
+        ask_update_features,
+        ask_unregister_broker,
         ask_delete_topics,
     ):
         step(peer)

@@ -1,0 +1,152 @@
+"""The quorum, its feature levels and its workers, for administrators; the active controller knows.
+
+DescribeQuorum is about the one partition of the metadata log. Its offsets are those of metadata
+records, as everywhere; what a voter has of the log beyond what is committed counts as if it were.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from dataplane.handlers.topics import timeout_seconds
+from dataplane.worker import Request, Worker
+from metaquorum.features import FeatureUpdate, UpgradeType
+from metaquorum.rpc.methods import QuorumDescription, ReplicaView
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    Listener,
+    Node,
+    PartitionData,
+    ReplicaState,
+    TopicData,
+)
+from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+from wire.messages.update_features import (
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+
+METADATA_TOPIC: Final = "__cluster_metadata"
+METADATA_PARTITION: Final = 0
+LISTENER_NAME: Final = "CONTROLLER"
+# Requests without a time of their own. Clients give up after 30 s and more.
+TIMEOUT_S: Final = 10.0
+
+_MESSAGES_SINCE: Final = 2  # DescribeQuorum, UpdateFeatures: KIP-853, KIP-1022
+_UPGRADE_TYPE_SINCE: Final = 1
+_NOT_HERE: Final = "This server does not host this topic-partition."
+
+
+async def handle_describe_quorum(
+    worker: Worker, request: Request, message: DescribeQuorumRequest
+) -> DescribeQuorumResponse:
+    asked = [(t.topic_name, [p.partition_index for p in t.partitions]) for t in message.topics]
+    if asked != [(METADATA_TOPIC, [METADATA_PARTITION])]:
+        return _unknown(asked)
+    try:
+        found = await worker.gateway.describe_quorum(timeout_s=TIMEOUT_S)
+    except KafkaError as error:
+        return DescribeQuorumResponse(error_code=error.code, error_message=error.message)
+    partition = PartitionData(
+        partition_index=METADATA_PARTITION,
+        leader_id=found.leader_id,
+        leader_epoch=found.term,
+        high_watermark=found.end_offset,
+        current_voters=_states(found.voters),
+        observers=_states(found.observers),
+    )
+    return DescribeQuorumResponse(
+        topics=[TopicData(topic_name=METADATA_TOPIC, partitions=[partition])],
+        nodes=_nodes(worker, found),
+    )
+
+
+def _unknown(asked: Sequence[tuple[str, Sequence[int]]]) -> DescribeQuorumResponse:
+    return DescribeQuorumResponse(
+        topics=[
+            TopicData(
+                topic_name=name,
+                partitions=[
+                    PartitionData(
+                        partition_index=index,
+                        error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        error_message=_NOT_HERE,
+                    )
+                    for index in partitions
+                ],
+            )
+            for name, partitions in asked
+        ]
+    )
+
+
+def _states(replicas: Sequence[ReplicaView]) -> list[ReplicaState]:
+    return [
+        ReplicaState(
+            replica_id=each.node_id,
+            log_end_offset=each.end_offset,
+            last_fetch_timestamp=each.heard_ms,
+            last_caught_up_timestamp=each.caught_up_ms,
+        )
+        for each in replicas
+    ]
+
+
+def _nodes(worker: Worker, found: QuorumDescription) -> list[Node]:
+    """The voters' quorum addresses, of those that have told them."""
+    controllers = worker.image.controllers
+    return [
+        Node(
+            node_id=each.node_id,
+            listeners=[Listener(name=LISTENER_NAME, host=known.host, port=known.port)],
+        )
+        for each in found.voters
+        if (known := controllers.get(each.node_id)) is not None
+    ]
+
+
+async def handle_update_features(
+    worker: Worker, request: Request, message: UpdateFeaturesRequest
+) -> UpdateFeaturesResponse:
+    """All of the levels are changed, or none."""
+    updates = []
+    for each in message.feature_updates:
+        upgrade_type = each.upgrade_type
+        if request.version < _UPGRADE_TYPE_SINCE:
+            upgrade_type = (
+                UpgradeType.SAFE_DOWNGRADE if each.allow_downgrade else UpgradeType.UPGRADE
+            )
+        updates.append(FeatureUpdate(each.feature, each.max_version_level, upgrade_type))
+    try:
+        await worker.gateway.update_features(
+            request.asker,
+            updates,
+            validate_only=message.validate_only,
+            timeout_s=timeout_seconds(message.timeout_ms),
+        )
+    except KafkaError as error:
+        text = error.message
+        if error.code is ErrorCode.INVALID_UPDATE_VERSION:
+            text = (
+                "The update failed for all features since the following feature had an error: "
+                + text
+            )
+        return UpdateFeaturesResponse(error_code=error.code, error_message=text)
+    results = []
+    if request.version < _MESSAGES_SINCE:
+        results = [UpdatableFeatureResult(feature=each.name) for each in updates]
+    return UpdateFeaturesResponse(results=results)
+
+
+async def handle_unregister_broker(
+    worker: Worker, request: Request, message: UnregisterBrokerRequest
+) -> UnregisterBrokerResponse:
+    try:
+        await worker.gateway.unregister_worker(
+            request.asker, message.broker_id, timeout_s=TIMEOUT_S
+        )
+    except KafkaError as error:
+        return UnregisterBrokerResponse(error_code=error.code, error_message=error.message)
+    return UnregisterBrokerResponse()
