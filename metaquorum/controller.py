@@ -221,15 +221,19 @@ class Controller:
         What it led is led by others, or by none.
         """
 
+        identity = worker.worker_id, worker.incarnation_id
+
         def decide(image: MetadataImage) -> Decision[None]:
-            is_held = self._sessions.is_held(
-                worker.worker_id, worker.incarnation_id, self._clock.monotonic()
-            )
-            return register_worker(image, worker, is_held=is_held)
+            is_held = self._sessions.is_held(*identity, self._clock.monotonic())
+            committed = self._loader.image
+            # One that is not committed yet is another process's, and that is alive.
+            is_coming = image.broker_epoch(identity[0]) != committed.broker_epoch(identity[0])
+            return register_worker(image, worker, is_held=is_held or is_coming)
 
         self._follow()
         changed = await self._proposer.change(decide)
         self._follow()
+        self._sessions.seen(*identity, self._clock.monotonic())
         known = self._loader.image.workers.get(worker.worker_id)
         if known is None or known.incarnation_id != worker.incarnation_id:
             raise KafkaError(

@@ -120,6 +120,11 @@ class MetadataImage:
         worker = self.workers.get(worker_id)
         return worker is not None and not worker.fenced and not worker.in_controlled_shutdown
 
+    def broker_epoch(self, worker_id: int) -> int:
+        """Of the worker's registration; -1 where there is none."""
+        worker = self.workers.get(worker_id)
+        return -1 if worker is None else worker.broker_epoch
+
     def fenced_workers(self) -> set[int]:
         return {worker_id for worker_id, worker in self.workers.items() if worker.fenced}
 

@@ -149,13 +149,17 @@ class WorkerSessions:
         session.applied_offset = max(session.applied_offset, heartbeat.applied_offset)
         session.offline_log_dirs = heartbeat.offline_log_dirs
 
+    def seen(self, worker_id: int, incarnation_id: bytes, now: float) -> None:
+        """That process is alive: it has registered again, for one."""
+        session = self._sessions.get(worker_id)
+        if session is not None and session.worker.incarnation_id == incarnation_id:
+            session.heard_at, session.closed_at = now, None
+
     def connected(self, worker_id: int, incarnation_id: bytes, now: float) -> None:
         """That process has one more connection to this one."""
         key = worker_id, incarnation_id
         self._connections[key] = self._connections.get(key, 0) + 1
-        session = self._sessions.get(worker_id)
-        if session is not None and session.worker.incarnation_id == incarnation_id:
-            session.heard_at, session.closed_at = now, None
+        self.seen(worker_id, incarnation_id, now)
 
     def disconnected(self, worker_id: int, incarnation_id: bytes, now: float) -> None:
         """That process has one connection less."""

@@ -229,6 +229,36 @@ async def test_a_number_that_is_in_use_is_refused_until_its_worker_is_gone(quoru
 
 
 @in_virtual_time
+async def test_of_two_processes_that_register_at_once_one_is_refused(quorum: Quorum) -> None:
+    outcomes: list[ErrorCode] = []
+
+    async def register(incarnation: int) -> None:
+        try:
+            await quorum.register(1, incarnation)
+            outcomes.append(E.NONE)
+        except KafkaError as error:
+            outcomes.append(error.code)
+
+    async with trio.open_nursery() as nursery:
+        for incarnation in (1, 1, 2):
+            nursery.start_soon(register, incarnation)
+    assert sorted(outcomes) in (
+        [E.NONE, E.NONE, E.DUPLICATE_BROKER_REGISTRATION],
+        [E.NONE, E.DUPLICATE_BROKER_REGISTRATION, E.DUPLICATE_BROKER_REGISTRATION],
+    )
+
+
+@in_virtual_time
+async def test_to_register_again_is_a_sign_of_life(quorum: Quorum) -> None:
+    await quorum.join(1)
+    quorum.beating[1].cancel()
+    await trio.sleep(8)
+    await quorum.register(1)
+    await trio.sleep(8)
+    assert quorum.fenced() == set()
+
+
+@in_virtual_time
 async def test_a_worker_that_is_unregistered_is_unknown_and_may_come_back(quorum: Quorum) -> None:
     await quorum.join(1, 2)
     await quorum.controller.create_topics([NewTopic("t", 2)])
