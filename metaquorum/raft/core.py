@@ -224,12 +224,16 @@ class RaftCore:
                 self.send(peer, PreVote(self.term + 1, last.index, last.term))
 
     def _pre_vote(self, voter_id: int, message: PreVote, now: float) -> None:
-        last = self.log.last
+        last, election = self.log.last, self._election
+        theirs = (message.last_term, message.last_index, voter_id)
+        ours = (last.term, last.index, self.node_id if election.is_asking else -1)
         is_granted = (
             message.term > self.term
-            and (message.last_term, message.last_index) >= (last.term, last.index)
-            and not self._election.has_leader(self.leader_id, now)
+            and theirs > ours
+            and not election.has_leader(self.leader_id, now)
         )
+        if is_granted:
+            election.stand_back(now)
         self.send(voter_id, PreVoteAnswer(self.term, message.term, is_granted))
 
     def _pre_vote_answer(self, voter_id: int, message: PreVoteAnswer, now: float) -> None:

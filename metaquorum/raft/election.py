@@ -5,6 +5,9 @@
         -> a majority would: a candidate in the next term (the library's part from here on)
         -> none, or not elected: asked again a little later
 
+Of two that ask at once, the one with the shorter log (of equal ones, the lower id) stands back: it
+would vote for the other, and for a moment does not ask itself. So one is elected, not none.
+
 A peer would vote when the log is no shorter than its own and it has no leader itself: not one that
 it has heard lately on a connection that still stands. So a voter that was cut off, or whose
 connection to the leader alone has closed, changes nothing when it comes back: its term has not
@@ -77,10 +80,19 @@ class Election:
         self.deadline = self._soon(now)
         return self._is_candidate(now)
 
+    @property
+    def is_asking(self) -> bool:
+        return self._node_id in self._would_vote
+
+    def stand_back(self, now: float) -> None:
+        """This voter said that it would vote for another."""
+        self._would_vote.clear()
+        self.deadline = max(self.deadline, self._soon(now))
+
     def agreed(self, voter_id: int, now: float) -> bool:
         """That peer would vote for this one; whether a majority would, now."""
-        if self._node_id not in self._would_vote:
-            return False  # it is no longer asked
+        if not self.is_asking:
+            return False
         self._would_vote.add(voter_id)
         return self._is_candidate(now)
 

@@ -117,6 +117,7 @@ class RaftVoter:
         self._active_term: int | None = None
         self._published = Leadership(None, 0, is_active=False)
         self._committed_index = 0  # and on this disk
+        self._installing = False  # the log is another already, and nothing of it can be applied
         self._installed: SnapshotName | None = None  # to be loaded
         self._barriers = Barriers()
         self._snapshotting = False
@@ -330,6 +331,7 @@ class RaftVoter:
         if core.is_leader:
             self._barriers.confirm(core.replication.confirmed_round)
         self._publish(core)
+        self._start_snapshot_if_due(core)
         await self._drop_unneeded(core)
         self._alarm.set(min(core.deadline, self._lose_proposals_at))
 
@@ -414,7 +416,7 @@ class RaftVoter:
         while True:
             if self._installed is not None:
                 await self._load_installed()
-            elif self._state.applied.index < self._committed_index:
+            elif self._state.applied.index < self._committed_index and not self._installing:
                 entry = core.log.entry(self._state.applied.index + 1)
                 took_effect = await self._state.apply(entry)
                 self._proposals.applied(entry, took_effect=took_effect)
@@ -498,6 +500,7 @@ class RaftVoter:
         if install is not None and not core.install(install.name.position):
             install.done.set()  # the log has come as far by itself
             return None
+        self._installing = install is not None
         return install
 
     async def _finish_install(self, core: RaftCore, install: _Install) -> None:
@@ -506,7 +509,7 @@ class RaftVoter:
             await self._receiver.keep()
         except OSError as error:
             raise StorageError(f"{install.name.path} cannot be kept: {error}") from error
-        self._installed = install.name
+        self._installed, self._installing = install.name, False
         self._proposals.covered(install.name.position.index)
         install.done.set()
         self._committed_index = core.commit_index

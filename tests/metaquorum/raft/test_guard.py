@@ -248,6 +248,20 @@ def test_a_voter_that_is_asking_changes_nothing_until_a_majority_agrees() -> Non
     assert voter.journal.hard_state == HardState(2, 1)
 
 
+def test_of_two_that_ask_at_once_one_stands_back() -> None:
+    voter = Voter([1])  # of id 1
+    voter.now = 5.0
+    voter.core.tick(voter.now)
+    assert voter.gets(2, PreVote(2, 1, 1)) == [(2, PreVoteAnswer(1, 2, is_granted=True))]
+    assert voter.gets(3, PreVoteAnswer(1, 2, is_granted=True)) == []
+    assert voter.core.deadline > 5.0
+    longer = Voter([1, 1])
+    longer.now = 5.0
+    longer.core.tick(longer.now)
+    assert longer.gets(2, PreVote(2, 1, 1)) == [(2, PreVoteAnswer(1, 2, is_granted=False))]
+    assert longer.gets(3, PreVoteAnswer(1, 2, is_granted=True))[0] == (2, VoteRequest(2, 2, 1))
+
+
 def piece(index: int, term: int = 1, leader_term: int = 1) -> Piece:
     return Piece(leader_term, 7, index, term, 50, 10, 0, b"0123456789")
 
