@@ -30,6 +30,17 @@ FAILURE_LOG_SECONDS: Final = 10.0
 _NONE: Final[frozenset[int]] = frozenset()
 
 
+class ElsewhereError(KafkaError):
+    """The partition is another worker's; clients are to look for its leader (KIP-951)."""
+
+    def __init__(self, partition: str, state: PartitionImage) -> None:
+        super().__init__(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} is no partition of this worker"
+        )
+        self.leader_id = state.leader
+        self.leader_epoch = state.leader_epoch
+
+
 class Partitions:
     """Finds partitions for requests, and follows the metadata as one of its publishers."""
 
@@ -51,6 +62,7 @@ class Partitions:
         self._of_most: tuple[WorkerLayers, TopicConfig] | None = None
         self.log_dirs = log_dirs
         log_dirs.listener = self
+        self._image = MetadataImage.empty("")  # as it was published last
         self._by_name: dict[str, dict[int, Partition]] = {}
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
@@ -67,7 +79,7 @@ class Partitions:
         return sum(len(partitions) for partitions in self._by_id.values())
 
     def by_name(self, topic: str, index: int) -> Partition:
-        """KafkaError (UNKNOWN_TOPIC_OR_PARTITION) where there is none."""
+        """ElsewhereError, or KafkaError (UNKNOWN_TOPIC_OR_PARTITION) where there is none."""
         try:
             return self._by_name[topic][index]
         except KeyError:
@@ -78,16 +90,21 @@ class Partitions:
             return KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"partition {topic}-{index} is offline"
             )
+        known = self._image.topic(topic)
+        if known is not None and 0 <= index < len(known.partitions):
+            state = known.partitions[index]
+            if self.worker_id not in state.replicas:
+                return ElsewhereError(f"{topic}-{index}", state)
         return KafkaError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index} here"
         )
 
     def by_id(self, topic_id: Uuid, index: int) -> Partition:
-        """KafkaError (UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION) where there is none."""
+        """ElsewhereError, or KafkaError (UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)."""
         partition = self._by_id.get(topic_id, {}).get(index)
         if partition is not None:
             return partition
-        name = self._names.get(topic_id)
+        name = self._names.get(topic_id) or self._image.topic_names.get(topic_id)
         if name is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "there is no topic of this id here")
         raise self._absent(name, index)
@@ -127,6 +144,7 @@ class Partitions:
 
         The folders of deleted partitions are renamed here, and removed later by upkeep.
         """
+        self._image = image
         changed = list(delta.topics())
         for before, after in changed:
             if before is not None and after is None:

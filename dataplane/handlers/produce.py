@@ -15,6 +15,7 @@ from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
 from dataplane.opening import COMMON_BYTES, InvalidRecordsError, is_slow, opened
 from dataplane.partition import Partition
+from dataplane.partitions import ElsewhereError
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
 from wire.apis import APIS, ApiKey
@@ -245,9 +246,10 @@ def _failed(
             BatchIndexAndErrorMessage(batch_index=number, batch_index_error_message=text)
             for number, text in error.records
         ]
-    if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None:
+    known = error if isinstance(error, ElsewhereError) else partition
+    if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None:
         answer.current_leader = LeaderIdAndEpoch(
-            leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
+            leader_id=known.leader_id, leader_epoch=known.leader_epoch
         )
     return answer
 

@@ -7,13 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as OtherTopicPartition
 
+from metaquorum.runtime.real import real_runtime
 from tests.clusters import Cluster
+from tests.dataplane.serving import RawClient, batch_of, produce_message
 from tests.nodes import wait_until
+from wire.apis import ApiKey
+from wire.errors import ErrorCode
 
 READ_TIMEOUT_S = 20
 NewCluster = Callable[..., Cluster]
@@ -248,3 +253,25 @@ def test_nodes_of_two_clusters_never_merge(new_cluster: NewCluster, tmp_path: Pa
 def _start_in_vain(node: object) -> None:
     with pytest.raises((RuntimeError, TimeoutError)):
         node.start()  # type: ignore[attr-defined]
+
+
+def test_who_asks_the_wrong_worker_is_told_who_leads(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(controllers=(1,), workers=(1, 2))
+    cluster.start()
+    create(admin(cluster.bootstrap), "t", 2)
+    led = {leader: number for number, leader in leaders(admin(cluster.bootstrap), "t").items()}
+    host, port = cluster[1].bootstrap.split(":")
+
+    async def ask() -> None:
+        connection = await real_runtime().network.connect(host, int(port))
+        client = RawClient(connection)
+        message = produce_message("t", batch_of(b"x"), partition=led[2])
+        answer = await client.call(ApiKey.PRODUCE, message, 12)
+        row = answer.responses[0].partition_responses[0]
+        assert row.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert (row.current_leader.leader_id, row.current_leader.leader_epoch) == (2, 0)
+        assert 2 in {endpoint.node_id for endpoint in answer.node_endpoints}
+        connection.close()
+
+    trio.run(ask)
+    cluster.stop()
