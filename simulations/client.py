@@ -3,12 +3,12 @@
 import struct
 from collections import deque
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 
 from metaquorum.runtime import Connection, Runtime
-from simulations.checkers.protocol import AnswersInOrder
+from simulations.world import World
 from wire.apis import APIS, ApiKey
 from wire.errors import WireError
 from wire.headers import decode_response, encode_request
@@ -22,11 +22,19 @@ MAX_RESPONSE_BYTES: Final = 1 << 24
 BROKEN: Final = (OSError, EOFError, trio.TooSlowError, trio.ClosedResourceError)
 
 
+class Order(Protocol):
+    """Who hears which request an answer belongs to."""
+
+    world: World
+
+    def answered(self, who: str, expected: int, correlation_id: int) -> None: ...
+
+
 class ClientConnection:
     """Requests may be sent ahead (`send`); their answers are taken in order (`receive`)."""
 
     def __init__(
-        self, connection: Connection, who: str, versions: dict[int, int], order: AnswersInOrder
+        self, connection: Connection, who: str, versions: dict[int, int], order: Order
     ) -> None:
         self._connection = connection
         self._who = who
@@ -70,7 +78,7 @@ class ClientConnection:
         try:
             return decode_response(api, version, frame)[1]
         except WireError as error:
-            self._order.room.world.violate("P1 Readable", f"{APIS[api].name} v{version}: {error}")
+            self._order.world.violate("P1 Readable", f"{APIS[api].name} v{version}: {error}")
             raise EOFError from error
 
     async def call(self, api: int, message: Message, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
@@ -120,7 +128,7 @@ async def connect(
     address: tuple[str, int],
     who: str,
     versions: dict[int, int],
-    order: AnswersInOrder,
+    order: Order,
 ) -> ClientConnection:
     connection = await runtime.network.connect(*address)
     return ClientConnection(connection, who, versions, order)

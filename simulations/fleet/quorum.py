@@ -41,6 +41,8 @@ STOP_LIMIT_S: Final = 30.0
 # A voter whose disk is replaced by an empty one has forgotten its vote and what it acknowledged.
 _NOT_YET: Final = ("lost disk",)
 KINDS: Final = tuple(kind for kind in TROUBLES if kind not in _NOT_YET)
+# These come about only where the seed has weak voters, or little is amiss otherwise.
+_OFTEN: Final = ("bit rot", "bit rot", "failing sync", "stop in snapshot")
 
 
 def draw_settings(draw: Random) -> QuorumSettings:
@@ -62,7 +64,7 @@ def draw_settings(draw: Random) -> QuorumSettings:
         timings=draw.choice([RaftTimings(), RaftTimings(heartbeat_s=0.05, fallback_s=0.6)]),
         weak=tuple(sorted(draw.sample(range(1, voters + 1), draw.randint(0, (voters - 1) // 2)))),
         has_stranger=draw.random() < 0.3,
-        troubles=draw_troubles(draw, KINDS, over_s=trouble_s, most=20),
+        troubles=draw_troubles(draw, (*KINDS, *_OFTEN), over_s=trouble_s, most=20),
     )
 
 

@@ -200,11 +200,14 @@ async def pause(act: Act) -> None:
 
 
 async def wall_jump(act: Act) -> None:
+    """Somebody sets it wrong, and right again."""
     victim = act.victim()
     seconds = act.draw.choice([-86_400, -3.0, 0.5, 3600.0])
     victim.machine.clock.jump(seconds)
     victim.machine.say(f"its wall clock jumps by {seconds} s")
     act.count()
+    await act.last()
+    victim.machine.clock.jump(-seconds)
 
 
 async def clock_rate(act: Act) -> None:
