@@ -7,6 +7,7 @@ from typing import Final
 from simulations.checkers.all import CHECKERS
 from simulations.checkers.metadata import AppliedStays
 from simulations.checkers.retention import RetentionIsDue
+from simulations.fleet.cluster import CLUSTER
 from simulations.fleet.quorum import QUORUM
 from simulations.observing import small_sizes, watched, watched_retirement
 from simulations.room import Room, Settings, draw_settings
@@ -232,5 +233,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             (*_WORKED, "fault: cut", "fault: pause", "fault: power", "fault: disk full"),
         ),
         QUORUM,
+        CLUSTER,
     )
 }
