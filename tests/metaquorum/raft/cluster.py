@@ -280,6 +280,7 @@ class Cluster:
         self.committed: dict[int, tuple[int, bytes]] = {}
         self.highest_commit = 0
         self.leaders: dict[int, int] = {}
+        self._reigns: set[tuple[int, int]] = set()
         self.names = 0
         self.acknowledged: list[str] = []
         self.refused: list[str] = []
@@ -398,6 +399,7 @@ class Cluster:
             if core.is_leader:
                 leader = self.leaders.setdefault(core.term, node.node_id)
                 assert leader == node.node_id, f"M1: two leaders in term {core.term}"
+            self._look_at_active(node)
             first = max(self._seen.get(voter, 0), core.log.anchor.index) + 1
             for index in range(first, voter._committed_index + 1):
                 entry = core.log.entry(index)
@@ -407,6 +409,15 @@ class Cluster:
             self.highest_commit = max(self.highest_commit, voter._committed_index)
         holding = [n for n in self.nodes.values() if n.durable_index >= self.highest_commit]
         assert len(holding) >= self.majority, f"M3: {self.highest_commit} is not on a majority"
+
+    def _look_at_active(self, node: Node) -> None:
+        """Whoever becomes active knows everything that was acknowledged before."""
+        status = node.voter.status
+        reign = (node.node_id, status.term)
+        if status.is_active and reign not in self._reigns:
+            self._reigns.add(reign)
+            if status.term == max(self.leaders):
+                assert status.end_offset >= len(self.acknowledged), "active before it caught up"
 
     def check(self) -> None:
         self.look()

@@ -159,3 +159,21 @@ def test_whoever_waits_for_the_leadership_is_told_of_each_change() -> None:
         await cluster.start(leader.node_id)
 
     Cluster().run(story)
+
+
+def test_a_leader_that_has_not_applied_everything_is_not_active_yet() -> None:
+    async def story(cluster: Cluster) -> None:
+        leader = await cluster.wait_active()
+        behind = [node for node in cluster.nodes.values() if node is not leader]
+        for node in behind:
+            node.loader.delay_s = 0.01
+        await cluster.create(leader, 100)
+        await cluster.until(lambda: max(n.voter.status.commit_index for n in behind) > 100)
+        await leader.stop(power=False)
+        await cluster.until(lambda: any(n.voter._core.is_leader for n in behind))  # type: ignore[union-attr]
+        assert cluster.active() is None
+        other = await cluster.wait_active()
+        assert other.loader.image.end_offset == 100
+        await cluster.start(leader.node_id)
+
+    Cluster().run(story)
