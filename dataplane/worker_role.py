@@ -81,6 +81,7 @@ class WorkerRole:
             nursery.start_soon(self.session.run)
             configs = WorkerConfigs(self._config.node_id, self._config.configs, self._loader.image)
             partitions = await self._open_logs(configs)
+            self._loader.register(self.session.guard)
             self._loader.register(configs)
             self._loader.register(partitions)
             self._loader.register(self.session)

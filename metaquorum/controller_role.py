@@ -56,7 +56,7 @@ class ControllerRole:
         """`endpoint` None: this node is alone, and nothing is listened on."""
         self._runtime = runtime
         self._node_id = node_id
-        self._feed = MetadataFeed(loader)
+        self.feed = MetadataFeed(loader)
         self._loader = loader
         self._mesh = None if endpoint is None else PeerMesh(endpoint, controllers)
         peers: Peers = self._mesh or NoPeers()
@@ -65,7 +65,7 @@ class ControllerRole:
             runtime.clock,
             runtime.random,
             directory,
-            self._feed,
+            self.feed,
             node_id,
             tuple(sorted(controllers)),
             peers,
@@ -74,7 +74,7 @@ class ControllerRole:
         self.controller = Controller(
             self.quorum, loader, runtime.clock, runtime.random, static_configs
         )
-        self.service = ControllerService(self.controller, self.quorum, self._feed, runtime.clock)
+        self.service = ControllerService(self.controller, self.quorum, self.feed, runtime.clock)
         self._listener: ChannelListener | None = None
         if endpoint is not None:
             rpc = RpcServer(

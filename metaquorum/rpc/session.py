@@ -66,6 +66,22 @@ class SessionStatus:
     why: str
 
 
+class IdentityGuard:
+    """The first of the loader's publishers: nothing is led in the name of another process."""
+
+    def __init__(self, registration: WorkerRegistration) -> None:
+        self._registration = registration
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """ReplacedError where the metadata names another process as this worker."""
+        known = image.workers.get(self._registration.worker_id)
+        if known is not None and known.incarnation_id != self._registration.incarnation_id:
+            raise ReplacedError(
+                f"another process has registered as worker {known.worker_id}, so that this one"
+                " stops; give each process a node id of its own"
+            )
+
+
 class WorkerSession:
     """`register`, then `run` in a task; `shut_down` at the end."""
 
@@ -79,6 +95,7 @@ class WorkerSession:
         offline_log_dirs: Callable[[], tuple[bytes, ...]] = lambda: (),
     ) -> None:
         self.registration: Final = registration
+        self.guard: Final = IdentityGuard(registration)
         self.broker_epoch = -1
         self.is_fenced = True
         self._clock = runtime.clock
@@ -195,7 +212,6 @@ class WorkerSession:
                     await self._register(reign)
                 answer = await self._beat(reign)
             except (CallError, KafkaError) as error:
-                self._check_replaced(error)
                 if isinstance(error, KafkaError) and error.code in _UNREGISTERED:
                     self._registered_in = None
                 log.debug("no heartbeat to %s: %s", reign, _words(error))
@@ -225,18 +241,6 @@ class WorkerSession:
             self._offline_log_dirs(),
         )
         return await reign.call(HEARTBEAT, heartbeat, CALL_S)
-
-    def _check_replaced(self, error: Exception) -> None:
-        """ReplacedError where the metadata names another process as this worker."""
-        worker_id = self.registration.worker_id
-        known = self._loader.image.workers.get(worker_id)
-        if known is None or known.incarnation_id == self.registration.incarnation_id:
-            return
-        if known.broker_epoch > self.broker_epoch:
-            raise ReplacedError(
-                f"another process has registered as worker {worker_id}, so that this one stops"
-                f" ({_words(error)}); give each process a node id of its own"
-            )
 
     def _note(self, answer: HeartbeatAnswer) -> None:
         if answer.is_fenced and not self.is_fenced and not self._wants_shutdown:

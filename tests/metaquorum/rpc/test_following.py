@@ -1,0 +1,278 @@
+"""A controller and a worker without one, as they find, follow and ask each other over streams."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+import metaquorum.rpc.feed
+from metaquorum.channel.rpc_server import Caller
+from metaquorum.controller_role import ControllerRole
+from metaquorum.decisions import NewTopic, TopicOutcome
+from metaquorum.gateway import Gateway
+from metaquorum.loader import MetadataLoader
+from metaquorum.proposer import Changed
+from metaquorum.records import Endpoint
+from metaquorum.registrations import WorkerRegistration
+from metaquorum.rpc.feed import RecentBatches
+from metaquorum.rpc.follower import DivergedError, MetadataFollower
+from metaquorum.rpc.links import QuorumLinks
+from metaquorum.rpc.methods import (
+    CREATE_TOPICS,
+    HEARTBEAT,
+    REGISTER_WORKER,
+    WATCH_QUORUM,
+    Asker,
+    QuorumView,
+)
+from metaquorum.rpc.session import ReplacedError, WorkerSession
+from metaquorum.worker_sessions import WorkerHeartbeat
+from tests.metaquorum.channel.nodes import (
+    CLUSTER,
+    HOST,
+    endpoint,
+    in_trio,
+    rpc_server,
+    shared_runtime,
+)
+from wire.errors import ErrorCode, KafkaError
+
+ADDRESS = Endpoint("PLAINTEXT", HOST, 9092, "PLAINTEXT")
+TIMEOUT_S = 10.0
+ASKER = Asker("User:alice", "a client", "10.0.0.1")
+
+
+def registration(worker_id: int = 7, incarnation: int = 1) -> WorkerRegistration:
+    return WorkerRegistration(worker_id, bytes(15) + bytes((incarnation,)), (ADDRESS,), "host")
+
+
+@asynccontextmanager
+async def controller(
+    folder: Path, port: int = 0, recent: RecentBatches | None = None
+) -> AsyncIterator[tuple[ControllerRole, MetadataLoader, tuple[str, int]]]:
+    """Controller 1 alone, where it listens, and its image."""
+    folder.mkdir(exist_ok=True)
+    loader = MetadataLoader(CLUSTER)
+    role = ControllerRole(
+        shared_runtime(), str(folder), 1, {1: (HOST, port)}, endpoint(1), loader, {}
+    )
+    role.feed.recent = recent or RecentBatches()
+    address = await role.listen(HOST, port)
+    await role.start()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(role.run)
+        nursery.start_soon(loader.run)
+        yield role, loader, address
+        nursery.cancel_scope.cancel()
+    await role.close()
+
+
+class Follower:
+    """Worker 7: all of a worker that is about metadata."""
+
+    def __init__(self, address: tuple[str, int], incarnation: int = 1) -> None:
+        runtime = shared_runtime()
+        self.loader = MetadataLoader(CLUSTER)
+        asking = registration(incarnation=incarnation)
+        self.links = QuorumLinks(runtime, endpoint(7), {1: address}, None, 7, asking.incarnation_id)
+        self.follower = MetadataFollower(runtime, self.links, self.loader)
+        self.gateway = Gateway(runtime, self.links, self.loader)
+        self.session = WorkerSession(runtime, self.links, self.loader, asking, 2.0)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.links.run)
+            nursery.start_soon(self.follower.run)
+
+    async def create(self, *names: str, timeout_s: float = TIMEOUT_S) -> list[TopicOutcome]:
+        wishes = [NewTopic(name, 3) for name in names]
+        return await self.gateway.create_topics(ASKER, wishes, timeout_s=timeout_s)
+
+
+@asynccontextmanager
+async def following(address: tuple[str, int]) -> AsyncIterator[Follower]:
+    """A worker that is registered and live."""
+    worker = Follower(address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await worker.loader.wait_applied(await worker.session.register())
+        nursery.start_soon(worker.session.run)
+        worker.loader.register(worker.session.guard)
+        worker.loader.register(worker.session)
+        nursery.start_soon(worker.loader.run)
+        await worker.session.wait_unfenced()
+        yield worker
+        nursery.cancel_scope.cancel()
+
+
+def same(one: MetadataLoader, other: MetadataLoader) -> bool:
+    return list(one.image.records()) == list(other.image.records())
+
+
+@in_trio
+async def test_what_is_answered_is_committed_and_visible_here_and_there(tmp_path: Path) -> None:
+    async with controller(tmp_path / "1") as (_, loader, address), following(address) as worker:
+        outcomes = await worker.create("a", "b")
+        assert [outcome.code for outcome in outcomes] == [ErrorCode.NONE] * 2
+        assert {"a", "b"} == set(worker.loader.visible.topics)
+        again = await worker.create("c", "a")
+        assert [each.code for each in again] == [ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS]
+        assert same(loader, worker.loader)
+        assert worker.follower.snapshots_loaded == 0
+        block = await worker.gateway.allocate_producer_ids(
+            7, worker.session.broker_epoch, timeout_s=TIMEOUT_S
+        )
+        assert block.count
+        assert await worker.session.shut_down(TIMEOUT_S)
+        assert loader.image.workers[7].fenced
+
+
+@in_trio
+async def test_who_is_far_behind_loads_a_snapshot_in_parts(tmp_path: Path) -> None:
+    metaquorum.rpc.feed.PART_BYTES, before = 1000, metaquorum.rpc.feed.PART_BYTES  # type: ignore[misc]
+    metaquorum.rpc.feed.SLICE_RECORDS, slice_before = 10, metaquorum.rpc.feed.SLICE_RECORDS  # type: ignore[misc]
+    try:
+        few = RecentBatches(max_batches=2)
+        async with controller(tmp_path / "1", recent=few) as (_, loader, address):
+            async with following(address) as worker:
+                for number in range(40):
+                    await worker.create(f"topic-{number}")
+            async with following(address) as late:
+                await late.create("one-more")
+                assert late.follower.snapshots_loaded == 1
+                assert same(loader, late.loader)
+    finally:
+        metaquorum.rpc.feed.PART_BYTES = before  # type: ignore[misc]
+        metaquorum.rpc.feed.SLICE_RECORDS = slice_before  # type: ignore[misc]
+
+
+@in_trio
+async def test_a_worker_goes_on_with_a_controller_that_was_restarted(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        async with controller(tmp_path / "1") as (_, _, address):
+            worker = Follower(address)
+            nursery.start_soon(worker.run)
+            await worker.session.register()
+            nursery.start_soon(worker.loader.run)
+            nursery.start_soon(worker.session.run)
+            await worker.session.wait_unfenced()
+            await worker.create("a")
+        assert worker.links.reign is None or worker.links.reign.over.is_set()
+        began = trio.current_time()
+        (refused,) = await worker.create("b", timeout_s=0.3)
+        assert refused.code is ErrorCode.REQUEST_TIMED_OUT
+        assert "no controller is known to be active" in str(refused.message)
+        assert trio.current_time() - began < 1
+        async with controller(tmp_path / "1", address[1]) as (_, loader, _):
+            (made,) = await worker.create("c")
+            assert made.code is ErrorCode.NONE
+            assert same(loader, worker.loader)
+            nursery.cancel_scope.cancel()
+
+
+@in_trio
+async def test_a_quorum_that_lost_what_was_committed_is_not_followed(tmp_path: Path) -> None:
+    async def lose() -> None:
+        async with trio.open_nursery() as nursery:
+            async with controller(tmp_path / "1") as (_, _, address):
+                async with following(address) as worker:
+                    await worker.create("a", "b", "c")
+                follower = Follower(address)
+                nursery.start_soon(follower.run)
+                await follower.loader.wait_applied(worker.loader.image.end_offset)
+            async with controller(tmp_path / "lost", address[1]):
+                await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await lose()
+    assert caught.group_contains(DivergedError, match="lost committed metadata")
+
+
+@in_trio
+async def test_nobody_speaks_for_another_worker(tmp_path: Path) -> None:
+    async with controller(tmp_path / "1") as (_, _, address), following(address) as worker:
+        reign = await worker.links.wait_reign()
+        for call in (
+            reign.call(REGISTER_WORKER, registration(8), TIMEOUT_S),
+            reign.call(HEARTBEAT, WorkerHeartbeat(8, 1, 1), TIMEOUT_S),
+        ):
+            with pytest.raises(KafkaError) as refused:
+                await call
+            assert refused.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+@in_trio
+async def test_a_process_whose_registration_another_has_taken_stops(tmp_path: Path) -> None:
+    async def replace() -> None:
+        async with controller(tmp_path / "1") as (role, _, address), following(address):
+            await role.controller.unregister_worker(7)
+            await role.controller.register_worker(registration(incarnation=2))
+            await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await replace()
+    assert caught.group_contains(ReplacedError, match="another process")
+
+
+Script = list[Callable[[], Awaitable[Changed[list[TopicOutcome]]]]]
+
+
+@asynccontextmanager
+async def scripted(script: Script) -> AsyncIterator[tuple[Gateway, list[CREATE_TOPICS.request]]]:  # type: ignore[valid-type]
+    """A gateway to a controller that does as the script says, and what it was asked."""
+    asked: list[object] = []
+
+    async def answer(caller: Caller, method: str, payload: bytes) -> bytes:
+        if method == WATCH_QUORUM.name:
+            if WATCH_QUORUM.requests.decode(payload).known is not None:
+                await trio.sleep_forever()
+            return WATCH_QUORUM.answers.encode(QuorumView(1, 1, 1, True, 0))
+        asked.append(CREATE_TOPICS.requests.decode(payload))
+        return CREATE_TOPICS.answers.encode(await script.pop(0)())
+
+    async with rpc_server(answer) as address, trio.open_nursery() as nursery:
+        links = QuorumLinks(shared_runtime(), endpoint(7), {1: address}, None, 7)
+        nursery.start_soon(links.run)
+        yield Gateway(shared_runtime(), links, MetadataLoader(CLUSTER)), asked
+        nursery.cancel_scope.cancel()
+
+
+async def not_controller() -> Changed[list[TopicOutcome]]:
+    raise KafkaError(ErrorCode.NOT_CONTROLLER, "not yet")
+
+
+@in_trio
+async def test_what_was_surely_not_done_is_asked_again_and_nothing_else() -> None:
+    async def partly() -> Changed[list[TopicOutcome]]:
+        fallen = KafkaError(ErrorCode.NOT_CONTROLLER, "fell")
+        return Changed([TopicOutcome("a"), TopicOutcome.refused(fallen, "b")], 0)
+
+    async def rest() -> Changed[list[TopicOutcome]]:
+        return Changed([TopicOutcome("b")], 0)
+
+    async with scripted([not_controller, partly, rest]) as (gateway, asked):
+        outcomes = await gateway.create_topics(
+            ASKER, [NewTopic("a"), NewTopic("b")], timeout_s=TIMEOUT_S
+        )
+        assert [(each.name, each.code) for each in outcomes] == [("a", 0), ("b", 0)]
+        assert [[t.name for t in each.topics] for each in asked] == [["a", "b"], ["a", "b"], ["b"]]
+        assert asked[0].asker == ASKER
+
+
+@in_trio
+async def test_what_may_have_been_done_is_never_asked_again() -> None:
+    async def lost() -> Changed[list[TopicOutcome]]:
+        raise RuntimeError("the stream ends")
+
+    async def silent() -> Changed[list[TopicOutcome]]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    for end, timeout_s in ((lost, TIMEOUT_S), (silent, 0.3)):
+        async with scripted([end]) as (gateway, asked):
+            (outcome,) = await gateway.create_topics(ASKER, [NewTopic("a")], timeout_s=timeout_s)
+            assert outcome.code is ErrorCode.REQUEST_TIMED_OUT
+            assert "may be done, or not" in str(outcome.message)
+            assert len(asked) == 1
