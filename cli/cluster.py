@@ -1,26 +1,41 @@
 """mq-server cluster: nodes as processes of this machine, for trying out, testing and measuring.
 
-Everything lies in one folder: node*/server.toml, node*/data, node*/log and cluster.json, which says
-which processes were started. Nothing outside it is touched, and only those processes are signalled,
-after a look at what runs under their ids. The verbs, options and lines printed are those of the
-project's script for a real Kafka (tests/peers/kafka/cluster), so that a tool works with either.
+Everything lies in one folder (`cluster_layout.py`). Nothing outside it is touched, and only those
+processes are signalled that were started there, after a look at what runs under their ids. The
+verbs, options and lines printed are those of the project's script for a real Kafka
+(tests/peers/kafka/cluster), so that a tool works with either.
 """
 
 import json
-import os
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from random import SystemRandom
 from typing import Final, NoReturn
 
 import click
+
+from cli.cluster_layout import MAX_NODES, QUORUM_PORT_OFFSET, SECRET, State, server_toml
+from cli.processes import (
+    HOST,
+    POLL_S,
+    QuorumAnswer,
+    command_line,
+    is_free,
+    known_brokers,
+    quorum,
+    send_signal,
+    usage,
+    wait,
+)
+from cli.quorum_options import QUORUM_SIZES
+from metaquorum.channel.identity import create_secret
+from metaquorum.storage import new_id
 
 DEFAULT_DIR: Final = "mq-cluster"
 DEFAULT_BASE_PORT: Final = 19092
@@ -28,83 +43,13 @@ MAX_PORT: Final = 65_535
 START_TIMEOUT_S: Final = 120.0
 TERM_TIMEOUT_S: Final = 30.0
 KILL_TIMEOUT_S: Final = 5.0
-PROBE_TIMEOUT_S: Final = 1.0
-POLL_S: Final = 0.01
-MAX_METADATA_BYTES: Final = 1 << 20
-_HOST: Final = "127.0.0.1"
+HEARD_WITHIN_S: Final = 3.0  # a controller that is well answers several times in that
 _STATE: Final = "cluster.json"
-_PROC: Final = Path("/proc")
-# Metadata v4, correlation id 1, no client id: no topics, none to be created.
-_METADATA_REQUEST: Final = struct.pack(">ihhihiB", 15, 3, 4, 1, -1, 0, 0)
-_BROKERS_AT: Final = 8  # of that response: behind the correlation id and the throttle time
-
-
-@dataclass
-class State:
-    """What cluster.json keeps."""
-
-    nodes: int
-    base_port: int
-    pids: dict[str, int] = field(default_factory=dict)
 
 
 def _fail(message: str) -> NoReturn:
     click.echo(f"cluster: {message}", err=True)
     sys.exit(1)
-
-
-def _brokers(port: int, cluster_id: str) -> int:
-    """How many brokers the node at this port knows; 0 when none of this cluster answers there."""
-    try:
-        with socket.create_connection((_HOST, port), PROBE_TIMEOUT_S) as sock:
-            sock.sendall(_METADATA_REQUEST)
-            with sock.makefile("rb") as stream:
-                (size,) = struct.unpack(">i", stream.read(4))
-                reply = stream.read(min(size, MAX_METADATA_BYTES))
-        (count,) = struct.unpack_from(">i", reply, _BROKERS_AT)
-    except (OSError, struct.error):
-        return 0
-    return int(count) if cluster_id and cluster_id.encode() in reply else 0
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((_HOST, port))
-        except OSError:
-            return False
-        return True
-
-
-def _command_line(pid: int) -> str:
-    """What runs as this process; empty when nothing does, or only its remains."""
-    if _PROC.joinpath("self").exists():
-        try:
-            return os.fsdecode(_PROC.joinpath(str(pid), "cmdline").read_bytes())
-        except OSError:
-            return ""
-    ps = subprocess.run(  # noqa: S603
-        ["ps", "-ww", "-p", str(pid), "-o", "command="],  # noqa: S607
-        capture_output=True,
-        check=False,
-    )
-    return os.fsdecode(ps.stdout)
-
-
-def _server_toml(node: int, data_dir: Path, port: int, configs: Mapping[str, str]) -> str:
-    def text(value: str) -> str:
-        return json.dumps(value, ensure_ascii=False)
-
-    lines = [
-        f"node-id = {node}",
-        f"data-dir = {text(str(data_dir))}",
-        f"listen = {text(f'{_HOST}:{port}')}",
-        "",
-        "[config]",
-        *(f"{text(key)} = {text(value)}" for key, value in configs.items()),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 class Cluster:
@@ -128,17 +73,10 @@ class Cluster:
 
     @property
     def nodes(self) -> range:
-        return range(1, self.state.nodes + 1)
-
-    @property
-    def bootstrap(self) -> str:
-        return ",".join(f"{_HOST}:{self._port(node)}" for node in self.nodes)
+        return self.state.all_nodes
 
     def _home(self, node: int) -> Path:
         return self.folder / f"node{node}"
-
-    def _port(self, node: int) -> int:
-        return self.state.base_port + node - 1
 
     def _save(self) -> None:
         temporary = self._file.with_suffix(".tmp")
@@ -149,23 +87,46 @@ class Cluster:
         """The recorded process, when it is still this node's."""
         pid = self.state.pids.get(str(node))
         mine = str(self._home(node) / "server.toml")
-        return pid if pid and mine in _command_line(pid) else None
+        return pid if pid and mine in command_line(pid) else None
 
-    def _cluster_id(self, node: int) -> str:
-        try:
-            text = (self._home(node) / "data" / "meta.properties").read_text()
-        except OSError:
-            return ""
-        return dict(line.partition("=")[::2] for line in text.splitlines()).get("cluster.id", "")
+    # What the nodes say
 
     def _knows(self, node: int) -> int:
-        return _brokers(self._port(node), self._cluster_id(node))
+        return known_brokers(self.state.port(node), self.state.cluster_id)
+
+    def _quorum(self, first: int) -> QuorumAnswer | None:
+        """As the first worker that answers tells, `first` before others."""
+        running = [node for node in self.state.workers if self.pid(node)]
+        for node in sorted(running, key=lambda each: each != first):
+            if (found := quorum(self.state.port(node))) is not None:
+                return found
+        return None
+
+    def _is_ready(self, node: int, workers: int, since_ms: float) -> bool:
+        """It answers, knows so many workers, and has the metadata log if it is a controller.
+
+        What it said before `since_ms` does not count.
+        """
+        state = self.state
+        if state.is_worker(node) and self._knows(node) < workers:
+            return False
+        if not state.is_controller(node) or state.is_alone:
+            return True
+        if not any(self.pid(worker) for worker in state.workers):
+            return not is_free(state.port(node))  # nobody is there to tell more
+        found = self._quorum(first=node)
+        return found is not None and found.is_caught_up(node, since_ms)
+
+    def _has_majority(self) -> bool:
+        voters = range(1, self.state.controllers + 1)
+        return 2 * sum(bool(self.pid(node)) for node in voters) > len(voters)
+
+    # Starting
 
     def _launch(self, node: int) -> "subprocess.Popen[bytes]":
-        if not _is_free(self._port(node)):
-            _fail(
-                f"port {self._port(node)} is taken by another process; choose another --base-port"
-            )
+        for port in self.state.ports(node):
+            if not is_free(port):
+                _fail(f"port {port} is taken by another process; choose another --base-port")
         home = self._home(node)
         # In the folder of the caller: whatever runs this command must be able to run the node.
         command = [sys.executable, "-m", "cli.mq_server", "run", "--config"]
@@ -182,18 +143,19 @@ class Cluster:
         return process
 
     def _wait_ready(
-        self, processes: Mapping[int, "subprocess.Popen[bytes]"], began: float, expected: int
+        self, processes: Mapping[int, "subprocess.Popen[bytes]"], began: float, workers: int
     ) -> None:
-        """Each of these nodes answers, and knows all the brokers expected."""
+        """Each of these nodes is ready, and so many workers are known to all."""
         waiting = dict(processes)
+        since_ms = (time.time() - (time.monotonic() - began)) * 1000
         while waiting:
             for node, process in list(waiting.items()):
                 if (code := process.poll()) is not None:
                     _fail(f"node {node} ended with {code}: {self._last_line(node)}")
-                if self._knows(node) >= expected:
+                if self._is_ready(node, workers, since_ms):
                     click.echo(
                         f"node {node} ready after {time.monotonic() - began:.2f} s: "
-                        f"{_HOST}:{self._port(node)} pid {process.pid}"
+                        f"{HOST}:{self.state.port(node)} pid {process.pid}"
                     )
                     del waiting[node]
             if time.monotonic() - began > START_TIMEOUT_S:
@@ -202,113 +164,120 @@ class Cluster:
                     f"see {self.folder}/node*/log"
                 )
             if waiting:
-                time.sleep(POLL_S)
+                time.sleep(POLL_S * len(processes))
 
     def _last_line(self, node: int) -> str:
         log = self._home(node) / "log"
         lines = log.read_text(errors="replace").splitlines()
         return f"{lines[-1] if lines else 'it said nothing'} (log: {log})"
 
-    def start(self, nodes: int, base_port: int, configs: Mapping[str, str], keep: bool) -> None:
+    def start(self, wanted: State, configs: Mapping[str, str], keep: bool) -> None:
         if self._state and any(self.pid(node) for node in self.nodes):
             _fail(f"one is running in {self.folder}")
         if not (keep and self._state):
-            taken = [port for port in range(base_port, base_port + nodes) if not _is_free(port)]
-            if taken:
+            ports = [port for node in wanted.all_nodes for port in wanted.ports(node)]
+            if taken := [port for port in ports if not is_free(port)]:
                 _fail(f"ports {taken} are taken by other processes; choose another --base-port")
-            self._lay_out(nodes, base_port, configs)
+            self._lay_out(wanted, configs)
         began = time.monotonic()
-        self._wait_ready({node: self._launch(node) for node in self.nodes}, began, len(self.nodes))
-        click.echo(f"ready in {time.monotonic() - began:.2f} s: bootstrap {self.bootstrap}")
+        processes = {node: self._launch(node) for node in self.nodes}
+        self._wait_ready(processes, began, len(self.state.workers))
+        click.echo(f"ready in {time.monotonic() - began:.2f} s: bootstrap {self.state.bootstrap()}")
 
-    def _lay_out(self, nodes: int, base_port: int, configs: Mapping[str, str]) -> None:
+    def _lay_out(self, wanted: State, configs: Mapping[str, str]) -> None:
         """Settings for each node, and no data: what an earlier start left here is gone."""
-        earlier = [path for path in self.folder.glob("node[1-9]") if path.is_dir()]
+        earlier = [path for path in self.folder.glob("node[1-9]*") if path.is_dir()]
         if earlier and self._state is None:
             _fail(f"{earlier[0]} was not made by this command; choose another --dir")
         for path in earlier:
             shutil.rmtree(path)
-        self._state = State(nodes, base_port)
+        self.folder.joinpath(SECRET).unlink(missing_ok=True)
+        self._state = wanted
         for node in self.nodes:
             home = self._home(node)
             home.mkdir(parents=True)
-            settings = _server_toml(node, home / "data", self._port(node), configs)
-            (home / "server.toml").write_text(settings)
+            (home / "server.toml").write_text(server_toml(wanted, node, self.folder, configs))
+        if not wanted.is_alone:
+            create_secret(str(self.folder / SECRET))
         self._save()
 
     def stop(self) -> None:
+        """Workers first: they leave in good order while there is a quorum."""
         running = {node: pid for node in self.nodes if (pid := self.pid(node))}
-        for number, seconds in ((signal.SIGTERM, TERM_TIMEOUT_S), (signal.SIGKILL, KILL_TIMEOUT_S)):
-            for node in running:
-                if self.pid(node):
-                    _send(running[node], signal.SIGCONT)
-                    _send(running[node], number)
-            if _wait(lambda: not any(self.pid(node) for node in running), seconds):
-                break
+        for are_controllers in (False, True):
+            self._end([n for n in running if self.state.is_controller(n) is are_controllers])
         self.state.pids.clear()
         self._save()
         click.echo(f"stopped {len(running)}")
+
+    def _end(self, nodes: list[int]) -> None:
+        for number, seconds in ((signal.SIGTERM, TERM_TIMEOUT_S), (signal.SIGKILL, KILL_TIMEOUT_S)):
+            for node in nodes:
+                if pid := self.pid(node):
+                    send_signal(pid, signal.SIGCONT)
+                    send_signal(pid, number)
+            if wait(lambda: not any(self.pid(node) for node in nodes), seconds):
+                return
 
     def signal(self, node: int, number: signal.Signals) -> None:
         pid = self.pid(node)
         if pid is None:
             _fail(f"node {node} is not running")
-        _send(pid, number)
+        send_signal(pid, number)
         ends = number in (signal.SIGKILL, signal.SIGTERM)
-        if ends and not _wait(lambda: not self.pid(node), 2 * TERM_TIMEOUT_S):
+        if ends and not wait(lambda: not self.pid(node), 2 * TERM_TIMEOUT_S):
             _fail(f"node {node} still runs")
         click.echo(f"{number.name} to node {node}, pid {pid}")
 
     def restart(self, node: int) -> None:
         if pid := self.pid(node):
-            _send(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
             self.signal(node, signal.SIGTERM)
         began = time.monotonic()
-        alive = sum(bool(self.pid(other)) for other in self.nodes if other != node)
-        self._wait_ready({node: self._launch(node)}, began, expected=alive + 1)
+        process = self._launch(node)
+        if not self._has_majority():
+            click.echo(f"node {node} started, pid {process.pid}; it needs more of the controllers")
+            return
+        self._wait_ready({node: process}, began, sum(bool(self.pid(n)) for n in self.state.workers))
+
+    def roll(self) -> None:
+        """Restarted one after the other, each when the one before is ready; the leader last."""
+        if down := [node for node in self.nodes if not self.pid(node)]:
+            _fail(f"nodes {down} are down: start them first, so that never more than one is")
+        began = time.monotonic()
+        found = None if self.state.is_alone else self._quorum(first=1)
+        for node in sorted(self.nodes, key=lambda n: found is not None and n == found.leader):
+            self.restart(node)
+        click.echo(f"restarted {len(self.nodes)} in {time.monotonic() - began:.2f} s")
 
     def status(self) -> None:
-        click.echo(f"bootstrap {self.bootstrap}  dir {self.folder}")
+        click.echo(f"bootstrap {self.state.bootstrap()}  dir {self.folder}")
+        running = [node for node in self.state.workers if self.pid(node)]
+        found = self._quorum(first=1) if running else None
         for node in self.nodes:
-            pid = self.pid(node)
-            if not pid:
-                click.echo(f"node {node}  {self._port(node)}  down")
-                continue
-            click.echo(
-                f"node {node}  {self._port(node)}  pid {pid}  knows {self._knows(node)} brokers"
-                f"{_usage(pid)}"
-            )
+            self._status_line(node, len(running), found)
+
+    def _status_line(self, node: int, workers: int, found: QuorumAnswer | None) -> None:
+        state, pid = self.state, self.pid(node)
+        line = f"node {node}  {state.port(node)}  "
+        if not pid:
+            click.echo(line + f"down  {state.roles(node)}")
+            return
+        line += f"pid {pid}"
+        ready = True
+        if state.is_worker(node):
+            knows = self._knows(node)
+            ready = knows >= workers
+            line += f"  knows {knows} brokers"
+        line += f"  {state.roles(node)}"
+        if state.is_controller(node):
+            since_ms = (time.time() - HEARD_WITHIN_S) * 1000
+            ready = ready and found is not None and found.is_caught_up(node, since_ms)
+            line += "  leader" if found is not None and found.leader == node else ""
+        click.echo(f"{line}  {'ready' if ready else 'not ready'}{usage(pid)}")
 
     def pids(self) -> None:
         click.echo(",".join(str(pid) for node in self.nodes if (pid := self.pid(node))))
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # it ended in the meantime
-
-
-def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
-def _usage(pid: int) -> str:
-    """CPU time and resident memory, where /proc tells."""
-    try:
-        fields = _PROC.joinpath(str(pid), "stat").read_text().rpartition(")")[2].split()
-        pages = int(_PROC.joinpath(str(pid), "statm").read_text().split()[1])
-    except OSError:
-        return ""
-    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    rss_mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-    return f"  cpu {cpu_s:.1f} s  rss {rss_mib:.0f} MiB"
 
 
 # -- commands ------------------------------------------------------------------------------------
@@ -340,13 +309,25 @@ def cluster_group() -> None:
 
 @cluster_group.command("start")
 @_dir_option
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, MAX_NODES),
+    help="Nodes that are workers and, up to 5 of them, controllers.  [default: 1]",
+)
+@click.option(
+    "--controllers",
+    type=click.Choice([str(size) for size in QUORUM_SIZES]),
+    help="With --workers instead of --nodes: nodes that are controllers only.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, MAX_NODES - max(QUORUM_SIZES)), help="Nodes beside them."
+)
 @click.option(
     "--base-port",
     type=click.IntRange(1, MAX_PORT),
     default=DEFAULT_BASE_PORT,
     show_default=True,
-    help="Node N, from 1, listens on BASE_PORT + N - 1.",
+    help="Node N, from 1, listens on BASE_PORT + N - 1, and 100 above for other nodes.",
 )
 @click.option(
     "--set",
@@ -357,11 +338,33 @@ def cluster_group() -> None:
     help="A config of every node; repeatable.",
 )
 @click.option("--keep", is_flag=True, help="Start again on DIR's data and settings.")
-def start(folder: str, nodes: int, base_port: int, configs: dict[str, str], keep: bool) -> None:
-    """Start nodes and wait until they serve; data of an earlier start in DIR is removed."""
-    if nodes != 1:
-        raise click.UsageError("several nodes come with the quorum: this version runs --nodes 1")
-    Cluster(folder).start(nodes, base_port, configs, keep)
+def start(
+    folder: str,
+    nodes: int | None,
+    controllers: str | None,
+    workers: int | None,
+    base_port: int,
+    configs: dict[str, str],
+    keep: bool,
+) -> None:
+    """Start nodes and wait until they serve; data of an earlier start in DIR is removed.
+
+    \b
+    Examples:
+      mq-server cluster start --nodes 3
+      mq-server cluster start --controllers 3 --workers 4 --base-port 29092
+    """
+    if (controllers is None) != (workers is None) or (nodes is not None and workers is not None):
+        raise click.UsageError("say either --nodes, or both of --controllers and --workers")
+    cluster_id = new_id(SystemRandom())
+    if controllers is not None and workers is not None:
+        total = int(controllers) + workers
+        wanted = State(total, base_port, {}, int(controllers), True, cluster_id)
+    else:
+        wanted = State.combined(nodes or 1, base_port, cluster_id)
+    if base_port + wanted.nodes - 1 + (0 if wanted.is_alone else QUORUM_PORT_OFFSET) > MAX_PORT:
+        raise click.UsageError("ports end at 65535: choose a lower --base-port")
+    Cluster(folder).start(wanted, configs, keep)
 
 
 @cluster_group.command("stop")
@@ -391,6 +394,13 @@ def pids(folder: str) -> None:
 def restart(node: int, folder: str) -> None:
     """Stop node N in order, if it runs, and start it again."""
     _member(Cluster(folder), node).restart(node)
+
+
+@cluster_group.command("roll")
+@_dir_option
+def roll(folder: str) -> None:
+    """Restart all nodes, one after the other; clients are served throughout."""
+    Cluster(folder).roll()
 
 
 def _member(cluster: Cluster, node: int) -> Cluster:

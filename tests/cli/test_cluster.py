@@ -8,14 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from cli.cluster import MAX_PORT
+from cli.processes import is_free
 from tests.conformance.clients import Librdkafka, Record, create
 from tests.nodes import ROOT, free_port
+
+
+def free_base_port() -> int:
+    """Free with all that a cluster of three takes: its neighbours, and those 100 above."""
+    while True:
+        base = free_port()
+        ports = [base + number + more for number in range(3) for more in (0, 100)]
+        if max(ports) <= MAX_PORT and all(is_free(port) for port in ports):
+            return base
 
 
 class Command:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port = free_base_port()
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -72,9 +83,51 @@ def test_every_verb_does_what_its_name_says(cluster: Command) -> None:
     assert cluster("pids") == "\n"
 
 
+def test_three_nodes_do_without_one_and_are_restarted_one_by_one(cluster: Command) -> None:
+    started = cluster.start("--nodes", "3")
+    addresses = [f"127.0.0.1:{cluster.port + number}" for number in range(3)]
+    assert re.search(rf"^ready in [\d.]+ s: bootstrap {','.join(addresses)}$", started, re.M)
+    lines = cluster("status").splitlines()[1:]
+    assert all("knows 3 brokers  controller,worker" in line for line in lines)
+    assert all("  ready  " in line for line in lines)
+    leader = next(number for number, line in enumerate(lines, 1) if "  leader  " in line)
+    create(addresses[0], "kept")
+    Librdkafka().send(addresses[2], "kept", [Record(None, b"v")], "none")
+    cluster("kill", str(leader))
+    other = next(number for number in (1, 2, 3) if number != leader)
+    create(addresses[other - 1], "made-by-two")
+    assert f"node {leader}  {cluster.port + leader - 1}  down" in cluster("status")
+    cluster("restart", str(leader))
+    rolled = cluster("roll")
+    assert len(re.findall(r"^node \d ready after", rolled, re.M)) == 3
+    assert re.search(r"^restarted 3 in [\d.]+ s$", rolled, re.M)
+    assert len(Librdkafka().read(addresses[1], "kept", 1)) == 1
+    cluster("kill", "1")
+    cluster("kill", "2")
+    assert "down" in cluster("roll", code=1)
+    cluster("kill", "3")
+    assert "it needs more of the controllers" in cluster("restart", "1")
+    assert re.match("node 2 ready", cluster("restart", "2"))
+    cluster("stop")
+
+
+def test_controllers_and_workers_may_be_apart(cluster: Command) -> None:
+    started = cluster.start("--controllers", "1", "--workers", "2")
+    addresses = [f"127.0.0.1:{cluster.port + number}" for number in (1, 2)]
+    assert f"bootstrap {','.join(addresses)}\n" in started
+    _, first, second, third = cluster("status").splitlines()
+    assert "  controller  leader  ready" in first
+    assert "knows 2 brokers  worker  ready" in second
+    assert "knows 2 brokers  worker  ready" in third
+    assert re.search("node 1 ready after", cluster("restart", "1"))
+    create(addresses[1], "made")
+    assert cluster("stop") == "stopped 3\n"
+
+
 def test_mistakes_get_a_sentence(cluster: Command) -> None:
     assert "none was started in" in cluster("status", code=1)
-    assert "several nodes come with the quorum" in cluster.start("--nodes", "3", code=2)
+    assert "either --nodes, or both" in cluster.start("--controllers", "3", code=2)
+    assert "either --nodes, or both" in cluster.start("--nodes", "3", "--workers", "2", code=2)
     assert "is not KEY=VALUE" in cluster.start("--set", "novalue", code=2)
     assert "node 1 ended with 2: mq-server: Unknown" in cluster.start("--set", "no.such=1", code=1)
     assert "there is no node 2" in cluster("kill", "2", code=2)

@@ -1,0 +1,142 @@
+"""Processes of this machine, and what the nodes among them answer to small questions."""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from wire.apis import ApiKey
+from wire.errors import WireError
+from wire.headers import decode_response, encode_request
+from wire.message import Message
+from wire.messages.describe_quorum import (
+    DescribeQuorumPartition,
+    DescribeQuorumRequest,
+    DescribeQuorumTopic,
+)
+from wire.messages.metadata import MetadataRequest
+
+HOST: Final = "127.0.0.1"
+PROBE_TIMEOUT_S: Final = 1.0
+POLL_S: Final = 0.01
+MAX_ANSWER_BYTES: Final = 1 << 20
+_PROC: Final = Path("/proc")
+_METADATA_TOPIC: Final = "__cluster_metadata"
+
+
+class Voter(NamedTuple):
+    heard_ms: int  # by the active controller, on the wall clock; -1: not yet
+    end_offset: int
+
+
+class QuorumAnswer(NamedTuple):
+    """What the active controller says of the voters."""
+
+    leader: int
+    end_offset: int
+    voters: dict[int, Voter]
+
+    def is_caught_up(self, node: int, since_ms: float) -> bool:
+        """The voter has all that is committed, and has said so since then."""
+        voter = self.voters.get(node)
+        return (
+            voter is not None and voter.heard_ms >= since_ms and voter.end_offset >= self.end_offset
+        )
+
+
+def _ask(port: int, api: ApiKey, version: int, message: Message) -> Any:
+    """The answer; OSError or WireError where there is none."""
+    with socket.create_connection((HOST, port), PROBE_TIMEOUT_S) as sock:
+        sock.sendall(encode_request(api, version, 1, "mq-server cluster", message))
+        with sock.makefile("rb") as stream:
+            size = int.from_bytes(stream.read(4), "big")
+            if not 0 < size <= MAX_ANSWER_BYTES:
+                raise WireError(f"size: {size}")
+            reply = stream.read(size)
+    return decode_response(api, version, memoryview(reply))[1]
+
+
+def known_brokers(port: int, cluster_id: str) -> int:
+    """How many brokers the node at this port knows; 0 when none of this cluster answers there."""
+    try:
+        found = _ask(port, ApiKey.METADATA, 4, MetadataRequest(topics=[]))
+    except (OSError, WireError, struct.error):
+        return 0
+    return len(found.brokers) if found.cluster_id == cluster_id else 0
+
+
+def quorum(port: int) -> QuorumAnswer | None:
+    """The quorum as the node at this port finds it; None where nobody tells."""
+    asked = DescribeQuorumTopic(
+        topic_name=_METADATA_TOPIC, partitions=[DescribeQuorumPartition(partition_index=0)]
+    )
+    try:
+        found = _ask(port, ApiKey.DESCRIBE_QUORUM, 1, DescribeQuorumRequest(topics=[asked]))
+    except (OSError, WireError, struct.error):
+        return None
+    if found.error_code or not found.topics:
+        return None
+    (partition,) = found.topics[0].partitions
+    voters = {
+        voter.replica_id: Voter(voter.last_fetch_timestamp, voter.log_end_offset)
+        for voter in partition.current_voters
+    }
+    return QuorumAnswer(partition.leader_id, partition.high_watermark, voters)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def command_line(pid: int) -> str:
+    """What runs as this process; empty when nothing does, or only its remains."""
+    if _PROC.joinpath("self").exists():
+        try:
+            return os.fsdecode(_PROC.joinpath(str(pid), "cmdline").read_bytes())
+        except OSError:
+            return ""
+    ps = subprocess.run(  # noqa: S603
+        ["ps", "-ww", "-p", str(pid), "-o", "command="],  # noqa: S607
+        capture_output=True,
+        check=False,
+    )
+    return os.fsdecode(ps.stdout)
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it ended in the meantime
+
+
+def wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def usage(pid: int) -> str:
+    """CPU time and resident memory, where /proc tells."""
+    try:
+        fields = _PROC.joinpath(str(pid), "stat").read_text().rpartition(")")[2].split()
+        pages = int(_PROC.joinpath(str(pid), "statm").read_text().split()[1])
+    except OSError:
+        return ""
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    rss_mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return f"  cpu {cpu_s:.1f} s  rss {rss_mib:.0f} MiB"
