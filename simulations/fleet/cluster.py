@@ -126,6 +126,8 @@ def _member(nation: Nation, config: NodeConfig) -> Member:
     member: Member
 
     def program() -> Program:
+        member.node = member.loader = None  # those of the process before
+
         async def run(runtime: Runtime) -> None:
             node = member.node = Node(config, runtime)
             member.kept.stop = node.stop

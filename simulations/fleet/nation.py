@@ -108,7 +108,7 @@ class Nation:
         """The node whose controller is the active one, as far as it knows."""
         for member in self.members.values():
             role = None if member.running is None else member.running.controller_role
-            if role is not None and role.quorum.status.is_active:
+            if role is not None and role.quorum.leadership.is_active:
                 return member
         return None
 

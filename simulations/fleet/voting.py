@@ -116,6 +116,7 @@ async def _make_data_dir(runtime: Runtime) -> None:
 
 
 def voter_program(council: Council, voter: Voter) -> Program:
+    voter.loader = voter.quorum = None  # those of the process before
     return VoterProgram(council, voter).run
 
 
