@@ -138,8 +138,8 @@ class Node:
                 self._started(started)
                 await self._stop.wait()
             nursery.cancel_scope.cancel()
-        if own is not None:
-            await own.close()
+        if self.controller_role is not None and self._serving:
+            await self.controller_role.close()
 
     def _started(self, tell: Callable[["Node"], None]) -> None:
         self._serving = True
