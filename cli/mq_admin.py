@@ -18,6 +18,8 @@ COMMANDS: Final = {
     "configs": Place("configs", "Show and change the configs of topics and nodes."),
     "records": Place("records", "Delete records from the start of partitions."),
     "cluster": Place("cluster", "Describe the cluster, its nodes and the APIs it serves."),
+    "quorum": Place("quorum", "Show the controllers, who leads, and how far each is."),
+    "workers": Place("workers", "List, describe and unregister workers."),
     "log-dirs": Place("log_dirs", "Show what lies on the disks of the nodes."),
     "produce": Place("produce", "Send records from standard input."),
     "consume": Place("consume", "Write records to standard output."),

@@ -71,6 +71,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_QUORUM: quorum.handle_describe_quorum,
     ApiKey.UPDATE_FEATURES: quorum.handle_update_features,
     ApiKey.UNREGISTER_BROKER: quorum.handle_unregister_broker,
+    ApiKey.DESCRIBE_WORKERS: quorum.handle_describe_workers,
 }
 assert HANDLERS.keys() == APIS.keys()
 

@@ -13,6 +13,9 @@ from typing import Any, Final
 
 from wire.message import Message
 
+# Kafka's keys are far below; its clients pass over those they do not know.
+FIRST_OWN_KEY: Final = 10_000
+
 
 class ApiKey(IntEnum):
     PRODUCE = 0
@@ -43,6 +46,7 @@ class ApiKey(IntEnum):
     UNREGISTER_BROKER = 64
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
+    DESCRIBE_WORKERS = 10_001
 
 
 class Api:
@@ -119,6 +123,7 @@ _ROWS: Final = (
     Api(ApiKey.UNREGISTER_BROKER, 0, 0, flexible_from=0),
     Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, flexible_from=0),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_WORKERS, 0, 0, flexible_from=0),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

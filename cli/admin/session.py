@@ -40,6 +40,7 @@ _NEXT: Final = {
     "topic's max.message.bytes",
     ErrorCode.OFFSET_OUT_OF_RANGE: "choose another --from: beginning, end, or an offset within",
     ErrorCode.BROKER_NOT_AVAILABLE: "`mq-admin cluster describe` shows the nodes there are",
+    ErrorCode.BROKER_ID_NOT_REGISTERED: "`mq-admin workers list` shows those there are",
     ErrorCode.NOT_ENOUGH_REPLICAS: "too few replicas are in sync: `mq-admin topics describe` shows "
     "which, min.insync.replicas says how many are needed",
     ErrorCode.LEADER_NOT_AVAILABLE: "a node is down: `mq-admin topics describe` shows which "

@@ -43,3 +43,11 @@ def iso_text(time_ms: int) -> str:
     except (ValueError, OverflowError, OSError):
         return str(time_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def ago_text(ms: int) -> str:
+    """For people: 350 ms, 12.3 s, 4.5 min, 20.1 h, 9.3 d ago."""
+    for size_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
+        if ms >= size_ms:
+            return f"{ms / size_ms:.1f} {unit} ago"
+    return f"{ms} ms ago"

@@ -10,7 +10,8 @@ from typing import Final
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.worker import Request, Worker
 from metaquorum.features import FeatureUpdate, UpgradeType
-from metaquorum.rpc.methods import QuorumDescription, ReplicaView
+from metaquorum.records import RegisterWorkerRecord
+from metaquorum.rpc.methods import QuorumDescription, ReplicaView, WorkerView
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.describe_quorum import (
     DescribeQuorumRequest,
@@ -20,6 +21,12 @@ from wire.messages.describe_quorum import (
     PartitionData,
     ReplicaState,
     TopicData,
+)
+from wire.messages.describe_workers import (
+    DescribedWorker,
+    DescribeWorkersRequest,
+    DescribeWorkersResponse,
+    WorkerListener,
 )
 from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from wire.messages.update_features import (
@@ -150,3 +157,46 @@ async def handle_unregister_broker(
     except KafkaError as error:
         return UnregisterBrokerResponse(error_code=error.code, error_message=error.message)
     return UnregisterBrokerResponse()
+
+
+async def handle_describe_workers(
+    worker: Worker, request: Request, message: DescribeWorkersRequest
+) -> DescribeWorkersResponse:
+    response = DescribeWorkersResponse()
+    views: dict[int, WorkerView] = {}
+    try:
+        found = await worker.gateway.describe_quorum(timeout_s=TIMEOUT_S)
+        views = {view.worker_id: view for view in found.workers}
+        response.end_offset = found.end_offset
+    except KafkaError as error:
+        response.error_code, response.error_message = error.code, error.message
+    response.workers = [
+        _worker(record, views.get(worker_id))
+        for worker_id, record in sorted(worker.image.workers.items())
+    ]
+    return response
+
+
+def _worker(record: RegisterWorkerRecord, view: WorkerView | None) -> DescribedWorker:
+    described = DescribedWorker(
+        worker_id=record.worker_id,
+        broker_epoch=record.broker_epoch,
+        host=record.host,
+        rack=record.rack,
+        listeners=[
+            WorkerListener(
+                name=each.listener,
+                host=each.host,
+                port=each.port,
+                security_protocol=each.security_protocol,
+            )
+            for each in record.endpoints
+        ],
+        is_fenced=record.fenced,
+        is_shutting_down=record.in_controlled_shutdown,
+    )
+    if view is not None:
+        described.why_fenced = view.why_fenced if record.fenced else ""
+        described.applied_offset = view.applied_offset
+        described.heard_ms_ago = view.heard_ms_ago
+    return described

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from metaquorum.admin.cluster import ANY_BROKER, CONTROLLER, Cluster, TopicPartition
 from metaquorum.admin.connection import VersionRange
 from metaquorum.admin.errors import AdminError, BrokerError, broker_error
+from metaquorum.admin.quorum import describe_quorum, describe_workers, unregister_worker
 from metaquorum.admin.values import (
     BROKER_DEFAULT,
     ApiSupport,
@@ -27,9 +28,11 @@ from metaquorum.admin.values import (
     NewTopic,
     OffsetAtTime,
     Partition,
+    Quorum,
     ReplicaOnDisk,
     ResourceType,
     Topic,
+    WorkerDescription,
 )
 from wire.errors import ErrorCode
 from wire.message import Message
@@ -63,6 +66,17 @@ class AdminClient:
         to = ANY_BROKER if node_id is None else node_id
         connection = await self.cluster.connection(to, self.cluster.deadline())
         return [_api_support(key, served) for key, served in sorted(connection.versions.items())]
+
+    async def describe_quorum(self) -> Quorum:
+        return await describe_quorum(self.cluster)
+
+    async def workers(self) -> list[WorkerDescription]:
+        """All that are registered, fenced ones too, by their ids."""
+        return await describe_workers(self.cluster)
+
+    async def unregister_worker(self, worker_id: int) -> None:
+        """The cluster has forgotten the worker."""
+        await unregister_worker(self.cluster, worker_id)
 
     async def describe_log_dirs(self, node_ids: Sequence[int] | None = None) -> list[LogDir]:
         """The directories of these nodes (None: of all), by node and path."""

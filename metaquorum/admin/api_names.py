@@ -103,6 +103,7 @@ API_NAMES: Final[Mapping[int, str]] = {
     90: "DescribeShareGroupOffsets",
     91: "AlterShareGroupOffsets",
     92: "DeleteShareGroupOffsets",
+    10_001: "DescribeWorkers",  # of our own
 }
 
 

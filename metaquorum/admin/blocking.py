@@ -113,6 +113,9 @@ class BlockingAdmin(Blocking[AdminClient]):
 
     describe_cluster = _blocking(AdminClient.describe_cluster)
     apis = _blocking(AdminClient.apis)
+    describe_quorum = _blocking(AdminClient.describe_quorum)
+    workers = _blocking(AdminClient.workers)
+    unregister_worker = _blocking(AdminClient.unregister_worker)
     describe_log_dirs = _blocking(AdminClient.describe_log_dirs)
     topics = _blocking(AdminClient.topics)
     describe_topics = _blocking(AdminClient.describe_topics)

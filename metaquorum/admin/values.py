@@ -83,6 +83,44 @@ class ApiSupport:
     spoken: VersionRange | None
 
 
+@dataclass(frozen=True, slots=True)
+class QuorumReplica:
+    """A node that has the metadata log, as the leader knows. None: it did not tell."""
+
+    node_id: int
+    end_offset: int | None
+    heard_ms: int | None  # when it was heard last, in milliseconds since 1970
+    caught_up_ms: int | None  # when it had all that the leader has
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """`committed_offset`: the metadata before it can no longer be lost."""
+
+    leader: int
+    term: int
+    committed_offset: int
+    voters: Sequence[QuorumReplica]
+    observers: Sequence[QuorumReplica]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """A worker (Kafka's broker), alive or not. None: the cluster does not tell."""
+
+    worker_id: int
+    address: str
+    rack: str | None
+    is_fenced: bool
+    why_fenced: str | None
+    host: str | None  # the machine, as placement sees it
+    broker_epoch: int | None
+    is_shutting_down: bool | None
+    metadata_offset: int | None  # it has taken in the metadata before
+    heard_ms_ago: int | None
+
+
 class ResourceType(IntEnum):
     """What has configs."""
 

@@ -82,6 +82,47 @@ def admin(either: Peer) -> Admin:
     return Admin(MQ_BOOTSTRAP=either.bootstrap)
 
 
+# The quorum and the workers
+
+
+def test_the_quorum_says_who_leads_and_how_far_each_voter_is(admin: Admin) -> None:
+    admin.create()
+    shown = admin.json("quorum")
+    assert (shown["leader"], len(shown["cluster_id"])) == (1, 22)
+    (voter,) = shown["replicas"]
+    assert (voter["node"], voter["role"], voter["lag"]) == (1, "leader", 0)
+    assert voter["end_offset"] >= shown["committed_offset"] > 0
+    assert voter["heard_at"].startswith("20")
+    text = admin("quorum")
+    assert re.search(r"^leader +1$", text, re.MULTILINE)
+    assert re.search(r"^ +1 +leader .* 0 +\d+ ms ago", text, re.MULTILINE)
+
+
+def test_workers_are_listed_and_described(admin: Admin) -> None:
+    (row,) = admin.json("workers", "list")
+    assert (row["worker"], row["state"], row["why_fenced"]) == (1, "live", None)
+    assert row["address"] == admin.environment["MQ_BOOTSTRAP"]
+    assert row["metadata_offset"] > 0
+    assert (row["epoch"] is not None) == admin.serves("DescribeWorkers")
+    name = admin.create("-p", 2)
+    described = admin.json("workers", "describe", 1)
+    assert described["leads"] >= 2
+    assert re.search(r"^state +live$", admin("workers", "describe", 1), re.MULTILINE)
+    admin("topics", "delete", name, "--yes")
+    admin("workers", "describe", 7, code=1)
+    assert admin.errors == (
+        "mq-admin: worker 7: it is not registered (BROKER_ID_NOT_REGISTERED)\n"
+        "  `mq-admin workers list` shows those there are\n"
+    )
+
+
+def test_unregistering_asks_and_needs_a_worker_that_is_there(admin: Admin) -> None:
+    admin("workers", "unregister", 7, code=2)
+    assert "Forget worker 7?" in admin.errors
+    admin("workers", "unregister", 7, "--yes", code=1)
+    assert "Broker ID 7 is not currently registered" in admin.errors
+
+
 # Topics
 
 
@@ -493,6 +534,7 @@ def commands() -> list[list[str]]:
     groups = {"topics": ["list", "describe", "create", "alter", "delete"]}
     groups |= {"configs": ["describe", "get", "set", "unset"], "records": ["delete"]}
     groups |= {"cluster": ["describe", "apis"]}
+    groups |= {"workers": ["list", "describe", "unregister"]}
     return [
         [name, *more] for name in COMMANDS for more in [[s] for s in groups.get(name, [])] or [[]]
     ]

@@ -1,0 +1,110 @@
+"""mq-admin workers."""
+
+import click
+
+from cli.admin.output import Column, Row, show_pairs
+from cli.admin.session import Session, session_command, yes_option
+from cli.admin.times import ago_text
+from metaquorum.admin.errors import BrokerError
+from metaquorum.admin.values import WorkerDescription
+from wire.errors import ErrorCode
+
+_COLUMNS = (
+    Column("worker"),
+    Column("address"),
+    Column("host"),
+    Column("rack"),
+    Column("state"),
+    Column("epoch"),
+    Column("metadata_offset"),
+    Column("heard_ms_ago", "heard", ago_text),
+    Column("why_fenced"),
+)
+
+
+@click.group("workers", short_help="List, describe and unregister workers.")
+def command() -> None:
+    """List, describe and unregister workers (what Kafka calls brokers), alive or not."""
+
+
+@command.command("list")
+@session_command
+def list_workers(session: Session) -> None:
+    """List all registered workers.
+
+    A worker that is fenced leads nothing and is not shown to clients: it was not heard of for too
+    long, or is not yet caught up. What a cluster does not tell is a dash.
+
+    \b
+    Examples:
+      mq-admin workers list
+      mq-admin workers list -o json
+    """
+    session.show_rows([_row(worker) for worker in session.admin.workers()], _COLUMNS)
+
+
+@command.command("describe")
+@click.argument("worker", type=int)
+@session_command
+def describe(session: Session, worker: int) -> None:
+    """Describe one worker, and what it leads.
+
+    \b
+    Examples:
+      mq-admin workers describe 2
+    """
+    found = next((each for each in session.admin.workers() if each.worker_id == worker), None)
+    if found is None:
+        raise BrokerError(
+            ErrorCode.BROKER_ID_NOT_REGISTERED, "it is not registered", f"worker {worker}"
+        )
+    partitions = [p for topic in session.admin.topics() for p in topic.partitions]
+    data = _row(found) | {
+        "leads": sum(p.leader == worker for p in partitions),
+        "replicas": sum(worker in p.replicas for p in partitions),
+    }
+    if session.output != "text":
+        session.show_data(data)
+        return
+    shown = data | {"heard": None if found.heard_ms_ago is None else ago_text(found.heard_ms_ago)}
+    show_pairs(
+        (key.replace("_", " "), shown[key])
+        for key in (*(column.heading.replace(" ", "_") for column in _COLUMNS), "leads", "replicas")
+    )
+
+
+@command.command("unregister")
+@click.argument("worker", type=int)
+@yes_option
+@session_command
+def unregister(session: Session, worker: int, yes: bool) -> None:
+    """Have the cluster forget a worker that will not come back.
+
+    Replicas that are on it stay where they are, without a leader if they have no other. A worker
+    that is alive registers again.
+
+    \b
+    Examples:
+      mq-admin workers unregister 3
+      mq-admin workers unregister 3 --yes
+    """
+    session.ask(f"Forget worker {worker}?", yes)
+    session.admin.unregister_worker(worker)
+    session.say(f"worker {worker} unregistered")
+
+
+def _row(worker: WorkerDescription) -> Row:
+    state = "fenced" if worker.is_fenced else "live"
+    if worker.is_shutting_down and not worker.is_fenced:
+        state = "shutting down"
+    return {
+        "worker": worker.worker_id,
+        "address": worker.address,
+        "host": worker.host,
+        "rack": worker.rack,
+        "state": state,
+        "why_fenced": worker.why_fenced,
+        "epoch": worker.broker_epoch,
+        "metadata_offset": worker.metadata_offset,
+        "heard_ms_ago": worker.heard_ms_ago,
+    }
