@@ -219,6 +219,7 @@ class Partitions:
             NewPartition(topic.name, index, topic.topic_id, configs[topic.name].log)
             for topic, index in missing
             if log_dirs.dir_of((topic.name, index)) is None
+            and log_dirs.offline_reason((topic.name, index)) is None
         ]
         failure = StorageError("the log of an earlier topic of that name is in the way")
         try:

@@ -85,8 +85,6 @@ class LogDir:
         self.offline: dict[Partition, StorageError] = {}
         self.high_watermarks: dict[Partition, int] = {}  # as they were at the last checkpoint
         self.cleaner_offsets: dict[Partition, int] = {}  # up to where each log is cleaned
-        # Of logs that were given a place here and had nothing to write down since.
-        self.promised: set[Partition] = set()
         self.was_clean = False
         self.last_broker_epoch = -1  # in which it was stopped, when it was clean
         self.files = OpenFiles(disk, max_open_files)
@@ -141,8 +139,6 @@ class LogDir:
             offsets = await self._disk.run(self._begin)
             folders = await self._disk.run(self._partition_folders)
         recovery_points, starts = offsets
-        self.promised = {at for at, point in recovery_points.items() if not point}
-        self.promised.difference_update(partition for partition, _ in folders)
         configs = {topic: config_of(topic) for topic in dict.fromkeys(at[0] for at, _ in folders)}
         opens = [
             partial(

@@ -10,8 +10,8 @@ there is room), nor does a lack of descriptors or memory. A read that the device
 log offline, and has the directory written to, which tells whether that fails, too.
 
 A partition that was there before this start, and is in no directory that is online, may lie in one
-that is absent: it is offline rather than begun anew. One that was promised a place (a checkpoint
-names it at 0) and never written to is known not to.
+that is not: it is offline rather than begun anew, even if it was never written to. Nothing that a
+directory holds can tell that: what it says may be older than what another has taken since.
 """
 
 import logging
@@ -56,7 +56,7 @@ class LogDirs:
         self.listener: FailureListener | None = None
         self._all: Final = tuple(online)
         self._storages = storages  # of those but the data directory, whose lock is not ours
-        self._suspects: set[LogDir] = set()
+        self._suspects: dict[LogDir, None] = {}
         self._unfound: dict[Partition, StorageError] = {}
         self._none_left = trio.Event()
         self._last_failure: StorageError | None = None
@@ -149,7 +149,7 @@ class LogDirs:
         """A partition found in two directories is offline: nobody knows which one is right."""
         for number, log_dir in enumerate(self._all):
             for other in self._all[number + 1 :]:
-                for at in log_dir.partitions.keys() & other.partitions.keys():
+                for at in sorted(log_dir.partitions.keys() & other.partitions.keys()):
                     error = StorageError(
                         f"it is in {log_dir.path} and in {other.path}; stop the node and move the "
                         "folder away that is not to be served"
@@ -165,11 +165,13 @@ class LogDirs:
         """Those partitions have an empty log, each in the directory with the fewest.
 
         `may_be_absent`: they are no news to this worker, so that they may lie in a directory that
-        is absent. These are offline then, and so is one whose folder is there already.
+        is not online. These are offline then, and so is one whose folder is there already.
         """
         left = list(new)
-        if may_be_absent and self.absent:
-            left = self._without_unfound(left)
+        missing = [*(one.path for one in self.absent), *(one.path for one in self.failed)]
+        if may_be_absent and missing:
+            self._set_unfound(left, ", ".join(missing))
+            return
         while left and self.online:
             placed = self._place(left)
             left = []
@@ -180,24 +182,17 @@ class LogDirs:
                     self.fail(log_dir, error)
                     left += some
 
-    def _without_unfound(self, new: list[NewPartition]) -> list[NewPartition]:
-        promised: set[Partition] = set()
-        for log_dir in self.online:
-            promised |= log_dir.promised
-        kept = [one for one in new if (one.topic, one.partition) in promised]
-        if len(kept) == len(new):
-            return kept
-        places = ", ".join(one.path for one in self.absent)
+    def _set_unfound(self, new: list[NewPartition], places: str) -> None:
+        if not new:
+            return
         logger.error(
             "%d partitions are in none of the log directories that can be used, and are offline: "
             "they may be in %s",
-            len(new) - len(kept),
+            len(new),
             places,
         )
         for one in new:
-            if (at := (one.topic, one.partition)) not in promised:
-                self._unfound[at] = StorageError(f"it may be in {places}")
-        return kept
+            self._unfound[one.topic, one.partition] = StorageError(f"it may be in {places}")
 
     def _place(self, new: list[NewPartition]) -> list[tuple[LogDir, list[NewPartition]]]:
         """Where each is to be: in the directory with the fewest, the first named of several."""
@@ -245,12 +240,12 @@ class LogDirs:
         if log_dir is not None and isinstance(error, DirectoryFailedError):
             self.fail(log_dir, error)
         elif log_dir is not None and isinstance(error, UnreadableError):
-            self._suspects.add(log_dir)
+            self._suspects[log_dir] = None
 
     async def probe(self) -> None:
         """Directories that could not be read lately were written to. StorageError."""
         while self._suspects:
-            log_dir = self._suspects.pop()
+            log_dir, _ = self._suspects.popitem()
             if log_dir.failure is None:
                 await self.checkpoint_one(log_dir)
 

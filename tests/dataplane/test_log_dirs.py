@@ -217,3 +217,18 @@ async def test_a_directory_that_takes_nothing_when_it_gives_nothing_is_offline(
             await trio.sleep(0.01)
         await client.produce("t", batch_of(b"x"), error=OFFLINE)
         await client.produce("t", batch_of(b"x"), partition=1)
+
+
+@in_trio
+async def test_what_lies_in_an_absent_directory_is_not_begun_anew_in_another(
+    tmp_path: Path,
+) -> None:
+    async with two_dirs(tmp_path):
+        pass
+    (tmp_path / "b").rename(tmp_path / "unmounted")
+    async with two_dirs(tmp_path) as (served, client):
+        # The worker's leadership was published once more when it was let in.
+        await client.produce("t", batch_of(b"x"))
+        await client.produce("t", batch_of(b"x"), partition=1, error=OFFLINE)
+        assert served.worker.partitions.log_dirs.log(("t", 1)) is None
+    assert not (tmp_path / "a" / "t-1").exists()
