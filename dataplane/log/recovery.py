@@ -178,7 +178,7 @@ class _Loader:
         self.names = set(kept)
         for base in swaps:
             self._complete_swap(base)
-        for name in self.names:
+        for name in sorted(self.names):
             parsed = parse_file_name(name)
             if parsed is None:
                 continue
