@@ -1,6 +1,6 @@
 """Scenario `cluster`: whole nodes, three or five controllers and three workers, and their clients.
 
-Controllers and workers are processes of their own, or share them. An administrator changes things
+Controllers and workers are processes of their own, or share them. Administrators change things
 through any worker while machines and links fail; producers write to whoever leads. Every partition
 has one replica, and every message is flushed: what was acknowledged is there for good.
 
@@ -59,8 +59,9 @@ def draw_settings(draw: Random) -> ClusterSettings:
         is_combined=draw.random() < 0.5,
         producers=draw.randint(1, 3),
         records=draw.choice([20, 60]),
-        changes=draw.choice([5, 15, 30]),
-        think_s=draw.choice([0.05, 0.3]),
+        administrators=draw.randint(1, 3),
+        changes=draw.choice([10, 30, 80]),
+        think_s=draw.choice([0.0, 0.05, 0.3]),
         trouble_s=trouble_s,
         peace_s=draw.choice([0.0, 3.0]),
         delay_s=draw.choice([0.0002, 0.002]),
@@ -166,12 +167,12 @@ def _watched(nation: Nation) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Clients:
-    administrator: Administrator
+    administrators: list[Administrator]
     producers: list[ClusterProducer]
 
     @property
     def are_done(self) -> bool:
-        return self.administrator.done and all(producer.done for producer in self.producers)
+        return all(client.done for client in (*self.administrators, *self.producers))
 
 
 def _start_clients(nation: Nation) -> _Clients:
@@ -180,14 +181,16 @@ def _start_clients(nation: Nation) -> _Clients:
     def start(name: str, program: Program) -> None:
         nation.fates.append(world.machine(name).start(program))
 
-    administrator = Administrator(nation, world.stream("administrator"))
-    start("administrator", administrator.run)
-    producers = []
+    clients = _Clients([], [])
+    for number in range(nation.settings.administrators):
+        name = f"admin-{number}"
+        clients.administrators.append(Administrator(nation, name, world.stream(name)))
+        start(name, clients.administrators[-1].run)
     for number in range(nation.settings.producers):
         name = f"producer-{number}"
-        producers.append(ClusterProducer(nation, name, world.stream(name)))
-        start(name, producers[-1].run)
-    return _Clients(administrator, producers)
+        clients.producers.append(ClusterProducer(nation, name, world.stream(name)))
+        start(name, clients.producers[-1].run)
+    return clients
 
 
 def _scene(nation: Nation) -> Scene:
@@ -195,7 +198,8 @@ def _scene(nation: Nation) -> Scene:
         member = nation.active()
         return None if member is None else member.kept
 
-    clients = ["administrator", *(f"producer-{n}" for n in range(nation.settings.producers))]
+    clients = [f"admin-{number}" for number in range(nation.settings.administrators)]
+    clients += [f"producer-{number}" for number in range(nation.settings.producers)]
     victims = [member.kept for member in nation.members.values()]
     return Scene(nation.world, victims, clients, leader=leader)
 

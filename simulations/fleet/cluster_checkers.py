@@ -68,7 +68,7 @@ class ClusterImagesAreOne(ClusterChecker):
 
 
 class AnswersHold(ClusterChecker):
-    """What the administrator was told is so, once and for good; what was refused is not."""
+    """What administrators were told is so, once and for good; what was refused is not."""
 
     invariant = "M3"
 

@@ -1,4 +1,4 @@
-"""Mistakes planted into the quorum: the guard's rules switched off one by one, and our own.
+"""Mistakes planted into the quorum: the guard's rules switched off one by one; and into clusters.
 
 The first five are what the library does when it is left alone (`metaquorum/raft/core.py` says what
 the guard does about each).
@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
-from metaquorum import journal, snapshot
+import trio
+
+from metaquorum import gateway, journal, snapshot
+from metaquorum.channel.rpc_client import CallError
 from metaquorum.config import Scope
 from metaquorum.framing import HEADER_BYTES, Frame, frame_bytes
+from metaquorum.gateway import Gateway
 from metaquorum.image import Replay
 from metaquorum.journal import Journal
 from metaquorum.journal_ops import HardState, decode_ops
+from metaquorum.loader import MetadataLoader
 from metaquorum.raft.core import RaftCore
 from metaquorum.raft.messages import Append
 from metaquorum.raft.progress import Sending
@@ -317,6 +322,55 @@ QUORUM_DEFECTS: Final = tuple(
             "checksums of frames are not looked at",
             ("L4", "M2", "M4"),
             _rot_believed,
+        ),
+    )
+)
+
+
+def _answered_before_visible() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def seen(self: Any, end_offset: int, deadline: float) -> None:
+            await trio.lowlevel.checkpoint()
+
+        return seen
+
+    return swapped(Gateway, "_seen", wrong)
+
+
+def _asked_again_when_lost() -> AbstractContextManager[None]:
+    return swapped(gateway, "CallNotSentError", lambda _: CallError)
+
+
+def _snapshot_loses_a_record() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def load(self: Any, records: Any) -> None:
+            await right(self, list(records)[1:])
+
+        return load
+
+    return swapped(MetadataLoader, "load", wrong)
+
+
+CLUSTER_DEFECTS: Final = tuple(
+    Defect(name, about, "cluster", found_as, plant)
+    for name, about, found_as, plant in (
+        (
+            "answered-before-visible",
+            "a worker answers before it shows what was made",
+            ("M3",),
+            _answered_before_visible,
+        ),
+        (
+            "asked-again-when-lost",
+            "a change that may have been made is asked for once more",
+            ("M3",),
+            _asked_again_when_lost,
+        ),
+        (
+            "snapshot-loses-a-record",
+            "whoever takes in a snapshot passes over its first record",
+            ("M4",),
+            _snapshot_loses_a_record,
         ),
     )
 )

@@ -22,7 +22,8 @@ class ClusterSettings:
     is_combined: bool
     producers: int
     records: int  # that each producer writes
-    changes: int  # that the administrator makes
+    administrators: int
+    changes: int  # that each of them makes
     think_s: float
     trouble_s: float
     peace_s: float
@@ -65,7 +66,7 @@ C = TypeVar("C", bound=ClusterChecker)
 
 @dataclass(slots=True)
 class Told:
-    """What the administrator asked for and was told, by unique names."""
+    """What administrators asked for and were told, by unique names."""
 
     asked: set[str] = field(default_factory=set)
     created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # id, partitions
