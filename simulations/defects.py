@@ -22,7 +22,7 @@ from dataplane.log.segments import Segments
 from dataplane.partition import Partition
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import write_atomically
-from simulations.fleet.defects import QUORUM_DEFECTS
+from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
 from simulations.upkeep_defects import UPKEEP_DEFECTS
 
@@ -385,5 +385,6 @@ DEFECTS: Final[dict[str, Defect]] = {
         ),
         *UPKEEP_DEFECTS,
         *QUORUM_DEFECTS,
+        *CLUSTER_DEFECTS,
     )
 }
