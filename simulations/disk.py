@@ -18,6 +18,7 @@ from simulations.storage import Folder, Inode, Storage
 from simulations.trace import Trace
 
 T = TypeVar("T")
+NEEDING_ROOM: Final = ("write", "create", "mkdir")
 HOW_TO_STOP: Final = ("before", "torn", "after")
 
 
@@ -34,6 +35,8 @@ class DiskFaults:
     stop_path: str = ""
     # Paths whose next syncs fail.
     failing_sync: Callable[[str], bool] | None = None
+    # With which error changes of a path fail (0: they do not): a device of several may be broken.
+    refusing: Callable[[str], int] | None = None
     happened: dict[str, int] = field(default_factory=dict)
 
     def count(self, name: str) -> None:
@@ -68,8 +71,9 @@ class SimulatedFile:
                 lambda: disk.storage.write(inode, position, copy),
                 lambda share: disk.storage.write(inode, position, copy[: int(len(copy) * share)]),
             )
-        except OSError:
-            disk.faults.count("disk full")
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                disk.faults.count("disk full")
             raise
 
     def truncate(self, size: int) -> None:
@@ -158,6 +162,11 @@ class ProcessDisk:
             if faults.stop_in <= 0:
                 faults.stop_in = None
                 self._stop_at(verb, what, effect, torn_effect)
+        number = faults.refusing(what.split(" ")[0]) if faults.refusing is not None else 0
+        if number and (number != errno.ENOSPC or verb in NEEDING_ROOM):
+            faults.count("changes refused")
+            self.say(f"{verb} {what} fails: {errno.errorcode[number]}")
+            raise os_error(number, what)
         self.say(f"{verb} {what}")
         effect()
 

@@ -10,9 +10,12 @@ from dataplane.node import Node
 from dataplane.node_config import NodeConfig
 from metaquorum.runtime import Runtime
 from simulations.machine import Fate, Machine
+from simulations.storage import Storage
 from simulations.world import World
 
 DATA_DIR: Final = "/data"
+# Where there are several log directories: one is beside the metadata, two are devices of their own.
+LOG_DIRS: Final = (DATA_DIR, "/disk-1", "/disk-2")
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 60.0
 
@@ -89,3 +92,15 @@ class NodeOnMachine:
         if limit.cancelled_caught:
             self._world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")
             self.machine.kill()
+
+
+def log_folder(storage: Storage, topic: str, partition: int) -> str:
+    """Where the partition's log is, whichever log directory has it; where it may be, if none."""
+    for path in LOG_DIRS:
+        folder = f"{path}/{topic}-{partition}"
+        try:
+            storage.folder(folder)
+        except FileNotFoundError:
+            continue
+        return folder
+    return f"{DATA_DIR}/{topic}-{partition}"

@@ -1,6 +1,6 @@
 """One node, its clients, what they did, and who checks it."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, TypeVar
@@ -54,6 +54,7 @@ class Settings:
     keys: int = 4
     deletions: float = 0.2
     delete_retention_ms: int = 60_000
+    several_log_dirs: bool = False
     # Faults, in order: what and after how many seconds.
     faults: list[str] = field(default_factory=list)
     fault_gap_s: float = 0.4
@@ -117,6 +118,14 @@ class Room:
         connection = await connect(runtime, self.address, who, draw_versions(draw), self.order)
         self.world.count("connections")
         return connection
+
+    async def run(self, name: str, program: Callable[[Runtime], Awaitable[None]]) -> None:
+        """A client's program has come to its end, on a machine of that name."""
+        machine = self.world.machines.get(name) or self.world.machine(name)
+        fate = machine.start(program)
+        await fate.done.wait()
+        if fate.error is not None:
+            raise fate.error
 
     def acked(self, attempts: list[Attempt], base_offset: int) -> None:
         """One batch was acknowledged with its offset; -1 where the node did not say it."""

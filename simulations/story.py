@@ -27,7 +27,7 @@ from simulations.faults import FAULTS, Stage
 from simulations.history import PartitionOf
 from simulations.hostile import Hostile, Prober
 from simulations.machine import Fate
-from simulations.node import DATA_DIR, NodeOnMachine
+from simulations.node import DATA_DIR, LOG_DIRS, NodeOnMachine, log_folder
 from simulations.producer import Producer
 from simulations.room import PORT, Room
 from simulations.session_consumer import SessionConsumer
@@ -44,7 +44,8 @@ async def play(room: Room) -> None:
         "log.flush.offset.checkpoint.interval.ms": "200",
         **settings.node_configs,
     }
-    node = NodeOnMachine(world, room.node, PORT, configs)
+    log_dirs = LOG_DIRS if settings.several_log_dirs else ()
+    node = NodeOnMachine(world, room.node, PORT, configs, log_dirs=log_dirs)
     stage = Stage(room, node, world.stream("faults"))
     world.say("story", f"{settings}")
     await stage.up()
@@ -58,9 +59,9 @@ async def play(room: Room) -> None:
     await stage.up()
     await _finish_clients(room, clients)
     await stage.up()
-    await _run_on(room, "auditor", Auditor(room).run)
+    await room.run("auditor", Auditor(room).run)
     if settings.hostiles:
-        await _run_on(room, "prober", Prober(room, world.stream("prober")).run)
+        await room.run("prober", Prober(room, world.stream("prober")).run)
     await node.stop()
     await _compare_images(room, node)
     _scan_files(room)
@@ -106,7 +107,7 @@ async def _finish_clients(room: Room, clients: Clients) -> None:
             await room.world.sleep(0.1)
         await room.world.sleep(room.settings.linger_s)
         if clients.sessions and not room.world.violations:
-            await _run_on(room, "overseer", Overseer(room, clients.sessions).run)
+            await room.run("overseer", Overseer(room, clients.sessions).run)
         room.closing = True
         for fate in clients.fates:
             await fate.done.wait()
@@ -115,13 +116,6 @@ async def _finish_clients(room: Room, clients: Clients) -> None:
     room.closing = True
     if limit.cancelled_caught:
         room.world.violate("liveness", f"clients do not finish in {CLIENTS_LIMIT_S:.0f} s")
-
-
-async def _run_on(room: Room, name: str, program: Callable[[Runtime], Awaitable[None]]) -> None:
-    fate = room.world.machine(name).start(program)
-    await fate.done.wait()
-    if fate.error is not None:
-        raise fate.error
 
 
 async def _compare_images(room: Room, node: NodeOnMachine) -> None:
@@ -154,7 +148,7 @@ def _scan_files(room: Room) -> None:
     for final in room.history.finals.values():
         if PartitionOf(final.topic.topic_id, final.partition) in room.history.rotten:
             continue
-        folder = f"{DATA_DIR}/{final.topic.name}-{final.partition}"
+        folder = log_folder(room.node.storage, final.topic.name, final.partition)
         segments = naive_segments(room.node.storage, folder)
         index.scanned(final, segments)
         retention.scanned(final, segments)

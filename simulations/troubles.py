@@ -1,15 +1,23 @@
 """Disks and clocks that do wrong: syncs fail, bits flip, the time jumps."""
 
+import errno
 from itertools import pairwise
 from random import Random
 from typing import Final
 
+import trio
+
 from dataplane.log.checkpoints import decode_offsets
 from dataplane.log.names import RECOVERY_POINT_CHECKPOINT
+from metaquorum.runtime import Runtime, sleep
+from simulations.checkers.delivery import OtherDirectoriesLive
 from simulations.checkers.log_files import NaiveBatch, Segment, naive_segments
+from simulations.client import BROKEN, ClientConnection
+from simulations.consumer import LATEST, list_offset
 from simulations.faults import Fault, Stage, count_losses
 from simulations.history import PartitionOf, Rot, Topic
-from simulations.node import DATA_DIR
+from simulations.node import DATA_DIR, LOG_DIRS, log_folder
+from simulations.room import Room
 
 # Seconds forward and back. Producers' clocks stay: message.timestamp.after.max.ms is an hour.
 JUMPS_S: Final = (-3000.0, -20.0, -0.5, 0.5, 20.0, 3000.0, 172_800.0)
@@ -18,6 +26,8 @@ FLIPS: Final = 3
 # Behind the batch's length come epoch and magic, which no checksum covers; then the checksum.
 _CHECKSUM_AT, _RECORDS_AT = 17, 61
 _LOW_BYTE: Final = 3
+# So soon what lies on sound devices must be served, whatever others do.
+INSPECTION_S: Final = 20.0
 
 
 async def sync_failure(stage: Stage) -> None:
@@ -64,15 +74,17 @@ async def bit_rot(stage: Stage) -> None:
 def _sealed(stage: Stage) -> list[tuple[Topic, int, Segment]]:
     """Segments below the recovery point: nothing of them may be taken for a torn tail."""
     storage = stage.machine.storage
-    try:
-        path = f"{DATA_DIR}/{RECOVERY_POINT_CHECKPOINT}"
-        points = decode_offsets(bytes(storage.file(path).data))
-    except (FileNotFoundError, ValueError):
-        return []
+    points: dict[tuple[str, int], int] = {}
+    for log_dir in LOG_DIRS:
+        try:
+            data = bytes(storage.file(f"{log_dir}/{RECOVERY_POINT_CHECKPOINT}").data)
+            points |= decode_offsets(data)
+        except (FileNotFoundError, ValueError):
+            continue
     found = []
     for topic in stage.room.history.live_topics:
         for partition in range(topic.partitions):
-            segments = naive_segments(storage, f"{DATA_DIR}/{topic.name}-{partition}")
+            segments = naive_segments(storage, log_folder(storage, topic.name, partition))
             synced = points.get((topic.name, partition), 0)
             for segment, following in pairwise(segments):
                 if segment.batches and following.base_offset < synced:
@@ -132,8 +144,75 @@ async def _jump(stage: Stage, seconds: float) -> None:
     await stage.room.world.sleep(0)
 
 
+async def broken_device(stage: Stage) -> None:
+    """One of several log directories fails or is full; whatever is in the others is served."""
+    draw, faults = stage.draw, stage.machine.faults
+    broken = draw.choice([path for path in LOG_DIRS if path != DATA_DIR])
+    number = draw.choice([errno.EIO, errno.EIO, errno.ENOSPC])
+    before = faults.happened.get("changes refused", 0)
+    stage.machine.say(f"{broken} answers {errno.errorcode[number]}")
+    faults.refusing = lambda path: number if path.startswith(f"{broken}/") else 0
+    if draw.random() < 0.3:
+        stage.machine.kill()
+        await stage.up()
+    await stage.room.world.sleep(draw.uniform(0.3, 1.5))
+    if stage.room.settings.several_log_dirs:
+        others = [path for path in LOG_DIRS if path != broken]
+        await stage.room.run("inspector", Inspector(stage.room, others).run)
+    if faults.happened.get("changes refused", 0) > before:
+        stage.count("broken device")
+    faults.refusing = None
+    if number == errno.EIO and draw.random() < 0.5:
+        stage.machine.power_cut()
+        count_losses(stage)
+    else:
+        stage.machine.kill()
+    await stage.pause_between()
+    await stage.up()
+
+
+class Inspector:
+    """Looks whether every partition in those directories can be used, and soon."""
+
+    def __init__(self, room: Room, log_dirs: list[str]) -> None:
+        self.room = room
+        self._log_dirs = log_dirs
+        self._live = room.checker(OtherDirectoriesLive)
+        self._draw = room.world.stream(f"inspector {room.world.now}")
+
+    async def run(self, runtime: Runtime) -> None:
+        dead = ["nothing was asked"]
+        with trio.move_on_after(INSPECTION_S):
+            while dead:
+                try:
+                    connection = await self.room.connect(runtime, "inspector", self._draw)
+                    try:
+                        dead = await self._dead(connection)
+                    finally:
+                        connection.close()
+                except BROKEN as error:
+                    self.room.world.say("inspector", repr(error))
+                await sleep(runtime.clock, 0.2)
+        self._live.inspected(dead, INSPECTION_S)
+
+    async def _dead(self, connection: ClientConnection) -> list[str]:
+        dead = []
+        storage = self.room.node.storage
+        for topic in self.room.history.live_topics:
+            for partition in range(topic.partitions):
+                folder = log_folder(storage, topic.name, partition)
+                if not any(folder.startswith(f"{path}/") for path in self._log_dirs):
+                    continue
+                if not naive_segments(storage, folder):
+                    continue  # the log may be yet to be made, anywhere
+                if await list_offset(connection, topic, partition, LATEST) is None:
+                    dead += [] if topic.delete_asked else [f"{topic}-{partition}"]
+        return dead
+
+
 TROUBLES: Final[dict[str, Fault]] = {
     "sync failure": sync_failure,
     "bit rot": bit_rot,
     "clock jump": clock_jump,
+    "broken device": broken_device,
 }

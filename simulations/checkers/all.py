@@ -16,6 +16,7 @@ from simulations.checkers.delivery import (
     OffsetsIncrease,
     OneRecordPerOffset,
     OrderOfSending,
+    OtherDirectoriesLive,
     SessionsDeliverEverything,
 )
 from simulations.checkers.log_files import (
@@ -52,6 +53,7 @@ CHECKERS: Final[tuple[type[Checker], ...]] = (
     DeliveredOnce,
     OrderOfSending,
     SessionsDeliverEverything,
+    OtherDirectoriesLive,
     IndexIsScan,
     LookupsFindEverything,
     RetentionLeavesTheActive,

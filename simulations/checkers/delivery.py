@@ -325,3 +325,12 @@ class SessionsDeliverEverything(Checker):
 
     def waited(self, missing: list[str], seconds: float) -> None:
         self.compare(not missing, "not delivered in {:.0f} s: {}", seconds, missing[:3])
+
+
+class OtherDirectoriesLive(Checker):
+    """A broken log directory leaves the node, and the partitions in the others, as they were."""
+
+    invariant = "liveness"
+
+    def inspected(self, dead: list[str], seconds: float) -> None:
+        self.compare(not dead, "beside a broken device, not served in {:.0f} s: {}", seconds, dead)

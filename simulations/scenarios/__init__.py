@@ -15,7 +15,14 @@ from simulations.scenario import Scenario
 from simulations.story import play
 from simulations.world import World
 
-_IDLE: Final = ("GarbageEndsItsConnection", "AnnouncedIsServed", "LastOfEachKey", "RetentionIsDue")
+_BROKEN_DEVICES_ONLY: Final = "OtherDirectoriesLive"
+_IDLE: Final = (
+    "GarbageEndsItsConnection",
+    "AnnouncedIsServed",
+    "LastOfEachKey",
+    "RetentionIsDue",
+    _BROKEN_DEVICES_ONLY,
+)
 
 
 def _single_node(
@@ -124,6 +131,17 @@ def _failing_disk(settings: Settings, draw: Random) -> None:
     settings.node_configs = {"log.cleaner.backoff.ms": "20"}
 
 
+def _log_dirs(settings: Settings, draw: Random) -> None:
+    settings.several_log_dirs = True
+    settings.big_value = 0.0
+    settings.topics = draw.randint(2, 3)
+    settings.records = draw.choice([80, 160])
+    settings.delete_topics = draw.choice([0.0, 0.2])
+    settings.retention = draw.choice([0.0, 0.3])
+    kinds = ["kill", "power", "restart", "full", "sync failure", *["broken device"] * 4]
+    settings.faults = draw.choices(kinds, k=draw.randint(1, 5))
+
+
 def _everything(settings: Settings, draw: Random) -> None:
     kinds = draw.sample(sorted(_EVERY_FAULT), draw.randint(1, 5))
     settings.faults = draw.choices(kinds, k=draw.randint(1, 6))
@@ -131,6 +149,7 @@ def _everything(settings: Settings, draw: Random) -> None:
     settings.delete_topics = draw.choice([0.0, 0.3])
     settings.retention = draw.choice([0.0, 0.0, 0.7])
     settings.compacted = draw.choice([0.0, 0.0, 0.3])
+    settings.several_log_dirs = draw.choice([False, True])
 
 
 _EVERY_FAULT: Final = (
@@ -147,6 +166,7 @@ _EVERY_FAULT: Final = (
     "sync failure",
     "bit rot",
     "clock jump",
+    "broken device",
 )
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -189,7 +209,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             "nonsense, halves of requests, pipelines, every version of every API",
             _hostile,
             (*_WORKED, "garbage: random bytes", "garbage: half a request"),
-            ("LastOfEachKey",),
+            ("LastOfEachKey", "RetentionIsDue", _BROKEN_DEVICES_ONLY),
         ),
         _single_node(
             "compaction",
@@ -202,7 +222,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 "fault: power at a change of the disk",
                 "fault: kill at a change of the disk",
             ),
-            ("GarbageEndsItsConnection", "AnnouncedIsServed"),
+            ("GarbageEndsItsConnection", "AnnouncedIsServed", _BROKEN_DEVICES_ONLY),
         ),
         _single_node(
             "administration",
@@ -217,14 +237,26 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 "fetches of sessions",
                 "fault: clock jump",
             ),
-            ("GarbageEndsItsConnection", "AnnouncedIsServed", "LastOfEachKey"),
+            (
+                "GarbageEndsItsConnection",
+                "AnnouncedIsServed",
+                "LastOfEachKey",
+                _BROKEN_DEVICES_ONLY,
+            ),
         ),
         _single_node(
             "failing-disk",
             "syncs that fail, bits that flip in what was synced, a slow disk",
             _failing_disk,
             (*_WORKED, "fault: sync failure", "fault: bit rot", "segments deleted"),
-            ("GarbageEndsItsConnection", "AnnouncedIsServed"),
+            ("GarbageEndsItsConnection", "AnnouncedIsServed", _BROKEN_DEVICES_ONLY),
+        ),
+        _single_node(
+            "log-dirs",
+            "three log directories, of which one fails or is full; the others are served",
+            _log_dirs,
+            (*_WORKED, "fault: broken device", "fault: sync failure", "fault: disk full"),
+            ("GarbageEndsItsConnection", "AnnouncedIsServed", "LastOfEachKey"),
         ),
         _single_node(
             "everything",
