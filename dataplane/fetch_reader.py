@@ -17,6 +17,7 @@ from wire.messages.fetch import (
 )
 
 READ_COMMITTED: Final = 1
+UNKNOWN_EPOCH: Final = -1
 _DEBUG_REPLICA: Final = -2
 _LEADER_ELSEWHERE: Final = frozenset(
     (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
@@ -34,7 +35,9 @@ def replica_of(message: FetchRequest) -> int:
 
 class FetchReader:
     __slots__ = (
+        "broker_epoch",
         "is_committed",
+        "is_first",
         "left_bytes",
         "must_answer",
         "names_leaders",
@@ -43,9 +46,13 @@ class FetchReader:
         "worker",
     )
 
-    def __init__(self, worker: Worker, message: FetchRequest) -> None:
+    def __init__(self, worker: Worker, message: FetchRequest, *, is_first: bool = True) -> None:
+        """`is_first`: not read again after a wait, when a follower has told no more."""
         self.worker = worker
+        self.is_first = is_first
         self.replica_id = replica_of(message)
+        state = message.replica_state
+        self.broker_epoch = UNKNOWN_EPOCH if state is None else state.replica_epoch
         self.is_committed = message.isolation_level == READ_COMMITTED
         self.left_bytes = min(message.max_bytes, worker.fetch_max_bytes)
         self.size_bytes = 0
@@ -56,7 +63,7 @@ class FetchReader:
 
     def end_offset(self, partition: Partition) -> int:
         """Where this reader has to stop."""
-        if self.replica_id == _DEBUG_REPLICA:
+        if self.replica_id >= 0 or self.replica_id == _DEBUG_REPLICA:
             return partition.log.log_end_offset
         if self.is_committed:
             return partition.last_stable_offset
@@ -71,8 +78,6 @@ class FetchReader:
         code = partition.leader_error(asked.current_leader_epoch)
         if code is not NO_ERROR:
             return self._refuse(asked, partition, code)
-        if self.replica_id >= 0:
-            return self._refuse(asked, partition, ErrorCode.REPLICA_NOT_AVAILABLE)
         try:
             return self._read(asked, partition)
         except KafkaError as error:
@@ -125,6 +130,9 @@ class FetchReader:
             answer.diverging_epoch = diverging
             return answer
         end_offset = self.end_offset(partition)
+        if self.replica_id >= 0 and self.is_first:
+            self._note_follower(asked, partition)
+            answer.high_watermark = partition.high_watermark
         piece = log.read(
             asked.fetch_offset,
             min(asked.partition_max_bytes, self.left_bytes),
@@ -141,6 +149,18 @@ class FetchReader:
         elif asked.fetch_offset < end_offset:
             self.must_answer = True
         return answer
+
+    def _note_follower(self, asked: FetchPartition, partition: Partition) -> None:
+        """It holds all before what it asks for. KafkaError where that cannot be."""
+        offset = asked.fetch_offset
+        if not partition.log.log_start_offset <= offset <= partition.log.log_end_offset:
+            return  # which the read refuses
+        if not partition.fetched_by(
+            self.replica_id, self.broker_epoch, offset, asked.log_start_offset
+        ):
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.replica_id} is no replica of {partition}"
+            )
 
 
 def size_of(answer: PartitionData) -> int:

@@ -14,6 +14,9 @@ A session watches its partitions from the moment it looks at them, between reque
 therefore looks at `news` only, and an idle one of a thousand partitions costs as much as of one.
 Partitions that gave records go to the end of `news`, so that none starves behind a small max_bytes.
 
+A follower's session wakes for what is appended; that more is committed it hears with the next
+answer, which otherwise would be two for each append.
+
 Sessions end by eviction, not with their connections: the one unused longest when that is longer
 than MIN_AGE_S, else the smallest that is older than MIN_AGE_S if the new one is larger. Beyond
 Kafka's rules, their partitions have a bound in all. Source: KIP-227.
@@ -49,10 +52,27 @@ def next_epoch(epoch: int) -> int:
     return 1 if epoch == _EPOCH_MAX else epoch + 1
 
 
+class _Aside:
+    """Watches for a follower what is committed: news to be told, but not to be woken for."""
+
+    __slots__ = ("_part",)
+
+    def __init__(self, part: "SessionPartition") -> None:
+        self._part = part
+
+    def note(self, new_bytes: int) -> bool:
+        self._part.session.news[self._part] = None
+        return True
+
+    def wake(self) -> None:
+        """It watches what is appended, too, and is woken there."""
+
+
 class SessionPartition:
     """What a session asks of one partition, and what it was told last. Watches the partition."""
 
     __slots__ = (
+        "_aside",
         "asked",
         "high_watermark",
         "log_start_offset",
@@ -70,6 +90,7 @@ class SessionPartition:
         self.topic_id = topic_id
         self.asked = asked
         self.partition: Partition | None = None
+        self._aside: _Aside | None = None
         self.high_watermark = _NOTHING_TOLD
         self.log_start_offset = _NOTHING_TOLD
 
@@ -77,9 +98,20 @@ class SessionPartition:
         """Whatever happens to `partition` from now on is news."""
         if partition is not self.partition and self.partition is not None:
             self.partition.waiters.discard(self)
+            self.partition.end_waiters.discard(self)
+            if self._aside is not None:
+                self.partition.waiters.discard(self._aside)
+                self._aside = None
         self.partition = partition
-        if partition is not None and self.session.is_open:
+        if partition is None or not self.session.is_open:
+            return
+        if not self.session.is_followers:
             partition.waiters.add(self)
+            return
+        partition.end_waiters.add(self)
+        if self._aside is None:
+            self._aside = _Aside(self)
+            partition.waiters.add(self._aside)
 
     def note(self, new_bytes: int) -> bool:
         session = self.session
@@ -149,6 +181,10 @@ class FetchSession:
         self.reader: tuple[int, int] | None = None  # how far it may read: replica, isolation
         self.created_s = self.used_s = now_s
         self.evictable_size: int | None = None
+
+    @property
+    def is_followers(self) -> bool:
+        return self.reader is not None and self.reader[0] >= 0
 
     def ask(self, topic: str, topic_id: Uuid, asked: FetchPartition) -> SessionPartition:
         """The partition is fetched as `asked` from now on."""

@@ -74,7 +74,7 @@ def truncate_to(partition: Partition, leader_epoch: int, offset: int) -> Truncat
     log = partition.log
     cut = Truncation(offset, log.log_end_offset, leader_epoch, partition.high_watermark)
     log.truncate_to(offset)
-    partition.high_watermark = min(partition.high_watermark, log.log_end_offset)
+    partition.cut_to(min(partition.high_watermark, log.log_end_offset))
     return cut
 
 
@@ -85,7 +85,7 @@ def start_anew(partition: Partition, leader_epoch: int, offset: int) -> Truncati
         log.log_start_offset, log.log_end_offset, leader_epoch, partition.high_watermark
     )
     log.truncate_fully_and_start_at(offset)
-    partition.high_watermark = offset
+    partition.cut_to(offset)
     return cut
 
 
@@ -111,14 +111,14 @@ def append(partition: Partition, records: Buffer, now_ms: int) -> int:
         end = position + header.batch_bytes
     if headers:
         partition.log.append_as_follower(memoryview(records)[:end], headers, now_ms)
+        partition.is_growing(end)
     return end
 
 
 def follow(partition: Partition, high_watermark: int, log_start_offset: int) -> None:
     """What the leader says is committed, or gone at the start, is so here."""
+    partition.follow_to(high_watermark)
     log = partition.log
-    committed = min(high_watermark, log.log_end_offset)
-    if committed > partition.high_watermark:
-        partition.high_watermark = committed
     if log.log_start_offset < log_start_offset <= partition.high_watermark:
         log.advance_log_start(log_start_offset)
+        partition.log_start_moved()

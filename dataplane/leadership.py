@@ -18,13 +18,16 @@ A follower joins when it holds all that is committed and where this leader's own
 it has from earlier epochs may still have to be cut), and it is the incarnation that the metadata
 knows, neither fenced nor going (KIP-903). It leaves when for `lag_s` it was never *caught up*: its
 fetch at one time reached what was the log's end at that time or, since records never stop coming,
-at the time of its fetch before. While fewer than `min.insync.replicas` are in sync nothing new is
-committed (KIP-966), so that the last of them knows all that ever was.
+at the time of its fetch before. A follower that stands at the end does not ask anew for each
+partition; that it still fetches at all (`heard`) tells that it stood there until then.
+
+While fewer than `min.insync.replicas` are in sync nothing new is committed (KIP-966), so that the
+last of them knows all that ever was.
 
 Plain state: `now` is monotonic seconds. Offsets are ends, the offset of the next record.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -75,6 +78,7 @@ class Leadership:
     """One leader's view in one leader epoch."""
 
     __slots__ = (
+        "_end",
         "_followers",
         "_lag_s",
         "_perhaps",
@@ -102,6 +106,7 @@ class Leadership:
         self.leader_epoch: Final = leader_epoch
         self.epoch_start_offset: Final = epoch_start_offset
         self._lag_s = lag_s
+        self._end = epoch_start_offset  # of the log, as it was told last
         self._followers: dict[int, Follower] = {}
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
@@ -147,6 +152,14 @@ class Leadership:
         return True
 
     # What followers show
+
+    def appended(self, log_end_offset: int, heard: Mapping[int, float]) -> None:
+        """The log ends there now; `heard`: when each replica was last heard of at all."""
+        for follower in self._followers.values():
+            if follower.log_end_offset == self._end:
+                at = heard.get(follower.replica_id, follower.caught_up_at)
+                follower.caught_up_at = max(follower.caught_up_at, at)
+        self._end = log_end_offset
 
     def fetched(
         self,

@@ -1,18 +1,33 @@
-"""One partition as its worker sees it: leadership, high watermark, and who waits for records.
+"""One partition as its worker sees it: leadership, high watermark, and who waits for what.
 
-Plain state around the log. While a partition has one replica, its high watermark is its log's end:
-every record is in sync as soon as it is appended. Replication moves it by followers' fetches.
+Plain state around the log. Two ends matter, and each has those who wait for it:
+
+    log_end_offset    moves with every append          followers
+    high_watermark    moves when all in sync have it   consumers, and producers with acks=all
+
+With one replica both are the same, and everything happens in the append. With more, the leader's
+view of the others (`dataplane.leadership`) says what is committed; a follower hears it.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import trio
 
+from dataplane.leadership import UNKNOWN, Eligible, Leadership
 from dataplane.log.partition_log import PartitionLog
 from dataplane.topic_config import TopicConfig
+from metaquorum.image import NO_LEADER, PartitionImage
 from wire.errors import ErrorCode, KafkaError
 from wire.types import Uuid
+
+# Beyond so many, appends that wait for their commit are counted together.
+MAX_UNCOMMITTED: Final = 4096
+# A partition of which the metadata log has said nothing, or that it was taken from.
+NOWHERE: Final = PartitionImage((), (), NO_LEADER, -1, -1)
+UNKNOWN_BYTES: Final = 1 << 30
 
 # Members of an enum are slow to look up by name (Python 3.11), so hot paths keep theirs at hand.
 NO_ERROR: Final = ErrorCode.NONE
@@ -47,18 +62,46 @@ class FetchWaiter:
         self.woken.set()
 
 
+class CommitWaiter:
+    """A producer that waits until everything before `offset` is committed, or can never be."""
+
+    __slots__ = ("offset", "woken")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.woken = trio.Event()
+
+
+@dataclass(slots=True)
+class ReplicaContext:
+    """What all partitions of one worker need to know about the others."""
+
+    worker_id: int
+    broker_epoch: int
+    monotonic: Callable[[], float]
+    lag_s: float  # replica.lag.time.max.ms
+    eligible: Eligible
+    heard: dict[int, float]  # when each other replica fetched anything here last
+    # The partition's ISR may have to change: somebody is to ask `leadership.propose`.
+    isr_due: Callable[["Partition"], None]
+
+
 class Partition:
     __slots__ = (
+        "_context",
+        "_uncommitted",
         "appending",
+        "commit_waiters",
         "config",
+        "end_waiters",
         "high_watermark",
         "index",
-        "isr",
         "leader_epoch",
         "leader_id",
+        "leadership",
         "log",
         "offline",
-        "replicas",
+        "state",
         "topic",
         "topic_id",
         "waiters",
@@ -70,23 +113,31 @@ class Partition:
         topic: str,
         topic_id: Uuid,
         index: int,
-        worker_id: int,
+        context: ReplicaContext,
         log: PartitionLog,
         config: TopicConfig,
+        high_watermark: int = 0,
     ) -> None:
+        """`high_watermark`: as it was known last; a single replica commits all that it holds."""
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
-        self.worker_id = worker_id
+        self.worker_id = context.worker_id
+        self._context = context
         self.log = log
         self.config = config
+        self.state = NOWHERE  # as the metadata log has it
         self.leader_id = -1
         self.leader_epoch = -1
-        self.replicas: Sequence[int] = ()
-        self.isr: Sequence[int] = ()
-        self.high_watermark = log.log_end_offset
+        # None where this worker does not lead, or is the only replica.
+        self.leadership: Leadership | None = None
+        self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         self.offline: str | None = None  # why, when its log directory failed
-        self.waiters: set[Watcher] = set()
+        self.waiters: set[Watcher] = set()  # for what is committed
+        self.end_waiters: set[Watcher] = set()  # for what is appended
+        self.commit_waiters: deque[CommitWaiter] = deque()  # in the order of their offsets
+        # Appends that are not committed: where each ends, and its bytes.
+        self._uncommitted: deque[tuple[int, int]] = deque()
         # Held through appends that do not finish within one slice of the loop.
         self.appending = trio.Lock()
 
@@ -98,6 +149,15 @@ class Partition:
         return self.leader_id == self.worker_id
 
     @property
+    def is_follower(self) -> bool:
+        """It is to fetch from another worker, which leads."""
+        return (
+            self.leader_id not in (NO_LEADER, self.worker_id)
+            and self.worker_id in self.state.replicas
+            and self.offline is None
+        )
+
+    @property
     def is_served(self) -> bool:
         return self.leader_id == self.worker_id and self.offline is None
 
@@ -106,15 +166,51 @@ class Partition:
         """Where read_committed stops: no transaction is ever open while there are none."""
         return self.high_watermark
 
-    def lead(
-        self, leader_id: int, leader_epoch: int, replicas: Sequence[int], isr: Sequence[int]
-    ) -> None:
-        """Leadership is as the metadata log says."""
-        self.leader_id = leader_id
-        self.leader_epoch = leader_epoch
-        self.replicas = replicas
-        self.isr = isr
-        self.wake_waiters()
+    @property
+    def replicas(self) -> Sequence[int]:
+        return self.state.replicas
+
+    @property
+    def isr(self) -> Sequence[int]:
+        return self.state.isr
+
+    def assign(self, state: PartitionImage) -> None:
+        """Leader, replicas and ISR are as the metadata log says. StorageError."""
+        changed = state.leader_epoch != self.leader_epoch or state.leader != self.leader_id
+        self.state = state
+        self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
+        if state.leader != self.worker_id:
+            self.leadership = None
+            self._uncommitted.clear()
+            if changed and state.leader_epoch >= 0:
+                self.log.drop_unused_epochs()
+        else:
+            self._lead(state, anew=changed)
+        if changed:
+            self.wake_waiters()
+
+    def _lead(self, state: PartitionImage, *, anew: bool) -> None:
+        context = self._context
+        if anew:
+            self.leadership = None
+        if len(state.replicas) == 1:
+            self.leadership = None
+            self._commit(self.log.log_end_offset)
+            return
+        if self.leadership is None:
+            # From here on what is appended is of this epoch, and followers can tell by it.
+            self.log.assign_epoch(state.leader_epoch)
+            self.leadership = Leadership(
+                self.worker_id,
+                context.broker_epoch,
+                state.leader_epoch,
+                self.log.log_end_offset,
+                context.lag_s,
+            )
+        if self.leadership.assign(
+            state.replicas, state.isr, state.partition_epoch, context.monotonic()
+        ):
+            self.advance()
 
     def configure(self, config: TopicConfig) -> None:
         """The partition, and its log, do as `config` says from now on."""
@@ -148,20 +244,115 @@ class Partition:
                 f"min.insync.replicas is {self.config.min_insync_replicas}",
             )
 
+    def retire(self) -> None:
+        """This worker hosts it no more."""
+        self.assign(PartitionImage((), (), NO_LEADER, self.leader_epoch, UNKNOWN))
+
     def appended(self, size_bytes: int) -> None:
-        """The log has grown: the high watermark moves and readers are told."""
-        self.high_watermark = self.log.log_end_offset
+        """The leader's log has grown by so much: followers hear, or all is committed already."""
+        if self.leadership is None:
+            self.high_watermark = self.log.log_end_offset
+            if self.waiters:
+                self._note(self.waiters, size_bytes)
+            return
+        self.is_growing(size_bytes)
+        self.leadership.appended(self.log.log_end_offset, self._context.heard)
+        if self.end_waiters:
+            self._note(self.end_waiters, size_bytes)
+        self.advance()
+
+    def is_growing(self, size_bytes: int) -> None:
+        """The log has grown by so much that is not committed yet."""
+        uncommitted = self._uncommitted
+        uncommitted.append((self.log.log_end_offset, size_bytes))
+        if len(uncommitted) > MAX_UNCOMMITTED:
+            _, first_bytes = uncommitted.popleft()
+            next_end, next_bytes = uncommitted.popleft()
+            uncommitted.appendleft((next_end, first_bytes + next_bytes))
+
+    def fetched_by(
+        self, replica_id: int, broker_epoch: int, offset: int, log_start_offset: int
+    ) -> bool:
+        """A follower holds everything before `offset`; False if it is no replica of this one."""
+        leadership, context = self.leadership, self._context
+        if leadership is None or not leadership.fetched(
+            replica_id,
+            broker_epoch,
+            offset,
+            log_start_offset,
+            self.log.log_end_offset,
+            context.monotonic(),
+        ):
+            return False
+        if offset > self.high_watermark:
+            self.advance()
+        if replica_id not in leadership.isr and leadership.joins(
+            replica_id, self.high_watermark, context.eligible
+        ):
+            context.isr_due(self)
+        return True
+
+    def advance(self) -> None:
+        """What all in sync hold by now is committed."""
+        leadership, context = self.leadership, self._context
+        if leadership is not None:
+            self._commit(
+                leadership.committed(
+                    self.high_watermark,
+                    self.log.log_end_offset,
+                    self.config.min_insync_replicas,
+                    context.monotonic(),
+                    context.eligible,
+                )
+            )
+
+    def wait_committed(self, offset: int) -> CommitWaiter:
+        """Woken when everything before `offset` is committed, or something else has happened."""
+        waiter = CommitWaiter(offset)
+        at = len(self.commit_waiters)
+        while at and self.commit_waiters[at - 1].offset > offset:
+            at -= 1  # a batch that was sent again: its offset is an earlier one
+        self.commit_waiters.insert(at, waiter)
+        return waiter
+
+    def stop_waiting(self, waiter: CommitWaiter) -> None:
+        if not waiter.woken.is_set():
+            self.commit_waiters.remove(waiter)
+
+    def follow_to(self, high_watermark: int) -> None:
+        """The leader says what is committed; this replica may not have all of it yet."""
+        self._commit(min(high_watermark, self.log.log_end_offset))
+
+    def cut_to(self, high_watermark: int) -> None:
+        """The log has been cut, and what is known to be committed with it."""
+        self.high_watermark = high_watermark
+        self._uncommitted.clear()
+        self.wake_waiters()
+
+    def _commit(self, high_watermark: int) -> None:
+        if high_watermark <= self.high_watermark:
+            return
+        self.high_watermark = high_watermark
+        waiting = self.commit_waiters
+        while waiting and waiting[0].offset <= high_watermark:
+            waiting.popleft().woken.set()
+        new_bytes = 0
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[0][0] <= high_watermark:
+            new_bytes += uncommitted.popleft()[1]
         if self.waiters:
-            self._note(size_bytes)
+            # Of what was there before this worker led or started, nobody knows how much it is.
+            self._note(self.waiters, new_bytes or UNKNOWN_BYTES)
 
     def log_start_moved(self) -> None:
         """Records at the start of the log are gone."""
-        self._note(0)
+        self._note(self.waiters, 0)
+        self._note(self.end_waiters, 0)
 
-    def _note(self, new_bytes: int) -> None:
-        done = [waiter for waiter in self.waiters if not waiter.note(new_bytes)]
+    def _note(self, waiters: set[Watcher], new_bytes: int) -> None:
+        done = [waiter for waiter in waiters if not waiter.note(new_bytes)]
         if done:
-            self.waiters.difference_update(done)
+            waiters.difference_update(done)
 
     def fail(self, reason: str) -> None:
         """The log directory cannot be used any more."""
@@ -169,5 +360,8 @@ class Partition:
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
-        for waiter in self.waiters:
-            waiter.wake()
+        for watcher in (*self.waiters, *self.end_waiters):
+            watcher.wake()
+        for waiter in self.commit_waiters:
+            waiter.woken.set()
+        self.commit_waiters.clear()

@@ -12,6 +12,7 @@ from dataplane.log.log_dir import LogDir, NewPartition
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.partition import Partition
+from dataplane.replication import Replication
 from dataplane.topic_config import TopicConfig
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config import Scope
@@ -51,6 +52,7 @@ class Partitions:
         random: Random,
         configs: WorkerConfigs,
         log_dirs: LogDirs,
+        replication: Replication,
     ) -> None:
         self.worker_id = worker_id
         self._clock = clock
@@ -63,6 +65,7 @@ class Partitions:
         self.log_dirs = log_dirs
         log_dirs.listener = self
         self._image = MetadataImage.empty("")  # as it was published last
+        self.replication = replication
         self._by_name: dict[str, dict[int, Partition]] = {}
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
@@ -163,13 +166,23 @@ class Partitions:
         for number, (topic, index, state) in enumerate(hosted):
             partition = self._by_id.get(topic.topic_id, {}).get(index)
             if partition is not None:
-                partition.lead(state.leader, state.leader_epoch, state.replicas, state.isr)
+                await self._assign(partition, state)
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
         if self._layers is self._configs.layers:
             self._reconfigure(delta, image)
         else:
             await self._reconfigure_all(image)
+
+    async def _assign(self, partition: Partition, state: PartitionImage) -> None:
+        if partition.state is state:
+            return
+        async with partition.appending:  # what is being written is of the epoch before
+            try:
+                partition.assign(state)
+            except StorageError as error:
+                self.fail(partition, error)
+        self.replication.assigned(partition)
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:
         """Logs of topics that were deleted, or made again, while this worker was down."""
@@ -239,7 +252,17 @@ class Partitions:
     def _add(
         self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig
     ) -> Partition:
-        partition = Partition(topic.name, topic.topic_id, index, self.worker_id, plog, config)
+        at = topic.name, index
+        log_dir = self.log_dirs.dir_of(at)
+        partition = Partition(
+            topic.name,
+            topic.topic_id,
+            index,
+            self.replication.context,
+            plog,
+            config,
+            0 if log_dir is None else log_dir.high_watermarks.get(at, 0),
+        )
         partitions = self._by_id.setdefault(topic.topic_id, {})
         partitions[index] = partition
         self._by_name[topic.name] = partitions  # one mapping under all its names
@@ -256,7 +279,8 @@ class Partitions:
 
     async def _delete(self, topic: TopicImage) -> None:
         for number, partition in enumerate(self._forget(topic.name, topic.topic_id)):
-            partition.lead(-1, partition.leader_epoch, (), ())
+            partition.retire()
+            self.replication.removed(partition)
             async with partition.appending:  # what is being written is written first
                 self._delete_log(topic.name, partition.index)
             if number % SLICE_PARTITIONS == 0:
@@ -311,6 +335,7 @@ class Partitions:
     def _take_offline(self, partition: Partition, reason: str) -> None:
         self._offline.setdefault(partition.topic_id, set()).add(partition.index)
         partition.fail(reason)
+        self.replication.removed(partition)
 
     def log_failed(self, at: tuple[str, int], error: StorageError) -> None:
         """A reader met that error in the partition's log."""

@@ -64,8 +64,6 @@ class LeaderAddress(NamedTuple):
 class FollowerEvents(NamedTuple):
     """Who is told what happens to partitions that follow."""
 
-    appended: Callable[[Partition, int], None]  # so many bytes
-    followed: Callable[[Partition], None]  # high watermark or log start may have moved
     truncated: Callable[[Partition, Truncation], None]
     failed: Callable[[Partition, StorageError], None]
 
@@ -270,9 +268,7 @@ class ReplicaFetcher:
         records = row.records
         assert isinstance(records, bytes | memoryview | None)
         if records:
-            size_bytes = following.append(partition, records, self._runtime.clock.now_ms())
-            if size_bytes:
-                self._events.appended(partition, size_bytes)
+            following.append(partition, records, self._runtime.clock.now_ms())
             plog = partition.log
             if plog.config.flush_messages <= plog.unflushed_records:
                 await plog.flush(self._runtime.disk)
@@ -281,7 +277,6 @@ class ReplicaFetcher:
             if self._followed.get((partition.topic_id, partition.index)) is not followed:
                 return
         following.follow(partition, row.high_watermark, row.log_start_offset)
-        self._events.followed(partition)
 
     def _delay(self, followed: _Followed, code: ErrorCode) -> None:
         followed.failures += 1
@@ -335,7 +330,6 @@ class ReplicaFetcher:
                 self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
             else:
                 self._events.truncated(partition, cut)
-                self._events.followed(partition)
 
     def partitions(self) -> Iterator[Partition]:
         for followed in list(self._followed.values()):

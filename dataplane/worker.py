@@ -14,6 +14,7 @@ from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
 from dataplane.removals import Removals
+from dataplane.replication import Replication
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.gateway import Gateway
@@ -89,6 +90,10 @@ class Worker:
         self.cleaner = CleanerStatistics()
         self.removals = Removals(runtime.clock)
         self.stopping = False
+
+    @property
+    def replication(self) -> Replication:
+        return self.partitions.replication
 
     @property
     def configs(self) -> Configs:

@@ -22,6 +22,7 @@ from dataplane.dispatch import Dispatcher
 from dataplane.log.log_dirs import LogDirs
 from dataplane.node_config import NodeConfig
 from dataplane.partitions import Partitions
+from dataplane.replication import Replication
 from dataplane.server import Server, ServerLimits
 from dataplane.upkeep import Upkeep
 from dataplane.worker import Worker
@@ -84,6 +85,8 @@ class WorkerRole:
             self._loader.register(self.session.guard)
             self._loader.register(configs)
             self._loader.register(partitions)
+            self._loader.register(partitions.replication)
+            nursery.start_soon(partitions.replication.run)
             self._loader.register(self.session)
             nursery.start_soon(self._loader.run)
             await self._loader.wait_visible(self._loader.image.end_offset)
@@ -94,8 +97,21 @@ class WorkerRole:
 
     async def _open_logs(self, configs: WorkerConfigs) -> Partitions:
         runtime, loader = self._runtime, self._loader
+        replication = Replication(
+            self._config.node_id,
+            self.session.broker_epoch,
+            runtime,
+            loader,
+            configs.own,
+            Gateway(runtime, self._links, loader),
+        )
         partitions = Partitions(
-            self._config.node_id, runtime.clock, runtime.random, configs, self._log_dirs
+            self._config.node_id,
+            runtime.clock,
+            runtime.random,
+            configs,
+            self._log_dirs,
+            replication,
         )
         await self._log_dirs.load(
             lambda topic: partitions.topic_config(loader.image, topic).log,

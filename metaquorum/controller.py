@@ -37,6 +37,8 @@ from metaquorum.features import (
     update_features,
 )
 from metaquorum.image import MetadataImage
+from metaquorum.isr_changes import PartitionChange, alter_partition
+from metaquorum.leader_election import LeaderWish, elect_leader
 from metaquorum.loader import MetadataLoader
 from metaquorum.proposer import Changed, Proposer
 from metaquorum.quorum import Quorum
@@ -204,6 +206,23 @@ class Controller:
         if validate_only:
             return Changed([decide(image, wish).answer async for wish in _in_slices(wishes)], 0)
         return await self._proposer.change_all(wishes, decide, lambda _, error: error)
+
+    async def alter_partitions(
+        self, worker_id: int, broker_epoch: int, changes: Sequence[PartitionChange]
+    ) -> Changed[list[ErrorCode]]:
+        """A code for each wish of a leader for another ISR; NONE once it is committed.
+
+        REQUEST_TIMED_OUT: nobody knows.
+        """
+        return await self._proposer.change_all(
+            changes,
+            lambda image, change: alter_partition(image, worker_id, broker_epoch, change),
+            lambda _, error: error.code,
+        )
+
+    async def elect_leaders(self, wishes: Sequence[LeaderWish]) -> Changed[list[KafkaError | None]]:
+        """For each wish: None once the partition is led so; or why it is not."""
+        return await self._change_each(wishes, elect_leader, validate_only=False)
 
     async def allocate_producer_ids(
         self, worker_id: int, broker_epoch: int

@@ -30,12 +30,6 @@ T = TypeVar("T")
 
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000  # a topic is made by one batch
 MAX_CONFIGS_PER_TOPIC: Final = 256
-# There is no replication yet: whoever asks for more copies shall not believe that there are any.
-MAX_REPLICATION_FACTOR: Final = 1
-_NO_REPLICATION: Final = (
-    "This version does not replicate yet: the replication factor can only be"
-    f" {MAX_REPLICATION_FACTOR}."
-)
 PRODUCER_ID_BLOCK: Final = 1000
 USE_DEFAULT: Final = -1
 
@@ -247,8 +241,6 @@ def _check_factor(image: MetadataImage, factor: int) -> None:
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {factor} time(s): {reason}",
         )
-    if factor > MAX_REPLICATION_FACTOR:
-        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, _NO_REPLICATION)
 
 
 def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
@@ -270,8 +262,6 @@ def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[in
     ordered = [topic.assignments[number] for number in range(len(topic.assignments))]
     for number, workers in enumerate(ordered):
         _check_replicas(image, number, workers, len(ordered[0]))
-    if len(ordered[0]) > MAX_REPLICATION_FACTOR:
-        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, _NO_REPLICATION)
     return ordered
 
 

@@ -15,6 +15,9 @@ with every change. Who leads, therefore, is live; and none leads only where none
 The last of an ISR stay in it because they alone have all that was acknowledged: they lead when they
 come back, and nobody else does.
 
+Only where somebody asks for it (`leader_election`), or the topic's config does
+(unclean.leader.election.enable), does a replica lead that was not in sync.
+
 Source: Kafka's PartitionChangeBuilder and PartitionRegistration; KIP-966 on the last replica.
 """
 
@@ -42,6 +45,17 @@ def preferred(partition: PartitionImage, is_live: IsLive) -> int:
     if first in partition.isr and is_live(first):
         return first
     return elected(partition, is_live)
+
+
+def elected_unclean(partition: PartitionImage, is_live: IsLive) -> PartitionImage | None:
+    """The partition led by the first live replica, in sync or not, which alone is in sync then.
+
+    None where no replica is live. What that one has not got of what was acknowledged is lost.
+    """
+    for replica in partition.replicas:
+        if is_live(replica):
+            return changed(partition, replica, (replica,))
+    return None
 
 
 def without_workers(

@@ -19,25 +19,31 @@ from metaquorum.channel.timing import Backoff, within
 from metaquorum.config_changes import ResourceChange
 from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
 from metaquorum.features import FeatureUpdate
+from metaquorum.isr_changes import PartitionChange
+from metaquorum.leader_election import LeaderWish
 from metaquorum.loader import MetadataLoader
 from metaquorum.proposer import Changed
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.methods import (
     ALLOCATE_PRODUCER_IDS,
+    ALTER_PARTITIONS,
     CHANGE_CONFIGS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
     DESCRIBE_QUORUM,
+    ELECT_LEADERS,
     UNREGISTER_WORKER,
     UPDATE_FEATURES,
     AllocateProducerIds,
+    AlterPartitions,
     Asker,
     ChangeConfigs,
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
     DescribeQuorum,
+    ElectLeaders,
     Method,
     QuorumDescription,
     UnregisterWorker,
@@ -130,6 +136,32 @@ class Gateway:
             _code,
             timeout_s,
         )
+
+    async def elect_leaders(
+        self, asker: Asker, wishes: Sequence[LeaderWish], *, timeout_s: float
+    ) -> list[KafkaError | None]:
+        """For each wish None, or why the partition is not led so."""
+        return await self._each(
+            ELECT_LEADERS,
+            wishes,
+            lambda part: ElectLeaders(asker, part),
+            lambda _, error: error,
+            _code,
+            timeout_s,
+        )
+
+    async def alter_partitions(
+        self,
+        worker_id: int,
+        broker_epoch: int,
+        changes: Sequence[PartitionChange],
+        *,
+        timeout_s: float,
+    ) -> Sequence[ErrorCode]:
+        """A code for each. The leader learns of what is made like everybody else. KafkaError."""
+        request = AlterPartitions(worker_id, broker_epoch, changes)
+        deadline = self._clock.monotonic() + timeout_s
+        return (await self.ask(ALTER_PARTITIONS, request, deadline)).answer
 
     async def update_features(
         self,

@@ -36,6 +36,7 @@ class ApiKey(IntEnum):
     ALTER_CONFIGS = 33
     DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
+    ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
@@ -113,6 +114,7 @@ _ROWS: Final = (
     Api(ApiKey.ALTER_CONFIGS, 0, 2, flexible_from=2),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, flexible_from=2),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, flexible_from=2),
+    Api(ApiKey.ELECT_LEADERS, 0, 2, flexible_from=2),
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, flexible_from=1),
     Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
     Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from dataplane.fetch_reader import FetchReader, size_of
+from dataplane.fetch_reader import FetchReader, replica_of, size_of
 from dataplane.fetch_sessions import (
     INITIAL_EPOCH,
     NO_SESSION,
@@ -44,6 +44,8 @@ _Rows: TypeAlias = list[tuple[str, Uuid, PartitionData]]
 
 
 def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Answer:
+    if (replica_id := replica_of(message)) >= 0:
+        worker.replication.context.heard[replica_id] = worker.clock.monotonic()
     has_topic_ids = request.version >= _TOPIC_IDS_SINCE
     if not is_whole(message):
         return _continue(worker, message, has_topic_ids)
@@ -107,27 +109,28 @@ class _Whole:
             or worker.stopping
         ):
             return self._respond(reader, asked, rows)
-        watched = {p: _seen(p) for _, _, p, _ in asked if p is not None}
+        watched = {p: _seen(p, reader) for _, _, p, _ in asked if p is not None}
         if not watched:
             return self._respond(reader, asked, rows)
-        return self._wait_for_more(watched, min_bytes - reader.size_bytes)
+        return self._wait_for_more(reader, watched, min_bytes - reader.size_bytes)
 
     async def _wait_for_more(
-        self, watched: dict[Partition, _Seen], missing_bytes: int
+        self, reader: FetchReader, watched: dict[Partition, _Seen], missing_bytes: int
     ) -> FetchResponse:
         waiter = FetchWaiter(missing_bytes)
         # Earlier answers of this connection were sent in between, which may have taken long.
-        if any(_seen(partition) != seen for partition, seen in watched.items()):
+        if any(_seen(partition, reader) != seen for partition, seen in watched.items()):
             waiter.wake()
-        for partition in watched:
-            partition.waiters.add(waiter)
+        watchers = [p.end_waiters if reader.replica_id >= 0 else p.waiters for p in watched]
+        for of_partition in watchers:
+            of_partition.add(waiter)
         try:
             await _wait(self.worker, self.message, waiter)
         finally:
-            for partition in watched:
-                partition.waiters.discard(waiter)
+            for of_partition in watchers:
+                of_partition.discard(waiter)
         asked = self._resolve()
-        reader, rows = self._read(asked)
+        reader, rows = self._read(asked, is_first=False)
         return self._respond(reader, asked, rows)
 
     def _resolve(self) -> _Asked:
@@ -148,8 +151,8 @@ class _Whole:
                 asked.append((topic, data, partition, code))
         return asked
 
-    def _read(self, asked: _Asked) -> tuple[FetchReader, _Rows]:
-        reader = FetchReader(self.worker, self.message)
+    def _read(self, asked: _Asked, *, is_first: bool = True) -> tuple[FetchReader, _Rows]:
+        reader = FetchReader(self.worker, self.message, is_first=is_first)
         read = reader.read
         return reader, [
             (topic.topic, topic.topic_id, read(data, partition, code))
@@ -181,8 +184,8 @@ class _Whole:
         return session.id if session.is_open else NO_SESSION
 
 
-def _seen(partition: Partition) -> _Seen:
-    return partition.high_watermark, partition.leader_epoch, partition.is_served
+def _seen(partition: Partition, reader: FetchReader) -> _Seen:
+    return reader.end_offset(partition), partition.leader_epoch, partition.is_served
 
 
 # Requests of a session
@@ -244,12 +247,14 @@ class _Continued:
             return FetchResponse(
                 error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.id
             )
-        return self._respond(*self._look())
+        return self._respond(*self._look(is_first=False))
 
-    def _look(self) -> tuple[FetchReader, list[tuple[SessionPartition, PartitionData]]]:
+    def _look(
+        self, *, is_first: bool = True
+    ) -> tuple[FetchReader, list[tuple[SessionPartition, PartitionData]]]:
         """What is among the news, but for partitions that have turned out to be quiet."""
         session = self.session
-        reader = FetchReader(self.worker, self.message)
+        reader = FetchReader(self.worker, self.message, is_first=is_first)
         session.read_as((reader.replica_id, self.message.isolation_level))
         session.is_stirred = False
         looked = []

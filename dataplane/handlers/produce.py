@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+import trio
+
 from dataplane.connection import CloseConnectionError
 from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
@@ -66,6 +68,8 @@ def handle_one(
     partition = worker.partitions.find(topic, index, by_id=version >= _TOPIC_IDS_SINCE)
     if partition is None or not acks or not -1 <= acks <= 1 or _must_wait(partition, records):
         return None
+    if acks == _ALL_ACKS and partition.leadership is not None:
+        return None
     log = partition.log
     if log.config.flush_messages != NEVER:
         return None
@@ -100,10 +104,11 @@ def handle_produce(
         return _refuse_all(message, ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS)
     must_wait = False
     answers: Answers = []
+    commit = _Commit(worker, message.timeout_ms) if acks == _ALL_ACKS else None
     for topic in message.topic_data:
         of_topic: list[Answer | Pending] = []
         for data in topic.partition_data:
-            answer = _append(worker, request.version, topic, data, acks)
+            answer = _append(worker, request.version, topic, data, acks, commit)
             must_wait = must_wait or type(answer) is not PartitionProduceResponse
             of_topic.append(answer)
         answers.append((topic, of_topic))
@@ -185,8 +190,52 @@ def _failure(index: int, code: ErrorCode, reason: str) -> Answer:
     return answer
 
 
+class _Commit:
+    """For acks=all: until when everybody in sync has to hold what a request has appended."""
+
+    __slots__ = ("_deadline", "_worker")
+
+    def __init__(self, worker: Worker, timeout_ms: int) -> None:
+        self._worker = worker
+        self._deadline = worker.clock.monotonic() + max(0, timeout_ms) / 1000
+
+    async def wait(self, partition: Partition, result: AppendResult, leader_epoch: int) -> None:
+        """All in sync hold it. KafkaError: it is in the log, and may or may not stay there."""
+        end_offset = result.last_offset + 1
+        if partition.high_watermark < end_offset and _leads_in(partition, leader_epoch):
+            waiter = partition.wait_committed(end_offset)
+            with trio.move_on_after(max(0.0, self._deadline - self._worker.clock.monotonic())):
+                await waiter.woken.wait()
+            partition.stop_waiting(waiter)
+        if not _leads_in(partition, leader_epoch):
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} got another leader meanwhile"
+            )
+        if partition.high_watermark < end_offset:
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"the replicas of {partition} in sync did not all have it in time",
+            )
+        config = partition.config
+        if len(partition.isr) < config.min_insync_replicas:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+                f"{len(partition.isr)} replicas of {partition} are in sync, "
+                f"min.insync.replicas is {config.min_insync_replicas}",
+            )
+
+
+def _leads_in(partition: Partition, leader_epoch: int) -> bool:
+    return partition.is_served and partition.leader_epoch == leader_epoch
+
+
 def _append(
-    worker: Worker, version: int, topic: TopicProduceData, data: PartitionProduceData, acks: int
+    worker: Worker,
+    version: int,
+    topic: TopicProduceData,
+    data: PartitionProduceData,
+    acks: int,
+    commit: _Commit | None,
 ) -> Answer | Pending:
     partition: Partition | None = None
     try:
@@ -201,10 +250,12 @@ def _append(
         if partition.log.config.flush_messages == 1 or _must_wait(partition, records):
             partition.check_append(acks)
             header = _check(worker, partition, records, version)
-            return partial(_append_slowly, worker, partition, records, header)
+            return partial(_append_slowly, worker, partition, records, header, commit)
+        leader_epoch = partition.leader_epoch
         result = _append_now(worker, partition, records, version, acks)
-        if partition.log.config.flush_messages <= partition.log.unflushed_records:
-            return partial(_flush_first, worker, partition, result)
+        must_flush = partition.log.config.flush_messages <= partition.log.unflushed_records
+        if must_flush or (commit is not None and partition.leadership is not None):
+            return partial(_settle, worker, partition, result, leader_epoch, commit)
     except (KafkaError, StorageError) as error:
         return _failed(worker, partition, data.index, error)
     return _success(partition, result)
@@ -305,7 +356,11 @@ async def _opened(
 
 
 async def _append_slowly(
-    worker: Worker, partition: Partition, records: memoryview, header: BatchHeader
+    worker: Worker,
+    partition: Partition,
+    records: memoryview,
+    header: BatchHeader,
+    commit: _Commit | None,
 ) -> Answer:
     """As `_append`, beside the loop and in the partition's order."""
     plog = partition.log
@@ -315,22 +370,32 @@ async def _append_slowly(
             if partition.config.opens_batches:
                 batch, header = await _opened(worker, partition, records, header)
             partition.check_append(_NO_ACKS)  # it may have changed hands while we queued
+            leader_epoch = partition.leader_epoch
             result = await plog.append_beside(
-                worker.disk, batch, [header], partition.leader_epoch, worker.clock.now_ms()
+                worker.disk, batch, [header], leader_epoch, worker.clock.now_ms()
             )
             if not result.is_duplicate:
                 partition.appended(header.batch_bytes)
-        if plog.config.flush_messages <= plog.unflushed_records:
-            await plog.flush(worker.disk)
     except (KafkaError, StorageError) as error:
         return _failed(worker, partition, partition.index, error)
-    return _success(partition, result)
+    return await _settle(worker, partition, result, leader_epoch, commit)
 
 
-async def _flush_first(worker: Worker, partition: Partition, result: AppendResult) -> Answer:
+async def _settle(
+    worker: Worker,
+    partition: Partition,
+    result: AppendResult,
+    leader_epoch: int,
+    commit: _Commit | None,
+) -> Answer:
+    """What the topic or the producer asks for beyond the append has happened."""
+    plog = partition.log
     try:
-        await partition.log.flush(worker.disk)
-    except StorageError as error:
+        if plog.config.flush_messages <= plog.unflushed_records:
+            await plog.flush(worker.disk)
+        if commit is not None:
+            await commit.wait(partition, result, leader_epoch)
+    except (KafkaError, StorageError) as error:
         return _failed(worker, partition, partition.index, error)
     return _success(partition, result)
 

@@ -371,6 +371,7 @@ class PartitionLog:
             raise StorageError(self._failure)
         if not self._folder.is_made:
             self._folder.make(self.topic_id)
+        self._write_epochs()
         if self._tail_dirty:
             self._clean_tail()
         active = self._segments.active
@@ -480,7 +481,10 @@ class PartitionLog:
         return segment
 
     def assign_epoch(self, leader_epoch: int, start_offset: int | None = None) -> None:
-        """`leader_epoch` begins at `start_offset` (the log's end); on disk, too, but not synced."""
+        """`leader_epoch` begins at `start_offset` (the log's end).
+
+        On disk, too, though not synced; a log without a folder keeps it in memory until it has one.
+        """
         start = self.log_end_offset if start_offset is None else start_offset
         if self.epochs.assign(leader_epoch, start):
             self._epochs_dirty = True
@@ -492,8 +496,12 @@ class PartitionLog:
             self._epochs_dirty = True
             self._write_epochs()
 
+    @property
+    def _has_unwritten_epochs(self) -> bool:
+        return self._epochs_dirty and self._folder.is_made
+
     def _write_epochs(self) -> None:
-        if self._epochs_dirty:
+        if self._has_unwritten_epochs:
             self._folder.write(EPOCH_CHECKPOINT, self.epochs.encode())
             self._epochs_dirty = False
 
@@ -787,7 +795,7 @@ class PartitionLog:
         while self._failure is None and (
             self.recovery_point < min(target, self.log_end_offset)
             or self._unsynced_segments
-            or self._epochs_dirty
+            or self._has_unwritten_epochs
             or not self._folder.is_synced
         ):
             if self._flushing is not None:

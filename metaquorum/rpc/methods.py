@@ -13,11 +13,13 @@ from typing import Any, Final, Generic, TypeVar
 from metaquorum.config_changes import ResourceChange
 from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
 from metaquorum.features import FeatureUpdate
+from metaquorum.isr_changes import PartitionChange
+from metaquorum.leader_election import LeaderWish
 from metaquorum.proposer import Changed
 from metaquorum.registrations import ControllerRegistration, WorkerRegistration
 from metaquorum.rpc.codec import Codec
 from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
-from wire.errors import KafkaError
+from wire.errors import ErrorCode, KafkaError
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -74,6 +76,21 @@ class UpdateFeatures:
 class UnregisterWorker:
     asker: Asker
     worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ElectLeaders:
+    asker: Asker
+    wishes: Sequence[LeaderWish]
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPartitions:
+    """A leader asks for other ISRs."""
+
+    worker_id: int
+    broker_epoch: int
+    changes: Sequence[PartitionChange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +259,16 @@ REGISTER_CONTROLLER: Final[Method[ControllerRegistration, Changed[None]]] = Meth
 HEARTBEAT: Final[Method[WorkerHeartbeat, HeartbeatAnswer]] = Method(
     "heartbeat", WorkerHeartbeat, HeartbeatAnswer, Callers.ITSELF, is_repeatable=True
 )
+ELECT_LEADERS: Final[Method[ElectLeaders, Changed[list[KafkaError | None]]]] = Method(
+    "elect_leaders", ElectLeaders, _ERRORS
+)
+ALTER_PARTITIONS: Final[Method[AlterPartitions, Changed[list[ErrorCode]]]] = Method(
+    "alter_partitions",  # what was made is not made twice: the partition epoch is another then
+    AlterPartitions,
+    Changed[list[ErrorCode]],
+    Callers.ITSELF,
+    is_repeatable=True,
+)
 ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Changed[ProducerIdBlock]]] = Method(
     "allocate_producer_ids",  # a block that nobody was told of is lost, and there are enough
     AllocateProducerIds,
@@ -272,6 +299,8 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         REGISTER_CONTROLLER,
         HEARTBEAT,
         ALLOCATE_PRODUCER_IDS,
+        ELECT_LEADERS,
+        ALTER_PARTITIONS,
         WATCH_QUORUM,
         DESCRIBE_QUORUM,
         FETCH_METADATA,

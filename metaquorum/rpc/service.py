@@ -15,11 +15,13 @@ from metaquorum.quorum import Leadership, OutcomeUnknownError, Quorum
 from metaquorum.rpc.feed import MetadataFeed, SnapshotParts
 from metaquorum.rpc.methods import (
     ALLOCATE_PRODUCER_IDS,
+    ALTER_PARTITIONS,
     CHANGE_CONFIGS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
     DESCRIBE_QUORUM,
+    ELECT_LEADERS,
     FETCH_METADATA,
     HEARTBEAT,
     METHODS,
@@ -93,6 +95,10 @@ class ControllerService:
             HEARTBEAT.name: lambda _, r: controller.heartbeat(r),
             ALLOCATE_PRODUCER_IDS.name: lambda _, r: controller.allocate_producer_ids(
                 r.worker_id, r.broker_epoch
+            ),
+            ELECT_LEADERS.name: lambda _, r: controller.elect_leaders(r.wishes),
+            ALTER_PARTITIONS.name: lambda _, r: controller.alter_partitions(
+                r.worker_id, r.broker_epoch, r.changes
             ),
             WATCH_QUORUM.name: self._watch,
             DESCRIBE_QUORUM.name: lambda _caller, _request: self._describe(),

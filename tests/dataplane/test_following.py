@@ -11,6 +11,7 @@ from dataplane import following
 from dataplane.fetch_reader import diverging_epoch
 from dataplane.partition import Partition
 from tests.dataplane.log.logs import append, make_batch, open_log, read_headers
+from tests.dataplane.replicas import Setting
 from tests.dataplane.test_partition import config_of
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import EpochEndOffset, FetchPartition
@@ -21,7 +22,7 @@ EVERYTHING = 1 << 20
 
 def replica(folder: Path, replica_id: int) -> Partition:
     log = open_log(folder / f"t-{replica_id}")
-    return Partition("t", bytes(16), 0, replica_id, log, config_of())
+    return Partition("t", bytes(16), 0, Setting(replica_id).context, log, config_of())
 
 
 def lead(partition: Partition, epoch: int) -> None:

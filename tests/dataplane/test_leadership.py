@@ -173,6 +173,17 @@ def test_old_news_of_the_metadata_changes_nothing() -> None:
     assert leadership.isr == (1, 2, 3)
 
 
+def test_who_stood_at_the_end_was_caught_up_as_long_as_it_was_heard_of() -> None:
+    leadership = led()
+    leadership.appended(10, {})
+    for replica_id in (2, 3):
+        fetch(leadership, replica_id, 10, 10, 1.0)
+    # An hour later: 2 has fetched other partitions all the time, 3 has been silent.
+    leadership.appended(11, {2: 3600.0, 3: 5.0})
+    assert leadership.lagging(11, 3601.0) == [3]
+    assert leadership.lagging(11, 3600.0 + LAG_S + 1) == [2, 3]
+
+
 class WholePartition(RuleBasedStateMachine):
     """Leader 1 with followers 2 and 3, a controller, and answers that get lost or come late.
 

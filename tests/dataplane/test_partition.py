@@ -9,6 +9,7 @@ from dataplane.partition import FetchWaiter, Partition
 from dataplane.topic_config import TopicConfig
 from metaquorum.config_layers import WorkerLayers
 from tests.dataplane.log.logs import append, make_batch, open_log
+from tests.dataplane.replicas import Setting, state
 from tests.dataplane.serving import in_trio, serving
 from wire.errors import ErrorCode, KafkaError
 
@@ -20,7 +21,7 @@ def config_of(**texts: str) -> TopicConfig:
 
 def partition_in(folder: Path, **texts: str) -> Partition:
     log = open_log(folder / "t-0")
-    return Partition("t", bytes(16), 0, 1, log, config_of(**texts))
+    return Partition("t", bytes(16), 0, Setting().context, log, config_of(**texts))
 
 
 def refusal(partition: Partition, acks: int) -> ErrorCode:
@@ -32,11 +33,11 @@ def refusal(partition: Partition, acks: int) -> ErrorCode:
 def test_only_the_leader_takes_appends(tmp_path: Path) -> None:
     partition = partition_in(tmp_path)
     assert refusal(partition, 1) is ErrorCode.NOT_LEADER_OR_FOLLOWER
-    partition.lead(1, 5, (1,), (1,))
+    partition.assign(state(1, 5, (1,), (1,)))
     partition.check_append(-1)
-    partition.lead(2, 6, (1, 2), (1, 2))
+    partition.assign(state(2, 6, (1, 2), (1, 2)))
     assert refusal(partition, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
-    partition.lead(1, 7, (1, 2), (1, 2))
+    partition.assign(state(1, 7, (1, 2), (1, 2)))
     partition.fail("cannot write /srv/log")
     assert refusal(partition, 1) is ErrorCode.KAFKA_STORAGE_ERROR
     partition.log.close()
@@ -44,22 +45,22 @@ def test_only_the_leader_takes_appends(tmp_path: Path) -> None:
 
 def test_acks_of_all_need_enough_replicas_in_sync(tmp_path: Path) -> None:
     partition = partition_in(tmp_path, min_insync_replicas="2")
-    partition.lead(1, 0, (1, 2), (1,))
+    partition.assign(state(1, 0, (1, 2), (1,)))
     assert refusal(partition, -1) is ErrorCode.NOT_ENOUGH_REPLICAS
     partition.check_append(1)
-    partition.lead(1, 0, (1, 2), (2, 1))
+    partition.assign(state(1, 0, (1, 2), (2, 1), 1))
     partition.check_append(-1)
     partition.log.close()
 
 
 def test_an_asker_of_another_epoch_is_told_so_before_anything_else(tmp_path: Path) -> None:
     partition = partition_in(tmp_path)
-    partition.lead(2, 5, (1, 2), (1, 2))
+    partition.assign(state(2, 5, (1, 2), (1, 2)))
     assert partition.leader_error() is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert partition.leader_error(4) is ErrorCode.FENCED_LEADER_EPOCH
     assert partition.leader_error(6) is ErrorCode.UNKNOWN_LEADER_EPOCH
     assert partition.leader_error(5) is ErrorCode.NOT_LEADER_OR_FOLLOWER
-    partition.lead(1, 6, (1, 2), (1, 2))
+    partition.assign(state(1, 6, (1, 2), (1, 2)))
     assert partition.leader_error(6) is ErrorCode.NONE
     partition.fail("broken")
     assert partition.leader_error(6) is ErrorCode.KAFKA_STORAGE_ERROR
@@ -69,7 +70,7 @@ def test_an_asker_of_another_epoch_is_told_so_before_anything_else(tmp_path: Pat
 @in_trio
 async def test_waiters_wake_when_enough_has_come_or_something_has_happened(tmp_path: Path) -> None:
     partition = partition_in(tmp_path)
-    partition.lead(1, 0, (1,), (1,))
+    partition.assign(state(1, 0, (1,), (1,)))
 
     def waiter(missing_bytes: int) -> FetchWaiter:
         made = FetchWaiter(missing_bytes)
@@ -84,7 +85,7 @@ async def test_waiters_wake_when_enough_has_come_or_something_has_happened(tmp_p
     assert little.woken.is_set()
     assert not much.woken.is_set()
     assert partition.high_watermark == 1
-    partition.lead(1, 1, (1,), (1,))
+    partition.assign(state(1, 1, (1,), (1,)))
     assert much.woken.is_set()
     last = waiter(1000)
     partition.fail("broken")
@@ -126,9 +127,119 @@ async def test_producer_ids_are_unique_across_blocks_callers_and_lives(tmp_path:
 async def test_producer_ids_of_a_worker_that_was_replaced_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         ids = served.worker.producer_ids
-        ids._broker_epoch += 1
+        ids._session.broker_epoch += 1
         with pytest.raises(KafkaError) as caught:
             await ids.take()
         assert caught.value.code is ErrorCode.STALE_BROKER_EPOCH
-        ids._broker_epoch -= 1
+        ids._session.broker_epoch -= 1
         await ids.take()
+
+
+# With replicas
+
+
+REPLICAS = (1, 2, 3)
+
+
+def led(folder: Path, setting: Setting, **texts: str) -> Partition:
+    log = open_log(folder / "t-0")
+    partition = Partition("t", bytes(16), 0, setting.context, log, config_of(**texts))
+    partition.assign(state(1, 3, REPLICAS))
+    return partition
+
+
+def grow(partition: Partition, batches: int = 1) -> None:
+    for _ in range(batches):
+        append(partition.log, make_batch(1), epoch=partition.leader_epoch)
+        partition.appended(80)
+
+
+def test_what_is_appended_is_committed_once_all_in_sync_have_it(tmp_path: Path) -> None:
+    partition = led(tmp_path, Setting())
+    grow(partition, 2)
+    assert partition.high_watermark == 0
+    assert partition.fetched_by(2, 102, 2, 0)
+    assert partition.high_watermark == 0
+    assert partition.fetched_by(3, 103, 1, 0)
+    assert partition.high_watermark == 1
+    partition.log.close()
+
+
+def test_who_follows_is_woken_by_appends_and_who_consumes_by_commits(tmp_path: Path) -> None:
+    partition = led(tmp_path, Setting())
+    follower, consumer = FetchWaiter(1), FetchWaiter(100)
+    partition.end_waiters.add(follower)
+    partition.waiters.add(consumer)
+    grow(partition, 2)
+    assert follower.woken.is_set()
+    assert not consumer.woken.is_set()
+    partition.fetched_by(2, 102, 2, 0)
+    partition.fetched_by(3, 103, 1, 0)
+    assert not consumer.woken.is_set(), "80 of 100 bytes are committed"
+    partition.fetched_by(3, 103, 2, 0)
+    assert consumer.woken.is_set()
+    partition.log.close()
+
+
+def test_a_producer_that_waits_is_woken_in_order_of_offsets(tmp_path: Path) -> None:
+    partition = led(tmp_path, Setting())
+    grow(partition, 3)
+    third, first = partition.wait_committed(3), partition.wait_committed(1)
+    for replica_id in (2, 3):
+        partition.fetched_by(replica_id, 100 + replica_id, 1, 0)
+    assert first.woken.is_set()
+    assert not third.woken.is_set()
+    partition.assign(state(2, 4, REPLICAS))
+    assert third.woken.is_set()
+    assert not partition.commit_waiters
+    partition.log.close()
+
+
+def test_a_new_leader_waits_for_the_others_before_it_commits_more(tmp_path: Path) -> None:
+    setting = Setting()
+    log = open_log(tmp_path / "t-0")
+    append(log, make_batch(5), epoch=2)
+    partition = Partition("t", bytes(16), 0, setting.context, log, config_of(), high_watermark=3)
+    partition.assign(state(1, 3, REPLICAS))
+    assert partition.high_watermark == 3
+    assert log.epochs.entries[-1] == (3, 5)
+    for replica_id in (2, 3):
+        partition.fetched_by(replica_id, 100 + replica_id, 5, 0)
+    assert partition.high_watermark == 5
+    log.close()
+
+
+def test_an_isr_of_one_commits_by_itself(tmp_path: Path) -> None:
+    setting = Setting()
+    setting.ineligible = {2, 3}
+    partition = led(tmp_path, setting)
+    grow(partition)
+    assert partition.high_watermark == 0
+    partition.assign(state(1, 3, REPLICAS, (1,), 4))
+    assert partition.high_watermark == 1
+    partition.log.close()
+
+
+def test_a_follower_that_has_caught_up_is_due_to_join(tmp_path: Path) -> None:
+    setting = Setting()
+    partition = led(tmp_path, setting)
+    partition.assign(state(1, 3, REPLICAS, (1, 2), 4))
+    grow(partition, 2)
+    partition.fetched_by(3, 103, 1, 0)
+    partition.fetched_by(2, 102, 2, 0)
+    assert not setting.due or setting.due == [partition]
+    setting.due.clear()
+    partition.fetched_by(3, 103, 2, 0)
+    assert setting.due == [partition]
+    partition.log.close()
+
+
+def test_who_led_and_follows_now_forgets_an_epoch_in_which_it_wrote_nothing(
+    tmp_path: Path,
+) -> None:
+    partition = led(tmp_path, Setting())
+    assert partition.log.epochs.latest == 3
+    partition.assign(state(2, 4, REPLICAS))
+    assert partition.log.epochs.entries == []
+    assert partition.is_follower
+    partition.log.close()

@@ -47,12 +47,6 @@ E = ErrorCode
         (NewTopic("t", INT_MAX), E.INVALID_PARTITIONS, "at most"),
         (NewTopic("t", 1, 0), E.INVALID_REPLICATION_FACTOR, "larger than 0"),
         (NewTopic("t", 1, 4), E.INVALID_REPLICATION_FACTOR, "only 3 broker(s) are registered"),
-        (NewTopic("t", 1, 2), E.INVALID_REPLICATION_FACTOR, "does not replicate yet"),
-        (
-            NewTopic("t", assignments={0: (1, 2)}),
-            E.INVALID_REPLICATION_FACTOR,
-            "does not replicate yet",
-        ),
         (NewTopic("t", 2, -1, {0: (1,)}), E.INVALID_REQUEST, "numPartitions was not set"),
         (NewTopic("t", -1, 1, {0: (1,)}), E.INVALID_REQUEST, "replication factor was not set"),
         (NewTopic("t", assignments={1: (1,)}), E.INVALID_REPLICA_ASSIGNMENT, "consecutive"),

@@ -37,6 +37,7 @@ from wire.messages import (
     describe_quorum,
     describe_topic_partitions,
     describe_user_scram_credentials,
+    elect_leaders,
     fetch,
     find_coordinator,
     incremental_alter_configs,
@@ -535,6 +536,18 @@ def ask_update_features(peer: Peer) -> None:
             peer.ask(ApiKey.UPDATE_FEATURES, version, request)
 
 
+def ask_elect_leaders(peer: Peer) -> None:
+    for version in versions(ApiKey.ELECT_LEADERS):
+        for name in (TOPIC, MISSING, None):
+            request = elect_leaders.ElectLeadersRequest(
+                election_type=1 if version and name == TOPIC else 0,
+                topic_partitions=name
+                and [elect_leaders.TopicPartitions(topic=name, partitions=[0, 1])],
+                timeout_ms=5000,
+            )
+            peer.ask(ApiKey.ELECT_LEADERS, version, request)
+
+
 def ask_unregister_broker(peer: Peer) -> None:
     request = unregister_broker.UnregisterBrokerRequest(broker_id=4711)
     peer.ask(ApiKey.UNREGISTER_BROKER, 0, request)
@@ -572,6 +585,7 @@ def main() -> None:
         ask_describe_producers,
         ask_describe_quorum,
         ask_update_features,
+        ask_elect_leaders,
         ask_unregister_broker,
         ask_delete_topics,
     ):

@@ -1,0 +1,316 @@
+"""How a worker's partitions come to have replicas elsewhere, and to be replicas of others.
+
+    led here       followers fetch (`handlers.fetch`) -> `Leadership` -> changes of the ISR are
+                   proposed to the controller, together and one row of them at a time
+    followed here  one `ReplicaFetcher` for each leader, or several (num.replica.fetchers)
+
+The metadata decides who does what: `assigned` is called for each partition as it changes.
+"""
+
+import logging
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+from zlib import crc32
+
+import trio
+
+from dataplane.fetch_asking import FetchLimits, Key
+from dataplane.following import Truncation
+from dataplane.leadership import UNKNOWN, IsrChange
+from dataplane.partition import Partition, ReplicaContext
+from dataplane.replica_fetcher import (
+    FetcherConfig,
+    FollowerEvents,
+    LeaderAddress,
+    ReplicaFetcher,
+)
+from metaquorum.config_layers import Configs
+from metaquorum.gateway import Gateway
+from metaquorum.image import MetadataDelta, MetadataImage
+from metaquorum.isr_changes import PartitionChange
+from metaquorum.loader import MetadataLoader
+from metaquorum.runtime import Runtime, StorageError, sleep
+from wire.errors import ErrorCode, KafkaError
+
+log = logging.getLogger(__name__)
+
+MAX_CHANGES: Final = 1000  # of ISRs in one request
+FIRST_RETRY_S: Final = 0.05
+MAX_RETRY_S: Final = 1.0
+ASK_S: Final = 5.0
+SLICE_PARTITIONS: Final = 500
+
+# What was refused for good, with the metadata as the leader knows it: it may ask for another set.
+_REFUSED: Final = frozenset((ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST))
+# News of the partition is on its way here, and settles everything.
+_OVERTAKEN: Final = frozenset(
+    (
+        ErrorCode.NONE,
+        ErrorCode.INVALID_UPDATE_VERSION,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.STALE_BROKER_EPOCH,
+        ErrorCode.NEW_LEADER_ELECTED,
+    )
+)
+
+
+class Replication:
+    """One worker's part in the replication of all its partitions."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        broker_epoch: int,
+        runtime: Runtime,
+        loader: MetadataLoader,
+        configs: Configs,
+        gateway: Gateway,
+    ) -> None:
+        self.worker_id: Final = worker_id
+        self._broker_epoch = broker_epoch
+        self._runtime = runtime
+        self._loader = loader
+        self._gateway = gateway
+        self._lag_s = configs.integer("replica.lag.time.max.ms") / 1000
+        self._fetchers_per_leader = configs.integer("num.replica.fetchers")
+        self._fetcher_config = FetcherConfig(
+            FetchLimits(
+                configs.integer("replica.fetch.wait.max.ms"),
+                configs.integer("replica.fetch.min.bytes"),
+                configs.integer("replica.fetch.response.max.bytes"),
+            ),
+            configs.integer("replica.fetch.max.bytes"),
+            configs.integer("replica.fetch.backoff.ms") / 1000,
+        )
+        self.context: Final = ReplicaContext(
+            worker_id,
+            broker_epoch,
+            runtime.clock.monotonic,
+            self._lag_s,
+            self.is_eligible,
+            {},
+            self._isr_due,
+        )
+        self._events = FollowerEvents(self._truncated, self._failed)
+        self._fetchers: dict[tuple[int, int], tuple[ReplicaFetcher, trio.CancelScope]] = {}
+        self._fetched_by: dict[Key, tuple[int, int]] = {}
+        self._led: dict[Partition, None] = {}  # those with other replicas
+        self._due: dict[Partition, None] = {}
+        self._is_due = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self.truncations: list[tuple[Partition, Truncation]] = []
+
+    # What the metadata says
+
+    def is_eligible(self, replica_id: int, broker_epoch: int) -> bool:
+        """Whether this incarnation may be in an ISR (KIP-841, KIP-903)."""
+        image = self._loader.image
+        return image.is_live(replica_id) and (
+            broker_epoch in (UNKNOWN, image.workers[replica_id].broker_epoch)
+        )
+
+    def assigned(self, partition: Partition) -> None:
+        """The partition's leader, replicas or ISR may be others now."""
+        key = partition.topic_id, partition.index
+        followed = partition.leader_id if partition.is_follower else None
+        fetcher_at = None if followed is None else (followed, self._number(key))
+        self._stop_fetching(key, unless=fetcher_at)
+        if fetcher_at is not None:
+            self._fetched_by[key] = fetcher_at
+            self._fetcher(fetcher_at).add(partition, partition.leader_epoch)
+        if partition.leadership is not None:
+            self._led[partition] = None
+            self._isr_due(partition)
+        else:
+            self._led.pop(partition, None)
+            self._due.pop(partition, None)
+
+    def removed(self, partition: Partition) -> None:
+        """This worker hosts it no more, or cannot."""
+        self._stop_fetching((partition.topic_id, partition.index), unless=None)
+        self._led.pop(partition, None)
+        self._due.pop(partition, None)
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Workers may have come, gone, or be other processes. After the partitions."""
+        if delta.worker_ids:
+            for fetcher, _ in list(self._fetchers.values()):
+                fetcher.look_at_leader()
+            for number, partition in enumerate(list(self._led)):
+                partition.advance()
+                self._isr_due(partition)
+                if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
+                    await trio.lowlevel.checkpoint()
+
+    def _number(self, key: Key) -> int:
+        return crc32(key[0], key[1]) % self._fetchers_per_leader
+
+    def _stop_fetching(self, key: Key, *, unless: tuple[int, int] | None) -> None:
+        at = self._fetched_by.get(key)
+        if at is None or at == unless:
+            return
+        del self._fetched_by[key]
+        fetcher, scope = self._fetchers[at]
+        fetcher.remove(key)
+        if not len(fetcher):
+            del self._fetchers[at]
+            scope.cancel()
+
+    def _fetcher(self, at: tuple[int, int]) -> ReplicaFetcher:
+        known = self._fetchers.get(at)
+        if known is not None:
+            return known[0]
+        leader_id, _ = at
+        fetcher = ReplicaFetcher(
+            self.worker_id,
+            self._broker_epoch,
+            leader_id,
+            self._runtime,
+            self._fetcher_config,
+            lambda: self._address(leader_id),
+            self._events,
+            Random(self._runtime.random.getrandbits(64)),  # noqa: S311 - for jitter
+        )
+        scope = trio.CancelScope()
+        self._fetchers[at] = fetcher, scope
+        if self._nursery is not None:
+            self._nursery.start_soon(self._run_fetcher, fetcher, scope)
+        return fetcher
+
+    async def _run_fetcher(self, fetcher: ReplicaFetcher, scope: trio.CancelScope) -> None:
+        with scope:
+            await fetcher.run()
+
+    def _address(self, leader_id: int) -> LeaderAddress | None:
+        worker = self._loader.image.workers.get(leader_id)
+        if worker is None or not worker.endpoints:
+            return None
+        endpoint = worker.endpoints[0]
+        return LeaderAddress(endpoint.host, endpoint.port, worker.broker_epoch)
+
+    def _truncated(self, partition: Partition, cut: Truncation) -> None:
+        self.truncations.append((partition, cut))
+        lost = cut.committed_records
+        (log.warning if lost else log.info)(
+            "%s: offsets %d to %d were cut, which leader %d has not in epoch %d; %s",
+            partition,
+            cut.offset,
+            cut.end_offset - 1,
+            partition.leader_id,
+            cut.leader_epoch,
+            f"{lost} of them had been committed" if lost else "none had been committed",
+        )
+
+    def _failed(self, partition: Partition, error: StorageError) -> None:
+        log.error("%s: %s", partition, error)
+        partition.fail(str(error))
+
+    # Running
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as self._nursery:
+            for fetcher, scope in self._fetchers.values():
+                self._nursery.start_soon(self._run_fetcher, fetcher, scope)
+            self._nursery.start_soon(self._look_for_lag)
+            await self._propose_changes()
+
+    def _isr_due(self, partition: Partition) -> None:
+        self._due[partition] = None
+        self._is_due.set()
+
+    async def _look_for_lag(self) -> None:
+        """Members of an ISR that have been behind for too long are proposed to leave."""
+        while True:
+            await sleep(self._runtime.clock, self._lag_s / 2)
+            now = self._runtime.clock.monotonic()
+            for number, partition in enumerate(list(self._led)):
+                leadership = partition.leadership
+                if leadership is not None:
+                    partition.advance()
+                    if leadership.lagging(partition.log.log_end_offset, now):
+                        self._isr_due(partition)
+                if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
+                    await trio.lowlevel.checkpoint()
+
+    async def _propose_changes(self) -> None:
+        """What is due goes to the controller, for ever."""
+        failures = 0
+        while True:
+            await self._is_due.wait()
+            self._is_due = trio.Event()
+            changes = self._changes_due()
+            if not changes:
+                continue
+            try:
+                codes = await self._gateway.alter_partitions(
+                    self.worker_id,
+                    self._broker_epoch,
+                    [_row(partition, change) for partition, change in changes],
+                    timeout_s=ASK_S,
+                )
+            except KafkaError as error:
+                failures += 1
+                if failures == 1:
+                    log.warning("the controller cannot be asked for another ISR: %s", error.message)
+                self._settle(changes, [error.code] * len(changes), lost=True)
+            else:
+                failures = 0
+                self._settle(changes, codes, lost=False)
+            if any(partition in self._due for partition, _ in changes):
+                retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
+                await sleep(self._runtime.clock, retry_s * self._runtime.random.uniform(0.5, 1.0))
+
+    def _changes_due(self) -> list[tuple[Partition, IsrChange]]:
+        now = self._runtime.clock.monotonic()
+        changes: list[tuple[Partition, IsrChange]] = []
+        while self._due and len(changes) < MAX_CHANGES:
+            partition = next(iter(self._due))
+            del self._due[partition]
+            leadership = partition.leadership
+            if leadership is None or partition.offline is not None:
+                continue
+            change = leadership.proposed  # asked for before, and nobody knows
+            if change is None:
+                change = leadership.propose(
+                    partition.high_watermark, partition.log.log_end_offset, now, self.is_eligible
+                )
+            if change is not None:
+                changes.append((partition, change))
+        if self._due:
+            self._is_due.set()
+        return changes
+
+    def _settle(
+        self,
+        changes: Sequence[tuple[Partition, IsrChange]],
+        codes: Sequence[ErrorCode],
+        *,
+        lost: bool,
+    ) -> None:
+        for (partition, change), code in zip(changes, codes, strict=True):
+            leadership = partition.leadership
+            if leadership is None or leadership.proposed is not change:
+                continue  # news of the partition has overtaken the answer
+            if not lost and code in _OVERTAKEN:
+                continue
+            if lost or code not in _REFUSED:
+                leadership.lost(change)
+            else:
+                leadership.refused(change)
+                log.info("%s: ISR %s is refused: %s", partition, change.isr, code.name)
+            self._isr_due(partition)
+
+
+def _row(partition: Partition, change: IsrChange) -> PartitionChange:
+    return PartitionChange(
+        partition.topic_id,
+        partition.index,
+        change.leader_epoch,
+        change.partition_epoch,
+        change.isr,
+        change.broker_epochs,
+    )

@@ -1,0 +1,93 @@
+"""Elections that somebody asks for (ElectLeaders, KIP-183 and KIP-460).
+
+preferred    the first replica leads, if it is live and in sync: leadership is spread again
+unclean      where nobody in sync is left, the first live replica leads; what only those had
+             that are gone is lost
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from metaquorum.decisions import Decision
+from metaquorum.elections import changed, elected, elected_unclean
+from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, partition_record
+from wire.errors import ErrorCode, KafkaError
+
+
+class ElectionType(IntEnum):
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderWish:
+    """A wish that the partition be led by another."""
+
+    topic: str
+    partition: int
+    election_type: int
+
+
+def wishes_for_all(image: MetadataImage, election_type: int) -> Iterator[LeaderWish]:
+    """For every partition that such an election may change."""
+    for topic in image.topics.values():
+        for index, partition in enumerate(topic.partitions):
+            if _is_worthwhile(partition, election_type):
+                yield LeaderWish(topic.name, index, election_type)
+
+
+def _is_worthwhile(partition: PartitionImage, election_type: int) -> bool:
+    if election_type == ElectionType.UNCLEAN:
+        return partition.leader == NO_LEADER
+    return partition.leader != partition.replicas[0]
+
+
+def elect_leader(image: MetadataImage, wish: LeaderWish) -> Decision[KafkaError | None]:
+    """The partition is led as is wished; or why it is not."""
+    topic = image.topic(wish.topic)
+    if topic is None or not 0 <= wish.partition < len(topic.partitions):
+        return _refused(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
+        )
+    partition = topic.partitions[wish.partition]
+    if not _is_worthwhile(partition, wish.election_type):
+        return _refused(
+            ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
+        )
+    if wish.election_type == ElectionType.UNCLEAN:
+        after = _unclean(image, partition)
+    else:
+        after = _preferred(image, partition)
+    if isinstance(after, KafkaError):
+        return Decision(after)
+    assert after is not None, "another leader is a change"
+    return Decision(None, [partition_record(topic.topic_id, wish.partition, after)])
+
+
+def _preferred(
+    image: MetadataImage, partition: PartitionImage
+) -> PartitionImage | KafkaError | None:
+    first = partition.replicas[0]
+    if first not in partition.isr or not image.is_live(first):
+        return KafkaError(
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+            f"The preferred leader {first} is not in sync, or not available.",
+        )
+    return changed(partition, first, partition.isr)
+
+
+def _unclean(image: MetadataImage, partition: PartitionImage) -> PartitionImage | KafkaError | None:
+    leader = elected(partition, image.is_live)
+    if leader != NO_LEADER:
+        return changed(partition, leader, partition.isr)
+    after = elected_unclean(partition, image.is_live)
+    if after is None:
+        return KafkaError(
+            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "No replica is available to lead."
+        )
+    return after
+
+
+def _refused(code: ErrorCode, message: str) -> Decision[KafkaError | None]:
+    return Decision(KafkaError(code, message))
