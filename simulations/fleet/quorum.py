@@ -72,6 +72,10 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings quorum"))
     world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
     settings.troubles = without(settings.troubles, leave_out)
+    await play_settings(world, settings)
+
+
+async def play_settings(world: World, settings: QuorumSettings) -> None:
     world.say("story", f"{settings}")
     council = Council(world, settings, QUORUM_CHECKERS)
     link = world.internet.default
