@@ -1,5 +1,6 @@
 """mq-server: run a node, or a cluster of them on this machine."""
 
+import importlib
 import logging
 import os
 import signal
@@ -19,17 +20,26 @@ FAILED: Final = 1
 log = logging.getLogger(__name__)
 
 
-class Commands(click.Group):
-    """Imports what `cluster` needs only when it is asked for: a node starts without it."""
+# Imported when they are asked for: a node starts without them.
+_LATE: Final = {
+    "cluster": ("cli.cluster", "cluster_group"),
+    "format": ("cli.format", "format_command"),
+    "cluster-id": ("cli.format", "cluster_id_command"),
+    "secret": ("cli.format", "secret_command"),
+    "log": ("cli.log_dump", "log_group"),
+}
 
+
+class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), "cluster"})
+        return sorted({*super().list_commands(ctx), *_LATE})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "cluster":
-            from cli.cluster import cluster_group
-
-            return cluster_group
+        if cmd_name in _LATE:
+            module, name = _LATE[cmd_name]
+            command = getattr(importlib.import_module(module), name)
+            assert isinstance(command, click.Command)
+            return command
         return super().get_command(ctx, cmd_name)
 
 

@@ -24,7 +24,7 @@ def quorum_settings(
         "roles": roles,
         "controllers": controllers,
         "quorum_listen": _quorum_listen(chosen.get("quorum-listen"), controllers, roles),
-        "cluster_id": _cluster_id(chosen.get("cluster-id")),
+        "cluster_id": cluster_id_option(chosen.get("cluster-id")),
         "secret": _secret(chosen.get("secret-file"), controllers),
         "tls": _tls(chosen, controllers),
     }
@@ -123,7 +123,7 @@ def _tls(chosen: Mapping[str, Any], controllers: Mapping[int, Address]) -> TlsFi
     return TlsFiles(str(certificate), str(key), str(authorities))
 
 
-def _cluster_id(text: str | None) -> str | None:
+def cluster_id_option(text: str | None) -> str | None:
     """As Kafka's: 22 characters of URL-safe base 64."""
     if text is None:
         return None

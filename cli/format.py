@@ -1,0 +1,89 @@
+"""mq-server format, cluster-id and secret: what nodes of one cluster are given before they start.
+
+A node formats an empty data directory by itself when it starts; `format` is for doing it apart, as
+with Kafka's storage tool.
+"""
+
+import os
+import sys
+from random import SystemRandom
+
+import click
+
+from cli.quorum_options import cluster_id_option
+from cli.usage import UsageError
+from metaquorum.channel.identity import SecretError, create_secret
+from metaquorum.runtime.real import RealDisk
+from metaquorum.runtime.seams import StorageError
+from metaquorum.storage import is_formatted, new_id, open_storage
+
+FAILED = 1
+BAD_USAGE = 2
+
+
+@click.command("cluster-id", short_help="Print a new cluster id.")
+def cluster_id_command() -> None:
+    """Print a new cluster id, to be given to each node of a new cluster.
+
+    \b
+    Examples:
+      mq-server cluster-id
+      mq-server format --cluster-id $(mq-server cluster-id) --node-id 1 --data-dir /srv/log
+    """
+    click.echo(new_id(SystemRandom()))
+
+
+@click.command("secret", short_help="Make the file with a cluster's secret.")
+@click.argument("file", type=click.Path(dir_okay=False))
+def secret_command(file: str) -> None:
+    """Write a new secret to FILE, which only its owner can read.
+
+    Each node of a cluster is given the same file (--secret-file), by which nodes know each other.
+    A file that is there is not replaced.
+
+    \b
+    Examples:
+      mq-server secret /etc/metaquorum/secret
+    """
+    try:
+        create_secret(file)
+    except SecretError as error:
+        click.echo(f"mq-server: {error}", err=True)
+        sys.exit(FAILED)
+    click.echo(f"{file} holds a new secret; copy it to each node of the cluster")
+
+
+@click.command("format", short_help="Say whose a data directory is.")
+@click.option("--data-dir", required=True, metavar="DIR")
+@click.option("--cluster-id", required=True, metavar="ID", help="The same for every node.")
+@click.option("--node-id", required=True, type=click.IntRange(0, 2**31 - 1), metavar="N")
+@click.option(
+    "--ignore-formatted", is_flag=True, help="No complaint where it is this node's already."
+)
+def format_command(data_dir: str, cluster_id: str, node_id: int, ignore_formatted: bool) -> None:
+    """Write down that a data directory is this node's, in this cluster.
+
+    The directory must be empty, or not be there yet. A node that starts on one of another cluster
+    or node refuses.
+
+    \b
+    Examples:
+      mq-server format --data-dir /srv/log --cluster-id Q2x1c3RlciBvZiBtaW5lIQ --node-id 1
+    """
+    path, disk, random = os.path.abspath(data_dir), RealDisk(), SystemRandom()
+    try:
+        cluster_id_option(cluster_id)
+        if is_formatted(disk, path) and not ignore_formatted:
+            raise UsageError(
+                f"{path} is formatted already; --ignore-formatted leaves it as it is, if it is"
+                " this node's"
+            )
+        storage = open_storage(
+            disk, path, node_id, random, owner=f"process {os.getpid()}", cluster_id=cluster_id
+        )
+        storage.close()
+    except (UsageError, StorageError, OSError) as error:
+        click.echo(f"mq-server: {error}", err=True)
+        sys.exit(BAD_USAGE if isinstance(error, UsageError) else FAILED)
+    done = "formatted" if storage.is_new else "was formatted already"
+    click.echo(f"{path} {done}: cluster {cluster_id}, node {node_id}")

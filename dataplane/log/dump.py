@@ -1,0 +1,100 @@
+"""What a segment of a partition log says, as plain data for people and machines.
+
+The file is only read, and may be that of a running node. A batch whose checksum is wrong is shown,
+and marked; behind one that has no sound header nothing is shown.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final, TypeAlias
+
+from wire.batches import HEADER_BYTES, BatchHeader, TimestampType, batch_crc, parse_header
+from wire.errors import KafkaError, WireError
+from wire.records import Record, decode_marker, decode_records
+
+Row: TypeAlias = dict[str, Any]
+
+MAX_BATCH_BYTES: Final = 256 << 20
+_MAGIC_AT: Final = 16
+_SIZE_AT: Final = 8
+_PREFIX_BYTES: Final = 12
+
+
+def segment_rows(path: str, *, records: bool = False) -> Iterator[Row]:
+    """A row for each batch, with its records where asked; `damage` or `torn_bytes` where there is
+    any."""
+    with open(path, "rb") as file:
+        end = os.fstat(file.fileno()).st_size
+        position = 0
+        while position < end:
+            row, size = _row(file, position, end, records)
+            yield {"position": position} | row
+            if not size:
+                return
+            position += size
+
+
+def _row(file: BinaryIO, position: int, end: int, records: bool) -> tuple[Row, int]:
+    """What stands at `position`, and its size; 0 where nothing can be told behind it."""
+    head = os.pread(file.fileno(), HEADER_BYTES, position)
+    if len(head) < HEADER_BYTES:
+        return {"torn_bytes": end - position}, 0
+    size = _PREFIX_BYTES + int.from_bytes(head[_SIZE_AT:_PREFIX_BYTES], "big", signed=True)
+    if not HEADER_BYTES <= size <= MAX_BATCH_BYTES or head[_MAGIC_AT] != 2:
+        return {"damage": "no batch begins here"}, 0
+    if position + size > end:
+        return {"torn_bytes": end - position}, 0
+    data = os.pread(file.fileno(), size, position)
+    try:
+        header = parse_header(data)
+    except KafkaError as error:
+        return {"damage": error.message}, 0
+    row = _batch_row(header)
+    if batch_crc(data, 0, size) != header.crc:
+        return row | {"damage": "the checksum is of other bytes"}, size
+    if records:
+        try:
+            decoded = decode_records(data)
+            row["records"] = [_record_row(record, header) for record in decoded]
+        except (WireError, KafkaError) as error:
+            row["damage"] = str(error)
+    return row, size
+
+
+def _batch_row(header: BatchHeader) -> Row:
+    try:
+        codec = header.codec.name.lower()
+    except WireError as error:
+        codec = str(error)
+    is_create_time = header.timestamp_type is TimestampType.CREATE_TIME
+    return {
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "leader_epoch": header.leader_epoch,
+        "bytes": header.batch_bytes,
+        "records_count": header.record_count,
+        "codec": codec,
+        "base_timestamp": header.base_timestamp,
+        "max_timestamp": header.max_timestamp,
+        "timestamp_type": "create" if is_create_time else "append",
+        "producer_id": header.producer_id,
+        "producer_epoch": header.producer_epoch,
+        "base_sequence": header.base_sequence,
+        "transactional": header.is_transactional,
+        "control": header.is_control,
+        "delete_horizon": header.delete_horizon_ms,
+    }
+
+
+def _record_row(record: Record, header: BatchHeader) -> Row:
+    row: Row = {
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        "key": record.key,
+        "value_bytes": None if record.value is None else len(record.value),
+        "headers": [name for name, _ in record.headers],
+    }
+    if header.is_control:
+        marker = decode_marker(record)
+        row["marker"] = None if marker is None else marker.control_type.name.lower()
+    return row
