@@ -69,6 +69,8 @@ def dump(paths: tuple[str, ...], keys: bool, output: str) -> None:
                 lines = _lines(row) if output == "text" else [_json(path, row)]
                 for line in lines:
                     click.echo(line)
+    except BrokenPipeError:  # who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (_UnknownFileError, OSError) as error:
         click.echo(f"mq-server: {error}", err=True)
         sys.exit(BAD_USAGE)
