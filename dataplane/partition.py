@@ -162,6 +162,15 @@ class Partition:
         return self.leader_id == self.worker_id and self.offline is None
 
     @property
+    def is_catching_up(self) -> bool:
+        """A new leader that does not know yet all that was committed before it led (KIP-207).
+
+        Its high watermark may lie behind what its predecessor has told.
+        """
+        leadership = self.leadership
+        return leadership is not None and self.high_watermark < leadership.epoch_start_offset
+
+    @property
     def last_stable_offset(self) -> int:
         """Where read_committed stops: no transaction is ever open while there are none."""
         return self.high_watermark

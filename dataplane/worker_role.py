@@ -86,13 +86,19 @@ class WorkerRole:
             self._loader.register(configs)
             self._loader.register(partitions)
             self._loader.register(partitions.replication)
-            nursery.start_soon(partitions.replication.run)
             self._loader.register(self.session)
-            nursery.start_soon(self._loader.run)
-            await self._loader.wait_visible(self._loader.image.end_offset)
-            await self.session.wait_unfenced()
-            await self._loader.wait_visible(self._loader.image.end_offset)
-            await self._serve(partitions, configs, started, stop)
+            async with trio.open_nursery() as writing:
+                writing.start_soon(partitions.replication.run)
+                writing.start_soon(self._loader.run)
+                await self._loader.wait_visible(self._loader.image.end_offset)
+                await self.session.wait_unfenced()
+                await self._loader.wait_visible(self._loader.image.end_offset)
+                upkeep = await self._serve(partitions, configs, started, stop)
+                # Nobody writes to a log that is being closed.
+                writing.cancel_scope.cancel()
+            await self._log_dirs.close(
+                upkeep.high_watermarks(), broker_epoch=self.session.broker_epoch
+            )
             nursery.cancel_scope.cancel()
 
     async def _open_logs(self, configs: WorkerConfigs) -> Partitions:
@@ -126,7 +132,8 @@ class WorkerRole:
         configs: WorkerConfigs,
         started: Callable[[], None],
         stop: trio.Event,
-    ) -> None:
+    ) -> Upkeep:
+        """Clients are answered until `stop`, and then what they had asked; what keeps the logs."""
         worker = self.worker = Worker(
             self._config.node_id,
             self._runtime,
@@ -152,7 +159,7 @@ class WorkerRole:
                 log.warning("stopping without the quorum's leave: it will notice by itself")
             await server.drain()
             serving.cancel_scope.cancel()
-        await self._log_dirs.close(upkeep.high_watermarks(), broker_epoch=self.session.broker_epoch)
+        return upkeep
 
     def _registration(self, incarnation_id: bytes) -> WorkerRegistration:
         host, port = self._config.advertise

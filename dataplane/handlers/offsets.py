@@ -34,6 +34,7 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
 # The version of ListOffsets that first takes each special timestamp.
+_NOT_AVAILABLE_SINCE: Final = 5  # OFFSET_NOT_AVAILABLE, KIP-207
 _SINCE: Final = {
     MAX_TIMESTAMP: 7,
     EARLIEST_LOCAL: 8,
@@ -92,6 +93,12 @@ async def _list_offset(
             raise KafkaError(error)
         if version < _SINCE.get(data.timestamp, 0) or data.timestamp < EARLIEST_PENDING_UPLOAD:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+        if data.timestamp != EARLIEST and partition.is_catching_up:
+            raise KafkaError(
+                ErrorCode.OFFSET_NOT_AVAILABLE
+                if version >= _NOT_AVAILABLE_SINCE
+                else ErrorCode.LEADER_NOT_AVAILABLE
+            )
         end = partition.last_stable_offset if committed else partition.high_watermark
         found = (
             await _search(worker, partition.log, data.timestamp, end)

@@ -202,10 +202,12 @@ def test_a_new_leader_waits_for_the_others_before_it_commits_more(tmp_path: Path
     partition = Partition("t", bytes(16), 0, setting.context, log, config_of(), high_watermark=3)
     partition.assign(state(1, 3, REPLICAS))
     assert partition.high_watermark == 3
+    assert partition.is_catching_up
     assert log.epochs.entries[-1] == (3, 5)
     for replica_id in (2, 3):
         partition.fetched_by(replica_id, 100 + replica_id, 5, 0)
     assert partition.high_watermark == 5
+    assert not partition.is_catching_up
     log.close()
 
 
