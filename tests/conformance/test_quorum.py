@@ -1,0 +1,274 @@
+"""Three nodes, and what others' clients and Kafka's own tools find of them."""
+
+import asyncio
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as AioTopicPartition
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka import KafkaAdminClient
+from kafka.admin import NewTopic as OtherNewTopic
+from kafka.errors import KafkaError as OtherKafkaError
+
+from tests.clusters import Cluster
+from tests.conftest import KafkaTool
+from tests.nodes import elsewhere, unique, wait_until
+
+pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
+
+CREATE_TIMEOUT_S = 5
+ENOUGH = 20  # topics made before something happens, and after
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for all tests here, which leave all of its nodes running."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    made.start()
+    yield made
+    made.stop()
+
+
+def admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+
+def create(client: AdminClient, name: str, partitions: int) -> None:
+    new = NewTopic(name, partitions, 1)
+    client.create_topics([new], request_timeout=CREATE_TIMEOUT_S)[name].result()
+
+
+# Clients
+
+
+def test_aiokafka_reaches_all_workers_from_any_of_them(cluster: Cluster) -> None:
+    async def through(bootstrap: str, topic: str) -> list[int]:
+        partitions = range(6)
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True)
+        await producer.start()
+        for partition in partitions:
+            await producer.send_and_wait(topic, b"%d" % partition, partition=partition)
+        await producer.stop()
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+        )
+        await consumer.start()
+        consumer.assign([AioTopicPartition(topic, partition) for partition in partitions])
+        found: list[int] = []
+        while len(found) < len(partitions):
+            for messages in (await consumer.getmany(timeout_ms=1000)).values():
+                found += [message.partition for message in messages]
+        await consumer.stop()
+        return sorted(found)
+
+    for number in cluster.workers:
+        topic = unique("aio")
+        create(admin(cluster[number].bootstrap), topic, 6)
+        reading = asyncio.wait_for(through(cluster[number].bootstrap, topic), 30)
+        assert asyncio.run(reading) == list(range(6))
+
+
+def test_java_reaches_all_workers_from_any_of_them(cluster: Cluster, kafka_tool: KafkaTool) -> None:
+    topic = unique("java")
+    create(admin(cluster[1].bootstrap), topic, 6)
+    lines = [f"line-{number}" for number in range(60)]
+    at = ["--bootstrap-server", cluster[3].bootstrap, "--topic", topic]
+    # Without keys a producer fills one batch after the other: small ones go to all partitions.
+    small = ["--command-property", "batch.size=1"]
+    done = kafka_tool("console-producer", *at, *small, stdin="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    at[1] = cluster[2].bootstrap
+    offsets = kafka_tool("get-offsets", *at).stdout.split()
+    ends = [int(row.rpartition(":")[2]) for row in offsets]
+    assert (len(ends), sum(ends)) == (6, 60)
+
+
+# Controllers that stop, stand still and come back
+
+
+class Creations:
+    """Topics made in one thread, one after the other, by librdkafka and kafka-python in turn."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.acknowledged: list[str] = []
+        self.unknown: list[str] = []
+        self.refusals: set[str] = set()
+        self._done = threading.Event()
+        self._bootstrap = bootstrap
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Creations":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(60)
+
+    def wait_more(self) -> None:
+        least = len(self.acknowledged) + ENOUGH
+        wait_until(lambda: len(self.acknowledged) >= least, 30, "topics are made")
+
+    def _run(self) -> None:
+        one = admin(self._bootstrap)
+        other = KafkaAdminClient(bootstrap_servers=self._bootstrap, request_timeout_ms=10_000)
+        number = 0
+        while not self._done.is_set():
+            number += 1
+            name = unique("made")
+            try:
+                if number % 2:
+                    create(one, name, 2)
+                else:
+                    new = OtherNewTopic(name, 2, 1)
+                    other.create_topics([new], timeout_ms=CREATE_TIMEOUT_S * 1000)
+            except (KafkaException, OtherKafkaError) as error:
+                self.unknown.append(name)
+                is_old = isinstance(error, KafkaException)
+                self.refusals.add(error.args[0].name() if is_old else type(error).__name__)
+            else:
+                self.acknowledged.append(name)
+        other.close()
+
+    def check(self, bootstrap: str) -> None:
+        """What was acknowledged is there, whole; what was not is there once or not at all."""
+        assert self.refusals <= {"REQUEST_TIMED_OUT", "_TIMED_OUT", "RequestTimedOutError"}
+        topics = admin(bootstrap).list_topics(timeout=20).topics
+        made = {name for name in topics if name.startswith("made-")}
+        assert set(self.acknowledged) <= made
+        ours = made & {*self.acknowledged, *self.unknown}
+        assert {len(topics[name].partitions) for name in ours} == {2}
+        leaders = Counter(p.leader for name in ours for p in topics[name].partitions.values())
+        assert set(leaders) <= {1, 2, 3}
+
+
+def caught_up(cluster: Cluster, number: int) -> bool:
+    client = admin(cluster[number].bootstrap)
+    return len(client.list_topics(timeout=10).brokers) == len(cluster.workers)
+
+
+@pytest.mark.parametrize("which", ["active", "another"])
+def test_a_controller_that_stands_still_costs_nothing_that_was_acknowledged(
+    cluster: Cluster, which: str
+) -> None:
+    active = cluster.active_controller()
+    number = active if which == "active" else active % 3 + 1
+    asked = next(each for each in cluster.workers if each != number)
+    with Creations(cluster[asked].bootstrap) as creations:
+        creations.wait_more()
+        os.kill(cluster[number].pid, signal.SIGSTOP)
+        try:
+            creations.wait_more()
+        finally:
+            os.kill(cluster[number].pid, signal.SIGCONT)
+        wait_until(lambda: caught_up(cluster, number))
+        creations.wait_more()
+    for each in cluster.workers:
+        creations.check(cluster[each].bootstrap)
+    if which == "active":
+        assert cluster.active_controller() != active
+
+
+def test_a_killed_active_controller_is_replaced_within_a_second(cluster: Cluster) -> None:
+    active = cluster.active_controller()
+    asked = next(each for each in cluster.workers if each != active)
+    client = admin(cluster[asked].bootstrap)
+    create(client, unique("before"), 1)
+    with Creations(cluster[asked].bootstrap) as creations:
+        creations.wait_more()
+        cluster[active].kill()
+        began = time.monotonic()
+        create(client, unique("after"), 1)
+        took_s = time.monotonic() - began
+        creations.wait_more()
+        cluster[active].start()
+        creations.wait_more()
+    assert took_s < 2  # the goal is one; the machine of a test may be busy
+    for each in cluster.workers:
+        wait_until(lambda at=each: caught_up(cluster, at))  # type: ignore[misc]
+        creations.check(cluster[each].bootstrap)
+
+
+# Kafka's tools
+
+
+def test_metadata_quorum_shows_voters_who_lag_by_nothing(
+    cluster: Cluster, kafka_tool: KafkaTool
+) -> None:
+    for number in cluster.workers:
+        at = ["--bootstrap-server", cluster[number].bootstrap, "describe"]
+        status = kafka_tool("metadata-quorum", *at, "--status")
+        assert status.returncode == 0, status.stderr
+        assert re.search(rf"^LeaderId: +{cluster.active_controller()}$", status.stdout, re.M)
+        assert re.search(r"^HighWatermark: +[1-9]\d*$", status.stdout, re.M)
+        for controller, address in (each.split("@") for each in cluster.quorum.split(",")):
+            assert f'"id": {controller}' in status.stdout
+            assert f"CONTROLLER://{address}" in status.stdout
+    replication = kafka_tool("metadata-quorum", *at, "--replication")
+    rows = [line.split() for line in replication.stdout.splitlines()[1:]]
+    assert Counter(row[-1] for row in rows) == {"Leader": 1, "Follower": 2}
+    assert {row[3] for row in rows} == {"0"}
+
+
+def test_cluster_tool_shows_who_is_fenced_and_forgets_who_is_gone(
+    tmp_path: Path, kafka_tool: KafkaTool
+) -> None:
+    cluster = Cluster(tmp_path / "cluster", controllers=(1,), workers=(2, 3))
+    cluster.start()
+    try:
+        at = ["--bootstrap-server", cluster[2].bootstrap]
+        observers = kafka_tool("metadata-quorum", *at, "describe", "--replication").stdout
+        assert Counter(re.findall(r"(Leader|Observer)\s*$", observers, re.M)) == {
+            "Leader": 1,
+            "Observer": 2,
+        }
+        cluster[3].kill()
+        wait_until(lambda: len(admin(cluster[2].bootstrap).list_topics(timeout=9).brokers) == 1)
+        shown = kafka_tool("cluster", "list-endpoints", *at, "--include-fenced-brokers").stdout
+        states = {row[0]: row[4] for row in map(str.split, shown.splitlines()[1:])}
+        assert states == {"2": "unfenced", "3": "fenced"}
+        gone = kafka_tool("cluster", "unregister", *at, "--id", "3")
+        assert "Broker 3 is no longer registered." in gone.stdout, gone
+        shown = kafka_tool("cluster", "list-endpoints", *at, "--include-fenced-brokers").stdout
+        assert [row.split()[0] for row in shown.splitlines()[1:]] == ["2"]
+        again = kafka_tool("cluster", "unregister", *at, "--id", "3")
+        assert "Broker ID 3 is not currently registered" in again.stderr + again.stdout
+        cluster[3].start()
+        wait_until(lambda: len(admin(cluster[2].bootstrap).list_topics(timeout=9).brokers) == 2)
+        levels = kafka_tool("features", *at, "describe")
+        assert re.search(r"^Feature: metadata.version .*FinalizedVersionLevel:", levels.stdout)
+        refused = kafka_tool("features", *at, "upgrade", "--feature", "transaction.version=9")
+        assert "does not support this feature" in refused.stdout + refused.stderr
+        cluster.stop()
+    finally:
+        cluster.kill()
+
+
+def test_requests_that_time_out_say_so(tmp_path: Path) -> None:
+    """Two of three controllers are gone: nothing can change, and clients are told in time."""
+    cluster = Cluster(tmp_path / "cluster")
+    cluster.start()
+    try:
+        cluster[1].kill()
+        cluster[2].kill()
+        began = time.monotonic()
+        with pytest.raises(KafkaException) as refused:
+            create(admin(cluster[3].bootstrap), "refused", 1)
+        assert time.monotonic() - began < CREATE_TIMEOUT_S + 3
+        assert refused.value.args[0].code() in (
+            KafkaError.REQUEST_TIMED_OUT,
+            KafkaError._TIMED_OUT,
+        )
+        cluster.start(1)
+        create(admin(cluster[3].bootstrap), "made", 1)
+    finally:
+        cluster.kill()
