@@ -24,7 +24,7 @@ from wire.messages.list_offsets import (
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.messages.metadata import MetadataRequest, MetadataResponse
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.records import Record, decode_records, encode_batch, parse_header
 
@@ -66,8 +66,10 @@ class ClusterClient:
         finally:
             connection.close()
 
-    async def metadata(self, connection: ClientConnection) -> MetadataResponse:
-        message = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    async def metadata(self, connection: ClientConnection, name: str) -> MetadataResponse:
+        """Of one topic."""
+        topic = MetadataRequestTopic(name=name)
+        message = MetadataRequest(topics=[topic], allow_auto_topic_creation=False)
         response: MetadataResponse = await connection.call(ApiKey.METADATA, message)
         return response
 
@@ -95,7 +97,7 @@ class Administrator(ClusterClient):
     async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
         for _ in range(self._draw.randint(1, 5)):
             lasting = self.nation.told.lasting
-            if len(lasting) > 2 and self._draw.random() < 0.3:
+            if len(lasting) > 2 and self._draw.random() < 0.4:
                 await self._delete(connection, self._draw.choice(sorted(lasting)))
             elif self._made < self.nation.settings.changes or not lasting:
                 await self._create(connection)
@@ -104,7 +106,7 @@ class Administrator(ClusterClient):
     async def _create(self, connection: ClientConnection) -> None:
         told, world = self.nation.told, self.nation.world
         self._made += 1
-        name, partitions = f"{self.name}-{self._made}", self._draw.choice([1, 3, 6])
+        name, partitions = f"{self.name}-{self._made}", self._draw.choice([1, 2, 4])
         told.asked.add(name)
         configs = [CreatableTopicConfig(name=key, value=text) for key, text in _CONFIGS.items()]
         topic = CreatableTopic(
@@ -124,7 +126,7 @@ class Administrator(ClusterClient):
             world.count("commits")
             if world.now - asked_at > PATIENCE_S / 2:  # what is committed is answered in any case
                 return
-            shown = await self.metadata(connection)
+            shown = await self.metadata(connection, name)
             names = {each.name or "": bytes(each.topic_id) for each in shown.topics}
             self.nation.checker(CreatedIsVisible).shown(name, topic_id, names)
         elif code not in _AMBIGUOUS:
@@ -180,7 +182,7 @@ class ClusterProducer(ClusterClient):
         """Whether it was acknowledged."""
         try:
             async with self.connected(runtime) as connection:
-                leader = self._leader(await self.metadata(connection), name, partition)
+                leader = self._leader(await self.metadata(connection, name), name, partition)
             async with self.connected(runtime, leader) as connection:
                 return await self._write(runtime, connection, name, partition)
         except BROKEN as error:
@@ -239,7 +241,7 @@ class Inspector(ClusterClient):
 
     async def _read(self, runtime: Runtime, name: str, partition: int) -> None:
         async with self.connected(runtime) as connection:
-            leader = ClusterProducer._leader(await self.metadata(connection), name, partition)
+            leader = ClusterProducer._leader(await self.metadata(connection, name), name, partition)
         async with self.connected(runtime, leader) as connection:
             end = await self._end(connection, name, partition)
             records: list[tuple[int, bytes]] = []
