@@ -101,6 +101,7 @@ class Partition:
         "leadership",
         "log",
         "offline",
+        "start_waiters",
         "state",
         "topic",
         "topic_id",
@@ -136,6 +137,7 @@ class Partition:
         self.waiters: set[Watcher] = set()  # for what is committed
         self.end_waiters: set[Watcher] = set()  # for what is appended
         self.commit_waiters: deque[CommitWaiter] = deque()  # in the order of their offsets
+        self.start_waiters: set[trio.Event] = set()  # for replicas' log starts
         # Appends that are not committed: where each ends, and its bytes.
         self._uncommitted: deque[tuple[int, int]] = deque()
         # Held through appends that do not finish within one slice of the loop.
@@ -182,6 +184,18 @@ class Partition:
     @property
     def isr(self) -> Sequence[int]:
         return self.state.isr
+
+    @property
+    def low_watermark(self) -> int:
+        """Where the log begins, at every replica that is live."""
+        least = self.log.log_start_offset
+        if self.leadership is not None:
+            for follower in self.leadership.followers:
+                if follower.log_start_offset < least and self._context.eligible(
+                    follower.replica_id, UNKNOWN
+                ):
+                    least = follower.log_start_offset
+        return least
 
     def assign(self, state: PartitionImage) -> None:
         """Leader, replicas and ISR are as the metadata log says. StorageError."""
@@ -284,6 +298,8 @@ class Partition:
     ) -> bool:
         """A follower holds everything before `offset`; False if it is no replica of this one."""
         leadership, context = self.leadership, self._context
+        if self.start_waiters:
+            self.look_at_starts()
         if leadership is None or not leadership.fetched(
             replica_id,
             broker_epoch,
@@ -358,6 +374,16 @@ class Partition:
         self._note(self.waiters, 0)
         self._note(self.end_waiters, 0)
 
+    def tell_log_start(self) -> None:
+        """Followers hear at once where the log begins now."""
+        for watcher in tuple(self.end_waiters):
+            watcher.wake()
+
+    def look_at_starts(self) -> None:
+        """Replicas may have moved the start of their logs, or be gone."""
+        for woken in self.start_waiters:
+            woken.set()
+
     def _note(self, waiters: set[Watcher], new_bytes: int) -> None:
         done = [waiter for waiter in waiters if not waiter.note(new_bytes)]
         if done:
@@ -374,3 +400,4 @@ class Partition:
         for waiter in self.commit_waiters:
             waiter.woken.set()
         self.commit_waiters.clear()
+        self.look_at_starts()

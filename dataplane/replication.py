@@ -142,6 +142,7 @@ class Replication:
                 fetcher.look_at_leader()
             for number, partition in enumerate(list(self._led)):
                 partition.advance()
+                partition.look_at_starts()
                 self._isr_due(partition)
                 if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
                     await trio.lowlevel.checkpoint()

@@ -64,6 +64,10 @@ class Upkeep:
                 (self._log_dirs.probe, PROBE_LOOK_MS),
                 (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
                 (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
+                (
+                    self._keep_high_watermarks,
+                    configs.integer("replica.high.watermark.checkpoint.interval.ms"),
+                ),
             ):
                 nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty)
             nursery.start_soon(self.cleaner.run)
@@ -156,6 +160,9 @@ class Upkeep:
 
     async def checkpoint(self) -> None:
         await self._log_dirs.checkpoint(self.high_watermarks())
+
+    async def _keep_high_watermarks(self) -> None:
+        await self._log_dirs.write_high_watermarks(self.high_watermarks())
 
     def high_watermarks(self) -> dict[tuple[str, int], int]:
         return {(p.topic, p.index): p.high_watermark for p in self._worker.partitions}

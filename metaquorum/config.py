@@ -606,6 +606,13 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         "A follower waits no longer than this before it tries a leader again.",
     ),
     _worker(
+        "replica.high.watermark.checkpoint.interval.ms",
+        _LONG,
+        5000,
+        Range(1),
+        "How often it is written down up to where logs are committed.",
+    ),
+    _worker(
         "num.replica.fetchers",
         _INT,
         1,

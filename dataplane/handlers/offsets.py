@@ -62,13 +62,15 @@ def handle_list_offsets(
 async def _list_offsets(
     worker: Worker, request: Request, message: ListOffsetsRequest
 ) -> ListOffsetsResponse:
-    committed = message.isolation_level == _READ_COMMITTED
+    replica_id, committed = message.replica_id, message.isolation_level == _READ_COMMITTED
     return ListOffsetsResponse(
         topics=[
             ListOffsetsTopicResponse(
                 name=topic.name,
                 partitions=[
-                    await _list_offset(worker, request.version, committed, topic.name, data)
+                    await _list_offset(
+                        worker, request.version, replica_id, committed, topic.name, data
+                    )
                     for data in topic.partitions
                 ],
             )
@@ -83,7 +85,12 @@ def _is_search(timestamp: int) -> bool:
 
 
 async def _list_offset(
-    worker: Worker, version: int, committed: bool, topic: str, data: ListOffsetsPartition
+    worker: Worker,
+    version: int,
+    replica_id: int,
+    committed: bool,
+    topic: str,
+    data: ListOffsetsPartition,
 ) -> ListOffsetsPartitionResponse:
     answer = ListOffsetsPartitionResponse(partition_index=data.partition_index)
     partition: Partition | None = None
@@ -93,13 +100,13 @@ async def _list_offset(
             raise KafkaError(error)
         if version < _SINCE.get(data.timestamp, 0) or data.timestamp < EARLIEST_PENDING_UPLOAD:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
-        if data.timestamp != EARLIEST and partition.is_catching_up:
+        if replica_id < 0 and data.timestamp != EARLIEST and partition.is_catching_up:
             raise KafkaError(
                 ErrorCode.OFFSET_NOT_AVAILABLE
                 if version >= _NOT_AVAILABLE_SINCE
                 else ErrorCode.LEADER_NOT_AVAILABLE
             )
-        end = partition.last_stable_offset if committed else partition.high_watermark
+        end = _end_for(partition, replica_id, committed=committed)
         found = (
             await _search(worker, partition.log, data.timestamp, end)
             if _is_search(data.timestamp)
@@ -116,6 +123,13 @@ async def _list_offset(
     except EOFError:  # the segment was removed in the meantime
         answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
     return answer
+
+
+def _end_for(partition: Partition, replica_id: int, *, committed: bool) -> int:
+    """Other replicas see all of the log, clients what is committed."""
+    if replica_id >= 0:
+        return partition.log.log_end_offset
+    return partition.last_stable_offset if committed else partition.high_watermark
 
 
 def _find(partition: Partition, timestamp: int, end_offset: int) -> tuple[int, int, int] | None:

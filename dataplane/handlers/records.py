@@ -1,7 +1,10 @@
-"""DeleteRecords: logs begin at a later offset, on disk too."""
+"""DeleteRecords: logs begin at a later offset, on disk too, and at every replica that is live."""
 
 from typing import Final
 
+import trio
+
+from dataplane.handlers.topics import timeout_seconds
 from dataplane.partition import Partition
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
@@ -21,6 +24,7 @@ _NO_OFFSET: Final = -1
 async def handle_delete_records(
     worker: Worker, request: Request, message: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
+    deadline = trio.current_time() + timeout_seconds(message.timeout_ms)
     topics = [await _of_topic(worker, topic) for topic in message.topics]
     deleted = [p for topic in topics for p in topic.partitions if not p.error_code]
     if deleted:
@@ -30,7 +34,36 @@ async def handle_delete_records(
             for result in deleted:
                 result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
                 result.low_watermark = _NO_OFFSET
+    for topic in topics:
+        for result in topic.partitions:
+            if not result.error_code:
+                with trio.CancelScope(deadline=deadline):
+                    await _everywhere(worker, topic.name, result)
     return DeleteRecordsResponse(topics=topics)
+
+
+async def _everywhere(worker: Worker, topic: str, result: DeleteRecordsPartitionResult) -> None:
+    """Every live replica's log begins there, or beyond; REQUEST_TIMED_OUT if cancelled."""
+    start, result.low_watermark = result.low_watermark, _NO_OFFSET
+    try:
+        partition = worker.partitions.by_name(topic, result.partition_index)
+        partition.tell_log_start()
+        while not (error := partition.leader_error()):
+            result.low_watermark = partition.low_watermark
+            if result.low_watermark >= start:
+                result.error_code = ErrorCode.NONE
+                return
+            result.error_code = ErrorCode.REQUEST_TIMED_OUT
+            moved = trio.Event()
+            partition.start_waiters.add(moved)
+            try:
+                await moved.wait()
+            finally:
+                partition.start_waiters.discard(moved)
+        result.error_code = error
+    except KafkaError as error:
+        result.error_code = error.code
+    result.low_watermark = _NO_OFFSET
 
 
 async def _of_topic(worker: Worker, topic: DeleteRecordsTopic) -> DeleteRecordsTopicResult:

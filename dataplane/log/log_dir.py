@@ -373,7 +373,7 @@ class LogDir:
             }
             contents = {RECOVERY_POINT_CHECKPOINT: points, LOG_START_CHECKPOINT: starts}
             if high_watermarks is not None:
-                contents[HIGH_WATERMARK_CHECKPOINT] = dict(high_watermarks)
+                contents[HIGH_WATERMARK_CHECKPOINT] = self._with_offline(high_watermarks)
 
             def write() -> None:
                 for name, offsets in contents.items():
@@ -381,6 +381,25 @@ class LogDir:
 
             with storage_errors("write a checkpoint in", self.path):
                 await self._disk.run(write)
+
+    async def write_high_watermarks(self, high_watermarks: Mapping[Partition, int]) -> None:
+        """They survive a loss of power; those of partitions that cannot be opened are kept."""
+        async with self._checkpointing:
+            offsets = self._with_offline(high_watermarks)
+            if offsets == self.high_watermarks:
+                return
+            data = encode_offsets(offsets)
+            with storage_errors("write a checkpoint in", self.path):
+                await self._disk.run(
+                    lambda: write_atomically(
+                        self._disk, self._path(HIGH_WATERMARK_CHECKPOINT), data
+                    )
+                )
+            self.high_watermarks = offsets
+
+    def _with_offline(self, high_watermarks: Mapping[Partition, int]) -> dict[Partition, int]:
+        kept = {at: offset for at, offset in self.high_watermarks.items() if at in self.offline}
+        return kept | dict(high_watermarks)
 
     async def write_cleaner_offsets(self) -> None:
         """How far logs are cleaned survives a loss of power."""

@@ -293,6 +293,18 @@ class LogDirs:
         with self._watched(log_dir):
             await log_dir.checkpoint(_of_dir(log_dir, high_watermarks))
 
+    async def write_high_watermarks(self, high_watermarks: Mapping[Partition, int]) -> None:
+        """They survive a loss of power. The first StorageError, after all had their turn."""
+        failures: list[StorageError] = []
+        for log_dir in list(self.online):
+            try:
+                with self._watched(log_dir):
+                    await log_dir.write_high_watermarks(_of_dir(log_dir, high_watermarks) or {})
+            except StorageError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
     def cleaner_offset(self, partition: Partition) -> int:
         """Up to where the log is cleaned."""
         log_dir = self.dir_of(partition)

@@ -1,0 +1,118 @@
+"""Three nodes: what replicas of one partition make of each other's news."""
+
+from typing import Any
+
+from tests.dataplane.serving import RawClient, batch_of
+from tests.dataplane.together import Together, together
+from wire.apis import ApiKey
+from wire.errors import ErrorCode
+from wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+
+E = ErrorCode
+
+
+async def fill(client: RawClient, topic: str, records: int, acks: int = -1) -> None:
+    for number in range(records):
+        await client.produce(topic, batch_of(b"%d" % number), acks=acks)
+
+
+async def delete_records(
+    client: RawClient, topic: str, offset: int, timeout_ms: int = 10_000
+) -> Any:
+    asked = DeleteRecordsPartition(partition_index=0, offset=offset)
+    message = DeleteRecordsRequest(
+        topics=[DeleteRecordsTopic(name=topic, partitions=[asked])], timeout_ms=timeout_ms
+    )
+    return (await client.call(ApiKey.DELETE_RECORDS, message)).topics[0].partitions[0]
+
+
+async def latest(client: RawClient, topic: str, replica_id: int = -1) -> Any:
+    asked = ListOffsetsPartition(partition_index=0, timestamp=-1, current_leader_epoch=-1)
+    message = ListOffsetsRequest(
+        replica_id=replica_id, topics=[ListOffsetsTopic(name=topic, partitions=[asked])]
+    )
+    return (await client.call(ApiKey.LIST_OFFSETS, message)).topics[0].partitions[0]
+
+
+def test_deleted_records_are_gone_at_all_live_replicas_when_it_is_answered() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        client = await cluster.connect(1)
+        await fill(client, "t", 10)
+        began = cluster.world.now
+        row = await delete_records(client, "t", 7)
+        assert (row.error_code, row.low_watermark) == (E.NONE, 7)
+        assert cluster.world.now - began < 0.2, "no long poll was waited for"
+        starts = [cluster.replica(node, "t").log.log_start_offset for node in (1, 2, 3)]
+        assert starts == [7, 7, 7]
+
+    together(story)
+
+
+def test_deleting_records_does_not_wait_for_a_replica_that_is_fenced() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        client = await cluster.connect(1)
+        await fill(client, "t", 10)
+        await cluster.until(lambda: cluster.replica(3, "t").high_watermark == 10)
+        await cluster.kill(3)
+        row = await delete_records(client, "t", 7)
+        assert (row.error_code, row.low_watermark) == (E.NONE, 7)
+        await cluster.restart(3)
+        await cluster.until(lambda: cluster.replica(3, "t").log.log_start_offset == 7)
+
+    together(story)
+
+
+def test_deleting_records_says_so_where_a_live_replica_does_not_follow_in_time() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        client = await cluster.connect(1)
+        await fill(client, "t", 10)
+        cluster.world.internet.cut("node-3", "node-1")
+        row = await delete_records(client, "t", 7, timeout_ms=1000)
+        assert (row.error_code, row.low_watermark) == (E.REQUEST_TIMED_OUT, 0)
+        cluster.world.internet.heal_all()
+        row = await delete_records(client, "t", 7)
+        assert (row.error_code, row.low_watermark) == (E.NONE, 7)
+
+    together(story)
+
+
+def test_clients_are_told_of_what_is_committed_and_replicas_of_all() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3), min_insync_replicas=2)
+        client = await cluster.connect(1)
+        await fill(client, "t", 5)
+        await cluster.kill(2)
+        await cluster.kill(3)
+        await cluster.until(lambda: cluster.replica(1, "t").leadership is not None)
+        await fill(client, "t", 3, acks=1)
+        assert (await latest(client, "t")).offset == 5
+        assert (await latest(client, "t", replica_id=2)).offset == 8
+
+    together(story)
+
+
+def test_high_watermarks_survive_a_kill() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        client = await cluster.connect(1)
+        await fill(client, "t", 5)
+        await cluster.until(lambda: cluster.replica(3, "t").high_watermark == 5)
+        await cluster.world.sleep(0.2)
+        await cluster.kill(3)
+        await cluster.restart(3)
+        known = cluster.worker(3).partitions.log_dirs.online[0].high_watermarks
+        assert known == {("t", 0): 5}
+
+    together(story, replica_high_watermark_checkpoint_interval_ms=100)
