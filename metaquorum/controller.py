@@ -42,6 +42,7 @@ from metaquorum.leader_election import LeaderWish, elect_leader
 from metaquorum.loader import MetadataLoader
 from metaquorum.proposer import Changed, Proposer
 from metaquorum.quorum import Quorum
+from metaquorum.quota_changes import QuotaChange, change_quotas
 from metaquorum.registrations import (
     ControllerRegistration,
     WorkerRegistration,
@@ -193,6 +194,12 @@ class Controller:
     ) -> Changed[list[KafkaError | None]]:
         """For each resource: None once all of its changes are committed; or why none is."""
         return await self._change_each(resources, change_configs, validate_only)
+
+    async def change_quotas(
+        self, changes: Sequence[QuotaChange], *, validate_only: bool = False
+    ) -> Changed[list[KafkaError | None]]:
+        """For each entity: None once all of its changes are committed; or why none is."""
+        return await self._change_each(changes, change_quotas, validate_only)
 
     async def _change_each(
         self,

@@ -23,11 +23,13 @@ from metaquorum.isr_changes import PartitionChange
 from metaquorum.leader_election import LeaderWish
 from metaquorum.loader import MetadataLoader
 from metaquorum.proposer import Changed
+from metaquorum.quota_changes import QuotaChange
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.methods import (
     ALLOCATE_PRODUCER_IDS,
     ALTER_PARTITIONS,
     CHANGE_CONFIGS,
+    CHANGE_QUOTAS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
@@ -39,6 +41,7 @@ from metaquorum.rpc.methods import (
     AlterPartitions,
     Asker,
     ChangeConfigs,
+    ChangeQuotas,
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
@@ -132,6 +135,24 @@ class Gateway:
             CHANGE_CONFIGS,
             resources,
             lambda part: ChangeConfigs(asker, part, validate_only),
+            lambda _, error: error,
+            _code,
+            timeout_s,
+        )
+
+    async def change_quotas(
+        self,
+        asker: Asker,
+        changes: Sequence[QuotaChange],
+        *,
+        validate_only: bool = False,
+        timeout_s: float,
+    ) -> list[KafkaError | None]:
+        """For each entity None, or why nothing of it was changed."""
+        return await self._each(
+            CHANGE_QUOTAS,
+            changes,
+            lambda part: ChangeQuotas(asker, part, validate_only),
             lambda _, error: error,
             _code,
             timeout_s,

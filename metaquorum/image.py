@@ -13,7 +13,9 @@ from typing import Final
 
 from metaquorum.config import Scope
 from metaquorum.persistent_map import PersistentMap
+from metaquorum.quota_rules import QuotaEntity
 from metaquorum.records import (
+    ClientQuotaRecord,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
@@ -67,6 +69,14 @@ def _resource_bytes(resource: ConfigResource) -> bytes:
     return b"%d:%s" % (resource[0], _name_bytes(resource[1]))
 
 
+def _entity_bytes(entity: QuotaEntity) -> bytes:
+    return b"".join(
+        b"%d:%s;" % (len(word), word)
+        for kind, name in entity.parts()
+        for word in (kind.encode(), b"" if name is None else _name_bytes(name))
+    )
+
+
 def collision_name(name: str) -> str:
     """Topics of equal collision names would have the same metric names ('.' and '_' are one)."""
     return name.replace(".", "_")
@@ -89,6 +99,8 @@ class MetadataImage:
     next_producer_id: int
     producer_ids: ProducerIdsRecord | None  # the last block given
     partition_count: int
+    # Of users, client-ids and addresses; only entities that have any.
+    client_quotas: PersistentMap[QuotaEntity, Mapping[str, float]]
 
     @staticmethod
     def empty(cluster_id: str) -> "MetadataImage":
@@ -106,6 +118,7 @@ class MetadataImage:
             0,
             None,
             0,
+            PersistentMap(_entity_bytes),
         )
 
     def topic(self, name: str) -> TopicImage | None:
@@ -155,6 +168,9 @@ class MetadataImage:
         for (scope, resource), configs in self.configs.in_order():
             for name, value in sorted(configs.items()):
                 yield ConfigRecord(scope, resource, name, value)
+        for entity, quotas in self.client_quotas.in_order():
+            for key, quota in sorted(quotas.items()):
+                yield ClientQuotaRecord(entity.parts(), key, quota)
         if self.producer_ids is not None:
             yield self.producer_ids
 
@@ -185,10 +201,11 @@ class MetadataDelta:
     resources: Mapping[ConfigResource, None]
     worker_ids: Mapping[int, None]
     features: Mapping[str, None]
+    quota_entities: Mapping[QuotaEntity, None]
 
     @staticmethod
     def none(image: MetadataImage) -> "MetadataDelta":
-        return MetadataDelta(image, image, {}, {}, {}, {})
+        return MetadataDelta(image, image, {}, {}, {}, {}, {})
 
     def then(self, later: "MetadataDelta") -> "MetadataDelta":
         """Both changes as one; `later` begins where this one ends."""
@@ -200,6 +217,7 @@ class MetadataDelta:
             {**self.resources, **later.resources},
             {**self.worker_ids, **later.worker_ids},
             {**self.features, **later.features},
+            {**self.quota_entities, **later.quota_entities},
         )
 
     def topics(self) -> Iterator[tuple[TopicImage | None, TopicImage | None]]:
@@ -225,6 +243,8 @@ class Replay:
         "_partition_count",
         "_partitions",
         "_producer_ids",
+        "_quota_entities",
+        "_quotas",
         "_resources",
         "_topic_ids",
         "_topic_names",
@@ -247,11 +267,13 @@ class Replay:
         self._next_producer_id = image.next_producer_id
         self._producer_ids = image.producer_ids
         self._partition_count = image.partition_count
+        self._quotas = image.client_quotas.edit()
         self._partitions: dict[bytes, list[PartitionImage]] = {}  # of topics being changed
         self._topic_ids: dict[bytes, None] = {}
         self._resources: dict[ConfigResource, None] = {}
         self._worker_ids: dict[int, None] = {}
         self._touched_features: dict[str, None] = {}
+        self._quota_entities: dict[QuotaEntity, None] = {}
 
     def apply(self, records: Iterable[MetadataRecord]) -> None:
         """The image will be that of these records, too."""
@@ -281,6 +303,8 @@ class Replay:
                     self._set_feature(record)
                 case RegisterControllerRecord():
                     self._controllers = {**self._controllers, record.controller_id: record}
+                case ClientQuotaRecord():
+                    self._set_quota(record)
         if len(self._partitions) > MAX_OPEN_TOPICS:
             last = next(reversed(self._partitions))
             self._close_topics(last)
@@ -305,6 +329,7 @@ class Replay:
             self._next_producer_id,
             self._producer_ids,
             self._partition_count,
+            self._quotas.finish(),
         )
         delta = MetadataDelta(
             before,
@@ -313,6 +338,7 @@ class Replay:
             self._resources,
             self._worker_ids,
             self._touched_features,
+            self._quota_entities,
         )
         return image, delta
 
@@ -391,6 +417,19 @@ class Replay:
         else:
             self._configs.discard(resource)
         self._resources[resource] = None
+
+    def _set_quota(self, record: ClientQuotaRecord) -> None:
+        entity = QuotaEntity.of(record.entity)
+        quotas = dict(self._quotas.get(entity) or {})
+        if record.value is None:
+            quotas.pop(record.key, None)
+        else:
+            quotas[record.key] = record.value
+        if quotas:
+            self._quotas[entity] = quotas
+        else:
+            self._quotas.discard(entity)
+        self._quota_entities[entity] = None
 
     def _change_worker(self, record: WorkerChangeRecord) -> None:
         worker = self._workers[record.worker_id]

@@ -169,10 +169,11 @@ async def _in_slices(steps: Replay, records: Iterable[MetadataRecord]) -> None:
 
 async def difference(before: MetadataImage, image: MetadataImage) -> MetadataDelta:
     """What changed between two images of one cluster, where the records between are not known."""
-    topics, resources = [], []
+    topics, resources, quotas = [], [], []
     for one, other in (before, image), (image, before):
         topics += await _differing(one.topics, other.topics)
         resources += await _differing(one.configs, other.configs)
+        quotas += await _differing(one.client_quotas, other.client_quotas)
     ids = dict.fromkeys([topic.topic_id for _, topic in topics])
     workers = dict.fromkeys(
         worker_id
@@ -185,7 +186,13 @@ async def difference(before: MetadataImage, image: MetadataImage) -> MetadataDel
         if before.features.get(name) != image.features.get(name)
     )
     return MetadataDelta(
-        before, image, ids, dict.fromkeys([each for each, _ in resources]), workers, features
+        before,
+        image,
+        ids,
+        dict.fromkeys([each for each, _ in resources]),
+        workers,
+        features,
+        dict.fromkeys([each for each, _ in quotas]),
     )
 
 

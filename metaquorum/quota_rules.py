@@ -16,14 +16,14 @@ the other. A default is therefore never shared between those it stands for.
 Plain state. Source: KIP-55, KIP-257.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
 
 class Part(Enum):
-    """What an entity may say of a user or a client-id instead of a name."""
+    """What an entity may say of a user, a client-id or an address instead of a name."""
 
     DEFAULT = "<default>"
     ABSENT = "-"
@@ -32,19 +32,44 @@ class Part(Enum):
 Name: TypeAlias = str | Part
 
 
+USER: Final = "user"
+CLIENT_ID: Final = "client-id"
+IP: Final = "ip"
+
+
+class EntityPart(NamedTuple):
+    """One part of an entity, as clients and the metadata log say it; a name of None is default."""
+
+    type: str
+    name: str | None
+
+
 class QuotaEntity(NamedTuple):
-    """Whom a quota is for."""
+    """Whom a quota is for. What speaks of an address speaks of nothing else."""
 
     user: Name = Part.ABSENT
     client_id: Name = Part.ABSENT
+    ip: Name = Part.ABSENT
+
+    @classmethod
+    def of(cls, parts: Iterable[EntityPart]) -> "QuotaEntity":
+        """The entity that has these parts, each of another one of the types that there are."""
+        names = {kind: Part.DEFAULT if name is None else name for kind, name in parts}
+        return cls(*(names.get(kind, Part.ABSENT) for kind in (USER, CLIENT_ID, IP)))
+
+    def parts(self) -> tuple[EntityPart, ...]:
+        return tuple(
+            [
+                EntityPart(kind, None if name is Part.DEFAULT else str(name))
+                for kind, name in zip((USER, CLIENT_ID, IP), self, strict=True)
+                if name is not Part.ABSENT
+            ]
+        )
 
     def __str__(self) -> str:
-        parts = [
-            f"{kind}={name.value if isinstance(name, Part) else name}"
-            for kind, name in (("user", self.user), ("client-id", self.client_id))
-            if name is not Part.ABSENT
-        ]
-        return ", ".join(parts)
+        return ", ".join(
+            f"{kind}={Part.DEFAULT.value if name is None else name}" for kind, name in self.parts()
+        )
 
 
 class Sharers(NamedTuple):

@@ -10,18 +10,21 @@ Reading is strict: types, ranges and lengths are checked, nothing is guessed. A 
 version is refused in words, since passing it over would make replicas differ.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
+from metaquorum.quota_rules import CLIENT_ID, IP, USER, EntityPart
 from wire.errors import WireError
 
 MAX_REPLICAS: Final = 128
 MAX_ENDPOINTS: Final = 64
 MAX_LOG_DIRS: Final = 64
 MAX_FEATURES: Final = 256
+MAX_ENTITY_PARTS: Final = 3
 MAX_TOPIC_CHARS: Final = 249
 MAX_TEXT_CHARS: Final = 32_767
 MAX_PARTITION: Final = 2**31 - 1
@@ -169,6 +172,15 @@ class RegisterControllerRecord:
     features: tuple[FeatureRange, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ClientQuotaRecord:
+    """The quota `key` of that entity has this value; None: it has none any more."""
+
+    entity: tuple[EntityPart, ...]
+    key: str
+    value: float | None
+
+
 MetadataRecord: TypeAlias = (
     FeatureLevelRecord
     | TopicRecord
@@ -180,6 +192,7 @@ MetadataRecord: TypeAlias = (
     | ProducerIdsRecord
     | WorkerChangeRecord
     | RegisterControllerRecord
+    | ClientQuotaRecord
 )
 
 # A kind turns an unpacked value into a field's value, or raises ValueError saying what it is not.
@@ -204,6 +217,21 @@ def _text(max_chars: int) -> Kind:
         return value
 
     return check
+
+
+def _one_of(*texts: str) -> Kind:
+    def check(value: Any) -> str:
+        if type(value) is not str or value not in texts:
+            raise ValueError(f"is not one of {', '.join(texts)}")
+        return value
+
+    return check
+
+
+def _positive(value: Any) -> float:
+    if type(value) is not float or not 0 < value < math.inf:
+        raise ValueError("is not a finite number above zero")
+    return value
 
 
 def _nullable(kind: Kind) -> Kind:
@@ -288,6 +316,7 @@ _REPLICAS: Final = _array(_WORKER_ID, MAX_REPLICAS)
 _LEVEL: Final = _integer(0, 32_767)
 _ENDPOINT: Final = _struct(Endpoint, _NAME, _NAME, _integer(0, 65_535), _NAME)
 _FEATURE: Final = _struct(FeatureRange, _NAME, _LEVEL, _LEVEL)
+_ENTITY_PART: Final = _struct(EntityPart, _one_of(USER, CLIENT_ID, IP), _nullable(_LONG_TEXT))
 
 SCHEMAS: Final[tuple[Schema, ...]] = (
     Schema(1, 0, FeatureLevelRecord, (Field("name", _NAME), Field("level", _LEVEL))),
@@ -374,6 +403,16 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("host", _NAME),
             Field("port", _integer(0, 65_535)),
             Field("features", _array(_FEATURE, MAX_FEATURES)),
+        ),
+    ),
+    Schema(
+        11,
+        0,
+        ClientQuotaRecord,
+        (
+            Field("entity", _array(_ENTITY_PART, MAX_ENTITY_PARTS)),
+            Field("key", _NAME),
+            Field("value", _nullable(_positive)),
         ),
     ),
 )

@@ -38,6 +38,8 @@ class ApiKey(IntEnum):
     CREATE_PARTITIONS = 37
     ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
     DESCRIBE_QUORUM = 55
@@ -116,6 +118,8 @@ _ROWS: Final = (
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, flexible_from=2),
     Api(ApiKey.ELECT_LEADERS, 0, 2, flexible_from=2),
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, flexible_from=1),
+    Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, flexible_from=1),
+    Api(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1, flexible_from=1),
     Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
     Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_QUORUM, 0, 2, flexible_from=0),

@@ -1,6 +1,7 @@
 """Values of our own types as msgpack, compiled once from their type hints.
 
-    None, bool, int, str, bytes     as msgpack has them
+    None, bool, int, float,
+    str, bytes                      as msgpack has them
     enumeration                     its number
     tuple[X, ...], list, Sequence   array
     tuple[X, Y], NamedTuple,
@@ -163,6 +164,7 @@ def _read_int(reader: _Reader) -> int:
 
 _LEAVES: Final[Mapping[Any, _Form]] = {
     int: _Form(_write_int, _read_int, is_leaf=True),
+    float: _leaf(float, "is not a number with a point"),
     bool: _leaf(bool, "is not true or false"),
     str: _leaf(str, "is not a text"),
     bytes: _leaf(bytes, "is not bytes"),

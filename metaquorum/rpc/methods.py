@@ -16,6 +16,7 @@ from metaquorum.features import FeatureUpdate
 from metaquorum.isr_changes import PartitionChange
 from metaquorum.leader_election import LeaderWish
 from metaquorum.proposer import Changed
+from metaquorum.quota_changes import QuotaChange
 from metaquorum.registrations import ControllerRegistration, WorkerRegistration
 from metaquorum.rpc.codec import Codec
 from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
@@ -62,6 +63,13 @@ class CreatePartitions:
 class ChangeConfigs:
     asker: Asker
     resources: Sequence[ResourceChange]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeQuotas:
+    asker: Asker
+    changes: Sequence[QuotaChange]
     validate_only: bool = False
 
 
@@ -244,6 +252,9 @@ CREATE_PARTITIONS: Final[Method[CreatePartitions, Changed[list[KafkaError | None
 CHANGE_CONFIGS: Final[Method[ChangeConfigs, Changed[list[KafkaError | None]]]] = Method(
     "change_configs", ChangeConfigs, _ERRORS
 )
+CHANGE_QUOTAS: Final[Method[ChangeQuotas, Changed[list[KafkaError | None]]]] = Method(
+    "change_quotas", ChangeQuotas, _ERRORS
+)
 UPDATE_FEATURES: Final[Method[UpdateFeatures, Changed[None]]] = Method(
     "update_features", UpdateFeatures, _NOTHING
 )
@@ -293,6 +304,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         DELETE_TOPICS,
         CREATE_PARTITIONS,
         CHANGE_CONFIGS,
+        CHANGE_QUOTAS,
         UPDATE_FEATURES,
         UNREGISTER_WORKER,
         REGISTER_WORKER,

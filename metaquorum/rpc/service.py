@@ -17,6 +17,7 @@ from metaquorum.rpc.methods import (
     ALLOCATE_PRODUCER_IDS,
     ALTER_PARTITIONS,
     CHANGE_CONFIGS,
+    CHANGE_QUOTAS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
@@ -85,6 +86,9 @@ class ControllerService:
             ),
             CHANGE_CONFIGS.name: lambda _, r: controller.change_configs(
                 r.resources, validate_only=r.validate_only
+            ),
+            CHANGE_QUOTAS.name: lambda _, r: controller.change_quotas(
+                r.changes, validate_only=r.validate_only
             ),
             UPDATE_FEATURES.name: lambda _, r: controller.update_features(
                 r.updates, validate_only=r.validate_only

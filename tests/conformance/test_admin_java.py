@@ -42,6 +42,32 @@ def test_configs_of_a_topic(node: Peer, kafka_tool: KafkaTool) -> None:
     assert "Invalid value soon for configuration retention.ms" in bad.stdout + bad.stderr
 
 
+@pytest.mark.parametrize(
+    ("entity", "words", "added"),
+    [
+        (
+            "--entity-type users --entity-name alice --entity-type clients --entity-default",
+            "user-principal 'alice', the default client-id",
+            "consumer_byte_rate",
+        ),
+        ("--entity-type ips --entity-name 10.9.8.7", "ip '10.9.8.7'", "connection_creation_rate"),
+    ],
+)
+def test_quotas(node: Peer, kafka_tool: KafkaTool, entity: str, words: str, added: str) -> None:
+    whom = entity.split()
+    output(kafka_tool("configs", *at(node), "--alter", *whom, "--add-config", f"{added}=5000000"))
+
+    def shown() -> str:
+        return output(kafka_tool("configs", *at(node), "--describe", *whom))
+
+    try:
+        wanted = f"Quota configs for {words} are {added}=5000000.0"
+        wait_until(lambda: wanted in shown(), 60)
+    finally:
+        output(kafka_tool("configs", *at(node), "--alter", *whom, "--delete-config", added))
+    wait_until(lambda: added not in shown(), 60)
+
+
 def test_configs_of_all_brokers_show_through(node: Peer, kafka_tool: KafkaTool) -> None:
     topic = create(node.bootstrap, unique("configs"))
     all_brokers = ("--entity-type", "brokers", "--entity-default")

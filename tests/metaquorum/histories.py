@@ -15,6 +15,8 @@ from metaquorum.decisions import (
 )
 from metaquorum.features import found_cluster
 from metaquorum.image import MetadataImage, replay
+from metaquorum.quota_changes import QuotaChange, QuotaOp, change_quotas
+from metaquorum.quota_rules import CLIENT_ID, USER, EntityPart
 from metaquorum.records import ConfigRecord, Endpoint, MetadataRecord
 from metaquorum.registrations import (
     WorkerRegistration,
@@ -37,6 +39,7 @@ WISHES: st.SearchStrategy[list[Wish]] = st.lists(
         st.tuples(st.sampled_from(["register", "restart"]), st.integers(1, 3), st.integers(0, 3)),
         st.tuples(st.just("ids"), st.integers(1, 3), st.none()),
         st.tuples(st.just("config"), NAMES, st.sampled_from([None, "1", "2"])),
+        st.tuples(st.just("quota"), NAMES, st.sampled_from([None, 1.0, 2.0])),
         st.tuples(
             st.sampled_from(["unregister", "unfence", "fence", "shut down"]),
             st.integers(1, 3),
@@ -75,6 +78,13 @@ def decide(image: MetadataImage, wish: Wish, random: Random) -> Decision[object]
                     4, str(subject), "num.partitions", None if value is None else str(value)
                 )
             ],
+        ),
+        "quota": lambda: change_quotas(  # type: ignore[dict-item, return-value]
+            image,
+            QuotaChange(
+                (EntityPart(USER, str(subject)), EntityPart(CLIENT_ID, None)),
+                [QuotaOp("producer_byte_rate", value)],  # type: ignore[arg-type]
+            ),
         ),
         "unregister": lambda: unregister_worker(image, int(str(subject))),  # type: ignore[dict-item, return-value]
         "fence": lambda: fence_workers(image, {int(str(subject))}),  # type: ignore[dict-item, return-value]

@@ -9,6 +9,7 @@ from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, Topi
 from metaquorum.features import FeatureUpdate
 from metaquorum.loader import MetadataLoader
 from metaquorum.proposer import Changed
+from metaquorum.quota_changes import QuotaChange
 from metaquorum.registrations import ControllerRegistration, WorkerRegistration
 from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
 from wire.errors import KafkaError
@@ -47,6 +48,13 @@ class LocalGateway:
     ) -> list[KafkaError | None]:
         return await self._seen(
             await self._controller.change_configs(resources, validate_only=validate_only)
+        )
+
+    async def change_quotas(
+        self, changes: Sequence[QuotaChange], *, validate_only: bool = False
+    ) -> list[KafkaError | None]:
+        return await self._seen(
+            await self._controller.change_quotas(changes, validate_only=validate_only)
         )
 
     async def update_features(

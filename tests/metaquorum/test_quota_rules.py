@@ -98,7 +98,7 @@ USERS = st.sampled_from(["alice", "bob"])
 IDS = st.sampled_from([None, "", "pump", "sink"])
 USER_PARTS = st.sampled_from(["alice", "bob", Part.DEFAULT, Part.ABSENT])
 ID_PARTS = st.sampled_from(["pump", "sink", Part.DEFAULT, Part.ABSENT])
-ENTITIES = st.builds(QuotaEntity, USER_PARTS, ID_PARTS)
+ENTITIES = st.builds(QuotaEntity, USER_PARTS, ID_PARTS, st.just(Part.ABSENT))
 
 
 def naive(quotas: dict[QuotaEntity, dict[str, float]], user: str, client_id: str | None) -> object:

@@ -14,8 +14,10 @@ from metaquorum.batch import (
     BatchTooLargeError,
     decode_batch,
 )
+from metaquorum.quota_rules import CLIENT_ID, IP, USER, EntityPart
 from metaquorum.records import (
     SCHEMAS,
+    ClientQuotaRecord,
     ConfigRecord,
     Endpoint,
     FeatureLevelRecord,
@@ -65,6 +67,15 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
     ),
     st.builds(UnregisterWorkerRecord, NUMBERS, OFFSETS),
     st.builds(ProducerIdsRecord, NUMBERS, OFFSETS, OFFSETS),
+    st.builds(
+        ClientQuotaRecord,
+        st.lists(
+            st.builds(EntityPart, st.sampled_from([USER, CLIENT_ID, IP]), st.none() | NAMES),
+            max_size=3,
+        ).map(tuple),
+        NAMES,
+        st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
+    ),
 )
 
 

@@ -20,6 +20,7 @@ from wire.frames import FrameBuffer
 from wire.headers import decode_response, encode_request
 from wire.message import Message
 from wire.messages import (
+    alter_client_quotas,
     alter_configs,
     alter_user_scram_credentials,
     api_versions,
@@ -30,6 +31,7 @@ from wire.messages import (
     delete_records,
     delete_topics,
     describe_acls,
+    describe_client_quotas,
     describe_cluster,
     describe_configs,
     describe_log_dirs,
@@ -548,6 +550,81 @@ def ask_elect_leaders(peer: Peer) -> None:
             peer.ask(ApiKey.ELECT_LEADERS, version, request)
 
 
+QUOTA_ENTITIES: list[list[tuple[str, str | None]]] = [
+    [("user", "golden-user")],
+    [("user", "golden-user"), ("client-id", None)],
+    [("client-id", "golden-client")],
+    [("client-id", "")],
+    [("ip", "127.0.0.9")],
+    [("ip", None)],
+    [("ip", "golden host")],
+    [("ip", "127.0.0.9"), ("user", "golden-user")],
+    [("flavour", "golden")],
+    [],
+]
+QUOTA_OPS = [
+    {"key": "producer_byte_rate", "value": 1000.0},
+    {"key": "connection_creation_rate", "value": 1000.0},
+    {"key": "request_percentage", "value": 12.5},
+    {"key": "consumer_byte_rate", "value": 12.5},
+    {"key": "consumer_byte_rate", "value": -1.0},
+    {"key": "consumer_byte_rate", "value": 1e30},
+    {"key": "connection_creation_rate", "value": 3e9},
+    {"key": "nonsense", "value": 1.0},
+]
+QUOTA_FILTERS: list[list[tuple[str, int, str | None]]] = [
+    [],
+    [("user", 0, "golden-user")],
+    [("client-id", 1, None)],
+    [("user", 2, None), ("client-id", 2, None)],
+    [("ip", 2, None)],
+    [("ip", 2, None), ("user", 2, None)],
+    [("user", 2, None), ("user", 2, None)],
+    [("flavour", 0, "golden")],
+    [("", 0, "golden")],
+    [("user", 0, None)],
+    [("user", 1, "golden-user")],
+    [("user", 2, "golden-user")],
+    [("user", 7, None)],
+]
+
+
+def ask_client_quotas(peer: Peer) -> None:
+    for version in versions(ApiKey.ALTER_CLIENT_QUOTAS):
+        for remove in (False, True):
+            for op in QUOTA_OPS:
+                entries = [
+                    alter_client_quotas.EntryData(
+                        entity=[
+                            alter_client_quotas.EntityData(entity_type=kind, entity_name=name)
+                            for kind, name in entity
+                        ],
+                        ops=[alter_client_quotas.OpData(**op, remove=remove)],
+                    )
+                    for entity in QUOTA_ENTITIES
+                ]
+                for validate_only in (True, False):
+                    request = alter_client_quotas.AlterClientQuotasRequest(
+                        entries=entries, validate_only=validate_only
+                    )
+                    peer.ask(ApiKey.ALTER_CLIENT_QUOTAS, version, request)
+            time.sleep(0.5)  # the broker has followed its controller
+            describe_quotas(peer, version)
+
+
+def describe_quotas(peer: Peer, version: int) -> None:
+    for parts in QUOTA_FILTERS:
+        for strict in (False, True):
+            components = [
+                describe_client_quotas.ComponentData(entity_type=kind, match_type=how, match=name)
+                for kind, how, name in parts
+            ]
+            request = describe_client_quotas.DescribeClientQuotasRequest(
+                components=components, strict=strict
+            )
+            peer.ask(ApiKey.DESCRIBE_CLIENT_QUOTAS, version, request)
+
+
 def ask_unregister_broker(peer: Peer) -> None:
     request = unregister_broker.UnregisterBrokerRequest(broker_id=4711)
     peer.ask(ApiKey.UNREGISTER_BROKER, 0, request)
@@ -586,6 +663,7 @@ def main() -> None:
         ask_describe_quorum,
         ask_update_features,
         ask_elect_leaders,
+        ask_client_quotas,
         ask_unregister_broker,
         ask_delete_topics,
     ):

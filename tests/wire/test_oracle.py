@@ -21,7 +21,11 @@ from wire.message import Message, Struct
 st.register_type_strategy(Records, st.binary(max_size=200).map(Records))
 
 # Kafka has the same names for other structs in the response.
-RENAMED = {"DescribeQuorumTopic": "TopicData", "DescribeQuorumPartition": "PartitionData"}
+RENAMED = {
+    "AlteredEntry": "EntryData",
+    "DescribeQuorumTopic": "TopicData",
+    "DescribeQuorumPartition": "PartitionData",
+}
 
 KAFKAS = [(cls, version) for cls, version in CASES if cls.API < FIRST_OWN_KEY]
 every_case = pytest.mark.parametrize(("cls", "version"), KAFKAS, ids=case_id)

@@ -1,0 +1,98 @@
+"""AlterClientQuotas and DescribeClientQuotas."""
+
+from collections.abc import Coroutine, Iterator
+from typing import Any, Final
+
+import trio
+
+from dataplane.worker import Request, Worker
+from metaquorum.image import MetadataImage
+from metaquorum.quota_changes import FilterPart, QuotaChange, QuotaFilter, QuotaOp
+from metaquorum.quota_rules import EntityPart
+from wire.errors import ErrorCode, KafkaError
+from wire.messages import alter_client_quotas, describe_client_quotas
+from wire.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    AlteredEntry,
+)
+from wire.messages.describe_client_quotas import (
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
+
+# These requests bring no time limit. Most clients give an answer half a minute.
+CHANGE_S: Final = 25.0
+SLICE_ENTITIES: Final = 1000  # looked at before the loop gets its turn
+
+
+async def handle_alter_client_quotas(
+    worker: Worker, request: Request, message: AlterClientQuotasRequest
+) -> AlterClientQuotasResponse:
+    errors = await worker.gateway.change_quotas(
+        request.asker,
+        [_change(entry) for entry in message.entries],
+        validate_only=message.validate_only,
+        timeout_s=CHANGE_S,
+    )
+    return AlterClientQuotasResponse(
+        entries=[
+            AlteredEntry(
+                error_code=ErrorCode.NONE if error is None else error.code,
+                error_message=None if error is None else error.message,
+                entity=entry.entity,
+            )
+            for entry, error in zip(message.entries, errors, strict=True)
+        ]
+    )
+
+
+def _change(entry: alter_client_quotas.EntryData) -> QuotaChange:
+    return QuotaChange(
+        tuple([EntityPart(part.entity_type, part.entity_name) for part in entry.entity]),
+        [QuotaOp(op.key, None if op.remove else op.value) for op in entry.ops],
+    )
+
+
+def handle_describe_client_quotas(
+    worker: Worker, request: Request, message: DescribeClientQuotasRequest
+) -> DescribeClientQuotasResponse | Coroutine[Any, Any, DescribeClientQuotasResponse]:
+    parts = [FilterPart(c.entity_type, c.match_type, c.match) for c in message.components]
+    try:
+        wanted = QuotaFilter(parts, strict=message.strict)
+    except KafkaError as error:
+        return DescribeClientQuotasResponse(
+            error_code=error.code, error_message=error.message, entries=None
+        )
+    return _describe(worker.image, wanted)
+
+
+async def _describe(image: MetadataImage, wanted: QuotaFilter) -> DescribeClientQuotasResponse:
+    entries = []
+    for number, entry in enumerate(_entries(image, wanted), 1):
+        if entry is not None:
+            entries.append(entry)
+        if number % SLICE_ENTITIES == 0:
+            await trio.lowlevel.checkpoint()
+    return DescribeClientQuotasResponse(entries=entries)
+
+
+def _entries(
+    image: MetadataImage, wanted: QuotaFilter
+) -> Iterator[describe_client_quotas.EntryData | None]:
+    """An entry, or None, for each entity that has quotas."""
+    for entity, quotas in image.client_quotas.in_order():
+        yield (
+            describe_client_quotas.EntryData(
+                entity=[
+                    describe_client_quotas.EntityData(entity_type=kind, entity_name=name)
+                    for kind, name in entity.parts()
+                ],
+                values=[
+                    describe_client_quotas.ValueData(key=key, value=value)
+                    for key, value in sorted(quotas.items())
+                ],
+            )
+            if wanted.meets(entity)
+            else None
+        )

@@ -1,0 +1,86 @@
+"""Quotas set, removed and described by clients of a node: as a real Kafka answers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dataplane.handlers.client_quotas import SLICE_ENTITIES
+from metaquorum.quota_changes import QuotaChange, QuotaOp
+from metaquorum.quota_rules import EntityPart
+from metaquorum.rpc.methods import Asker
+from tests.dataplane.serving import Simulated, simulated
+from wire.apis import ApiKey
+from wire.codec import decode
+from wire.headers import decode_request_header, decode_response
+from wire.messages.alter_client_quotas import AlterClientQuotasRequest
+from wire.messages.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
+
+GOLDEN = Path(__file__).resolve().parents[1] / "wire" / "golden_messages"
+
+
+def exchanges(key: ApiKey, request: type[Any]) -> list[tuple[int, Any, Any]]:
+    """Version, what a real Kafka was asked, and what it answered."""
+    found = []
+    for each in json.loads((GOLDEN / f"{key.name.lower()}.json").read_text()):
+        frame = bytes.fromhex(each["request"])
+        _, body = decode_request_header(memoryview(frame))
+        response = memoryview(bytes.fromhex(each["response"]))
+        asked = decode(request, each["version"], frame[body:])
+        found.append((each["version"], asked, decode_response(key, each["version"], response)[1]))
+    return found
+
+
+def in_any_order(entries: Any) -> Any:
+    if entries is None:
+        return None
+    return sorted(
+        (
+            getattr(entry, "error_code", 0),
+            sorted((part.entity_type, part.entity_name or "") for part in entry.entity),
+            sorted((value.key, value.value) for value in getattr(entry, "values", ())),
+            (getattr(entry, "error_message", None) or ""),
+        )
+        for entry in entries
+    )
+
+
+def test_quotas_are_altered_and_described_as_a_real_kafka_does_it() -> None:
+    altering = exchanges(ApiKey.ALTER_CLIENT_QUOTAS, AlterClientQuotasRequest)
+    describing = exchanges(ApiKey.DESCRIBE_CLIENT_QUOTAS, DescribeClientQuotasRequest)
+    # For each version: all is set, described, removed, described.
+    rounds, per_alter, per_describe = 4, len(altering) // 4, len(describing) // 4
+
+    async def story(node: Simulated) -> None:
+        client = await node.connect()
+        for number in range(rounds):
+            for version, asked, golden in altering[number * per_alter :][:per_alter]:
+                answer = await client.call(ApiKey.ALTER_CLIENT_QUOTAS, asked, version)
+                assert in_any_order(answer.entries) == in_any_order(golden.entries), asked
+            for version, asked, golden in describing[number * per_describe :][:per_describe]:
+                answer = await client.call(ApiKey.DESCRIBE_CLIENT_QUOTAS, asked, version)
+                assert answer.error_code == golden.error_code, asked
+                assert answer.error_message == golden.error_message, asked
+                assert in_any_order(answer.entries) == in_any_order(golden.entries), asked
+
+    simulated(story)
+
+
+def test_quotas_survive_a_restart_and_many_are_described_in_slices() -> None:
+    changes = [
+        QuotaChange((EntityPart("user", f"user-{i}"),), [QuotaOp("producer_byte_rate", 1.0 + i)])
+        for i in range(2 * SLICE_ENTITIES + 1)
+    ]
+
+    async def story(node: Simulated) -> None:
+        gateway = node.worker.gateway
+        assert set(await gateway.change_quotas(Asker(), changes, timeout_s=20)) == {None}
+        await node.on_machine.stop()
+        await node.on_machine.start()
+        client = await node.connect()
+        wanted = [ComponentData(entity_type="user", match_type=2, match=None)]
+        asked = DescribeClientQuotasRequest(components=wanted, strict=True)
+        answer = await client.call(ApiKey.DESCRIBE_CLIENT_QUOTAS, asked)
+        found = {entry.entity[0].entity_name: entry.values[0].value for entry in answer.entries}
+        assert found == {f"user-{i}": 1.0 + i for i in range(len(changes))}
+
+    simulated(story)
