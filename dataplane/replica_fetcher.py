@@ -47,6 +47,9 @@ EARLIEST: Final = -2
 FETCH_VERSION: Final = 17
 # An answer comes when its time to wait is over; whoever is silent for so much longer has gone.
 SILENCE_S: Final = 10.0
+# So long a leader whose process seems to be gone is not shown to clients, unless the metadata say
+# more before: by then the controller has fenced it, or it is there.
+SUSPECT_S: Final = 1.0
 # A long poll is given up for the sake of partitions that it does not ask for, but not more often.
 LEAST_POLL_S: Final = 0.1
 
@@ -112,7 +115,14 @@ class ReplicaFetcher:
         self._talking = trio.CancelScope()
         self._polling = trio.CancelScope()  # the wait for one answer
         self._polled_at = 0.0
+        self._closed_at: float | None = None  # by the leader's side, and not opened again
         self._changed = trio.Event()
+
+    @property
+    def is_leader_suspect(self) -> bool:
+        """The leader's process has closed the connection, or its kernel has, just now."""
+        at = self._closed_at
+        return at is not None and self._runtime.clock.monotonic() < at + SUSPECT_S
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -156,6 +166,8 @@ class ReplicaFetcher:
             except _OvertakenError:
                 pass
             except (OSError, EOFError, WireError, NotServedError) as error:
+                if self._closed_at is None and isinstance(error, EOFError | ConnectionError):
+                    self._closed_at = self._runtime.clock.monotonic()
                 if self._runtime.clock.monotonic() - began > self._config.max_backoff_s:
                     failures = 0
                 if not failures:
@@ -187,6 +199,7 @@ class ReplicaFetcher:
         self._connected_to = address
         try:
             await connection.negotiate(clock.monotonic() + SILENCE_S)
+            self._closed_at = None
             while True:
                 await self._exchange(connection)
         finally:

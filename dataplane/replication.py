@@ -113,6 +113,12 @@ class Replication:
             broker_epoch in (UNKNOWN, image.workers[replica_id].broker_epoch)
         )
 
+    def suspects(self) -> frozenset[int]:
+        """Leaders whose process seems to be gone, which the metadata do not say yet."""
+        return frozenset(
+            [at[0] for at, (fetcher, _) in self._fetchers.items() if fetcher.is_leader_suspect]
+        )
+
     def assigned(self, partition: Partition) -> None:
         """The partition's leader, replicas or ISR may be others now."""
         key = partition.topic_id, partition.index

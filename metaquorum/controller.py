@@ -289,6 +289,15 @@ class Controller:
         self._sessions.disconnected(worker_id, incarnation_id, self._clock.monotonic())
         self._tend_again.set()
 
+    def peer_came(self, voter_id: int) -> None:
+        """The process of another voter, which may be a worker, too, is there."""
+        self._sessions.peer_came(voter_id)
+
+    def peer_closed(self, voter_id: int) -> None:
+        """Its process has closed its stream to this one, or is no more."""
+        self._sessions.peer_closed(voter_id, self._clock.monotonic())
+        self._tend_again.set()
+
     async def unregister_worker(self, worker_id: int) -> Changed[None]:
         """The worker is forgotten; where it is alive, it will have to register anew."""
         return await self._proposer.change(lambda image: unregister_worker(image, worker_id))

@@ -74,6 +74,8 @@ class ControllerRole:
         self.controller = Controller(
             self.quorum, loader, runtime.clock, runtime.random, static_configs
         )
+        if self._mesh is not None:
+            self._mesh.watch(self.controller)
         self.service = ControllerService(self.controller, self.quorum, self.feed, runtime.clock)
         self._listener: ChannelListener | None = None
         if endpoint is not None:

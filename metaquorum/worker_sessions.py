@@ -14,6 +14,8 @@ Here is when to change it:
     in shutdown         heartbeat, all live workers have                      FENCE, it may go
     live or in shutdown silent for broker.session.timeout.ms                  it is overdue
     live or in shutdown its last connection closed, 200 ms ago                it is overdue
+    live or in shutdown so did the stream of its process's voter, and it is   it is overdue
+                        not connected otherwise
     live or in shutdown a new term, and not heard of for its first 600 ms     it is overdue
     overdue             -                                                     FENCE
 
@@ -23,7 +25,9 @@ connection are all signs of life. Heartbeats write nothing to the log.
 
 A closed connection is evidence: a process that is killed is noticed at once, where Kafka waits for
 the session to time out. Only a host that vanishes, or a network that is cut, has to be waited for.
-Connections are facts about this process, not about a term; they are counted throughout.
+Connections are facts about this process, not about a term; they are counted throughout. So a
+voter that becomes active knows of the process that it replaces: the one that was active was a
+worker, too, and its kernel has closed its stream to every other voter.
 
 Source: KIP-631; Kafka's BrokerHeartbeatManager.
 """
@@ -104,6 +108,7 @@ class WorkerSessions:
         self._begun_at = 0.0
         self._workers: Mapping[int, RegisterWorkerRecord] = {}
         self._connections: dict[tuple[int, bytes], int] = {}
+        self._peers_closed: dict[int, float] = {}  # when, of voters that have not come back
 
     def begin(
         self, workers: Mapping[int, RegisterWorkerRecord], end_offset: int, now: float
@@ -133,6 +138,7 @@ class WorkerSessions:
                 session = _Session(worker, now, worker.broker_epoch + 1, end_offset)
                 session.why_fenced = "it has registered, and not yet caught up"
                 self._sessions[worker_id] = session
+                self._peers_closed.pop(worker_id, None)
             if worker.fenced and not session.worker.fenced:
                 session.must_apply = end_offset
             if worker.in_controlled_shutdown and not session.worker.in_controlled_shutdown:
@@ -146,6 +152,7 @@ class WorkerSessions:
         session = self._sessions[heartbeat.worker_id]
         assert session.worker.broker_epoch == heartbeat.broker_epoch
         session.heard_at, session.closed_at = now, None
+        self._peers_closed.pop(heartbeat.worker_id, None)
         session.applied_offset = max(session.applied_offset, heartbeat.applied_offset)
         session.offline_log_dirs = heartbeat.offline_log_dirs
 
@@ -154,6 +161,7 @@ class WorkerSessions:
         session = self._sessions.get(worker_id)
         if session is not None and session.worker.incarnation_id == incarnation_id:
             session.heard_at, session.closed_at = now, None
+            self._peers_closed.pop(worker_id, None)
 
     def connected(self, worker_id: int, incarnation_id: bytes, now: float) -> None:
         """That process has one more connection to this one."""
@@ -172,9 +180,19 @@ class WorkerSessions:
         if session is not None and session.worker.incarnation_id == incarnation_id:
             session.closed_at = now
 
+    def peer_came(self, voter_id: int) -> None:
+        """The voter of that number has a stream to this one."""
+        self._peers_closed.pop(voter_id, None)
+
+    def peer_closed(self, voter_id: int, now: float) -> None:
+        """It has none any more, and closed it itself: so has the worker beside it, or soon will."""
+        self._peers_closed[voter_id] = now
+
     def postpone(self, seconds: float) -> None:
         """This process itself stood still for so long: that counts against nobody."""
         self._begun_at += seconds
+        for voter_id in self._peers_closed:
+            self._peers_closed[voter_id] += seconds
         for session in self._sessions.values():
             if session.heard_at is not None:
                 session.heard_at += seconds
@@ -276,15 +294,23 @@ class WorkerSessions:
 
     def _deadline(self, session: _Session) -> float:
         if session.heard_at is None:
-            return self._begun_at + COMEBACK_GRACE_S
-        deadline = session.heard_at + self._session_timeout_s
-        if session.closed_at is not None:
-            deadline = min(deadline, session.closed_at + RECONNECT_GRACE_S)
+            deadline = self._begun_at + COMEBACK_GRACE_S
+        else:
+            deadline = session.heard_at + self._session_timeout_s
+        for closed_at in (session.closed_at, self._peer_closed_at(session)):
+            if closed_at is not None:
+                deadline = min(deadline, closed_at + RECONNECT_GRACE_S)
         return deadline
 
+    def _peer_closed_at(self, session: _Session) -> float | None:
+        """A stream alone may break; a process that is still connected is still there."""
+        if self._is_connected(session.worker):
+            return None
+        return self._peers_closed.get(session.worker.worker_id)
+
     def _why_overdue(self, session: _Session, now: float) -> str:
+        if session.closed_at is not None or self._peer_closed_at(session) is not None:
+            return "its connection closed, and it did not come back"
         if session.heard_at is None:
             return "it did not come back to the new active controller"
-        if session.closed_at is not None:
-            return "its connection closed, and it did not come back"
         return f"it was silent for {int((now - session.heard_at) * 1000)} ms"

@@ -1,6 +1,6 @@
 """Metadata: the workers, and the topics with their leaders, as the metadata log says."""
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Container, Coroutine, Iterable
 from typing import Any, Final
 
 from dataplane.handlers.cluster import CLUSTER_OPERATIONS
@@ -113,19 +113,35 @@ def _topic(worker: Worker, topic: TopicImage, message: MetadataRequest) -> Metad
 def describe_partitions(
     worker: Worker, topic: TopicImage, first: int = 0, end: int | None = None
 ) -> list[MetadataResponsePartition]:
-    """Those from `first` up to `end`; a replica here that cannot be used is known to be offline."""
+    """Those from `first` up to `end`; a replica here that cannot be used is known to be offline.
+
+    A leader whose process has just closed its connections is none: a client that is told so asks
+    again soon, and one that is sent there does not.
+    """
     image, offline = worker.image, worker.partitions.offline(topic.topic_id)
+    suspects = worker.replication.suspects()
     return [
-        _partition(image, index, partition, worker.worker_id if index in offline else None)
+        _partition(
+            image, index, partition, worker.worker_id if index in offline else None, suspects
+        )
         for index, partition in enumerate(topic.partitions[first:end], first)
     ]
 
 
 def _partition(
-    image: MetadataImage, index: int, partition: PartitionImage, lost: int | None
+    image: MetadataImage,
+    index: int,
+    partition: PartitionImage,
+    lost: int | None,
+    suspects: Container[int],
 ) -> MetadataResponsePartition:
     leader = image.workers.get(partition.leader)
-    led = leader is not None and not leader.fenced and partition.leader != lost
+    led = (
+        leader is not None
+        and not leader.fenced
+        and partition.leader != lost
+        and partition.leader not in suspects
+    )
     return MetadataResponsePartition(
         error_code=ErrorCode.NONE if led else ErrorCode.LEADER_NOT_AVAILABLE,
         partition_index=index,

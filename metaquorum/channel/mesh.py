@@ -11,7 +11,7 @@ turn.
 
 import logging
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -30,6 +30,17 @@ log = logging.getLogger(__name__)
 GOOD_STREAM_SECONDS: Final = 2.0
 
 
+class PeerWatcher(Protocol):
+    """Who is told which processes of voters are there. Plain calls, which return at once."""
+
+    def peer_came(self, voter_id: int) -> None:
+        """There is a stream to that voter's process."""
+
+    def peer_closed(self, voter_id: int) -> None:
+        """There is none any more, and it was closed at the other end: by that process, or, as the
+        process is no more, by its kernel."""
+
+
 class PeerMesh:
     """`Peers`, over streams. `run` dials; the listener hands over who has dialed to `serve`."""
 
@@ -41,11 +52,16 @@ class PeerMesh:
         self._voters = dict(voters)
         self._links: dict[int, Stream] = {}
         self._receiver: PeerReceiver | None = None
+        self._watcher: PeerWatcher | None = None
         self._spokesman = Spokesman(endpoint.runtime.clock)
 
     def attach(self, receiver: PeerReceiver) -> None:
         assert self._receiver is None
         self._receiver = receiver
+
+    def watch(self, watcher: PeerWatcher) -> None:
+        """`watcher` is told from now on; before `run`."""
+        self._watcher = watcher
 
     def send(self, voter_id: int, message: bytes) -> bool:
         stream = self._links.get(voter_id)
@@ -114,6 +130,8 @@ class PeerMesh:
             end = await stream.run(receive)
         finally:
             self._unlink(stream, receiver)
+        if end.is_evidence and voter_id not in self._links and self._watcher is not None:
+            self._watcher.peer_closed(voter_id)
         _tell(stream, end)
 
     def _link(self, stream: Stream, receiver: PeerReceiver) -> None:
@@ -121,6 +139,8 @@ class PeerMesh:
         self._links[voter_id] = stream
         log.info("connected with voter %s", stream)
         receiver.connected(voter_id)
+        if self._watcher is not None:
+            self._watcher.peer_came(voter_id)
 
     def _unlink(self, stream: Stream, receiver: PeerReceiver) -> None:
         voter_id = stream.peer.sender

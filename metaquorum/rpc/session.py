@@ -44,6 +44,8 @@ AWAY_TELL_S: Final = 1.0  # an election that takes less is nobody's business
 FORSAKEN_S: Final = 2.0  # without an active controller: nobody will say that this worker may go
 # Between two heartbeats, whatever the news.
 LEAST_HEARTBEAT_S: Final = 0.02
+# Of one that leaves: it asks whether it may, which depends on what the others say.
+LEAVING_HEARTBEAT_S: Final = 0.05
 _UNREGISTERED: Final = frozenset((ErrorCode.BROKER_ID_NOT_REGISTERED, ErrorCode.STALE_BROKER_EPOCH))
 
 
@@ -169,8 +171,13 @@ class WorkerSession:
         await self._unfenced.wait()
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """The last of the loader's publishers: who leaves waits until all others know of it."""
-        if delta.worker_ids:
+        """The last of the loader's publishers: who leaves waits until all others know of it.
+
+        They have to show that they know all that was committed when the controller looked.
+        """
+        if delta.worker_ids or any(
+            worker.in_controlled_shutdown and not worker.fenced for worker in image.workers.values()
+        ):
             self.poke()
 
     def poke(self) -> None:
@@ -254,10 +261,16 @@ class WorkerSession:
         if answer.should_shut_down:
             self._may_go.set()
 
+    @property
+    def _interval_s(self) -> float:
+        if self._wants_shutdown:
+            return min(self._heartbeat_s, LEAVING_HEARTBEAT_S)
+        return self._heartbeat_s
+
     async def _wait_due(self, reign: Reign, answer: HeartbeatAnswer) -> None:
         """The next heartbeat is due: by time, by news, or as the reign is over."""
         waits: list[Callable[[], Awaitable[None]]] = [
-            partial(sleep, self._clock, self._heartbeat_s),
+            partial(sleep, self._clock, self._interval_s),
             self._news.wait,
             reign.over.wait,
         ]

@@ -78,11 +78,21 @@ class Cluster:
     def deadline(self, record: RegisterWorkerRecord) -> float:
         """What the rules say, found by going through all that ever happened."""
         connections, signs, closed = 0, [], -inf
+        peer_closed, registered_as = inf, b""
         begun = max(at for at, what, _, _ in self.events if what == "begin")
         for number, (at, what, worker_id, incarnation) in enumerate(self.events):
             mine = (worker_id, incarnation) == (record.worker_id, record.incarnation_id)
             if what == "begin" and connections:
                 signs.append((number, at))
+            if worker_id == record.worker_id:
+                if what == "registered":
+                    registered_as = incarnation
+                if what == "peer closed":
+                    peer_closed = at
+                elif what in ("peer came", "heard", "registered") or (
+                    what == "connected" and incarnation == registered_as
+                ):
+                    peer_closed = inf
             if not mine:
                 continue
             connections += {"connected": 1, "disconnected": -1}.get(what, 0)
@@ -101,18 +111,30 @@ class Cluster:
             default=-1,
         )
         signs = [sign for sign in signs if sign[0] >= max(last_begin, registered)]
+        evidence = peer_closed + RECONNECT_GRACE_S if not connections else inf
         if not signs:
-            return begun + COMEBACK_GRACE_S
+            return min(begun + COMEBACK_GRACE_S, evidence)
         number, at = signs[-1]
         if closed > number:
-            return min(at + TIMEOUT_S, self.events[int(closed)][0] + RECONNECT_GRACE_S)
-        return at + TIMEOUT_S
+            evidence = min(evidence, self.events[int(closed)][0] + RECONNECT_GRACE_S)
+        return min(at + TIMEOUT_S, evidence)
 
 
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["register", "beat", "connect", "disconnect", "term", "fence", "unfence", "forget"]
+            [
+                "register",
+                "beat",
+                "connect",
+                "disconnect",
+                "peer closes",
+                "peer comes",
+                "term",
+                "fence",
+                "unfence",
+                "forget",
+            ]
         ),
         st.sampled_from([1, 1, 2]),
         st.sampled_from([0, 0, 0, 1]),
@@ -147,6 +169,12 @@ def test_who_is_overdue_and_when_is_as_the_rules_say(
                 cluster.note("disconnected", worker_id, identity)
                 connections[worker_id, identity] -= 1
                 cluster.sessions.disconnected(worker_id, identity, cluster.now)
+            case "peer closes":
+                cluster.note("peer closed", worker_id, b"")
+                cluster.sessions.peer_closed(worker_id, cluster.now)
+            case "peer comes":
+                cluster.note("peer came", worker_id, b"")
+                cluster.sessions.peer_came(worker_id)
             case "term":
                 cluster.begin()
             case "fence" | "unfence" if known is not None:
@@ -173,6 +201,20 @@ def test_only_the_last_of_several_connections_counts_when_it_closes() -> None:
     cluster.now += RECONNECT_GRACE_S
     assert cluster.sessions.overdue(cluster.now) == [1]
     assert "connection closed" in cluster.sessions.why_fenced(1)
+
+
+def test_a_new_active_controller_knows_of_the_process_that_it_replaces() -> None:
+    cluster = Cluster()
+    for number in (1, 2):
+        cluster.change(worker(number))
+    cluster.sessions.peer_closed(1, cluster.now)
+    cluster.now += RECONNECT_GRACE_S
+    cluster.begin()
+    assert cluster.sessions.overdue(cluster.now) == [1]
+    assert "connection closed" in cluster.sessions.why_fenced(1)
+    cluster.sessions.peer_came(1)
+    assert cluster.sessions.overdue(cluster.now) == []
+    assert cluster.sessions.next_deadline() == cluster.now + COMEBACK_GRACE_S
 
 
 def test_a_worker_is_unfenced_once_it_has_applied_its_registration() -> None:

@@ -179,13 +179,27 @@ async def test_what_a_process_dialed_before_does_not_replace_what_it_dialed_late
         nursery.cancel_scope.cancel()
 
 
+class Watch:
+    """Notes what it is told of processes."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+
+    def peer_came(self, voter_id: int) -> None:
+        self.events.append(("came", voter_id))
+
+    def peer_closed(self, voter_id: int) -> None:
+        self.events.append(("closed", voter_id))
+
+
 @in_trio
 async def test_a_voter_that_restarts_is_connected_again() -> None:
     listener = await shared_runtime().network.listen(HOST, 0)
     addresses = {1: (HOST, 1), 2: listener.address}
     listener.close()
-    mesh, voter = PeerMesh(endpoint(1), addresses), Voter()
+    mesh, voter, watch = PeerMesh(endpoint(1), addresses), Voter(), Watch()
     mesh.attach(voter)
+    mesh.watch(watch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mesh.run)
         for run in range(3):
@@ -204,6 +218,21 @@ async def test_a_voter_that_restarts_is_connected_again() -> None:
             await voter.wait_until(lambda: 2 not in voter.connected_ids)
         nursery.cancel_scope.cancel()
     assert voter.events == [("connected", 2), ("disconnected", 2)] * 3
+    assert watch.events == [("came", 2), ("closed", 2)] * 3
+
+
+@in_trio
+async def test_what_this_side_closed_says_nothing_of_the_other() -> None:
+    async with trio.open_nursery() as nursery:
+        voter, watch = Strict(lambda: PeerProtocolError("term -1")), Watch()
+        _, mesh, _, address = await second_voter(nursery, voter)
+        mesh.watch(watch)
+        stream = await endpoint(1).dial(StreamKind.PEER, 2, *address)
+        stream.send(b"m")
+        await stream.run(ignore)
+        assert voter.events == [("connected", 1), ("disconnected", 1)]
+        assert watch.events == [("came", 1)]
+        nursery.cancel_scope.cancel()
 
 
 class Strict(Voter):

@@ -1,0 +1,57 @@
+"""What a follower's connection tells of its leader's process, before the metadata do."""
+
+import random
+from pathlib import Path
+
+import trio
+
+from dataplane.fetch_asking import FetchLimits
+from dataplane.replica_fetcher import FetcherConfig, FollowerEvents, LeaderAddress, ReplicaFetcher
+from metaquorum.runtime.real import real_runtime
+from tests.dataplane.test_following import replica
+
+CONFIG = FetcherConfig(FetchLimits(500, 1, 1 << 20), 1 << 20, 0.1)
+HOST = "127.0.0.1"
+
+
+async def wait_until_suspect(fetcher: ReplicaFetcher) -> None:
+    with trio.fail_after(10):
+        while not fetcher.is_leader_suspect:
+            await trio.sleep(0.001)
+
+
+async def suspects_one_that(folder: Path, *, accepts: bool) -> None:
+    runtime = real_runtime()
+    listener = await runtime.network.listen(HOST, 0)
+    address = LeaderAddress(*listener.address, broker_epoch=7)
+    fetcher = ReplicaFetcher(
+        2,
+        8,
+        1,
+        runtime,
+        CONFIG,
+        lambda: address,
+        FollowerEvents(lambda *_: None, lambda *_: None),
+        random.Random(0),
+    )
+    fetcher.add(replica(folder, 2), leader_epoch=0)
+    if not accepts:
+        listener.close()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        if accepts:
+            connection = await listener.accept()
+            await connection.receive_into(bytearray(1))
+            assert not fetcher.is_leader_suspect
+            connection.close()
+        await wait_until_suspect(fetcher)
+        nursery.cancel_scope.cancel()
+    listener.close()
+
+
+def test_a_leader_that_closes_the_connection_is_suspect(tmp_path: Path) -> None:
+    trio.run(lambda: suspects_one_that(tmp_path, accepts=True))
+
+
+def test_a_leader_that_refuses_connections_is_suspect(tmp_path: Path) -> None:
+    trio.run(lambda: suspects_one_that(tmp_path, accepts=False))
