@@ -7,6 +7,7 @@ verbs, options and lines printed are those of the project's script for a real Ka
 """
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from cli.processes import (
     known_brokers,
     quorum,
     send_signal,
+    under_replicated,
     usage,
     wait,
 )
@@ -241,14 +243,25 @@ class Cluster:
         self._wait_ready({node: process}, began, sum(bool(self.pid(n)) for n in self.state.workers))
 
     def roll(self) -> None:
-        """Restarted one after the other, each when the one before is ready; the leader last."""
+        """Restarted one after the other, each when the one before is ready and in sync again.
+
+        The quorum's leader is last, so that there is one election.
+        """
         if down := [node for node in self.nodes if not self.pid(node)]:
             _fail(f"nodes {down} are down: start them first, so that never more than one is")
         began = time.monotonic()
         found = None if self.state.is_alone else self._quorum(first=1)
+        behind = self._under_replicated()
         for node in sorted(self.nodes, key=lambda n: found is not None and n == found.leader):
             self.restart(node)
+            if not wait(lambda: self._under_replicated() <= behind, START_TIMEOUT_S):
+                _fail(f"partitions are not in sync {START_TIMEOUT_S:.0f} s after node {node} came")
         click.echo(f"restarted {len(self.nodes)} in {time.monotonic() - began:.2f} s")
+
+    def _under_replicated(self) -> float:
+        """Infinitely many where nobody tells."""
+        counts = (under_replicated(self.state.port(node)) for node in self.state.workers)
+        return next((count for count in counts if count is not None), math.inf)
 
     def status(self) -> None:
         click.echo(f"bootstrap {self.state.bootstrap()}  dir {self.folder}")

@@ -24,7 +24,7 @@ from wire.messages.metadata import MetadataRequest
 HOST: Final = "127.0.0.1"
 PROBE_TIMEOUT_S: Final = 1.0
 POLL_S: Final = 0.01
-MAX_ANSWER_BYTES: Final = 1 << 20
+MAX_ANSWER_BYTES: Final = 64 << 20
 _PROC: Final = Path("/proc")
 _METADATA_TOPIC: Final = "__cluster_metadata"
 
@@ -68,6 +68,16 @@ def known_brokers(port: int, cluster_id: str) -> int:
     except (OSError, WireError, struct.error):
         return 0
     return len(found.brokers) if found.cluster_id == cluster_id else 0
+
+
+def under_replicated(port: int) -> int | None:
+    """How many partitions have replicas that are not in sync; None where nobody answers."""
+    try:
+        found = _ask(port, ApiKey.METADATA, 4, MetadataRequest(topics=None))
+    except (OSError, WireError, struct.error):
+        return None
+    partitions = [partition for topic in found.topics for partition in topic.partitions]
+    return sum(len(each.isr_nodes) < len(each.replica_nodes) for each in partitions)
 
 
 def quorum(port: int) -> QuorumAnswer | None:

@@ -9,6 +9,7 @@ hold for the original.
 import fcntl
 import itertools
 import os
+import random
 import re
 import shutil
 import signal
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -29,6 +30,7 @@ READY = re.compile(r"^metaquorum node (\d+) ready: listening on (\S+), cluster (
 START_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 20
 POLL_S = 0.005
+BASE_PORTS = (12_000, 32_000)
 
 _serial = itertools.count()
 
@@ -52,6 +54,26 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def free_ports(offsets: Sequence[int]) -> int:
+    """A port that is free with those so much above it.
+
+    Below those that the system gives to whoever asks for any, so that they stay free.
+    """
+    while True:
+        base = random.randrange(*BASE_PORTS)
+        if all(_is_free(base + offset) for offset in (0, *offsets)):
+            return base
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 class Peer(Protocol):

@@ -6,6 +6,7 @@ node in the foreground, started on a free port and stopped; `sh make` and `sh lo
 scripts that must exist, but would take too long here. Other blocks are refused.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes import READY, ROOT, Node, free_port, wait_until
+from tests.nodes import READY, ROOT, Node, free_ports, wait_until
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -69,7 +70,8 @@ def test_commands_work_in_the_order_of_the_document(
 ) -> None:
     node = Node(tmp_path / "node")
     node.start()
-    other_port = str(free_port())
+    # And those above it that a cluster takes, or an example.
+    other_port = str(free_ports([*range(1, 14), *range(100, 105)]))
     folder = tmp_path / "folder"
     folder.mkdir()
     environment |= {"MQ_BOOTSTRAP": node.bootstrap, "HOME": str(folder)}
@@ -81,22 +83,33 @@ def test_commands_work_in_the_order_of_the_document(
                 continue
             text = block.text.replace(ADDRESS, node.bootstrap).replace("19092", other_port)
             runner = ["bash", "-euo", "pipefail", "-c"] if block.how == "sh" else ["python", "-c"]
-            done = subprocess.run(
-                [*runner, text],
-                cwd=folder,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=TIMEOUT_S,
-            )
-            assert done.returncode == 0, f"{block.text}\n{done.stdout}"
-            assert "Traceback" not in done.stdout
+            code, output = run([*runner, text], folder, environment)
+            assert code == 0, f"{block.text}\n{output}"
+            assert "Traceback" not in output
     finally:
         stop_cluster(folder, environment)
         node.stop()
     if skipped:
         pytest.skip("kcat not installed: what needs it was not run, the rest was")
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Its exit code and output; what it left in the background is ended."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output
 
 
 def stop_cluster(folder: Path, environment: dict[str, str]) -> None:

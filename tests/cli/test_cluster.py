@@ -7,26 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import NewTopic
 
-from cli.cluster import MAX_PORT
-from cli.processes import is_free
-from tests.conformance.clients import Librdkafka, Record, create
-from tests.nodes import ROOT, free_port
-
-
-def free_base_port() -> int:
-    """Free with all that a cluster of three takes: its neighbours, and those 100 above."""
-    while True:
-        base = free_port()
-        ports = [base + number + more for number in range(3) for more in (0, 100)]
-        if max(ports) <= MAX_PORT and all(is_free(port) for port in ports):
-            return base
+from tests.conformance.clients import Librdkafka, Record, admin, create
+from tests.nodes import ROOT, free_ports
 
 
 class Command:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_base_port()
+        self.port = free_ports((1, 2, 100, 101, 102))
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -91,17 +81,18 @@ def test_three_nodes_do_without_one_and_are_restarted_one_by_one(cluster: Comman
     assert all("knows 3 brokers  controller,worker" in line for line in lines)
     assert all("  ready  " in line for line in lines)
     leader = next(number for number, line in enumerate(lines, 1) if "  leader  " in line)
-    create(addresses[0], "kept")
+    admin(addresses[0]).create_topics([NewTopic("kept", 3, 3)])["kept"].result(30)
     Librdkafka().send(addresses[2], "kept", [Record(None, b"v")], "none")
     cluster("kill", str(leader))
     other = next(number for number in (1, 2, 3) if number != leader)
     create(addresses[other - 1], "made-by-two")
+    Librdkafka().send(addresses[other - 1], "kept", [Record(None, b"w")], "none")
     assert f"node {leader}  {cluster.port + leader - 1}  down" in cluster("status")
     cluster("restart", str(leader))
     rolled = cluster("roll")
     assert len(re.findall(r"^node \d ready after", rolled, re.M)) == 3
     assert re.search(r"^restarted 3 in [\d.]+ s$", rolled, re.M)
-    assert len(Librdkafka().read(addresses[1], "kept", 1)) == 1
+    assert len(Librdkafka().read(addresses[1], "kept", 2)) == 2
     cluster("kill", "1")
     cluster("kill", "2")
     assert "down" in cluster("roll", code=1)
