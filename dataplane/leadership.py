@@ -151,6 +151,11 @@ class Leadership:
         self.partition_epoch = partition_epoch
         return True
 
+    def forget(self, replica_id: int) -> None:
+        """What that replica had is gone: only what it fetches from now on counts."""
+        if replica_id in self._followers:
+            self._followers[replica_id] = Follower(replica_id, float("-inf"))
+
     # What followers show
 
     def appended(self, log_end_offset: int, heard: Mapping[int, float]) -> None:

@@ -230,6 +230,8 @@ class Partition:
                 self.log.log_end_offset,
                 context.lag_s,
             )
+        for replica_id in state.offline:
+            self.leadership.forget(replica_id)
         if self.leadership.assign(
             state.replicas, state.isr, state.partition_epoch, context.monotonic()
         ):

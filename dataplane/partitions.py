@@ -66,6 +66,7 @@ class Partitions:
         log_dirs.listener = self
         self._image = MetadataImage.empty("")  # as it was published last
         self.replication = replication
+        replication.on_failure = self.fail
         self._by_name: dict[str, dict[int, Partition]] = {}
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
@@ -245,6 +246,8 @@ class Partitions:
                 self._add(topic, index, plog, configs[topic.name])
                 continue
             self._offline.setdefault(topic.topic_id, set()).add(index)
+            if self.worker_id not in topic.partitions[index].offline:
+                self.replication.lost(topic.topic_id, index)
             if log_dirs.offline_reason((topic.name, index)) is None:
                 log.error("partition %s-%d is offline: %s", topic.name, index, failure)
                 log_dirs.set_offline((topic.name, index), failure)
@@ -336,6 +339,7 @@ class Partitions:
         self._offline.setdefault(partition.topic_id, set()).add(partition.index)
         partition.fail(reason)
         self.replication.removed(partition)
+        self.replication.lost(partition.topic_id, partition.index)
 
     def log_failed(self, at: tuple[str, int], error: StorageError) -> None:
         """A reader met that error in the partition's log."""

@@ -8,7 +8,8 @@ The metadata decides who does what: `assigned` is called for each partition as i
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from random import Random
 from typing import Final
 from zlib import crc32
@@ -32,6 +33,7 @@ from metaquorum.isr_changes import PartitionChange
 from metaquorum.loader import MetadataLoader
 from metaquorum.runtime import Runtime, StorageError, sleep
 from wire.errors import ErrorCode, KafkaError
+from wire.types import Uuid
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +103,9 @@ class Replication:
         self._led: dict[Partition, None] = {}  # those with other replicas
         self._due: dict[Partition, None] = {}
         self._is_due = trio.Event()
+        self._lost: dict[Key, None] = {}  # logs that failed, of which the controller has not heard
+        self._has_lost = trio.Event()
+        self.on_failure: Callable[[Partition, StorageError], None] | None = None
         self._nursery: trio.Nursery | None = None
         self.truncations: list[tuple[Partition, Truncation]] = []
 
@@ -140,6 +145,11 @@ class Replication:
         self._stop_fetching((partition.topic_id, partition.index), unless=None)
         self._led.pop(partition, None)
         self._due.pop(partition, None)
+
+    def lost(self, topic_id: Uuid, index: int) -> None:
+        """The log of that partition cannot be used here: others are to know."""
+        self._lost[topic_id, index] = None
+        self._has_lost.set()
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Workers may have come, gone, or be other processes. After the partitions."""
@@ -213,8 +223,8 @@ class Replication:
         )
 
     def _failed(self, partition: Partition, error: StorageError) -> None:
-        log.error("%s: %s", partition, error)
-        partition.fail(str(error))
+        assert self.on_failure is not None
+        self.on_failure(partition, error)
 
     # Running
 
@@ -223,7 +233,38 @@ class Replication:
             for fetcher, scope in self._fetchers.values():
                 self._nursery.start_soon(self._run_fetcher, fetcher, scope)
             self._nursery.start_soon(self._look_for_lag)
+            self._nursery.start_soon(self._report_lost)
             await self._propose_changes()
+
+    async def _report_lost(self) -> None:
+        """The controller hears of every log that is lost, for ever."""
+        failures = 0
+        while True:
+            await self._has_lost.wait()
+            self._has_lost = trio.Event()
+            lost = list(islice(self._lost, MAX_CHANGES))
+            if not lost:
+                continue
+            try:
+                answers = await self._gateway.lose_logs(
+                    self.worker_id, self._broker_epoch, lost, timeout_s=ASK_S
+                )
+            except KafkaError as error:
+                answers = [error] * len(lost)
+            for key, answer in zip(lost, answers, strict=True):
+                if answer is None:
+                    del self._lost[key]
+            if not self._lost:
+                failures = 0
+                continue
+            self._has_lost.set()
+            refused = next((each for each in answers if each is not None), None)
+            if refused is not None:
+                failures += 1
+                if failures == 1:
+                    log.warning("the controller cannot be told of lost logs: %s", refused.message)
+                retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
+                await sleep(self._runtime.clock, retry_s)
 
     def _isr_due(self, partition: Partition) -> None:
         self._due[partition] = None

@@ -48,6 +48,7 @@ from metaquorum.registrations import (
     WorkerRegistration,
     elect_leaders,
     fence_workers,
+    lose_log,
     register_controller,
     register_worker,
     shut_down_worker,
@@ -225,6 +226,18 @@ class Controller:
             changes,
             lambda image, change: alter_partition(image, worker_id, broker_epoch, change),
             lambda _, error: error.code,
+        )
+
+    async def lose_logs(
+        self, worker_id: int, broker_epoch: int, logs: Sequence[tuple[bytes, int]]
+    ) -> Changed[list[KafkaError | None]]:
+        """For each (topic id, partition): None once it is known that the worker lacks that log."""
+        if (error := _too_many(logs)) is not None:
+            return Changed([error for _ in logs], 0)
+        return await self._proposer.change_all(
+            logs,
+            lambda image, at: lose_log(image, worker_id, broker_epoch, at),
+            lambda _, error: error,
         )
 
     async def elect_leaders(self, wishes: Sequence[LeaderWish]) -> Changed[list[KafkaError | None]]:

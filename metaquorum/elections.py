@@ -1,12 +1,14 @@
 """Who leads a partition, and who is in its ISR, when workers come and go. Pure rules.
 
-A worker is *live* while it is registered, not fenced and not in controlled shutdown.
+A worker is *live* while it is registered, not fenced and not in controlled shutdown. It may have
+lost the log directory of one replica or another, which are *offline* until its process is another.
 
     what happens                     leader                          ISR
     its leader is not live any more  the first live replica of the   without those gone, but never
                                      ISR, in replica order; or none  empty: the last ones stay
     a follower is not live any more  stays                           without it
     none, and one of the ISR is live that one, as above              stays
+    a replica goes offline           as if its worker were gone, for this partition
     a worker restarted               as if it had been gone between: it never leads again in an
                                      epoch in which it led before (KAFKA-10527)
 
@@ -22,6 +24,7 @@ Source: Kafka's PartitionChangeBuilder and PartitionRegistration; KIP-966 on the
 """
 
 from collections.abc import Callable, Set
+from dataclasses import replace
 from typing import TypeAlias
 
 from metaquorum.image import NO_LEADER, PartitionImage
@@ -31,18 +34,23 @@ IsLive: TypeAlias = Callable[[int], bool]
 
 def elected(partition: PartitionImage, is_live: IsLive) -> int:
     """Who is to lead: whoever does, while it may; else the first that may; else NO_LEADER."""
-    if partition.leader in partition.isr and is_live(partition.leader):
+    if partition.leader in partition.isr and may_lead(partition, partition.leader, is_live):
         return partition.leader
     for replica in partition.replicas:
-        if replica in partition.isr and is_live(replica):
+        if replica in partition.isr and may_lead(partition, replica, is_live):
             return replica
     return NO_LEADER
+
+
+def may_lead(partition: PartitionImage, replica: int, is_live: IsLive) -> bool:
+    """Its worker is live, and has the log; whether it is in sync is another question."""
+    return replica not in partition.offline and is_live(replica)
 
 
 def preferred(partition: PartitionImage, is_live: IsLive) -> int:
     """Who is to lead when the preferred replica is asked for: the first, where it may."""
     first = partition.replicas[0]
-    if first in partition.isr and is_live(first):
+    if first in partition.isr and may_lead(partition, first, is_live):
         return first
     return elected(partition, is_live)
 
@@ -53,7 +61,7 @@ def elected_unclean(partition: PartitionImage, is_live: IsLive) -> PartitionImag
     None where no replica is live. What that one has not got of what was acknowledged is lost.
     """
     for replica in partition.replicas:
-        if is_live(replica):
+        if may_lead(partition, replica, is_live):
             return changed(partition, replica, (replica,))
     return None
 
@@ -70,6 +78,32 @@ def without_workers(
     staying = tuple([replica for replica in partition.isr if replica not in gone])
     isr = staying if staying else partition.isr
     return changed(partition, elected(partition, is_live), isr)
+
+
+def without_log(
+    partition: PartitionImage, worker_id: int, is_live: IsLive
+) -> PartitionImage | None:
+    """The partition once that worker has lost its log; None where that is known, or not its."""
+    if worker_id not in partition.replicas or worker_id in partition.offline:
+        return None
+    offline = tuple([r for r in partition.replicas if r == worker_id or r in partition.offline])
+    isr = tuple([replica for replica in partition.isr if replica != worker_id]) or partition.isr
+    after = replace(partition, offline=offline, partition_epoch=partition.partition_epoch + 1)
+    leader = elected(replace(after, isr=isr), is_live)
+    return replace(
+        after,
+        isr=isr,
+        leader=leader,
+        leader_epoch=partition.leader_epoch + (leader != partition.leader),
+    )
+
+
+def with_log(partition: PartitionImage, worker_id: int) -> PartitionImage | None:
+    """The partition where that worker may have its log again; None where it was not known lost."""
+    if worker_id not in partition.offline:
+        return None
+    offline = tuple([replica for replica in partition.offline if replica != worker_id])
+    return replace(partition, offline=offline, partition_epoch=partition.partition_epoch + 1)
 
 
 def with_workers(partition: PartitionImage, is_live: IsLive) -> PartitionImage | None:
@@ -89,4 +123,5 @@ def changed(partition: PartitionImage, leader: int, isr: tuple[int, ...]) -> Par
         leader,
         partition.leader_epoch + (leader != partition.leader),
         partition.partition_epoch + 1,
+        partition.offline,
     )

@@ -35,6 +35,7 @@ from metaquorum.rpc.methods import (
     DELETE_TOPICS,
     DESCRIBE_QUORUM,
     ELECT_LEADERS,
+    LOSE_LOGS,
     UNREGISTER_WORKER,
     UPDATE_FEATURES,
     AllocateProducerIds,
@@ -47,6 +48,7 @@ from metaquorum.rpc.methods import (
     DeleteTopics,
     DescribeQuorum,
     ElectLeaders,
+    LoseLogs,
     Method,
     QuorumDescription,
     UnregisterWorker,
@@ -183,6 +185,19 @@ class Gateway:
         request = AlterPartitions(worker_id, broker_epoch, changes)
         deadline = self._clock.monotonic() + timeout_s
         return (await self.ask(ALTER_PARTITIONS, request, deadline)).answer
+
+    async def lose_logs(
+        self,
+        worker_id: int,
+        broker_epoch: int,
+        logs: Sequence[tuple[bytes, int]],
+        *,
+        timeout_s: float,
+    ) -> Sequence[KafkaError | None]:
+        """For each None once everybody is told that this worker has lost that log. KafkaError."""
+        request = LoseLogs(worker_id, broker_epoch, logs)
+        deadline = self._clock.monotonic() + timeout_s
+        return (await self.ask(LOSE_LOGS, request, deadline)).answer
 
     async def update_features(
         self,

@@ -42,6 +42,7 @@ class PartitionImage:
     leader: int
     leader_epoch: int
     partition_epoch: int
+    offline: tuple[int, ...] = ()  # replicas on log directories that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,7 @@ def partition_record(topic_id: bytes, number: int, partition: PartitionImage) ->
         partition.leader,
         partition.leader_epoch,
         partition.partition_epoch,
+        partition.offline,
     )
 
 
@@ -370,6 +372,7 @@ class Replay:
             record.leader,
             record.leader_epoch,
             record.partition_epoch,
+            record.offline,
         )
         if record.partition == len(partitions):
             partitions.append(state)

@@ -75,7 +75,7 @@ def _refusal(
     ):
         return ErrorCode.INVALID_REQUEST
     for replica_id, epoch in zip(change.isr, change.broker_epochs, strict=True):
-        if not image.is_live(replica_id):
+        if replica_id in partition.offline or not image.is_live(replica_id):
             return ErrorCode.INELIGIBLE_REPLICA
         if epoch not in (NO_EPOCH, image.workers[replica_id].broker_epoch):
             return ErrorCode.INELIGIBLE_REPLICA

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from metaquorum.decisions import Decision
-from metaquorum.elections import changed, elected, elected_unclean
+from metaquorum.elections import changed, elected, elected_unclean, may_lead
 from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, partition_record
 from wire.errors import ErrorCode, KafkaError
 
@@ -69,7 +69,7 @@ def _preferred(
     image: MetadataImage, partition: PartitionImage
 ) -> PartitionImage | KafkaError | None:
     first = partition.replicas[0]
-    if first not in partition.isr or not image.is_live(first):
+    if first not in partition.isr or not may_lead(partition, first, image.is_live):
         return KafkaError(
             ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
             f"The preferred leader {first} is not in sync, or not available.",

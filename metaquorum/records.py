@@ -87,7 +87,10 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """The partition's whole state from here on; `leader` -1 is none."""
+    """The partition's whole state from here on; `leader` -1 is none.
+
+    `offline`: replicas whose worker is there, but not the log directory.
+    """
 
     topic_id: bytes
     partition: int
@@ -96,6 +99,7 @@ class PartitionRecord:
     leader: int
     leader_epoch: int
     partition_epoch: int
+    offline: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +327,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     Schema(2, 0, TopicRecord, (Field("name", _NAME), Field("topic_id", _uuid))),
     Schema(
         3,
-        0,
+        1,
         PartitionRecord,
         (
             Field("topic_id", _uuid),
@@ -333,7 +337,9 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("leader", _LEADER),
             Field("leader_epoch", _EPOCH),
             Field("partition_epoch", _EPOCH),
+            Field("offline", _REPLICAS, since=1, default=()),
         ),
+        levels=(0, 0),  # as below
     ),
     Schema(4, 0, RemoveTopicRecord, (Field("topic_id", _uuid),)),
     Schema(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaquorum.decisions import Decision, check_epoch
-from metaquorum.elections import with_workers, without_workers
+from metaquorum.elections import with_log, with_workers, without_log, without_workers
 from metaquorum.features import SUPPORTED_FEATURES, check_covered
 from metaquorum.image import MetadataImage, PartitionImage, partition_record
 from metaquorum.records import (
@@ -82,8 +82,8 @@ def _registration(
 ) -> Iterator[MetadataRecord | None]:
     end_offset = image.end_offset
     known = image.workers.get(worker.worker_id)
-    if known is not None and not known.fenced:
-        for record in _leaving(image, {worker.worker_id}):
+    if known is not None:
+        for record in _replaced(image, worker.worker_id, is_live=not known.fenced):
             yield record
             end_offset += record is not None
     yield RegisterWorkerRecord(
@@ -168,6 +168,24 @@ def elect_leaders(image: MetadataImage) -> Decision[None]:
     return Decision(None, records, divisible=True)
 
 
+def lose_log(
+    image: MetadataImage, worker_id: int, broker_epoch: int, at: tuple[bytes, int]
+) -> Decision[KafkaError | None]:
+    """The worker cannot use its log of that partition (topic id, number): others lead, or none.
+
+    Source: KIP-858, by partition instead of by directory.
+    """
+    check_epoch(image, worker_id, broker_epoch)
+    topic_id, number = at
+    topic = image.topic_by_id(topic_id)
+    if topic is None or not 0 <= number < len(topic.partitions):
+        return Decision(None)  # gone meanwhile
+    after = without_log(topic.partitions[number], worker_id, image.is_live)
+    if after is None:
+        return Decision(None)
+    return Decision(None, [partition_record(topic_id, number, after)])
+
+
 def register_controller(image: MetadataImage, controller: ControllerRegistration) -> Decision[None]:
     """It is known at which levels that controller can run. KafkaError."""
     check_covered(image, controller.features, f"controller {controller.controller_id}")
@@ -188,6 +206,23 @@ def _leaving(image: MetadataImage, gone: Set[int]) -> Iterator[MetadataRecord | 
         return worker_id not in gone and image.is_live(worker_id)
 
     return _changes(image, lambda partition: without_workers(partition, gone, is_live))
+
+
+def _replaced(
+    image: MetadataImage, worker_id: int, *, is_live: bool
+) -> Iterator[MetadataRecord | None]:
+    """The process leads nothing, and is known to lack no log: the next one has its own news."""
+    gone = {worker_id}
+
+    def live(other: int) -> bool:
+        return other != worker_id and image.is_live(other)
+
+    def change(partition: PartitionImage) -> PartitionImage | None:
+        left = without_workers(partition, gone, live) if is_live else None
+        after = partition if left is None else left
+        return with_log(after, worker_id) or left
+
+    return _changes(image, change)
 
 
 def _coming(image: MetadataImage, worker_id: int) -> Iterator[MetadataRecord | None]:

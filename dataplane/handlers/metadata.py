@@ -152,7 +152,10 @@ def _partition(
         offline_replicas=[
             replica
             for replica in partition.replicas
-            if replica == lost or (worker := image.workers.get(replica)) is None or worker.fenced
+            if replica == lost
+            or replica in partition.offline
+            or (worker := image.workers.get(replica)) is None
+            or worker.fenced
         ],
     )
 

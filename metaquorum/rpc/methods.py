@@ -102,6 +102,15 @@ class AlterPartitions:
 
 
 @dataclass(frozen=True, slots=True)
+class LoseLogs:
+    """A worker has lost logs, by topic id and partition."""
+
+    worker_id: int
+    broker_epoch: int
+    logs: Sequence[tuple[bytes, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class AllocateProducerIds:
     worker_id: int
     broker_epoch: int
@@ -280,6 +289,9 @@ ALTER_PARTITIONS: Final[Method[AlterPartitions, Changed[list[ErrorCode]]]] = Met
     Callers.ITSELF,
     is_repeatable=True,
 )
+LOSE_LOGS: Final[Method[LoseLogs, Changed[list[KafkaError | None]]]] = Method(
+    "lose_logs", LoseLogs, _ERRORS, Callers.ITSELF, is_repeatable=True
+)
 ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Changed[ProducerIdBlock]]] = Method(
     "allocate_producer_ids",  # a block that nobody was told of is lost, and there are enough
     AllocateProducerIds,
@@ -313,6 +325,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         ALLOCATE_PRODUCER_IDS,
         ELECT_LEADERS,
         ALTER_PARTITIONS,
+        LOSE_LOGS,
         WATCH_QUORUM,
         DESCRIBE_QUORUM,
         FETCH_METADATA,

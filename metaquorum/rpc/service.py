@@ -25,6 +25,7 @@ from metaquorum.rpc.methods import (
     ELECT_LEADERS,
     FETCH_METADATA,
     HEARTBEAT,
+    LOSE_LOGS,
     METHODS,
     REGISTER_CONTROLLER,
     REGISTER_WORKER,
@@ -104,6 +105,7 @@ class ControllerService:
             ALTER_PARTITIONS.name: lambda _, r: controller.alter_partitions(
                 r.worker_id, r.broker_epoch, r.changes
             ),
+            LOSE_LOGS.name: lambda _, r: controller.lose_logs(r.worker_id, r.broker_epoch, r.logs),
             WATCH_QUORUM.name: self._watch,
             DESCRIBE_QUORUM.name: lambda _caller, _request: self._describe(),
             FETCH_METADATA.name: self._fetch,

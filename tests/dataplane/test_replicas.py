@@ -1,5 +1,6 @@
 """Three nodes: what replicas of one partition make of each other's news."""
 
+import errno
 from typing import Any
 
 from tests.dataplane.serving import RawClient, batch_of
@@ -116,3 +117,109 @@ def test_high_watermarks_survive_a_kill() -> None:
         assert known == {("t", 0): 5}
 
     together(story, replica_high_watermark_checkpoint_interval_ms=100)
+
+
+# A log directory fails
+
+TWO_DISKS = {"log_dirs": ("/data", "/disk-1")}
+
+
+async def on_the_second_disk(cluster: Together) -> RawClient:
+    """A client of worker 1, which leads `t`; all replicas of `t` are on /disk-1."""
+    await cluster.create("filler", (1, 2, 3))
+    await cluster.create("t", (1, 2, 3))
+    for node in (1, 2, 3):
+        assert cluster.replica(node, "t").log.folder == "/disk-1/t-0"
+    client = await cluster.connect(1)
+    await fill(client, "t", 5)
+    return client
+
+
+def break_disk(cluster: Together, node: int) -> None:
+    machine = cluster.nodes[node].machine
+    machine.faults.refusing = lambda path: errno.EIO if "/disk-1" in path else 0
+
+
+def mend_disk(cluster: Together, node: int) -> None:
+    cluster.nodes[node].machine.faults.refusing = None
+
+
+def test_another_leads_when_the_leader_loses_its_log_directory() -> None:
+    async def story(cluster: Together) -> None:
+        client = await on_the_second_disk(cluster)
+        break_disk(cluster, 1)
+        await client.produce("t", batch_of(b"x"), error=E.KAFKA_STORAGE_ERROR)
+        await cluster.until(lambda: cluster.state("t", 2).isr == (2, 3), 2.0)
+        assert cluster.state("t", 2).leader == 2
+        for node in (1, 2, 3):
+            await cluster.until(lambda at=node: cluster.state("t", at).offline == (1,))  # type: ignore[misc]
+            row = await cluster.described(node, "t")
+            assert (row.leader_id, row.offline_replicas) == (2, [1])
+        other = await cluster.connect(2)
+        await fill(other, "t", 5)
+        assert cluster.state("filler", 2).isr == (1, 2, 3), "its other directory lives"
+        mend_disk(cluster, 1)
+        await cluster.restart(1)
+        await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2, 3})
+        assert cluster.state("t", 2).offline == ()
+        assert cluster.replica(1, "t").log.log_end_offset == 10
+
+    together(story, node_options=lambda _: TWO_DISKS)
+
+
+def test_a_follower_that_loses_its_log_directory_leaves_the_isr() -> None:
+    async def story(cluster: Together) -> None:
+        client = await on_the_second_disk(cluster)
+        break_disk(cluster, 3)
+        await client.produce("t", batch_of(b"x"))  # waits until 3 is out
+        assert cluster.state("t", 1).isr == (1, 2)
+        await fill(client, "t", 5)
+        assert cluster.state("t", 1).isr == (1, 2), "it does not come back by what it had"
+        assert cluster.state("t", 1).offline == (3,)
+        mend_disk(cluster, 3)
+        await cluster.restart(3)
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2, 3))
+
+    together(story, node_options=lambda _: TWO_DISKS)
+
+
+def test_the_last_in_sync_leads_again_when_its_log_directory_is_back() -> None:
+    async def story(cluster: Together) -> None:
+        client = await on_the_second_disk(cluster)
+        await cluster.kill(2)
+        await cluster.kill(3)
+        await cluster.restart(2)  # for the quorum
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
+        break_disk(cluster, 2)
+        await client.produce("t", batch_of(b"x"))
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1,))
+        break_disk(cluster, 1)
+        await client.produce("t", batch_of(b"y"), acks=1, error=E.KAFKA_STORAGE_ERROR)
+        await cluster.until(lambda: cluster.state("t", 1).leader == -1)
+        assert cluster.state("t", 1).isr == (1,)
+        mend_disk(cluster, 2)
+        await cluster.restart(2)
+        assert cluster.state("t", 2).leader == -1, "2 has not all that was acknowledged"
+        mend_disk(cluster, 1)
+        await cluster.restart(1)
+        await cluster.until(lambda: cluster.state("t", 2).leader == 1)
+        await cluster.until(lambda: cluster.replica(2, "t").log.log_end_offset == 6)
+
+    together(story, node_options=lambda _: TWO_DISKS)
+
+
+def test_a_full_disk_of_a_follower_takes_nothing_offline() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        client = await cluster.connect(1)
+        await fill(client, "t", 5)
+        machine = cluster.nodes[3].machine
+        machine.faults.refusing = lambda path: errno.ENOSPC if "/t-0/" in path else 0
+        await client.produce("t", batch_of(b"x"), acks=1)
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
+        assert cluster.state("t", 1).offline == ()
+        machine.faults.refusing = None
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2, 3))
+        assert cluster.replica(3, "t").log.log_end_offset == 6
+
+    together(story, replica_lag_time_max_ms=2000)

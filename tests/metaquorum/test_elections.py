@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.elections import elected, preferred, with_workers, without_workers
+from metaquorum.elections import (
+    elected,
+    preferred,
+    with_log,
+    with_workers,
+    without_log,
+    without_workers,
+)
 from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, replay
 from metaquorum.records import MetadataRecord, PartitionRecord, TopicRecord
 from metaquorum.registrations import (
@@ -155,3 +162,29 @@ def test_who_leads_is_live_whatever_happens_and_wherever_it_is_cut_short(
         if cut:
             image, _ = replay(image, elect_leaders(image).all_records())
         assert_sound(image, settled=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "lost", "isr", "leader"),
+    [
+        (partition("123", "123", 1), 1, "23", 2),
+        (partition("123", "123", 1), 2, "13", 1),
+        (partition("123", "1", 1), 1, "1", NO_LEADER),  # the last one stays
+        (partition("123", "1", 1), 2, "1", 1),
+    ],
+)
+def test_who_leads_when_a_replica_loses_its_log(
+    before: PartitionImage, lost: int, isr: str, leader: int
+) -> None:
+    after = without_log(before, lost, lambda _: True)
+    assert after is not None
+    assert (after.isr, after.leader) == (tuple(map(int, isr)), leader)
+    assert (after.offline, after.partition_epoch) == ((lost,), 10)
+    assert after.leader_epoch == 5 + (leader != before.leader)
+    assert without_log(after, lost, lambda _: True) is None
+    assert with_workers(after, lambda _: True) is None, "it is live, and cannot lead"
+    back = with_log(after, lost)
+    assert back is not None
+    assert back.offline == ()
+    led = with_workers(back, lambda _: True)
+    assert (led or back).leader == (lost if leader == NO_LEADER else leader)
