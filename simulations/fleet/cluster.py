@@ -64,7 +64,8 @@ def draw_settings(draw: Random) -> ClusterSettings:
         think_s=draw.choice([0.0, 0.05, 0.3]),
         trouble_s=trouble_s,
         peace_s=draw.choice([0.0, 3.0]),
-        delay_s=draw.choice([0.0002, 0.002]),
+        delay_s=draw.choice([0.0002, 0.002, 0.02]),
+        disk_delay_s=draw.choice([0.0005, 0.005, 0.03]),
         session_timeout_ms=draw.choice([2000, 9000]),
         troubles=draw_troubles(draw, KINDS, over_s=trouble_s, most=12),
     )
@@ -124,6 +125,7 @@ def _member(nation: Nation, config: NodeConfig) -> Member:
     world, name = nation.world, f"node-{config.node_id}"
     skew_s = world.stream(f"skew {name}").uniform(-300, 300)
     machine = world.machine(name, skew_s=skew_s)
+    machine.faults.delay_s = nation.settings.disk_delay_s
     member: Member
 
     def program() -> Program:

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum import gateway, journal, snapshot
-from metaquorum.channel.rpc_client import CallError
+from metaquorum import journal, snapshot
 from metaquorum.config import Scope
 from metaquorum.framing import HEADER_BYTES, Frame, frame_bytes
 from metaquorum.gateway import Gateway
@@ -337,10 +336,6 @@ def _answered_before_visible() -> AbstractContextManager[None]:
     return swapped(Gateway, "_seen", wrong)
 
 
-def _asked_again_when_lost() -> AbstractContextManager[None]:
-    return swapped(gateway, "CallNotSentError", lambda _: CallError)
-
-
 def _snapshot_loses_a_record() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         async def load(self: Any, records: Any) -> None:
@@ -359,12 +354,6 @@ CLUSTER_DEFECTS: Final = tuple(
             "a worker answers before it shows what was made",
             ("M3",),
             _answered_before_visible,
-        ),
-        (
-            "asked-again-when-lost",
-            "a change that may have been made is asked for once more",
-            ("M3",),
-            _asked_again_when_lost,
         ),
         (
             "snapshot-loses-a-record",

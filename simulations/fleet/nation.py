@@ -28,6 +28,7 @@ class ClusterSettings:
     trouble_s: float
     peace_s: float
     delay_s: float
+    disk_delay_s: float
     session_timeout_ms: int
     troubles: tuple[Trouble, ...] = ()
 
