@@ -15,14 +15,13 @@ from typing import Final
 from metaquorum.decisions import Decision
 from metaquorum.image import MetadataImage
 from metaquorum.quota_rules import CLIENT_ID, IP, USER, EntityPart, QuotaEntity
+from metaquorum.quota_rules import CONNECTION_CREATION_RATE as CONNECTION_CREATION_RATE
+from metaquorum.quota_rules import CONSUMER_BYTE_RATE as CONSUMER_BYTE_RATE
+from metaquorum.quota_rules import CONTROLLER_MUTATION_RATE as CONTROLLER_MUTATION_RATE
+from metaquorum.quota_rules import PRODUCER_BYTE_RATE as PRODUCER_BYTE_RATE
+from metaquorum.quota_rules import REQUEST_PERCENTAGE as REQUEST_PERCENTAGE
 from metaquorum.records import ClientQuotaRecord
 from wire.errors import ErrorCode, KafkaError
-
-PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
-CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
-REQUEST_PERCENTAGE: Final = "request_percentage"
-CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
-CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 # The quotas that clients may have, and whether each takes whole numbers only.
 CLIENT_QUOTAS: Final[Mapping[str, bool]] = {

@@ -36,6 +36,13 @@ USER: Final = "user"
 CLIENT_ID: Final = "client-id"
 IP: Final = "ip"
 
+# What can be limited. The eight rules are for the first four; the last is of addresses.
+PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
+CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
+REQUEST_PERCENTAGE: Final = "request_percentage"
+CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
+CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
+
 
 class EntityPart(NamedTuple):
     """One part of an entity, as clients and the metadata log say it; a name of None is default."""

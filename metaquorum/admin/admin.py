@@ -13,6 +13,7 @@ from metaquorum.admin.cluster import ANY_BROKER, CONTROLLER, Cluster, TopicParti
 from metaquorum.admin.connection import VersionRange
 from metaquorum.admin.errors import AdminError, BrokerError, broker_error
 from metaquorum.admin.quorum import describe_quorum, describe_workers, unregister_worker
+from metaquorum.admin.quotas import Wanted, alter_client_quotas, describe_client_quotas
 from metaquorum.admin.values import (
     BROKER_DEFAULT,
     ApiSupport,
@@ -34,6 +35,7 @@ from metaquorum.admin.values import (
     Topic,
     WorkerDescription,
 )
+from metaquorum.quota_rules import CLIENT_ID, IP, USER, Part, QuotaEntity
 from wire.errors import ErrorCode
 from wire.message import Message
 from wire.messages.metadata import MetadataResponseTopic
@@ -437,6 +439,36 @@ class AdminClient:
         for result in response.responses:
             if result.error_code:
                 raise broker_error(result.error_code, result.error_message, str(resource))
+
+    # Client quotas
+
+    async def describe_client_quotas(
+        self,
+        *,
+        user: Wanted = Part.ABSENT,
+        client_id: Wanted = Part.ABSENT,
+        ip: Wanted = Part.ABSENT,
+        strict: bool = False,
+    ) -> dict[QuotaEntity, dict[str, float]]:
+        """The quotas that are set for whom has the parts that are asked for.
+
+        A part may be asked for by name, as Part.DEFAULT, or as Match.ANY of either. `strict`: and
+        has no other part.
+        """
+        wanted = {USER: user, CLIENT_ID: client_id, IP: ip}
+        return await describe_client_quotas(self.cluster, wanted, strict=strict)
+
+    async def alter_client_quotas(
+        self,
+        changes: Mapping[QuotaEntity, Mapping[str, float | None]],
+        *,
+        validate_only: bool = False,
+    ) -> dict[QuotaEntity, BrokerError | None]:
+        """Each entity has these quotas and keeps its others; None as a value takes one away.
+
+        What is asked for one entity is done whole or refused whole.
+        """
+        return await alter_client_quotas(self.cluster, changes, validate_only=validate_only)
 
     def _node_of(self, resource: ConfigResource) -> int:
         """A node tells its own configs; those of everything else any of them knows."""

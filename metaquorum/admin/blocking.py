@@ -126,6 +126,8 @@ class BlockingAdmin(Blocking[AdminClient]):
     delete_records = _blocking(AdminClient.delete_records)
     describe_configs = _blocking(AdminClient.describe_configs)
     alter_configs = _blocking(AdminClient.alter_configs)
+    describe_client_quotas = _blocking(AdminClient.describe_client_quotas)
+    alter_client_quotas = _blocking(AdminClient.alter_client_quotas)
 
 
 class BlockingProducer(Blocking[Producer]):

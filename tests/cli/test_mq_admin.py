@@ -15,66 +15,16 @@ import sys
 import termios
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from cli.admin.output import printable, size_text, yaml_lines
 from cli.mq_admin import COMMANDS, main
+from tests.cli.admin import Admin, environment
 from tests.nodes import ROOT, Peer, free_port, unique, wait_until
 
 TIMEOUT_S = 60
 COMMAND = [sys.executable, "-m", "cli.mq_admin"]
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Of the person who types: nothing of ours is set, and there are no profiles."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MQ_", "XDG_", "PYTHONDONT"))}
-    return kept | {"XDG_CONFIG_HOME": "/nonexistent"} | more
-
-
-class Admin:
-    """Runs mq-admin in this process, which saves half a second each time."""
-
-    def __init__(self, **more: str) -> None:
-        self.environment = environment(**more)
-        self.errors = ""
-
-    def __call__(self, *arguments: object, code: int = 0, stdin: str | bytes = "") -> str:
-        blank = {name: None for name in os.environ if name not in self.environment}
-        done = CliRunner().invoke(
-            main,
-            [str(argument) for argument in arguments],
-            input=stdin,
-            env=blank | self.environment,
-            prog_name="mq-admin",
-        )
-        self.errors = done.stderr
-        assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
-        return done.stdout
-
-    def json(self, *arguments: object, **more: Any) -> Any:
-        return json.loads(self(*arguments, "-o", "json", **more))
-
-    def create(self, *more: object) -> str:
-        """A topic of its own, once all can see it."""
-        name = unique("cli")
-        self("topics", "create", name, *more)
-        wait_until(lambda: name in [row["topic"] for row in self.json("topics", "list")])
-        return name
-
-    def serves(self, api: str) -> bool:
-        return api in [row["api"] for row in self.json("cluster", "apis")]
-
-    def served(self, api: str, *arguments: object) -> bool:
-        """Whether this could be done; where the API is not served, one sentence says so."""
-        if self.serves(api):
-            self(*arguments)
-            return True
-        self(*arguments, code=1)
-        assert re.match(rf"mq-admin: this cluster does not serve {api} \(API \d+\)\n", self.errors)
-        return False
 
 
 @pytest.fixture

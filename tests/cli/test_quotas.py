@@ -1,0 +1,177 @@
+"""mq-admin quotas: against our node and a real Kafka."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.admin.quota_entities import amount_text, parse_amount
+from tests.cli.admin import Admin
+from tests.nodes import Peer, unique, wait_until
+
+
+@pytest.fixture
+def admin(either: Peer) -> Admin:
+    return Admin(MQ_BOOTSTRAP=either.bootstrap)
+
+
+@pytest.fixture
+def user() -> str:
+    return unique("user")
+
+
+def shown(admin: Admin, *whom: object) -> dict[str, Any]:
+    """What is set for that entity itself."""
+    found: dict[str, Any] = admin.json("quotas", "describe", *whom)["quotas"]
+    return found
+
+
+def in_force(admin: Admin, quotas: dict[str, Any], *whom: object) -> None:
+    """Kafka answers a change before its brokers have taken it in."""
+    wait_until(lambda: shown(admin, *whom) == quotas, what=f"{whom}: {quotas}")
+
+
+def test_quotas_are_set_read_and_taken_away(admin: Admin, user: str) -> None:
+    whom = ("--user", user)
+    said = admin("quotas", "set", *whom, "producer_byte_rate=1MiB", "request_percentage=12.5")
+    assert said == f"user={user} altered\n"
+    in_force(admin, {"producer_byte_rate": 1048576, "request_percentage": 12.5}, *whom)
+    assert admin("quotas", "get", *whom, "producer_byte_rate") == "1048576\n"
+    assert admin.json("quotas", "get", *whom, "request_percentage") == {
+        "entity": {"user": user},
+        "quotas": {"request_percentage": 12.5},
+    }
+    text = admin("quotas", "describe", *whom)
+    assert re.search(r"^producer_byte_rate +1.0 MiB/s$", text, re.MULTILINE)
+    assert re.search(r"^request_percentage +12.5%$", text, re.MULTILINE)
+    assert re.search(r"^client-id +-$", text, re.MULTILINE)
+    admin("quotas", "delete", *whom, "producer_byte_rate", "--yes")
+    in_force(admin, {"request_percentage": 12.5}, *whom)
+    admin("quotas", "get", *whom, "producer_byte_rate", code=1)
+    assert admin.errors.startswith(f"mq-admin: user={user} has no quota producer_byte_rate\n")
+    admin("quotas", "delete", *whom, "--yes")
+    in_force(admin, {}, *whom)
+    admin("quotas", "delete", *whom)
+    assert admin.errors == f"Nothing is set for user={user}.\n"
+
+
+def test_a_default_is_none_of_the_names(admin: Admin, user: str) -> None:
+    pair = ("--user", user, "--default-client-id")
+    named = ("--user", user, "--client-id", "<default>")
+    admin("quotas", "set", *pair, "consumer_byte_rate=1000")
+    in_force(admin, {"consumer_byte_rate": 1000}, *pair)
+    assert shown(admin, *named) == {}
+    assert shown(admin, "--user", user) == {}
+    (listed,) = admin.json("quotas", "list", "--user", user)
+    assert listed["entity"] == {"user": user, "client-id": None}
+    assert admin.json("quotas", "list", "--user", user, "--strict") == []
+    assert admin.json("quotas", "list", "--user", user, "--any-client-id", "--strict") == [listed]
+    assert re.search(
+        rf"^{user} +<default> +- +consumer_byte_rate +1000 +1000 B/s$",
+        admin("quotas", "list", "--user", user),
+        re.MULTILINE,
+    )
+    admin("quotas", "delete", *pair, "--yes")
+    in_force(admin, {}, *pair)
+
+
+def test_what_is_listed_can_be_set(admin: Admin, user: str, tmp_path: Path) -> None:
+    admin("quotas", "set", "--user", user, "producer_byte_rate=1000")
+    admin("quotas", "set", "--user", user, "--client-id", "c", "request_percentage=0.5")
+    in_force(admin, {"request_percentage": 0.5}, "--user", user, "--client-id", "c")
+    listed = admin.json("quotas", "list", "--user", user)
+    assert len(listed) == 2
+    file = tmp_path / "quotas.yaml"
+    file.write_text(admin("quotas", "list", "--user", user, "-o", "yaml"))
+    for row in listed:
+        whom = [part for kind, name in row["entity"].items() for part in (f"--{kind}", name)]
+        admin("quotas", "delete", *whom, "--yes")
+        in_force(admin, {}, *whom)
+    assert "would be altered" in admin("quotas", "set", "--file", file, "--dry-run")
+    assert admin.json("quotas", "list", "--user", user) == []
+    admin("quotas", "set", "--file", file)
+    wait_until(lambda: admin.json("quotas", "list", "--user", user) == listed)
+    admin("quotas", "set", "--file", "-", stdin=json.dumps(listed))
+    assert admin.json("quotas", "list", "--user", user) == listed
+
+
+def test_addresses_have_quotas_of_their_own(admin: Admin) -> None:
+    whom = ("--ip", "10.9.8.7")
+    admin("quotas", "set", *whom, "connection_creation_rate=7")
+    in_force(admin, {"connection_creation_rate": 7}, *whom)
+    assert [row["entity"] for row in admin.json("quotas", "list", "--any-ip")] == [
+        {"ip": "10.9.8.7"}
+    ]
+    admin("quotas", "delete", *whom, "--yes")
+    in_force(admin, {}, *whom)
+
+
+def test_what_the_cluster_refuses_is_told(admin: Admin, user: str) -> None:
+    admin("quotas", "set", "--user", user, "no_such_rate=5", code=1)
+    assert "Invalid configuration key no_such_rate (INVALID_REQUEST)" in admin.errors
+    admin("quotas", "set", "--user", user, "--ip", "10.0.0.1", "producer_byte_rate=5", code=1)
+    assert "INVALID_REQUEST" in admin.errors
+    assert shown(admin, "--user", user) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("set", "producer_byte_rate=5"), "say whom it is for"),
+        (("set", "--user", "a"), "KEY=VALUE is needed"),
+        (("set", "--user", ""), "--user takes a name"),
+        (("set", "--user", "a", "--default-user", "producer_byte_rate=5"), "exclude each other"),
+        (("set", "--user", "a", "producer_byte_rate=fast"), "such as 200, 10MB or 10MiB"),
+        (("set", "--user", "a", "request_percentage=5MB"), "counts %, not B"),
+        (("set", "--user", "a", "--file", "x"), "--file says whom and what"),
+        (("set", "--file", "no-such-file"), "cannot read no-such-file"),
+        (("list", "--strict"), "--strict needs something"),
+        (("list", "--user", "a", "--any-user"), "excludes the other options"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(arguments: tuple[str, ...], said: str) -> None:
+    admin = Admin(MQ_BOOTSTRAP="127.0.0.1:1")
+    admin("quotas", *arguments, code=2)
+    assert said in admin.errors
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[", "neither JSON nor YAML"),
+        ("user: alice", "must be a list"),
+        ("- 5", "item 1: it must have `entity` and `quotas`"),
+        ("- {entity: {}, quotas: {}}", "item 1: `entity` must have"),
+        ("- {entity: {group: g}, quotas: {}}", "`entity` has no 'group'"),
+        ("- {entity: {user: 5}, quotas: {}}", "user must be a string"),
+        ("- {entity: {user: a}, quotas: {producer_byte_rate: [1]}}", "must be a number"),
+        ("- {entity: {user: a}, quotas: {}}\n- {entity: {user: a}, quotas: {}}", "there twice"),
+        ("- !!python/object/apply:os.getcwd []", "neither JSON nor YAML"),
+    ],
+)
+def test_files_that_are_wrong_are_told_in_a_sentence(
+    content: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "quotas.yaml"
+    file.write_text(content)
+    admin = Admin(MQ_BOOTSTRAP="127.0.0.1:1")
+    admin("quotas", "set", "--file", file, code=2)
+    assert said in " ".join(admin.errors.split())
+
+
+def test_amounts_are_written_as_people_write_them() -> None:
+    for text, value in (
+        ("1048576", 1048576),
+        ("1MiB", 1048576),
+        ("1 MiB/s", 1048576),
+        ("20kB", 20_000),
+        ("1.5MB/s", 1.5e6),
+        ("1e6", 1e6),
+    ):
+        assert parse_amount("producer_byte_rate", text) == value
+    assert parse_amount("request_percentage", "200%") == 200
+    assert amount_text("producer_byte_rate", 20_000) == "19.5 KiB/s"
+    assert amount_text("request_percentage", 12.5) == "12.5%"
+    assert amount_text("controller_mutation_rate", 5) == "5 mutations/s"
