@@ -5,6 +5,7 @@ others (design, "Lessons paid for by others"), or by us until a seed found it.
 """
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Final
 
 import trio
@@ -19,7 +20,8 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.producers import ProducerStateTable
 from dataplane.log.scan import SegmentScan
 from dataplane.log.segments import Segments
-from dataplane.partition import Partition
+from metaquorum import elections
+from metaquorum.image import PartitionImage
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import write_atomically
 from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
@@ -192,12 +194,13 @@ def _ack_before_flush() -> AbstractContextManager[None]:
 
 def _same_epoch_again() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def lead(self: Any, leader_id: int, leader_epoch: int, *rest: Any) -> None:
-            right(self, leader_id, 0, *rest)
+        def changed(partition: PartitionImage, *rest: Any) -> PartitionImage | None:
+            after: PartitionImage | None = right(partition, *rest)
+            return after and replace(after, leader_epoch=partition.leader_epoch)
 
-        return lead
+        return changed
 
-    return swapped(Partition, "lead", wrong)
+    return swapped(elections, "changed", wrong)
 
 
 def _live_key_dropped() -> AbstractContextManager[None]:

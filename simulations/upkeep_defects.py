@@ -133,6 +133,18 @@ def _rot_made_sound() -> AbstractContextManager[None]:
     return swapped(cleaning, "batch_crc", wrong)
 
 
+def _one_directory_fails_all() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def fail(self: Any, log_dir: Any, error: StorageError) -> None:
+            right(self, log_dir, error)
+            for other in list(self.online):
+                right(self, other, error)
+
+        return fail
+
+    return swapped(LogDirs, "fail", wrong)
+
+
 UPKEEP_DEFECTS: Final = (
     Defect(
         "retention-takes-one-more",
@@ -210,5 +222,12 @@ UPKEEP_DEFECTS: Final = (
         "failing-disk",
         ("L2", "L4"),
         _rot_made_sound,
+    ),
+    Defect(
+        "one-directory-fails-all",
+        "a log directory that fails takes the others with it",
+        "log-dirs",
+        ("liveness",),
+        _one_directory_fails_all,
     ),
 )

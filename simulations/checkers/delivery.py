@@ -139,6 +139,12 @@ class AcknowledgedIsKept(Checker):
         """Compacted topics have a checker of their own."""
         return [] if final.topic.is_compacted else acked
 
+    def _first_cut(self, attempt: Attempt) -> float | None:
+        """When the power failed for the first time after it was sent."""
+        cuts = self.room.node.power_cuts
+        later = bisect_right(cuts, attempt.first_sent_at)
+        return cuts[later] if later < len(cuts) else None
+
     def _may_begin_at(self, final: Final) -> bool:
         deleted = self.room.checker(DeletedStaysDeleted)
         return deleted.may_begin_at(final.topic.name, final.partition, final.log_start_offset)
@@ -151,8 +157,11 @@ class AcknowledgedIsKept(Checker):
             assert attempt.offset is not None
             assert attempt.acked_at is not None
             if attempt.offset < final.log_start_offset:
+                # The first segments of a log may be lost, too, while its folder was never synced.
                 self.compare(
-                    final.topic.has_retention or self._may_begin_at(final),
+                    final.topic.has_retention
+                    or self._may_begin_at(final)
+                    or (self._first_cut(attempt) is not None and not attempt.flush_promised),
                     "{} lies before the log start offset {}, without retention or deletion",
                     attempt,
                     final.log_start_offset,
@@ -164,8 +173,7 @@ class AcknowledgedIsKept(Checker):
                 self.comparisons += 1
                 oldest_left_above = min(oldest_left_above, attempt.acked_at)
                 continue
-            later = bisect_right(cuts, attempt.first_sent_at)
-            first_cut = cuts[later] if later < len(cuts) else None
+            first_cut = self._first_cut(attempt)
             if self.compare(
                 first_cut is not None and not attempt.flush_promised,
                 "{} is gone (power cuts at {}, flushed: {})",

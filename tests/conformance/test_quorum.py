@@ -1,6 +1,7 @@
 """Three nodes, and what others' clients and Kafka's own tools find of them."""
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -27,6 +28,9 @@ pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of ou
 
 CREATE_TIMEOUT_S = 5
 ENOUGH = 20  # topics made before something happens, and after
+TIMED_OUT = {"REQUEST_TIMED_OUT", "_TIMED_OUT", "RequestTimedOutError"}
+# kafka-python asks any worker for the metadata, and administers through that one: it may be killed.
+NODE_GONE = {"KafkaConnectionError", "NodeNotReadyError", "UnknownBrokerIdError"}
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +145,7 @@ class Creations:
 
     def check(self, bootstrap: str) -> None:
         """What was acknowledged is there, whole; what was not is there once or not at all."""
-        assert self.refusals <= {"REQUEST_TIMED_OUT", "_TIMED_OUT", "RequestTimedOutError"}
+        assert self.refusals <= TIMED_OUT | NODE_GONE
         topics = admin(bootstrap).list_topics(timeout=20).topics
         made = {name for name in topics if name.startswith("made-")}
         assert set(self.acknowledged) <= made
@@ -178,6 +182,8 @@ def test_a_controller_that_stands_still_costs_nothing_that_was_acknowledged(
         assert cluster.active_controller() != active
 
 
+# kafka-python leaves sockets open to which nobody answered.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_killed_active_controller_is_replaced_within_a_second(cluster: Cluster) -> None:
     active = cluster.active_controller()
     asked = next(each for each in cluster.workers if each != active)
@@ -192,6 +198,7 @@ def test_a_killed_active_controller_is_replaced_within_a_second(cluster: Cluster
         creations.wait_more()
         cluster[active].start()
         creations.wait_more()
+    gc.collect()
     assert took_s < 2  # the goal is one; the machine of a test may be busy
     for each in cluster.workers:
         wait_until(lambda at=each: caught_up(cluster, at))  # type: ignore[misc]
