@@ -10,6 +10,7 @@ is the default of its kind, one that is left out is not spoken of.
 import math
 import re
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from typing import Any, Final
 
 import click
@@ -191,9 +192,19 @@ def _read_item(item: Any) -> tuple[QuotaEntity, dict[str, float]]:
     if not isinstance(quotas, dict):
         raise ValueError("`quotas` must be an object of names and numbers")  # noqa: TRY004
     return (
-        QuotaEntity.of(EntityPart(kind, name) for kind, name in parts.items()),
+        QuotaEntity.of(EntityPart(kind, _canonical(kind, name)) for kind, name in parts.items()),
         {str(key): _read_value(key, value) for key, value in quotas.items()},
     )
+
+
+def _canonical(kind: str, name: str | None) -> str | None:
+    """Addresses as clusters tell them apart; what is none, they refuse."""
+    if kind != IP or name is None:
+        return name
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        return name
 
 
 def _read_value(key: Any, value: Any) -> float:

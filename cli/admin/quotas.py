@@ -37,7 +37,10 @@ _COLUMNS: Final = (
     Column("reads", "that is"),
 )
 # Imported when they are asked for.
-_LATE: Final[dict[str, str]] = {}
+_LATE: Final = {
+    "diff": ("quota_files", "diff_command"),
+    "apply": ("quota_files", "apply_command"),
+}
 
 
 class _Group(click.Group):
@@ -47,7 +50,8 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _LATE:
             return super().get_command(ctx, cmd_name)
-        found = importlib.import_module(f"cli.admin.{_LATE[cmd_name]}").command
+        module, name = _LATE[cmd_name]
+        found = getattr(importlib.import_module(f"cli.admin.{module}"), name)
         assert isinstance(found, click.Command)
         return found
 

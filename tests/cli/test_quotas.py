@@ -97,13 +97,62 @@ def test_what_is_listed_can_be_set(admin: Admin, user: str, tmp_path: Path) -> N
     assert admin.json("quotas", "list", "--user", user) == listed
 
 
+def of(user: str, quotas: str) -> str:
+    return f"- entity: {{user: {user}}}\n  quotas: {{{quotas}}}\n"
+
+
+def test_a_file_is_compared_and_applied(admin: Admin, user: str, tmp_path: Path) -> None:
+    other = unique("user")
+    admin("quotas", "set", "--user", user, "producer_byte_rate=1000", "request_percentage=5")
+    in_force(admin, {"producer_byte_rate": 1000, "request_percentage": 5}, "--user", user)
+    file = tmp_path / "quotas.yaml"
+    file.write_text(of(user, "producer_byte_rate: 2000") + of(other, "consumer_byte_rate: 1MiB"))
+    rows = admin.json("quotas", "diff", "--file", file)
+    assert {(row["action"], row["quota"], row["before"], row["after"]) for row in rows} >= {
+        ("change", "producer_byte_rate", 1000, 2000),
+        ("remove", "request_percentage", 5, None),
+        ("add", "consumer_byte_rate", None, 1048576),
+    }
+    assert len(admin.json("quotas", "diff", "--file", file, "--keep-others")) == 2
+    admin("quotas", "diff", "--file", file, "--exit-code", code=1)
+
+    text = admin("quotas", "apply", "--file", file, "--dry-run")
+    assert re.search(rf"^change +user={user} +producer_byte_rate +1000 B/s +2.0 KiB/s$", text, 8)
+    assert text.endswith("Nothing was changed; the cluster would take all of it.\n")
+    admin("quotas", "apply", "--file", file, code=2)
+    assert "there is no terminal to ask at: Take away" in admin.errors
+    assert shown(admin, "--user", user) == {"producer_byte_rate": 1000, "request_percentage": 5}
+    admin("quotas", "apply", "--file", file, "--keep-others")
+    in_force(admin, {"producer_byte_rate": 2000, "request_percentage": 5}, "--user", user)
+    in_force(admin, {"consumer_byte_rate": 1048576}, "--user", other)
+    assert admin("quotas", "apply", "--file", file, "--keep-others") == "Nothing differs.\n"
+
+    file.write_text(of(user, "producer_byte_rate: 3000") + of(other, "no_such_rate: 1"))
+    admin("quotas", "apply", "--file", file, "--keep-others", code=1)
+    assert admin.errors.endswith("Nothing was changed.\n")
+    assert shown(admin, "--user", user)["producer_byte_rate"] == 2000
+    for each in (user, other):
+        admin("quotas", "delete", "--user", each, "--yes")
+
+
+def test_what_a_file_does_not_name_goes(node: Peer, user: str, tmp_path: Path) -> None:
+    admin = Admin(MQ_BOOTSTRAP=node.bootstrap)  # a Kafka may be shared with other tests
+    admin("quotas", "set", "--user", user, "producer_byte_rate=1000", "request_percentage=5")
+    file = tmp_path / "quotas.json"
+    file.write_text(json.dumps([{"entity": {"user": user}, "quotas": {"request_percentage": 5}}]))
+    assert admin("quotas", "apply", "--file", file, "--yes").endswith("Applied.\n")
+    in_force(admin, {"request_percentage": 5}, "--user", user)
+    assert len(admin.json("quotas", "list")) == 1
+    assert admin("quotas", "apply", "--file", file) == "Nothing differs.\n"
+    assert admin("quotas", "apply", "--file", "-", "--yes", stdin="[]").endswith("Applied.\n")
+    wait_until(lambda: admin.json("quotas", "list") == [])
+
+
 def test_addresses_have_quotas_of_their_own(admin: Admin) -> None:
     whom = ("--ip", "10.9.8.7")
     admin("quotas", "set", *whom, "connection_creation_rate=7")
     in_force(admin, {"connection_creation_rate": 7}, *whom)
-    assert [row["entity"] for row in admin.json("quotas", "list", "--any-ip")] == [
-        {"ip": "10.9.8.7"}
-    ]
+    assert {"ip": "10.9.8.7"} in [r["entity"] for r in admin.json("quotas", "list", "--any-ip")]
     admin("quotas", "delete", *whom, "--yes")
     in_force(admin, {}, *whom)
 
