@@ -262,7 +262,7 @@ class Partition:
         """KafkaError unless a producer may append here now."""
         if self.leader_id != self.worker_id or self.offline is not None:
             raise KafkaError(self.leader_error(), f"{self} is not led or not usable here")
-        if acks == -1 and len(self.isr) < self.config.min_insync_replicas:
+        if acks == -1 and len(self.state.isr) < self.config.min_insync_replicas:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{len(self.isr)} replicas of {self} are in sync, "

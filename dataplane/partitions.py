@@ -113,10 +113,9 @@ class Partitions:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "there is no topic of this id here")
         raise self._absent(name, index)
 
-    def find(self, topic: bytes, index: int, *, by_id: bool) -> Partition | None:
-        """The partition of a topic given by its id, or by its name's bytes."""
-        partitions = self._by_id.get(topic) if by_id else self._by_raw_name.get(topic)
-        return None if partitions is None else partitions.get(index)
+    def of_raw(self, topic: bytes, *, by_id: bool) -> Mapping[int, Partition] | None:
+        """The partitions here of a topic that is given by its id, or by its name's bytes."""
+        return self._by_id.get(topic) if by_id else self._by_raw_name.get(topic)
 
     def of_topic(self, name: str) -> list[Partition]:
         """The topic's partitions that are here; none for a topic that is not."""

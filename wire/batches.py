@@ -50,6 +50,7 @@ _MAGIC_AT: Final = 16
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _NOT_FOR_PRODUCERS: Final = LOG_APPEND_TIME | CONTROL | DELETE_HORIZON
 _ZSTD_SINCE: Final = 7  # KIP-110
+_WRONG_CRC: Final = "the record batch's checksum does not match"
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _unpack_header = _HEADER.unpack_from
@@ -228,7 +229,9 @@ def produced_batch(records: Buffer, api_version: int) -> BatchHeader:
     if header.batch_bytes != len(records):
         problem = f"{len(records)} bytes of records, its first batch has {header.batch_bytes}"
         raise KafkaError(ErrorCode.INVALID_RECORD, problem)
-    check_batch(records, 0, header)
+    if crc32c(records[_CRC_START:]) != header.crc:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _WRONG_CRC)
+    _check_produced(header)
     if header.base_offset != 0:
         problem = f"base offset {header.base_offset} instead of 0"
         raise KafkaError(ErrorCode.INVALID_RECORD, problem)
@@ -250,13 +253,18 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
             f"a record batch of {header.batch_bytes} bytes in {len(buffer) - position}",
         )
     if batch_crc(buffer, position, header.batch_bytes) != header.crc:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the record batch's checksum does not match")
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _WRONG_CRC)
+    _check_produced(header)
+
+
+def _check_produced(header: BatchHeader) -> None:
     attributes = header.attributes
     if attributes & CODEC_MASK > Codec.ZSTD:
         problem = f"codec {attributes & CODEC_MASK} is unknown"
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, problem)
-    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
-        problem = f"{header.record_count} records, last offset delta {header.last_offset_delta}"
+    count = header.record_count
+    if count < 1 or header.last_offset_delta != count - 1:
+        problem = f"{count} records, last offset delta {header.last_offset_delta}"
     elif attributes & _NOT_FOR_PRODUCERS:
         problem = f"attributes {attributes:#x} hold a bit that only brokers set"
     elif header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):

@@ -56,7 +56,7 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         client_id = None
         if length >= 0:
             position += length
-            client_id = frame[_START_BYTES:position].tobytes().decode()
+            client_id = str(frame[_START_BYTES:position], "utf-8")
         elif length != -1:
             raise WireError(f"request header, client_id: a length of {length}")
         if version >= _FLEXIBLE_FROM.get(api_key, _NEVER_FLEXIBLE):

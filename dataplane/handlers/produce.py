@@ -21,7 +21,7 @@ from dataplane.partitions import ElsewhereError
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
 from wire.apis import APIS, ApiKey
-from wire.batches import NO_TIMESTAMP, BatchHeader, produced_batch
+from wire.batches import NO_TIMESTAMP, TRANSACTIONAL, BatchHeader, produced_batch
 from wire.errors import ErrorCode, KafkaError
 from wire.headers import encode_response
 from wire.messages.produce import (
@@ -35,7 +35,7 @@ from wire.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from wire.produce_one import decode_one, encode_one
+from wire.produce_one import Appended, decode_one, encode_one
 
 # Appends up to here are written in place: 64 KiB to the page cache takes some 20 µs.
 INLINE_APPEND_BYTES: Final = 64 * 1024
@@ -55,7 +55,7 @@ Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 def handle_one(
     worker: Worker, frame: memoryview, body: int, version: int, correlation_id: int
 ) -> bytes | None:
-    """The answer to a request of one batch that can be appended in place, which most are.
+    """The answer to a request to one topic that can be appended in place, which most can.
 
     None has changed nothing: what has another form, or has to wait, goes to `handle_produce`.
     """
@@ -64,32 +64,51 @@ def handle_one(
     one = decode_one(frame, body, version)
     if one is None:
         return None
-    acks, topic, index, records = one
-    partition = worker.partitions.find(topic, index, by_id=version >= _TOPIC_IDS_SINCE)
-    if partition is None or not acks or not -1 <= acks <= 1 or _must_wait(partition, records):
+    acks, topic, asked = one
+    hosted = worker.partitions.of_raw(topic, by_id=version >= _TOPIC_IDS_SINCE)
+    if hosted is None or not acks or not -1 <= acks <= 1:
         return None
-    if acks == _ALL_ACKS and partition.leadership is not None:
-        return None
-    log = partition.log
-    if log.config.flush_messages != NEVER:
-        return None
-    try:
-        result = _append_now(worker, partition, records, version, acks)
-    except (KafkaError, StorageError) as error:
-        answer = _failed(worker, partition, index, error)
-        asked = TopicProduceData(name=partition.topic, topic_id=partition.topic_id)
-        return encode_response(
-            _API, version, correlation_id, _response(worker, [(asked, [answer])])
-        )
-    return encode_one(
-        version,
-        correlation_id,
-        topic,
-        index,
-        result.first_offset,
-        result.log_append_time_ms,
-        log.log_start_offset,
-    )
+    todo: list[tuple[Partition, memoryview]] = []
+    for index, records in asked:
+        partition = hosted.get(index)
+        if (
+            partition is None
+            or (acks == _ALL_ACKS and partition.leadership is not None)
+            or partition.log.config.flush_messages != NEVER
+            or _must_wait(partition, records)
+        ):
+            return None
+        todo.append((partition, records))
+    now_ms = worker.clock.now_ms()
+    appended: list[Appended] = []
+    failed: dict[int, Answer] = {}  # by where it stands in the request
+    for partition, records in todo:
+        try:
+            result = _append_now(partition, records, version, acks, now_ms)
+        except (KafkaError, StorageError) as error:
+            failed[len(appended)] = _failed(worker, partition, partition.index, error)
+            appended.append((partition.index, -1, -1, -1))
+        else:
+            first_offset, _, append_time_ms, _ = result
+            appended.append(
+                (partition.index, first_offset, append_time_ms, partition.log.log_start_offset)
+            )
+    if failed:
+        response = _told_by_tables(worker, todo[0][0], appended, failed)
+        return encode_response(_API, version, correlation_id, response)
+    return encode_one(version, correlation_id, topic, appended)
+
+
+def _told_by_tables(
+    worker: Worker, partition: Partition, appended: list[Appended], failed: dict[int, Answer]
+) -> ProduceResponse:
+    asked = TopicProduceData(name=partition.topic, topic_id=partition.topic_id)
+    answers: list[Answer | Pending] = [
+        failed.get(number)
+        or Answer(index=index, base_offset=base, log_append_time_ms=time, log_start_offset=start)
+        for number, (index, base, time, start) in enumerate(appended)
+    ]
+    return _response(worker, [(asked, answers)])
 
 
 def handle_produce(
@@ -249,10 +268,10 @@ def _append(
         assert isinstance(records, memoryview)
         if partition.log.config.flush_messages == 1 or _must_wait(partition, records):
             partition.check_append(acks)
-            header = _check(worker, partition, records, version)
+            header = _check(partition, records, version, worker.clock.now_ms())
             return partial(_append_slowly, worker, partition, records, header, commit)
         leader_epoch = partition.leader_epoch
-        result = _append_now(worker, partition, records, version, acks)
+        result = _append_now(partition, records, version, acks, worker.clock.now_ms())
         must_flush = partition.log.config.flush_messages <= partition.log.unflushed_records
         if must_flush or (commit is not None and partition.leadership is not None):
             return partial(_settle, worker, partition, result, leader_epoch, commit)
@@ -271,14 +290,14 @@ def _must_wait(partition: Partition, records: memoryview) -> bool:
 
 
 def _append_now(
-    worker: Worker, partition: Partition, records: memoryview, version: int, acks: int
+    partition: Partition, records: memoryview, version: int, acks: int, now_ms: int
 ) -> AppendResult:
     """The batch is in the log. KafkaError, StorageError."""
     partition.check_append(acks)
-    header = _check(worker, partition, records, version)
+    header = _check(partition, records, version, now_ms)
     if partition.config.compacts:
         opened(records, header, partition.config, str(partition))
-    result = partition.log.append(records, [header], partition.leader_epoch, worker.clock.now_ms())
+    result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
     return result
@@ -305,7 +324,7 @@ def _failed(
     return answer
 
 
-def _check(worker: Worker, partition: Partition, records: memoryview, version: int) -> BatchHeader:
+def _check(partition: Partition, records: memoryview, version: int, now_ms: int) -> BatchHeader:
     """The one batch's header; KafkaError unless it may be appended to this partition."""
     header = produced_batch(records, version)
     config = partition.config
@@ -315,10 +334,10 @@ def _check(worker: Worker, partition: Partition, records: memoryview, version: i
             f"the record batch has {header.batch_bytes} bytes, "
             f"{partition} takes {config.max_message_bytes} (max.message.bytes)",
         )
-    if header.is_transactional:
+    if header.attributes & TRANSACTIONAL:
         raise KafkaError(ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS)
     if not config.log_append_time:
-        _check_timestamps(partition, header, worker.clock.now_ms())
+        _check_timestamps(partition, header, now_ms)
     return header
 
 

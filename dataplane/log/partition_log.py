@@ -371,20 +371,20 @@ class PartitionLog:
             raise StorageError(self._failure)
         if not self._folder.is_made:
             self._folder.make(self.topic_id)
-        self._write_epochs()
+        if self._epochs_dirty:
+            self._write_epochs()
         if self._tail_dirty:
             self._clean_tail()
         active = self._segments.active
         config = self._config
-        if active.size_bytes + size_bytes > config.segment_bytes and size_bytes > (
-            config.segment_bytes
-        ):
+        size_after = active.size_bytes + size_bytes
+        if size_after > config.segment_bytes and size_bytes > config.segment_bytes:
             raise KafkaError(
                 ErrorCode.RECORD_LIST_TOO_LARGE,
                 f"{size_bytes} bytes, a segment holds {config.segment_bytes}",
             )
         if active.size_bytes and (
-            active.size_bytes + size_bytes > config.segment_bytes
+            size_after > config.segment_bytes
             or active.indexes_full
             or last_offset - active.base_offset > MAX_RELATIVE_OFFSET
             or self._waited_ms(active, max_timestamp, now_ms) > config.segment_ms

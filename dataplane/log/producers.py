@@ -21,8 +21,8 @@ in their records: a client that writes old timestamps is protected from duplicat
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from wire.batches import CONTROL, TRANSACTIONAL, BatchHeader
 from wire.errors import ErrorCode, KafkaError
-from wire.records import BatchHeader
 
 REMEMBERED_BATCHES: Final = 5
 # Beyond this many producer ids, those unheard of for longest are forgotten, a share at a time.
@@ -114,8 +114,15 @@ class ProducerStateTable:
             entry = self.entries.get(header.producer_id)
             if entry is None:
                 return None
-            last = (header.base_sequence + header.last_offset_delta) & _SEQUENCE_MASK
-            mark = entry.find_duplicate(header.producer_epoch, header.base_sequence, last)
+            first = header.base_sequence
+            if (
+                header.producer_epoch == entry.epoch
+                and entry.batches
+                and first == (entry.batches[-1].last_sequence + 1) & _SEQUENCE_MASK
+            ):
+                return None  # the next one, as nearly all are
+            last = (first + header.last_offset_delta) & _SEQUENCE_MASK
+            mark = entry.find_duplicate(header.producer_epoch, first, last)
             if mark is None:
                 _check_next(header, entry.epoch, entry.last_sequence)
             return mark
@@ -163,7 +170,8 @@ class ProducerStateTable:
             entry.epoch = header.producer_epoch
             entry.batches.clear()
         entry.last_seen_ms = now_ms
-        if header.is_control:
+        attributes = header.attributes
+        if attributes & CONTROL:
             entry.transaction_first_offset = NO_OFFSET
             return
         delta = header.last_offset_delta
@@ -172,7 +180,7 @@ class ProducerStateTable:
             del batches[0]
         last_sequence = (header.base_sequence + delta) & _SEQUENCE_MASK
         batches.append(BatchMark(last_sequence, last_offset, delta, max_timestamp))
-        if header.is_transactional and entry.transaction_first_offset == NO_OFFSET:
+        if attributes & TRANSACTIONAL and entry.transaction_first_offset == NO_OFFSET:
             entry.transaction_first_offset = last_offset - delta
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:

@@ -123,6 +123,30 @@ async def test_many_partitions_of_a_request_have_an_outcome_each(tmp_path: Path)
         assert await client.values("t") == [b"small"]
 
 
+@in_trio
+async def test_partitions_of_one_topic_have_an_outcome_each(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        topic_id = (await client.create("t", 3)).topic_id
+        for number, version in enumerate((7, 9, 13)):
+            message = produce_message("t", batch_of(b"kept"))
+            topic = message.topic_data[0]
+            topic.topic_id = topic_id
+            topic.partition_data = [
+                PartitionProduceData(index=2, records=batch_of(b"kept")),
+                PartitionProduceData(index=0, records=damaged(batch_of(b"x"), 40)),
+                PartitionProduceData(index=1, records=batch_of(b"kept")),
+            ]
+            answer = await client.call(ApiKey.PRODUCE, message, version)
+            rows = answer.responses[0].partition_responses
+            assert [(row.index, row.error_code, row.base_offset) for row in rows] == [
+                (2, 0, number),
+                (0, ErrorCode.CORRUPT_MESSAGE, -1),
+                (1, 0, number),
+            ]
+        assert await client.values("t") == []
+
+
 @pytest.mark.parametrize(
     ("batch", "error"),
     [
