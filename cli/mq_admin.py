@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "cluster": Place("cluster", "Describe the cluster, its nodes and the APIs it serves."),
     "quorum": Place("quorum", "Show the controllers, who leads, and how far each is."),
     "workers": Place("workers", "List, describe and unregister workers."),
+    "ledger": Place("ledger", "Show which records replicas have lost, when and why."),
     "log-dirs": Place("log_dirs", "Show what lies on the disks of the nodes."),
     "produce": Place("produce", "Send records from standard input."),
     "consume": Place("consume", "Write records to standard output."),

@@ -28,6 +28,7 @@ from dataplane.handlers import (
     producer_ids,
     quorum,
     records,
+    replicas,
     topics,
 )
 from dataplane.worker import Request, Worker
@@ -77,6 +78,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.UPDATE_FEATURES: quorum.handle_update_features,
     ApiKey.UNREGISTER_BROKER: quorum.handle_unregister_broker,
     ApiKey.DESCRIBE_WORKERS: quorum.handle_describe_workers,
+    ApiKey.DESCRIBE_TRUNCATIONS: replicas.handle_describe_truncations,
 }
 assert HANDLERS.keys() == APIS.keys()
 

@@ -28,11 +28,8 @@ class Truncation(NamedTuple):
     end_offset: int
     leader_epoch: int  # of the leader for whom it was cut
     high_watermark: int  # before; records below it had been committed
-
-    @property
-    def committed_records(self) -> int:
-        """How many offsets that had been committed are gone: only an unclean election does that."""
-        return max(0, min(self.high_watermark, self.end_offset) - self.offset)
+    last_epoch: int = NO_EPOCH  # of the last of them
+    starts_anew: bool = False  # the leader's log begins behind all of them
 
 
 def wanted(partition: Partition, leader_epoch: int, max_bytes: int) -> Wanted:
@@ -57,8 +54,8 @@ def last_epoch(partition: Partition) -> int:
     return log.epochs.epoch_at(log.log_end_offset - 1)
 
 
-def truncate(partition: Partition, leader_epoch: int, diverging: EpochEndOffset) -> Truncation:
-    """Everything behind the point where the logs may part is gone. StorageError.
+def diverging_cut(partition: Partition, leader_epoch: int, diverging: EpochEndOffset) -> Truncation:
+    """What has to go as the logs may part there; nothing has changed yet.
 
     Where the leader's epoch is unknown here, the epoch before it decides, and the next fetch asks
     again.
@@ -67,26 +64,36 @@ def truncate(partition: Partition, leader_epoch: int, diverging: EpochEndOffset)
     _, end_offset = log.epochs.end_offset_for(diverging.epoch, log.log_end_offset)
     if end_offset < 0:  # nothing here is as new as that
         end_offset = log.log_end_offset
-    return truncate_to(partition, leader_epoch, min(end_offset, diverging.end_offset))
-
-
-def truncate_to(partition: Partition, leader_epoch: int, offset: int) -> Truncation:
-    log = partition.log
-    cut = Truncation(offset, log.log_end_offset, leader_epoch, partition.high_watermark)
-    log.truncate_to(offset)
-    partition.cut_to(min(partition.high_watermark, log.log_end_offset))
-    return cut
-
-
-def start_anew(partition: Partition, leader_epoch: int, offset: int) -> Truncation:
-    """The leader's log begins behind the end of ours: all of it is gone. StorageError."""
-    log = partition.log
-    cut = Truncation(
-        log.log_start_offset, log.log_end_offset, leader_epoch, partition.high_watermark
+    offset = min(end_offset, diverging.end_offset)
+    return Truncation(
+        offset, log.log_end_offset, leader_epoch, partition.high_watermark, last_epoch(partition)
     )
-    log.truncate_fully_and_start_at(offset)
+
+
+def whole_cut(partition: Partition, leader_epoch: int) -> Truncation:
+    """What has to go where the leader's log begins behind the end of ours: all of it."""
+    log = partition.log
+    return Truncation(
+        log.log_start_offset,
+        log.log_end_offset,
+        leader_epoch,
+        partition.high_watermark,
+        last_epoch(partition),
+        starts_anew=True,
+    )
+
+
+def truncate(partition: Partition, cut: Truncation) -> None:
+    """It is gone. StorageError."""
+    log = partition.log
+    log.truncate_to(cut.offset)
+    partition.cut_to(min(partition.high_watermark, log.log_end_offset))
+
+
+def start_anew(partition: Partition, offset: int) -> None:
+    """All of the log is gone, and begins there. StorageError."""
+    partition.log.truncate_fully_and_start_at(offset)
     partition.cut_to(offset)
-    return cut
 
 
 def append(partition: Partition, records: Buffer, now_ms: int) -> int:

@@ -96,6 +96,7 @@ class Partition:
         "end_waiters",
         "high_watermark",
         "index",
+        "known_high_watermark",
         "leader_epoch",
         "leader_id",
         "leadership",
@@ -105,6 +106,7 @@ class Partition:
         "state",
         "topic",
         "topic_id",
+        "unclean_epoch",
         "waiters",
         "worker_id",
     )
@@ -133,6 +135,8 @@ class Partition:
         # None where this worker does not lead, or is the only replica.
         self.leadership: Leadership | None = None
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
+        self.known_high_watermark = high_watermark  # when this worker started
+        self.unclean_epoch = -1  # of the last leader that was elected while not in sync
         self.offline: str | None = None  # why, when its log directory failed
         self.waiters: set[Watcher] = set()  # for what is committed
         self.end_waiters: set[Watcher] = set()  # for what is appended
@@ -403,3 +407,22 @@ class Partition:
             waiter.woken.set()
         self.commit_waiters.clear()
         self.look_at_starts()
+
+
+def was_unclean(before: PartitionImage, after: PartitionImage) -> bool:
+    """The leader was elected while not in sync, as far as two states of the partition tell.
+
+    A leader joins the ISR before it is elected, which is a change of its own: where every change
+    was one of the leader, or nobody of the ISR before is in it now, it did not.
+    """
+    elections = after.leader_epoch - before.leader_epoch
+    return (
+        elections > 0
+        and after.leader != NO_LEADER
+        and bool(before.isr)
+        and after.leader not in before.isr
+        and (
+            after.partition_epoch - before.partition_epoch == elections
+            or not set(before.isr) & set(after.isr)
+        )
+    )

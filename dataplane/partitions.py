@@ -11,7 +11,7 @@ from dataplane.log.files import DirectoryFailedError, UnreadableError
 from dataplane.log.log_dir import LogDir, NewPartition
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
-from dataplane.partition import Partition
+from dataplane.partition import Partition, was_unclean
 from dataplane.replication import Replication
 from dataplane.topic_config import TopicConfig
 from dataplane.worker_configs import WorkerConfigs
@@ -175,13 +175,18 @@ class Partitions:
             await self._reconfigure_all(image)
 
     async def _assign(self, partition: Partition, state: PartitionImage) -> None:
-        if partition.state is state:
+        before = partition.state
+        if before is state:
             return
+        if is_unclean := was_unclean(before, state):
+            partition.unclean_epoch = state.leader_epoch
         async with partition.appending:  # what is being written is of the epoch before
             try:
                 partition.assign(state)
             except StorageError as error:
                 self.fail(partition, error)
+            if is_unclean and partition.is_leader:
+                self.replication.elected_unclean(partition, before)
         self.replication.assigned(partition)
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:
@@ -239,10 +244,11 @@ class Partitions:
             await log_dirs.create(new, self._clock.now_ms(), may_be_absent=may_be_absent)
         except StorageError as error:
             failure = error
+        added: list[Partition] = []
         for topic, index in missing:
             plog = log_dirs.log((topic.name, index))
             if plog is not None and plog.topic_id == topic.topic_id:
-                self._add(topic, index, plog, configs[topic.name])
+                added.append(self._add(topic, index, plog, configs[topic.name]))
                 continue
             self._offline.setdefault(topic.topic_id, set()).add(index)
             if self.worker_id not in topic.partitions[index].offline:
@@ -250,6 +256,7 @@ class Partitions:
             if log_dirs.offline_reason((topic.name, index)) is None:
                 log.error("partition %s-%d is offline: %s", topic.name, index, failure)
                 log_dirs.set_offline((topic.name, index), failure)
+        await self.replication.recovered(added)
 
     def _add(
         self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig

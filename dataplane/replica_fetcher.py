@@ -9,7 +9,7 @@ given another leader epoch, is dropped.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, NamedTuple
@@ -32,7 +32,7 @@ from metaquorum.admin.errors import NotServedError
 from metaquorum.admin.seams import SeamTransport
 from metaquorum.runtime import Runtime, StorageError
 from wire.errors import ErrorCode, KafkaError, WireError
-from wire.messages.fetch import PartitionData
+from wire.messages.fetch import EpochEndOffset, PartitionData
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -67,7 +67,8 @@ class LeaderAddress(NamedTuple):
 class FollowerEvents(NamedTuple):
     """Who is told what happens to partitions that follow."""
 
-    truncated: Callable[[Partition, Truncation], None]
+    # Before it is: once this returns, what is lost is written down.
+    truncating: Callable[[Sequence[tuple[Partition, Truncation]]], Awaitable[None]]
     failed: Callable[[Partition, StorageError], None]
 
 
@@ -228,6 +229,7 @@ class ReplicaFetcher:
                 raise WireError(f"fetch is answered with {code.name}")
             return
         anew: list[tuple[Key, _Followed]] = []
+        diverging: list[tuple[Key, _Followed, EpochEndOffset]] = []
         for key, row in rows_of(response):
             # Earlier rows have let others run, and this one may be followed no more.
             known = asked.get(key)
@@ -236,7 +238,13 @@ class ReplicaFetcher:
             if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 anew.append((key, known[0]))
                 continue
+            if row.diverging_epoch is not None and not row.error_code:
+                if known[1].fetch_offset == known[0].partition.log.log_end_offset:
+                    diverging.append((key, known[0], row.diverging_epoch))
+                continue
             await self._take(known[0], known[1], row)
+        if diverging:
+            await self._truncate(diverging)
         for key, followed in anew:
             await self._start_anew(connection, key, followed)
 
@@ -262,11 +270,7 @@ class ReplicaFetcher:
         if want.fetch_offset != partition.log.log_end_offset:
             return
         try:
-            if row.diverging_epoch is not None:
-                cut = following.truncate(partition, followed.leader_epoch, row.diverging_epoch)
-                self._events.truncated(partition, cut)
-            else:
-                await self._append(followed, row)
+            await self._append(followed, row)
         except KafkaError as error:
             log.error("from worker %d: %s", self.leader_id, error.message)
             self._delay(followed, error.code)
@@ -290,6 +294,28 @@ class ReplicaFetcher:
             if self._followed.get((partition.topic_id, partition.index)) is not followed:
                 return
         following.follow(partition, row.high_watermark, row.log_start_offset)
+
+    async def _truncate(self, diverging: list[tuple[Key, _Followed, EpochEndOffset]]) -> None:
+        """They have lost what the leader has not, after it was written down that they do."""
+        cuts = [
+            (
+                key,
+                followed,
+                following.diverging_cut(followed.partition, followed.leader_epoch, where),
+            )
+            for key, followed, where in diverging
+        ]
+        await self._events.truncating([(followed.partition, cut) for _, followed, cut in cuts])
+        for key, followed, cut in cuts:
+            if self._followed.get(key) is not followed:
+                continue  # it has another leader now
+            try:
+                following.truncate(followed.partition, cut)
+            except StorageError as error:
+                self._events.failed(followed.partition, error)
+                self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
+            else:
+                followed.failures, followed.told = 0, None
 
     def _delay(self, followed: _Followed, code: ErrorCode) -> None:
         followed.failures += 1
@@ -336,13 +362,16 @@ class ReplicaFetcher:
             # It ends before ours does, or begins before: to be told by epochs.
             self._delay(followed, ErrorCode.OFFSET_OUT_OF_RANGE)
         else:
+            cut = following.whole_cut(partition, followed.leader_epoch)
+            if cut.offset < cut.end_offset:
+                await self._events.truncating([(partition, cut)])
+            if self._followed.get(key) is not followed:
+                return
             try:
-                cut = following.start_anew(partition, followed.leader_epoch, row.offset)
+                following.start_anew(partition, row.offset)
             except StorageError as error:
                 self._events.failed(partition, error)
                 self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
-            else:
-                self._events.truncated(partition, cut)
 
     def partitions(self) -> Iterator[Partition]:
         for followed in list(self._followed.values()):

@@ -16,9 +16,11 @@ from zlib import crc32
 
 import trio
 
+from dataplane import ledger
 from dataplane.fetch_asking import FetchLimits, Key
 from dataplane.following import Truncation
 from dataplane.leadership import UNKNOWN, IsrChange
+from dataplane.ledger import TruncationLedger
 from dataplane.partition import Partition, ReplicaContext
 from dataplane.replica_fetcher import (
     FetcherConfig,
@@ -28,7 +30,7 @@ from dataplane.replica_fetcher import (
 )
 from metaquorum.config_layers import Configs
 from metaquorum.gateway import Gateway
-from metaquorum.image import MetadataDelta, MetadataImage
+from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
 from metaquorum.isr_changes import PartitionChange
 from metaquorum.loader import MetadataLoader
 from metaquorum.runtime import Runtime, StorageError, sleep
@@ -71,8 +73,10 @@ class Replication:
         loader: MetadataLoader,
         configs: Configs,
         gateway: Gateway,
+        truncation_ledger: TruncationLedger,
     ) -> None:
         self.worker_id: Final = worker_id
+        self.ledger: Final = truncation_ledger
         self._broker_epoch = broker_epoch
         self._runtime = runtime
         self._loader = loader
@@ -97,7 +101,7 @@ class Replication:
             {},
             self._isr_due,
         )
-        self._events = FollowerEvents(self._truncated, self._failed)
+        self._events = FollowerEvents(self._truncating, self._failed)
         self._fetchers: dict[tuple[int, int], tuple[ReplicaFetcher, trio.CancelScope]] = {}
         self._fetched_by: dict[Key, tuple[int, int]] = {}
         self._led: dict[Partition, None] = {}  # those with other replicas
@@ -107,7 +111,7 @@ class Replication:
         self._has_lost = trio.Event()
         self.on_failure: Callable[[Partition, StorageError], None] | None = None
         self._nursery: trio.Nursery | None = None
-        self.truncations: list[tuple[Partition, Truncation]] = []
+        self._losses: list[ledger.Entry] = []  # of unclean elections, not recorded yet
 
     # What the metadata says
 
@@ -153,6 +157,9 @@ class Replication:
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Workers may have come, gone, or be other processes. After the partitions."""
+        if self._losses:
+            losses, self._losses = self._losses, []
+            await self.ledger.record(losses)
         if delta.worker_ids:
             for fetcher, _ in list(self._fetchers.values()):
                 fetcher.look_at_leader()
@@ -209,18 +216,20 @@ class Replication:
         endpoint = worker.endpoints[0]
         return LeaderAddress(endpoint.host, endpoint.port, worker.broker_epoch)
 
-    def _truncated(self, partition: Partition, cut: Truncation) -> None:
-        self.truncations.append((partition, cut))
-        lost = cut.committed_records
-        (log.warning if lost else log.info)(
-            "%s: offsets %d to %d were cut, which leader %d has not in epoch %d; %s",
-            partition,
-            cut.offset,
-            cut.end_offset - 1,
-            partition.leader_id,
-            cut.leader_epoch,
-            f"{lost} of them had been committed" if lost else "none had been committed",
-        )
+    async def _truncating(self, cuts: Sequence[tuple[Partition, Truncation]]) -> None:
+        now_ms = self._runtime.clock.now_ms()
+        await self.ledger.record([ledger.of_follower(each, cut, now_ms) for each, cut in cuts])
+
+    def elected_unclean(self, partition: Partition, before: PartitionImage) -> None:
+        """This worker was elected where it was not in sync: what it lacks is lost."""
+        now_ms = self._runtime.clock.now_ms()
+        self._losses.append(ledger.of_unclean_leader(partition, before.isr, now_ms))
+
+    async def recovered(self, partitions: Sequence[Partition]) -> None:
+        """What these logs lack since they were opened is recorded."""
+        now_ms = self._runtime.clock.now_ms()
+        found = [ledger.of_recovery(partition, now_ms) for partition in partitions]
+        await self.ledger.record([entry for entry in found if entry is not None])
 
     def _failed(self, partition: Partition, error: StorageError) -> None:
         assert self.on_failure is not None

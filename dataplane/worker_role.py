@@ -19,6 +19,7 @@ from typing import Final
 import trio
 
 from dataplane.dispatch import Dispatcher
+from dataplane.ledger import TruncationLedger
 from dataplane.log.log_dirs import LogDirs
 from dataplane.node_config import NodeConfig
 from dataplane.partitions import Partitions
@@ -103,6 +104,9 @@ class WorkerRole:
 
     async def _open_logs(self, configs: WorkerConfigs) -> Partitions:
         runtime, loader = self._runtime, self._loader
+        ledger = await runtime.disk.run(
+            lambda: TruncationLedger.open(runtime.disk, self._config.data_dir)
+        )
         replication = Replication(
             self._config.node_id,
             self.session.broker_epoch,
@@ -110,6 +114,7 @@ class WorkerRole:
             loader,
             configs.own,
             Gateway(runtime, self._links, loader),
+            ledger,
         )
         partitions = Partitions(
             self._config.node_id,

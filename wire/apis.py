@@ -50,6 +50,7 @@ class ApiKey(IntEnum):
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
     DESCRIBE_WORKERS = 10_001
+    DESCRIBE_TRUNCATIONS = 10_002
 
 
 class Api:
@@ -130,6 +131,7 @@ _ROWS: Final = (
     Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, flexible_from=0),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_WORKERS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_TRUNCATIONS, 0, 0, flexible_from=0),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

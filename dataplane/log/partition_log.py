@@ -115,6 +115,8 @@ class PartitionLog:
         "epochs",
         "log_end_offset",
         "log_start_offset",
+        "lost_bytes",
+        "lost_end_offset",
         "partition",
         "producers",
         "recovery_point",
@@ -138,6 +140,9 @@ class PartitionLog:
         self.log_end_offset = loaded.log_end_offset
         self.recovery_point = loaded.recovery_point
         self._opened_end_offset = loaded.log_end_offset
+        # What opening it has cut: so many bytes, and offsets at least up to there (-1: unknown).
+        self.lost_bytes: Final = loaded.truncated_bytes
+        self.lost_end_offset: Final = loaded.lost_end_offset
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
         self._files = files

@@ -75,6 +75,7 @@ class LoadedLog:
     bytes_since_index: int = 0
     scanned_bytes: int = 0
     truncated_bytes: int = 0
+    lost_end_offset: int = -1  # at least up to here there were records, which were cut
 
 
 def load_log(
@@ -407,6 +408,7 @@ class _Loader:
                 file.path, lost, damage.position, end, damage.problem,
             )  # fmt: skip
         else:
+            self.log.lost_end_offset = max(self.log.lost_end_offset, behind[1].next_offset)
             logger.error(
                 "%s: damaged at position %d (%s), with sound batches behind: offsets from %d to at "
                 "least %d, %d bytes, had not been synced and are lost",
@@ -435,6 +437,7 @@ class _Loader:
         for base in reversed(self.bases[first:]):
             size = self.disk.size(self.path(file_name(base, LOG)))
             self.log.truncated_bytes += size
+            self.log.lost_end_offset = max(self.log.lost_end_offset, base)
             logger.error(
                 "%s: %d bytes from offset %d on follow a gap at offset %d, had not been synced "
                 "and are lost",

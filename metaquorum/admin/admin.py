@@ -14,6 +14,7 @@ from metaquorum.admin.connection import VersionRange
 from metaquorum.admin.errors import AdminError, BrokerError, broker_error
 from metaquorum.admin.quorum import describe_quorum, describe_workers, unregister_worker
 from metaquorum.admin.quotas import Wanted, alter_client_quotas, describe_client_quotas
+from metaquorum.admin.replicas import describe_truncations
 from metaquorum.admin.values import (
     BROKER_DEFAULT,
     ApiSupport,
@@ -25,6 +26,7 @@ from metaquorum.admin.values import (
     ConfigSynonym,
     ConfigType,
     CreatedTopic,
+    Ledger,
     LogDir,
     NewTopic,
     OffsetAtTime,
@@ -75,6 +77,12 @@ class AdminClient:
     async def workers(self) -> list[WorkerDescription]:
         """All that are registered, fenced ones too, by their ids."""
         return await describe_workers(self.cluster)
+
+    async def describe_truncations(
+        self, node_id: int, topics: Sequence[str] | None = None
+    ) -> Ledger:
+        """What replicas on that node have lost, of these topics (None: of all)."""
+        return await describe_truncations(self.cluster, node_id, topics)
 
     async def unregister_worker(self, worker_id: int) -> None:
         """The cluster has forgotten the worker."""

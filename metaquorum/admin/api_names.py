@@ -104,6 +104,7 @@ API_NAMES: Final[Mapping[int, str]] = {
     91: "AlterShareGroupOffsets",
     92: "DeleteShareGroupOffsets",
     10_001: "DescribeWorkers",  # of our own
+    10_002: "DescribeTruncations",
 }
 
 

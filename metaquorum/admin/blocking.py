@@ -115,6 +115,7 @@ class BlockingAdmin(Blocking[AdminClient]):
     apis = _blocking(AdminClient.apis)
     describe_quorum = _blocking(AdminClient.describe_quorum)
     workers = _blocking(AdminClient.workers)
+    describe_truncations = _blocking(AdminClient.describe_truncations)
     unregister_worker = _blocking(AdminClient.unregister_worker)
     describe_log_dirs = _blocking(AdminClient.describe_log_dirs)
     topics = _blocking(AdminClient.topics)

@@ -121,6 +121,35 @@ class WorkerDescription:
     heard_ms_ago: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Offsets from `offset` up to `end_offset` are gone from that node's replica. None: unknown."""
+
+    node_id: int
+    time_ms: int
+    topic: str
+    topic_id: str
+    partition: int
+    reason: str
+    offset: int
+    end_offset: int | None
+    last_epoch: int | None
+    leader: int | None
+    leader_epoch: int | None
+    high_watermark: int | None  # as the replica knew it before
+    acknowledged: str  # by all in sync: yes, no or perhaps
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """`has_forgotten`: there may have been others before."""
+
+    node_id: int
+    truncations: Sequence[Truncation]
+    has_forgotten: bool
+
+
 class ResourceType(IntEnum):
     """What has configs."""
 

@@ -66,6 +66,13 @@ def test_workers_are_listed_and_described(admin: Admin) -> None:
     )
 
 
+def test_a_cluster_that_lost_nothing_says_so(admin: Admin) -> None:
+    if not admin.served("DescribeTruncations", "ledger"):
+        return
+    assert admin.errors == "Nothing is known to have been lost.\n"
+    assert admin.json("ledger", "--topic", "some", "--lost") == []
+
+
 def test_unregistering_asks_and_needs_a_worker_that_is_there(admin: Admin) -> None:
     admin("workers", "unregister", 7, code=2)
     assert "Forget worker 7?" in admin.errors

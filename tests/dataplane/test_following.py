@@ -42,7 +42,8 @@ def fetch(follower: Partition, leader: Partition, epoch: int, max_bytes: int = E
     )
     diverging = diverging_epoch(leader, asked) if want.last_fetched_epoch >= 0 else None
     if diverging is not None:
-        cut = following.truncate(follower, epoch, diverging)
+        cut = following.diverging_cut(follower, epoch, diverging)
+        following.truncate(follower, cut)
         assert cut.offset < cut.end_offset, "a cut that cuts nothing is asked for again for ever"
         return True
     end = leader.log.log_end_offset
@@ -88,11 +89,8 @@ def test_a_truncation_tells_what_had_been_committed(pair: tuple[Partition, Parti
     partition, _ = pair
     append(partition.log, make_batch(10), epoch=0)
     partition.high_watermark = 10
-    cut = following.truncate(partition, 4, EpochEndOffset(epoch=-1, end_offset=0))
-    assert cut == following.Truncation(0, 10, 4, 10)
-    assert cut.committed_records == 10
-    assert following.Truncation(8, 10, 4, 9).committed_records == 1
-    assert following.Truncation(8, 10, 4, 5).committed_records == 0
+    cut = following.diverging_cut(partition, 4, EpochEndOffset(epoch=-1, end_offset=0))
+    assert cut == following.Truncation(0, 10, 4, 10, last_epoch=0)
 
 
 def test_damaged_records_are_not_written(pair: tuple[Partition, Partition]) -> None:
@@ -137,7 +135,7 @@ def test_a_log_that_ends_before_its_leaders_begins_starts_anew(
     append(leader.log, make_batch(10), epoch=0)
     append(follower.log, make_batch(2), epoch=0)
     leader.log.advance_log_start(6)
-    following.start_anew(follower, 0, 6)
+    following.start_anew(follower, 6)
     assert follower.log.log_end_offset == 6
     assert follower.high_watermark == 6
 

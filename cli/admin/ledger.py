@@ -1,0 +1,104 @@
+"""mq-admin ledger."""
+
+from typing import Any
+
+import click
+
+from cli.admin.output import Column, Row, show_table
+from cli.admin.session import Session, complete_topics, session_command
+from cli.admin.times import iso_text
+from metaquorum.admin.errors import BrokerError, UnreachableError
+from metaquorum.admin.values import Truncation
+
+_COLUMNS = (
+    Column("time"),
+    Column("worker"),
+    Column("topic"),
+    Column("partition"),
+    Column("offsets"),
+    Column("records"),
+    Column("acknowledged"),
+    Column("reason"),
+    Column("leader"),
+    Column("leader_epoch", "epoch"),
+    Column("detail"),
+)
+
+
+@click.command("ledger", short_help="Show which records replicas have lost, when and why.")
+@click.option(
+    "--topic", "topics", multiple=True, help="Of this topic.", shell_complete=complete_topics
+)
+@click.option("--node", "nodes", type=int, multiple=True, help="Of this worker; repeatable.")
+@click.option(
+    "--lost", "only_lost", is_flag=True, help="Only what may have been acknowledged by all in sync."
+)
+@session_command
+def command(
+    session: Session, topics: tuple[str, ...], nodes: tuple[int, ...], only_lost: bool
+) -> None:
+    """Show the truncation ledger: what replicas had to cut from their logs, or found missing.
+
+    After each failure, replicas cut what their new leader never had; nobody had been told that it
+    is safe. `acknowledged` says so (no), or that it had been committed (yes), or that nobody can
+    know (perhaps): those come from unclean elections, lost disks and losses of power. Producers
+    with acks=0 or acks=1 may have been told of any of it. Only metaquorum keeps a ledger.
+
+    \b
+    Examples:
+      mq-admin ledger
+      mq-admin ledger --topic orders --lost
+      mq-admin ledger -o json
+    """
+    rows: list[Row] = []
+    for node_id in nodes or _live(session):
+        try:
+            found = session.admin.describe_truncations(node_id, topics or None)
+        except (UnreachableError, BrokerError) as error:  # the others are still of interest
+            session.tell(error)
+            continue
+        if found.has_forgotten:
+            session.note(f"worker {node_id} has forgotten what was before its oldest entry")
+        rows += [_row(cut) for cut in found.truncations]
+    if only_lost:
+        rows = [row for row in rows if row["acknowledged"] != "no"]
+    rows.sort(key=lambda row: (row["time"], row["worker"]))
+    if session.output != "text":
+        session.show_data(rows)
+    elif rows:
+        show_table([row | {"offsets": _range(row)} for row in rows], _COLUMNS)
+    else:
+        session.note("Nothing is known to have been lost.")
+
+
+def _live(session: Session) -> list[int]:
+    workers = session.admin.workers()
+    for worker in workers:
+        if worker.is_fenced:
+            session.note(f"worker {worker.worker_id} is not live, and was not asked")
+    return [worker.worker_id for worker in workers if not worker.is_fenced]
+
+
+def _row(cut: Truncation) -> Row:
+    return {
+        "time": iso_text(cut.time_ms),
+        "worker": cut.node_id,
+        "topic": cut.topic,
+        "topic_id": cut.topic_id,
+        "partition": cut.partition,
+        "offset": cut.offset,
+        "end_offset": cut.end_offset,
+        "records": None if cut.end_offset is None else cut.end_offset - cut.offset,
+        "acknowledged": cut.acknowledged,
+        "reason": cut.reason,
+        "last_epoch": cut.last_epoch,
+        "leader": cut.leader,
+        "leader_epoch": cut.leader_epoch,
+        "high_watermark": cut.high_watermark,
+        "detail": cut.detail,
+    }
+
+
+def _range(row: dict[str, Any]) -> str:
+    end = row["end_offset"]
+    return f"{row['offset']}-" if end is None else f"{row['offset']}-{end - 1}"

@@ -1,0 +1,281 @@
+"""The truncation ledger: what replicas lose is written down before it is cut, and stays so."""
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from dataplane.following import Truncation
+from dataplane.ledger import (
+    FILE_NAME,
+    MAX_FILE_BYTES,
+    OLD_FILE_NAME,
+    Acknowledged,
+    Entry,
+    Reason,
+    TruncationLedger,
+    decode_line,
+    decode_lines,
+    encode_line,
+    of_follower,
+)
+from dataplane.partition import Partition, was_unclean
+from metaquorum.runtime.real import RealDisk
+from simulations.machine import Machine
+from tests.dataplane.log.logs import append, make_batch, open_log
+from tests.dataplane.replicas import Setting, state
+from tests.dataplane.serving import batch_of
+from tests.dataplane.test_partition import config_of
+from tests.dataplane.together import Together, together
+from wire.apis import ApiKey
+from wire.errors import ErrorCode
+from wire.messages.describe_truncations import DescribeTruncationsRequest
+from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+
+TOPIC_ID = bytes(range(16))
+
+
+def entry(number: int = 0, **more: Any) -> Entry:
+    fields: dict[str, Any] = {
+        "time_ms": 1000 + number,
+        "topic": "t",
+        "topic_id": TOPIC_ID,
+        "partition": 0,
+        "reason": Reason.DIVERGENCE,
+        "offset": 10 * number,
+        "end_offset": 10 * number + 5,
+        "last_epoch": 3,
+        "leader_id": 2,
+        "leader_epoch": 4,
+        "high_watermark": 10 * number,
+        "acknowledged": Acknowledged.NO,
+    }
+    return Entry(**(fields | more))
+
+
+def reopened(folder: Path) -> list[Entry]:
+    return list(TruncationLedger.open(RealDisk(), str(folder)))
+
+
+def record(ledger: TruncationLedger, *entries: Entry) -> None:
+    trio.run(ledger.record, entries)
+
+
+def test_a_line_is_read_back_as_it_was_written_and_not_when_it_was_changed() -> None:
+    line = encode_line(entry(7, detail="ünd"))
+    assert decode_line(line.rstrip(b"\n")) == entry(7, detail="ünd")
+    for position in range(len(line) - 1):
+        broken = bytearray(line.rstrip(b"\n"))
+        broken[position] ^= 1
+        with pytest.raises(ValueError):
+            decode_line(bytes(broken))
+
+
+def test_entries_survive_the_process(tmp_path: Path) -> None:
+    ledger = TruncationLedger.open(RealDisk(), str(tmp_path))
+    assert (list(ledger), ledger.has_forgotten) == ([], False)
+    record(ledger, entry(1), entry(2))
+    record(ledger, entry(3))
+    assert list(ledger) == reopened(tmp_path) == [entry(1), entry(2), entry(3)]
+
+
+def test_a_torn_line_is_passed_over_and_does_not_spoil_the_next(tmp_path: Path) -> None:
+    record(TruncationLedger.open(RealDisk(), str(tmp_path)), entry(1), entry(2))
+    file = tmp_path / FILE_NAME
+    file.write_bytes(file.read_bytes()[:-20])
+    ledger = TruncationLedger.open(RealDisk(), str(tmp_path))
+    assert list(ledger) == [entry(1)]
+    record(ledger, entry(3))
+    assert reopened(tmp_path) == [entry(1), entry(3)]
+    assert decode_lines(file.read_bytes())[1] == 1
+
+
+def test_a_ledger_is_bounded_and_says_that_it_has_forgotten(tmp_path: Path) -> None:
+    ledger = TruncationLedger.open(RealDisk(), str(tmp_path))
+    many = [entry(number, detail="x" * 900) for number in range(500)]
+    for start in range(0, 4000, 500):
+        record(ledger, *many[start % 500 :], *many[: start % 500])
+    sizes = [(tmp_path / name).stat().st_size for name in (FILE_NAME, OLD_FILE_NAME)]
+    assert max(sizes) <= MAX_FILE_BYTES
+    again = TruncationLedger.open(RealDisk(), str(tmp_path))
+    assert again.has_forgotten
+    assert list(again)[-1] == many[-1]
+
+
+class FullDisk(RealDisk):
+    is_full = True
+
+    def open(self, path: str, *, create: bool = False) -> Any:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return super().open(path, create=create)
+
+
+def test_what_a_full_disk_refused_is_written_with_the_next(tmp_path: Path) -> None:
+    disk = FullDisk()
+    ledger = TruncationLedger.open(disk, str(tmp_path))
+    record(ledger, entry(1))
+    assert list(ledger) == [entry(1)]
+    disk.is_full = False
+    record(ledger, entry(2))
+    assert reopened(tmp_path) == [entry(1), entry(2)]
+
+
+def test_the_same_recovery_is_recorded_once(tmp_path: Path) -> None:
+    ledger = TruncationLedger.open(RealDisk(), str(tmp_path))
+    found = entry(1, reason=Reason.RECOVERY)
+    record(ledger, found)
+    again = TruncationLedger.open(RealDisk(), str(tmp_path))
+    record(again, entry(1, reason=Reason.RECOVERY, time_ms=5))
+    assert list(again) == [found]
+    record(again, entry(2, reason=Reason.RECOVERY))
+    assert len(again) == 2
+
+
+# Why, and how bad
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "unclean"),
+    [
+        (state(1, 4, (1, 2, 3), (1, 3), 7), state(2, 5, (1, 2, 3), (2,), 8), True),
+        (state(1, 4, (1, 2, 3), (1, 3), 7), state(3, 5, (1, 2, 3), (3,), 8), False),
+        # By way of no leader at all, both at once:
+        (state(1, 4, (1, 2, 3), (1,), 7), state(2, 6, (1, 2, 3), (2, 3), 10), True),
+        (state(1, 4, (1, 2, 3), (1,), 7), state(2, 6, (1, 2, 3), (2,), 9), True),
+        # It joined, and was elected then.
+        (state(1, 4, (1, 2, 3), (1,), 7), state(2, 5, (1, 2, 3), (1, 2), 9), False),
+        (state(1, 4, (1, 2, 3), (1,), 7), state(-1, 5, (1, 2, 3), (1,), 8), False),
+        (state(1, 4, (1, 2, 3), (1,), 7), state(1, 4, (1, 2, 3), (1, 2), 8), False),
+        (state(-1, -1, (), (), -1), state(2, 5, (1, 2, 3), (2,), 9), False),  # nothing is known
+    ],
+)
+def test_unclean_elections_are_told_by_two_states(before: Any, after: Any, unclean: bool) -> None:
+    assert was_unclean(before, after) == unclean
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Iterator[Partition]:
+    log = open_log(tmp_path / "t-0")
+    append(log, make_batch(10), epoch=3)
+    yield Partition("t", TOPIC_ID, 0, Setting(1).context, log, config_of(), 8)
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("cut", "unclean_epoch", "reason", "acknowledged"),
+    [
+        (Truncation(8, 10, 5, 8, 3), -1, Reason.DIVERGENCE, Acknowledged.NO),
+        (Truncation(8, 10, 5, 8, 3), 3, Reason.DIVERGENCE, Acknowledged.NO),
+        (Truncation(8, 10, 5, 8, 3), 4, Reason.UNCLEAN_ELECTION, Acknowledged.PERHAPS),
+        (Truncation(7, 10, 5, 8, 3), 4, Reason.UNCLEAN_ELECTION, Acknowledged.YES),
+        (Truncation(7, 10, 5, 8, 3), -1, Reason.LEADER_LOST_IT, Acknowledged.YES),
+        (Truncation(0, 10, 5, 8, 3, True), -1, Reason.LEADER_STARTS_LATER, Acknowledged.NO),
+    ],
+)
+def test_an_entry_says_why_and_how_bad(
+    partition: Partition,
+    cut: Truncation,
+    unclean_epoch: int,
+    reason: Reason,
+    acknowledged: Acknowledged,
+) -> None:
+    partition.unclean_epoch = unclean_epoch
+    made = of_follower(partition, cut, 1)
+    assert (made.reason, made.acknowledged) == (reason, acknowledged)
+    assert (made.offset, made.end_offset, made.last_epoch) == (cut.offset, 10, 3)
+    committed = 8 - cut.offset if cut.offset < 8 else 0
+    assert made.committed_records == committed
+
+
+# Three nodes
+
+
+async def told(cluster: Together, node: int, *topics: str) -> list[Any]:
+    client = await cluster.connect(node)
+    asked = DescribeTruncationsRequest(topics=list(topics) or None)
+    answer = await client.call(ApiKey.DESCRIBE_TRUNCATIONS, asked)
+    assert not answer.error_code
+    client.connection.close()
+    return list(answer.truncations)
+
+
+def test_what_nobody_else_had_is_recorded_as_never_committed() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        client = await cluster.connect(1)
+        await client.produce("t", batch_of(b"a"))
+        for other in (2, 3):
+            cluster.world.internet.cut("node-1", f"node-{other}")
+        await client.produce("t", batch_of(b"b"), acks=1)
+        await cluster.kill(1)
+        await cluster.until(lambda: cluster.state("t", 2).leader in (2, 3))
+        cluster.world.internet.heal_all()
+        leader = cluster.state("t", 2).leader
+        other_client = await cluster.connect(leader)
+        await cluster.until(lambda: cluster.worker(leader).partitions.by_name("t", 0).is_leader)
+        await other_client.produce("t", batch_of(b"c"))
+        await cluster.restart(1)
+        await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2, 3})
+        (found,) = await told(cluster, 1)
+        assert (found.topic, found.partition, found.offset, found.end_offset) == ("t", 0, 1, 2)
+        assert (found.reason, found.acknowledged) == ("divergence", "no")
+        assert (found.leader_id, found.last_epoch) == (leader, 0)
+        assert await told(cluster, 1, "other") == []
+        assert await told(cluster, leader) == []
+
+    together(story)
+
+
+def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2))
+        client = await cluster.connect(1)
+        await client.produce("t", batch_of(b"a"))
+        await cluster.kill(2)
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1,))
+        await client.produce("t", batch_of(b"b"))  # acknowledged by all in sync
+        await cluster.world.sleep(0.2)  # the high watermark is written down
+        await cluster.kill(1)
+        await cluster.restart(2)
+        await cluster.until(lambda: cluster.state("t", 3).leader == -1)
+        other = await cluster.connect(3)
+        asked = TopicPartitions(topic="t", partitions=[0])
+        request = ElectLeadersRequest(election_type=1, topic_partitions=[asked], timeout_ms=20_000)
+        answer = await other.call(ApiKey.ELECT_LEADERS, request)
+        assert answer.error_code == ErrorCode.NONE
+        await cluster.until(lambda: cluster.state("t", 2).leader == 2)
+        await cluster.until(lambda: len(cluster.worker(2).replication.ledger) == 1)
+        (lost,) = await told(cluster, 2)
+        assert (lost.reason, lost.acknowledged) == ("unclean election", "perhaps")
+        assert (lost.offset, lost.end_offset, lost.detail) == (1, -1, "in sync were 1")
+        await cluster.restart(1)
+        await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2})
+        (cut,) = await told(cluster, 1)
+        assert (cut.offset, cut.end_offset, cut.acknowledged) == (1, 2, "yes")
+        await cluster.restart(2)
+        assert await told(cluster, 2) == [lost], "it survives the process"
+
+    together(story, replica_high_watermark_checkpoint_interval_ms=100)
+
+
+def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1,))
+        client = await cluster.connect(1)
+        for number in range(5):
+            await client.produce("t", batch_of(b"%d" % number))
+        await cluster.world.sleep(0.2)
+        machine: Machine = cluster.nodes[1].machine
+        machine.kill()
+        file = machine.storage.file("/data/t-0/00000000000000000000.log")
+        file.truncate(len(file.data) - 10)
+        await cluster.restart(1)
+        (found,) = await told(cluster, 1)
+        assert (found.reason, found.acknowledged) == ("recovery", "yes")
+        assert (found.offset, found.end_offset, found.high_watermark) == (4, 5, 5)
+
+    together(story, replica_high_watermark_checkpoint_interval_ms=100)
