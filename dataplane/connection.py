@@ -1,7 +1,8 @@
 """One client's connection: frames in, answers out, in the order of the requests.
 
 All frames that one read has brought are handled before anything is sent, and their answers leave in
-one send: that halves the cost of pipelined requests. A handler that has to wait (a long poll, a big
+one send: that halves the cost of pipelined requests. Who has used too much is answered, and then
+left alone for a while (`dataplane.muting`). A handler that has to wait (a long poll, a big
 append) returns a coroutine; what was answered before it is sent first, and nothing behind it is
 looked at until it is done, so that order needs no queue and a slow reader holds no memory but its
 own frame and its own answer.
@@ -14,8 +15,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
 
+from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.log.partition_log import LogSlice
 from dataplane.memory import RequestMemory
+from dataplane.muting import Mute, Name
+from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
 from wire.errors import WireError
 from wire.frames import BufferPool, FrameBuffer
@@ -42,11 +46,32 @@ Reply: TypeAlias = bytes | list[bytes | RecordsHole] | None
 class Client:
     """What handlers know of who is asking."""
 
-    __slots__ = ("address", "software")
+    __slots__ = (
+        "address",
+        "asked_as",
+        "cpu_from_s",
+        "is_follower",
+        "mute",
+        "principal",
+        "software",
+    )
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address = address
         self.software = ("", "")
+        self.principal = ANONYMOUS
+        # Set when it is answered: nothing more of it is handled until then.
+        self.mute: Mute | None = None
+        self.asked_as: Name | None = None
+        self.cpu_from_s = 0.0  # the `CpuMeter`'s
+        self.is_follower = False  # another worker, which has asked for records as such
+
+    def named(self, client_id: str | None) -> Name:
+        """By what its quotas know it; of its requests, all that matter say the same client-id."""
+        name = self.asked_as
+        if name is None or name.client_id != client_id or name.principal != self.principal:
+            name = self.asked_as = Name(self.principal, client_id)
+        return name
 
     def __str__(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
@@ -97,6 +122,7 @@ class ClientConnection:
         memory: RequestMemory,
         buffers: BufferPool,
         max_frame_bytes: int,
+        meter: CpuMeter = OFF,
     ) -> None:
         self.client = Client(connection.peer)
         self.progress = 0  # the server's sweep for idle connections watches it move
@@ -105,9 +131,11 @@ class ClientConnection:
         self._disk = disk
         self._memory = memory
         self._frames = FrameBuffer(max_frame_bytes, pool=buffers)
+        self._meter = meter
         self.reserved_bytes = 0
         self.reservation = 0
         self.waits_for_memory = False
+        self.is_muted = False
         self._scope = trio.CancelScope()
         # Nothing of a request is held that a cancellation could take.
         self._waiting_for_request = False
@@ -143,6 +171,8 @@ class ClientConnection:
         finally:
             if self._unfinished and isinstance(self._unfinished.reply, PendingReply):
                 self._unfinished.reply.close()
+            if self.client.mute is not None:
+                self.client.mute.end()
             self._release_memory()
             self._connection.close()
 
@@ -150,7 +180,10 @@ class ClientConnection:
         while not self._draining and not self._ended:
             self._waiting_for_request = True
             await self._connection.pump(self._step)
-            await self._finish()
+            if self._meter.is_on:
+                await self._meter.slices(self.client, self._finish())
+            else:
+                await self._finish()
             await self._make_room()
 
     def _step(self) -> bool:
@@ -158,7 +191,12 @@ class ClientConnection:
 
         False: `_finish` or `_make_room` has to wait for something.
         """
+        if not self._meter.is_on:
+            self._waiting_for_request = more = not self._draining and self._read_and_answer()
+            return more
+        self._meter.resume(self.client)
         self._waiting_for_request = more = not self._draining and self._read_and_answer()
+        self._meter.pause(self.client)
         return more
 
     def _read_and_answer(self) -> bool:
@@ -196,7 +234,11 @@ class ClientConnection:
                 elif reply is not None:
                     return _Unfinished(b"".join(gathered), reply)
                 handled += 1
-                if gathered_bytes > SEND_AT_BYTES or handled == FRAMES_PER_SLICE:
+                if (
+                    gathered_bytes > SEND_AT_BYTES
+                    or handled == FRAMES_PER_SLICE
+                    or client.mute is not None
+                ):
                     return _Unfinished(b"".join(gathered))
         except (WireError, CloseConnectionError) as error:
             # What came before it is still answered.
@@ -220,10 +262,36 @@ class ClientConnection:
                 await self._send_parts(unfinished.reply)
             elif unfinished.reply is not None:
                 await self._send_reply(await unfinished.reply)
+            if self.client.mute is not None:
+                await self._stay_muted(self.client.mute)
             turn += 1
             if unfinished.reply is None or turn % ANSWERS_PER_SLICE == 0:
                 await trio.lowlevel.checkpoint()
             self._unfinished = self._answer_now()
+
+    async def _stay_muted(self, mute: Mute) -> None:
+        """Its time is over, or the connection is; who is told to end meanwhile ends at once."""
+        self._release_memory()
+        self.is_muted = self._waiting_for_request = not self._draining
+        try:
+            if self.is_muted:
+                with mute.scope:
+                    await self._connection.pump(self._look_for_end)
+                    # No room is left to see more, or what came before the end has its turn later.
+                    if self._frames.pending_bytes:
+                        await trio.sleep_forever()
+        finally:
+            self.is_muted = self._waiting_for_request = False
+            self.client.mute = None
+            mute.end()
+
+    def _look_for_end(self) -> bool:
+        """What comes is kept, not looked at, as long as the buffer has room. False: no more."""
+        count = self._connection.receive_nowait(self._frames.writable())
+        if count > 0:
+            self._frames.received(count)
+        self._ended = count == 0
+        return count != 0 and not self._frames.is_full
 
     async def _make_room(self) -> None:
         """Before more of a large frame is read, the budget has taken it in."""

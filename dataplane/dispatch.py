@@ -86,13 +86,14 @@ assert HANDLERS.keys() == APIS.keys()
 class Route:
     """What one version of one API needs, looked up once."""
 
-    __slots__ = ("_encode", "api", "decode", "handler", "version")
+    __slots__ = ("_encode", "api", "decode", "handler", "has_throttle_time", "version")
 
     def __init__(self, api: Api, version: int) -> None:
         self.api = api
         self.version = version
         self.handler = HANDLERS[api.key]
         self.decode = decoder(api.request, version)
+        self.has_throttle_time = hasattr(api.response(), "throttle_time_ms")
         self._encode: Callable[[Api, int, int, Message], Reply] = (
             encode_response_parts if api.key == ApiKey.FETCH else encode_response
         )
@@ -114,7 +115,7 @@ class Dispatcher:
         header, body = decode_request_header(frame)
         version = header.api_version
         if not header.api_key:  # Produce
-            reply = produce.handle_one(self._worker, frame, body, version, header.correlation_id)
+            reply = produce.handle_one(self._worker, frame, body, header, client)
             if reply is not None:
                 return reply
         route = self._routes.get((header.api_key, version))
@@ -131,7 +132,27 @@ class Dispatcher:
         # "all topics" in a flexible Metadata request (its issue 5049).
         message, _ = route.decode(frame, body)
         request = Request(version, header.client_id, client)
+        size_bytes = len(frame)  # it may be gone when the answer is there
         answer = route.handler(self._worker, request, message)
         if type(answer) is CoroutineType:
-            return PendingReply(answer, partial(route.reply, header.correlation_id))
-        return route.reply(header.correlation_id, cast(Answer, answer))
+            return PendingReply(
+                answer,
+                partial(self._reply, route, request, size_bytes, header.correlation_id),
+            )
+        return self._reply(route, request, size_bytes, header.correlation_id, cast(Answer, answer))
+
+    def _reply(
+        self, route: Route, request: Request, size_bytes: int, correlation_id: int, answer: Answer
+    ) -> Reply:
+        """The answer as it leaves. It says for how long its client is left alone behind it."""
+        quotas = self._worker.quotas
+        if quotas.is_on:
+            throttle_ms = quotas.answering(
+                request.client,
+                request.client_id,
+                produced_bytes=size_bytes if route.api.key == ApiKey.PRODUCE else 0,
+            )
+            if throttle_ms and answer is not None and route.has_throttle_time:
+                # It may say so already: of bytes fetched.
+                answer.throttle_time_ms = throttle_ms  # type: ignore[attr-defined]
+        return route.reply(correlation_id, answer)

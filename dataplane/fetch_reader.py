@@ -46,7 +46,9 @@ class FetchReader:
         "worker",
     )
 
-    def __init__(self, worker: Worker, message: FetchRequest, *, is_first: bool = True) -> None:
+    def __init__(
+        self, worker: Worker, message: FetchRequest, max_bytes: int, *, is_first: bool = True
+    ) -> None:
         """`is_first`: not read again after a wait, when a follower has told no more."""
         self.worker = worker
         self.is_first = is_first
@@ -54,7 +56,7 @@ class FetchReader:
         state = message.replica_state
         self.broker_epoch = UNKNOWN_EPOCH if state is None else state.replica_epoch
         self.is_committed = message.isolation_level == READ_COMMITTED
-        self.left_bytes = min(message.max_bytes, worker.fetch_max_bytes)
+        self.left_bytes = max_bytes
         self.size_bytes = 0
         # An error or a diverging log is told at once; and nothing comes to a full answer, or to
         # what was read of an older segment.

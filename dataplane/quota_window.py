@@ -14,6 +14,13 @@ that had just been within its quota is then over it by one part in N-1, and wait
 *snapback* that gives a throttled producer its comb of small batches until its first burst leaves
 the window. Source: KIP-13; Kafka's Rate and SampledStat.
 
+So every connection over its quota is let through once in D, though nothing was paid: the more of
+them share an allowance, and the larger their requests, the further the average drifts above the
+quota (ten connections, each request a tenth of a second's worth: by a tenth; in Kafka, for good).
+Here a second measure holds the average, a bucket that leaks at the quota and holds N samples of it:
+what is in it beyond that is waited for, too. One connection alone never notices. In any time t, no
+more is let through than Q (t + N S) and one request of each connection.
+
 A token bucket (KIP-599) is for what comes seldom and is decided before it is done: tokens come at
 the rate of the quota up to what N samples of it bring; a request takes them when there is one at
 all, even beyond zero, and the next waits until they are back.
@@ -21,7 +28,6 @@ all, even beyond zero, and the next waits until they are back.
 Plain state: `now` is monotonic seconds.
 """
 
-from collections import deque
 from typing import Final
 
 DEFAULT_SAMPLES: Final = 11  # quota.window.num
@@ -31,14 +37,50 @@ DEFAULT_SAMPLE_S: Final = 1.0  # quota.window.size.seconds
 class RateWindow:
     """The use of one allowance."""
 
-    __slots__ = ("_sample_s", "_samples", "_starts", "_sums", "_total")
+    __slots__ = (
+        "_leaked_at",
+        "_level",
+        "_sample_s",
+        "_samples",
+        "_samples_s",
+        "_starts",
+        "_sums",
+        "_total",
+        "least_s",
+    )
 
     def __init__(self, samples: int = DEFAULT_SAMPLES, sample_s: float = DEFAULT_SAMPLE_S) -> None:
         self._samples = samples
         self._sample_s = sample_s
-        self._starts: deque[float] = deque()
-        self._sums: deque[float] = deque()
+        self._samples_s = samples * sample_s
+        # Some ten items each: lists, as an empty deque takes half a kilobyte.
+        self._starts: list[float] = []
+        self._sums: list[float] = []
         self._total = 0.0
+        self._level = 0.0
+        self._leaked_at = 0.0
+        self.least_s = (samples - 1) * sample_s or sample_s  # T is never taken to be less
+
+    def use(self, amount: float, quota: float, now: float) -> float:
+        """So much was used now; D. As `record` and `delay_s`, at less cost where D is 0."""
+        starts = self._starts
+        if starts and now - starts[-1] < self._sample_s:
+            if now - starts[0] >= self._samples * self._sample_s:
+                self._forget(now)
+            self._sums[-1] += amount
+            self._total += amount
+        else:
+            self.record(amount, now)
+        self._leak(quota, now)
+        self._level += amount
+        if self._total <= quota * self.least_s and self._level <= quota * self._samples_s:
+            return 0.0
+        return self.delay_s(quota, now)
+
+    def change(self, quota: float, now: float) -> None:
+        """That is the quota from now on. What was too much longer ago is forgiven."""
+        self._leak(quota, now)
+        self._level = min(self._level, quota * self._samples_s)
 
     def record(self, amount: float, now: float) -> None:
         """So much was used now."""
@@ -47,10 +89,15 @@ class RateWindow:
             self._starts.append(now)
             self._sums.append(0.0)
             if len(self._starts) > self._samples:
-                self._starts.popleft()
-                self._total -= self._sums.popleft()
+                self._starts.pop(0)
+                self._total -= self._sums.pop(0)
         self._sums[-1] += amount
         self._total += amount
+
+    def total(self, now: float) -> float:
+        """What was used within the window."""
+        self._forget(now)
+        return self._total
 
     def rate(self, now: float) -> float:
         """What was used a second, over `window_s`."""
@@ -60,7 +107,7 @@ class RateWindow:
     def window_s(self, now: float) -> float:
         """T, in seconds."""
         self._forget(now)
-        least = (self._samples - 1) * self._sample_s or self._sample_s
+        least = self.least_s
         if not self._starts:
             return least
         elapsed = now - self._starts[0]
@@ -73,19 +120,26 @@ class RateWindow:
         """D: after so many seconds without use, the rate is at most `quota` again; 0 when it is."""
         window_s = self.window_s(now)
         over = self._total / window_s - quota
-        return window_s * over / quota if over > 0 else 0.0
+        delay_s = window_s * over / quota if over > 0 else 0.0
+        self._leak(quota, now)
+        return max(delay_s, self._level / quota - self._samples_s)
 
-    def is_unused(self, now: float) -> bool:
+    def _leak(self, quota: float, now: float) -> None:
+        self._level = max(0.0, self._level - quota * (now - self._leaked_at))
+        self._leaked_at = now
+
+    def is_unused(self, quota: float, now: float) -> bool:
         """Nothing that was ever used counts any more: it may as well be forgotten."""
         self._forget(now)
-        return not self._starts
+        self._leak(quota, now)
+        return not self._starts and not self._level
 
     def _forget(self, now: float) -> None:
         """Samples that began before the window are gone."""
         starts = self._starts
         while starts and now - starts[0] >= self._samples * self._sample_s:
-            starts.popleft()
-            self._total -= self._sums.popleft()
+            starts.pop(0)
+            self._total -= self._sums.pop(0)
         if not starts:
             self._total = 0.0  # what floating point has left
 

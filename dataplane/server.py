@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from dataplane.connection import ClientConnection, Handle
+from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.memory import RequestMemory, Tardy
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
 from wire.frames import BufferPool
@@ -40,13 +41,19 @@ class Server:
     """Accepts connections and serves each in a task of its own."""
 
     def __init__(
-        self, runtime: Runtime, listener: Listener, handle: Handle, limits: ServerLimits
+        self,
+        runtime: Runtime,
+        listener: Listener,
+        handle: Handle,
+        limits: ServerLimits,
+        meter: CpuMeter = OFF,
     ) -> None:
         self._clock: Clock = runtime.clock
         self._disk: Disk = runtime.disk
         self._listener = listener
         self._handle = handle
         self._limits = limits
+        self._meter = meter
         self._memory = RequestMemory(limits.max_queued_request_bytes)
         self._buffers = BufferPool()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
@@ -139,6 +146,7 @@ class Server:
             self._memory,
             self._buffers,
             self._limits.max_request_bytes,
+            self._meter,
         )
         self._connections[served] = 0
         self._per_ip[connection.peer[0]] += 1
@@ -164,7 +172,8 @@ class Server:
         while True:
             await sleep(self._clock, period_seconds)
             for connection, progress in list(self._connections.items()):
-                if connection.progress != progress or connection.waits_for_memory:
+                waits = connection.waits_for_memory or connection.is_muted
+                if connection.progress != progress or waits:
                     self._connections[connection] = connection.progress
                     still[connection] = 0
                     continue

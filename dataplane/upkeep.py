@@ -31,6 +31,7 @@ PRODUCER_EXPIRY_LOOK_MS: Final = 600_000
 REMOVAL_LOOK_MS: Final = 1000
 # A directory of which something could not be read is written to, so soon.
 PROBE_LOOK_MS: Final = 1000
+UNUSED_QUOTAS_LOOK_MS: Final = 60_000
 LEAST_PERIOD_MS: Final = 10  # whatever a config says
 # Partitions looked at between two turns of the loop.
 SLICE_PARTITIONS: Final = 500
@@ -62,6 +63,7 @@ class Upkeep:
                 (self._remove_segments, REMOVAL_LOOK_MS),
                 (self._remove_folders, REMOVAL_LOOK_MS),
                 (self._log_dirs.probe, PROBE_LOOK_MS),
+                (self._worker.quotas.forget_unused, UNUSED_QUOTAS_LOOK_MS),
                 (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
                 (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
                 (

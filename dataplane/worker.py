@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import trio
 
+from dataplane.client_quotas import ClientQuotas
 from dataplane.connection import Client
 from dataplane.fetch_sessions import FetchSessions
 from dataplane.log.compaction import CleanerStatistics
@@ -68,6 +69,7 @@ class Worker:
         session: WorkerSession,
         partitions: Partitions,
         configs: WorkerConfigs,
+        quotas: ClientQuotas,
     ) -> None:
         self.worker_id = worker_id
         self.clock: Clock = runtime.clock
@@ -77,6 +79,7 @@ class Worker:
         self.session = session
         self.partitions = partitions
         self._configs = configs
+        self.quotas = quotas
         # These do not change while a node runs.
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")

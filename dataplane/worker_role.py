@@ -18,6 +18,7 @@ from typing import Final
 
 import trio
 
+from dataplane.client_quotas import ClientQuotas
 from dataplane.dispatch import Dispatcher
 from dataplane.ledger import TruncationLedger
 from dataplane.log.log_dirs import LogDirs
@@ -82,9 +83,11 @@ class WorkerRole:
             await self._loader.wait_applied(registered_at)
             nursery.start_soon(self.session.run)
             configs = WorkerConfigs(self._config.node_id, self._config.configs, self._loader.image)
+            quotas = ClientQuotas(self._loader.image, self._runtime.clock, configs.own)
             partitions = await self._open_logs(configs)
             self._loader.register(self.session.guard)
             self._loader.register(configs)
+            self._loader.register(quotas)
             self._loader.register(partitions)
             self._loader.register(partitions.replication)
             self._loader.register(self.session)
@@ -94,7 +97,7 @@ class WorkerRole:
                 await self._loader.wait_visible(self._loader.image.end_offset)
                 await self.session.wait_unfenced()
                 await self._loader.wait_visible(self._loader.image.end_offset)
-                upkeep = await self._serve(partitions, configs, started, stop)
+                upkeep = await self._serve(partitions, configs, quotas, started, stop)
                 # Nobody writes to a log that is being closed.
                 writing.cancel_scope.cancel()
             await self._log_dirs.close(
@@ -135,6 +138,7 @@ class WorkerRole:
         self,
         partitions: Partitions,
         configs: WorkerConfigs,
+        quotas: ClientQuotas,
         started: Callable[[], None],
         stop: trio.Event,
     ) -> Upkeep:
@@ -147,10 +151,13 @@ class WorkerRole:
             self.session,
             partitions,
             configs,
+            quotas,
         )
         upkeep = Upkeep(worker, self._runtime, self._log_dirs)
         limits = _limits(worker.configs)
-        server = Server(self._runtime, self._listener, Dispatcher(worker).handle, limits)
+        server = Server(
+            self._runtime, self._listener, Dispatcher(worker).handle, limits, quotas.meter
+        )
         configs.call(lambda changed: server.limit(_limits(changed)))
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)

@@ -563,6 +563,36 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         dynamic=True,
     ),
     _worker(
+        "quota.consumer.default",
+        _LONG,
+        LONG_MAX,
+        Range(1),
+        "Bytes a second that consumers of one client id may fetch, where no quota is set for them. "
+        "Quotas that are set at run time go before it.",
+    ),
+    _worker(
+        "quota.producer.default",
+        _LONG,
+        LONG_MAX,
+        Range(1),
+        "Bytes a second that producers of one client id may send, where no quota is set for them. "
+        "Quotas that are set at run time go before it.",
+    ),
+    _worker(
+        "quota.window.num",
+        _INT,
+        11,
+        Range(1),
+        "How many samples of a client's use of its quotas are kept.",
+    ),
+    _worker(
+        "quota.window.size.seconds",
+        _INT,
+        1,
+        Range(1),
+        "For how long each of these samples is taken.",
+    ),
+    _worker(
         "replica.lag.time.max.ms",
         _LONG,
         30_000,

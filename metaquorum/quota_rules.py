@@ -90,19 +90,28 @@ class Sharers(NamedTuple):
 class Rule:
     """One of the eight, as it looks to one client."""
 
-    precedence: int  # from 1
+    precedence: int  # from 1 to 8, or `BY_CONFIG`
     entity: QuotaEntity
     value: float | None  # None: nothing is set here
     sharers: Sharers
 
 
 NO_CLIENT_ID: Final = ""
+BY_CONFIG: Final = 9  # the precedence of a worker's own default, behind all rules
 
 
 def rules_for(
-    quotas: Mapping[QuotaEntity, Mapping[str, float]], key: str, user: str, client_id: str | None
+    quotas: Mapping[QuotaEntity, Mapping[str, float]],
+    key: str,
+    user: str,
+    client_id: str | None,
+    *,
+    default: float | None = None,
 ) -> Iterator[Rule]:
-    """The eight rules for that client in their order, each with its value of the quota `key`."""
+    """The eight rules for that client in their order, each with its value of the quota `key`.
+
+    `default`: the worker's own, of which each client-id has its share: a ninth rule, of nobody.
+    """
     name = client_id or NO_CLIENT_ID
     # Nobody can be called by no name: who gives none is met by defaults alone.
     named: Name = name or Part.DEFAULT
@@ -128,13 +137,20 @@ def rules_for(
         is_named_row = precedence in (1, 4, 7) and not name
         value = None if values is None or is_named_row else values.get(key)
         yield Rule(precedence, entity, value, sharers)
+    if default is not None:
+        yield Rule(BY_CONFIG, QuotaEntity(), default, Sharers(None, name))
 
 
 def applying(
-    quotas: Mapping[QuotaEntity, Mapping[str, float]], key: str, user: str, client_id: str | None
+    quotas: Mapping[QuotaEntity, Mapping[str, float]],
+    key: str,
+    user: str,
+    client_id: str | None,
+    *,
+    default: float | None = None,
 ) -> Rule | None:
     """The first rule with a value; None: the client is not limited."""
-    for rule in rules_for(quotas, key, user, client_id):
+    for rule in rules_for(quotas, key, user, client_id, default=default):
         if rule.value is not None:
             return rule
     return None

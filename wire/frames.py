@@ -92,6 +92,11 @@ class FrameBuffer:
         """Received and not handed out: part of a frame, once `next_frame` has said None."""
         return self._end - self._start
 
+    @property
+    def is_full(self) -> bool:
+        """What has come fills the buffer as it is."""
+        return self._end - self._start == len(self._buffer)
+
     def writable(self) -> memoryview:
         """Where the next bytes go; never empty. Frames handed out before are void."""
         if self._start or self._end == len(self._buffer):

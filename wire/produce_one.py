@@ -110,13 +110,16 @@ _pack_compact = Struct(">ihqqqbxx").pack
 # What stands before the topic: size, correlation id, number of topics, and more.
 _pack_start = Struct(">iiih").pack
 _pack_compact_start = Struct(">iixb").pack
-_pack_count = Struct(">i").pack
-_THROTTLE: Final = bytes(4)
-_COMPACT_END: Final = bytes(6)  # tags of the topic, throttle time, tags of the answer
+_pack_count = _pack_throttle_time = Struct(">i").pack
+_pack_compact_end = Struct(">xix").pack  # tags of the topic, throttle time, tags of the answer
 
 
 def encode_one(
-    version: int, correlation_id: int, topic: bytes, appended: Sequence[Appended]
+    version: int,
+    correlation_id: int,
+    topic: bytes,
+    appended: Sequence[Appended],
+    throttle_time_ms: int = 0,
 ) -> bytes:
     """The whole frame that says the batches were appended; `topic` as it came in `ProduceOne`."""
     if version < FIRST_FLEXIBLE:
@@ -126,11 +129,11 @@ def encode_one(
             rows = [_pack_v5(i, 0, base, time, start) for i, base, time, start in appended]
         else:
             rows = [_pack_v3(i, 0, base, time) for i, base, time, _ in appended]
-        rest = _pack_count(len(rows)) + b"".join(rows) + _THROTTLE
+        rest = _pack_count(len(rows)) + b"".join(rows) + _pack_throttle_time(throttle_time_ms)
         size = 10 + len(topic) + len(rest)
         return _pack_start(size, correlation_id, 1, len(topic)) + topic + rest
     rows = [_pack_compact(i, 0, base, time, start, 1) for i, base, time, start in appended]
-    rest = bytes((len(rows) + 1,)) + b"".join(rows) + _COMPACT_END
+    rest = bytes((len(rows) + 1,)) + b"".join(rows) + _pack_compact_end(throttle_time_ms)
     if version < FIRST_WITH_TOPIC_ID:
         topic = bytes((len(topic) + 1,)) + topic
     size = 6 + len(topic) + len(rest)

@@ -46,17 +46,59 @@ _Rows: TypeAlias = list[tuple[str, Uuid, PartitionData]]
 def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Answer:
     if (replica_id := replica_of(message)) >= 0:
         worker.replication.context.heard[replica_id] = worker.clock.monotonic()
+        request.client.is_follower = True
+    allowed = _Allowed(worker, request, message, is_limited=replica_id < 0)
     has_topic_ids = request.version >= _TOPIC_IDS_SINCE
     if not is_whole(message):
-        return _continue(worker, message, has_topic_ids)
+        return _continue(worker, message, has_topic_ids, allowed)
     if message.session_id:
         worker.fetch_sessions.close(message.session_id)
-    return _Whole(worker, message, has_topic_ids).answer()
+    if allowed.throttle_ms:
+        return FetchResponse(throttle_time_ms=allowed.throttle_ms)
+    return _Whole(worker, message, has_topic_ids, allowed).answer()
 
 
-def _min_bytes(worker: Worker, message: FetchRequest) -> int:
+class _Allowed:
+    """What a client may have now. Followers may have everything (KIP-13).
+
+    `throttle_ms` not 0: nothing. Nothing is read then.
+    """
+
+    __slots__ = ("_request", "_worker", "max_bytes", "throttle_ms")
+
+    def __init__(
+        self, worker: Worker, request: Request, message: FetchRequest, *, is_limited: bool
+    ) -> None:
+        self.throttle_ms = 0
+        self.max_bytes = min(message.max_bytes, worker.fetch_max_bytes)
+        self._worker = worker
+        self._request: Request | None = None
+        quotas = worker.quotas
+        if is_limited and quotas.fetch is not None:
+            self._request = request
+            self.throttle_ms = quotas.may_fetch(request.client, request.client_id)
+            most = quotas.fetch_bytes(request.client, request.client_id)
+            if most is not None:
+                self.max_bytes = min(self.max_bytes, most)
+
+    def ask_again(self) -> int:
+        """`throttle_ms`, after a wait, in which others may have used what it has a share of."""
+        request = self._request
+        if request is not None:
+            quotas = self._worker.quotas
+            self.throttle_ms = quotas.may_fetch(request.client, request.client_id)
+        return self.throttle_ms
+
+    def given(self, reader: FetchReader) -> None:
+        """It has what the reader has read."""
+        request = self._request
+        if request is not None:
+            self._worker.quotas.fetched(request.client, request.client_id, reader.size_bytes)
+
+
+def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
     """More than max_bytes never comes, however long we wait."""
-    return min(message.min_bytes, message.max_bytes, worker.fetch_max_bytes)
+    return min(message.min_bytes, allowed.max_bytes)
 
 
 async def _wait(worker: Worker, message: FetchRequest, waiter: FetchWaiter) -> None:
@@ -90,10 +132,13 @@ def _response(
 class _Whole:
     """A request that says all it asks for."""
 
-    __slots__ = ("has_topic_ids", "message", "worker")
+    __slots__ = ("allowed", "has_topic_ids", "message", "worker")
 
-    def __init__(self, worker: Worker, message: FetchRequest, has_topic_ids: bool) -> None:
+    def __init__(
+        self, worker: Worker, message: FetchRequest, has_topic_ids: bool, allowed: _Allowed
+    ) -> None:
         self.worker = worker
+        self.allowed = allowed
         self.message = message
         self.has_topic_ids = has_topic_ids
 
@@ -101,7 +146,7 @@ class _Whole:
         worker, message = self.worker, self.message
         asked = self._resolve()
         reader, rows = self._read(asked)
-        min_bytes = _min_bytes(worker, message)
+        min_bytes = _min_bytes(message, self.allowed)
         if (
             reader.size_bytes >= min_bytes
             or reader.must_answer
@@ -129,6 +174,8 @@ class _Whole:
         finally:
             for of_partition in watchers:
                 of_partition.discard(waiter)
+        if self.allowed.ask_again():
+            return FetchResponse(throttle_time_ms=self.allowed.throttle_ms)
         asked = self._resolve()
         reader, rows = self._read(asked, is_first=False)
         return self._respond(reader, asked, rows)
@@ -152,7 +199,7 @@ class _Whole:
         return asked
 
     def _read(self, asked: _Asked, *, is_first: bool = True) -> tuple[FetchReader, _Rows]:
-        reader = FetchReader(self.worker, self.message, is_first=is_first)
+        reader = FetchReader(self.worker, self.message, self.allowed.max_bytes, is_first=is_first)
         read = reader.read
         return reader, [
             (topic.topic, topic.topic_id, read(data, partition, code))
@@ -160,6 +207,7 @@ class _Whole:
         ]
 
     def _respond(self, reader: FetchReader, asked: _Asked, rows: _Rows) -> FetchResponse:
+        self.allowed.given(reader)
         response = _response(reader, rows)
         if self.message.session_epoch == INITIAL_EPOCH:
             response.session_id = self._new_session(reader, asked, rows)
@@ -191,27 +239,34 @@ def _seen(partition: Partition, reader: FetchReader) -> _Seen:
 # Requests of a session
 
 
-def _continue(worker: Worker, message: FetchRequest, has_topic_ids: bool) -> Answer:
+def _continue(
+    worker: Worker, message: FetchRequest, has_topic_ids: bool, allowed: _Allowed
+) -> Answer:
     try:
         session = worker.fetch_sessions.use(
             message, worker.clock.monotonic(), has_topic_ids=has_topic_ids
         )
     except KafkaError as error:
-        return FetchResponse(error_code=error.code)
+        return FetchResponse(error_code=error.code, throttle_time_ms=allowed.throttle_ms)
     if not session.partitions:
-        return FetchResponse()
+        return FetchResponse(throttle_time_ms=allowed.throttle_ms)
     if session.waiter is not None:
         session.waiter.wake()  # whoever waits has been overtaken by this request
-    return _Continued(worker, message, session).answer()
+    if allowed.throttle_ms:
+        return FetchResponse(throttle_time_ms=allowed.throttle_ms, session_id=session.id)
+    return _Continued(worker, message, session, allowed).answer()
 
 
 class _Continued:
     """A request that continues a session."""
 
-    __slots__ = ("epoch", "message", "session", "worker")
+    __slots__ = ("allowed", "epoch", "message", "session", "worker")
 
-    def __init__(self, worker: Worker, message: FetchRequest, session: FetchSession) -> None:
+    def __init__(
+        self, worker: Worker, message: FetchRequest, session: FetchSession, allowed: _Allowed
+    ) -> None:
         self.worker = worker
+        self.allowed = allowed
         self.message = message
         self.session = session
         self.epoch = session.epoch
@@ -219,7 +274,7 @@ class _Continued:
     def answer(self) -> Answer:
         worker, message = self.worker, self.message
         reader, looked = self._look()
-        min_bytes = _min_bytes(worker, message)
+        min_bytes = _min_bytes(message, self.allowed)
         if (
             reader.size_bytes >= min_bytes
             or reader.must_answer
@@ -247,6 +302,8 @@ class _Continued:
             return FetchResponse(
                 error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.id
             )
+        if self.allowed.ask_again():
+            return FetchResponse(throttle_time_ms=self.allowed.throttle_ms, session_id=session.id)
         return self._respond(*self._look(is_first=False))
 
     def _look(
@@ -254,7 +311,7 @@ class _Continued:
     ) -> tuple[FetchReader, list[tuple[SessionPartition, PartitionData]]]:
         """What is among the news, but for partitions that have turned out to be quiet."""
         session = self.session
-        reader = FetchReader(self.worker, self.message, is_first=is_first)
+        reader = FetchReader(self.worker, self.message, self.allowed.max_bytes, is_first=is_first)
         session.read_as((reader.replica_id, self.message.isolation_level))
         session.is_stirred = False
         looked = []
@@ -295,6 +352,7 @@ class _Continued:
         self, reader: FetchReader, looked: list[tuple[SessionPartition, PartitionData]]
     ) -> FetchResponse:
         session = self.session
+        self.allowed.given(reader)
         rows: _Rows = []
         for part, row in looked:
             size_bytes = size_of(row)

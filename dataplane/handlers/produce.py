@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from dataplane.connection import CloseConnectionError
+from dataplane.connection import Client, CloseConnectionError
 from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
 from dataplane.opening import COMMON_BYTES, InvalidRecordsError, is_slow, opened
@@ -23,7 +23,7 @@ from metaquorum.runtime import StorageError
 from wire.apis import APIS, ApiKey
 from wire.batches import NO_TIMESTAMP, TRANSACTIONAL, BatchHeader, produced_batch
 from wire.errors import ErrorCode, KafkaError
-from wire.headers import encode_response
+from wire.headers import RequestHeader, encode_response
 from wire.messages.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
@@ -53,12 +53,13 @@ Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 
 
 def handle_one(
-    worker: Worker, frame: memoryview, body: int, version: int, correlation_id: int
+    worker: Worker, frame: memoryview, body: int, header: RequestHeader, client: Client
 ) -> bytes | None:
     """The answer to a request to one topic that can be appended in place, which most can.
 
     None has changed nothing: what has another form, or has to wait, goes to `handle_produce`.
     """
+    version, correlation_id = header.api_version, header.correlation_id
     if not _MIN_VERSION <= version <= _MAX_VERSION:
         return None
     one = decode_one(frame, body, version)
@@ -93,10 +94,14 @@ def handle_one(
             appended.append(
                 (partition.index, first_offset, append_time_ms, partition.log.log_start_offset)
             )
+    throttle_ms = 0
+    if worker.quotas.is_on:
+        throttle_ms = worker.quotas.answering(client, header.client_id, len(frame))
     if failed:
         response = _told_by_tables(worker, todo[0][0], appended, failed)
+        response.throttle_time_ms = throttle_ms
         return encode_response(_API, version, correlation_id, response)
-    return encode_one(version, correlation_id, topic, appended)
+    return encode_one(version, correlation_id, topic, appended, throttle_ms)
 
 
 def _told_by_tables(

@@ -42,6 +42,9 @@ class RealClock:
     def monotonic(self) -> float:
         return trio.current_time()
 
+    def cpu_s(self) -> float:
+        return time.thread_time()
+
     async def sleep_until(self, deadline: float) -> None:
         await trio.sleep_until(deadline)
 

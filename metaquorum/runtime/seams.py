@@ -37,6 +37,9 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds since an arbitrary point; never goes back."""
 
+    def cpu_s(self) -> float:
+        """Seconds of CPU that the calling thread has used."""
+
     async def sleep_until(self, deadline: float) -> None:
         """Return once `monotonic()` has reached `deadline`. A checkpoint in any case."""
 

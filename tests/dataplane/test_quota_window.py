@@ -20,7 +20,7 @@ def test_what_is_not_used_is_not_saved_up_beyond_the_window() -> None:
     window = RateWindow()
     window.record(1_000, 0.0)
     assert window.rate(100.0) == 0.0
-    assert window.is_unused(100.0)
+    assert window.is_unused(1.0, 100.0)
 
 
 def test_the_window_snaps_back_when_its_oldest_sample_goes() -> None:

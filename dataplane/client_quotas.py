@@ -1,0 +1,345 @@
+"""Who may use how much of this worker: bytes of producers and consumers, and time of its loop.
+
+Clients that share an allowance (`metaquorum.quota_rules`) are counted together in one window
+(`dataplane.quota_window`). Which rule applies to a client is looked up once and kept until a quota
+changes; the use that was counted stays when the value changes, so that a new quota is in force at
+once for what was used before, too, and frees who is muted for longer than it asks.
+
+Who was not heard of for a whole window has used nothing: it may be forgotten, and is when others
+come, or within a minute. `MAX_CLIENTS` bounds what strangers can make us remember; beyond, who came
+first is forgotten.
+
+An answer is what a quota delays. A produce is appended and answered, and then the connection is
+muted; a fetch is asked about before it reads, and what it is given counts afterwards, so that a
+batch larger than all that is allowed at once is still delivered, and paid for. Of several delays
+the longest counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeAlias
+
+import trio
+
+from dataplane.connection import Client
+from dataplane.cpu_meter import CpuMeter
+from dataplane.muting import Mute, Name, throttle_ms
+from dataplane.quota_window import RateWindow
+from metaquorum.config_layers import Configs
+from metaquorum.image import MetadataDelta, MetadataImage
+from metaquorum.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
+from metaquorum.quota_rules import QuotaEntity, Rule, Sharers, applying, rules_for
+from metaquorum.runtime import Clock
+
+MAX_CLIENTS: Final = 100_000
+LOOKED_AT: Final = 4  # of those who came first, whenever somebody comes
+SLICE_ALLOWANCES: Final = 1000  # looked at before the loop gets its turn
+UNLIMITED: Final = 2**63 - 1  # what the configs of defaults say for it
+# The configs that limit a client-id where no rule speaks of the client.
+DEFAULT_CONFIGS: Final[Mapping[str, str]] = {
+    PRODUCER_BYTE_RATE: "quota.producer.default",
+    CONSUMER_BYTE_RATE: "quota.consumer.default",
+}
+
+Quotas: TypeAlias = Mapping[QuotaEntity, Mapping[str, float]]
+
+
+class Throttles:
+    """How often and for how long those with one allowance were delayed, and lately."""
+
+    __slots__ = ("count", "longest_s", "recent_count", "recent_s", "total_s")
+
+    def __init__(self, samples: int, sample_s: float) -> None:
+        self.count = 0
+        self.total_s = self.longest_s = 0.0
+        self.recent_count = RateWindow(samples, sample_s)
+        self.recent_s = RateWindow(samples, sample_s)
+
+    def add(self, seconds: float, now: float) -> None:
+        self.count += 1
+        self.total_s += seconds
+        self.longest_s = max(self.longest_s, seconds)
+        self.recent_count.record(1, now)
+        self.recent_s.record(seconds, now)
+
+    def recent_mean_s(self, now: float) -> float:
+        """Of those in the window; 0 when there are none."""
+        count = self.recent_count.total(now)
+        return self.recent_s.total(now) / count if count else 0.0
+
+
+class Allowance:
+    """What all clients that share a quota have used of it. `name`: one of them."""
+
+    __slots__ = ("is_forgotten", "name", "quota", "throttles", "window")
+
+    def __init__(self, name: Name, quota: float, window: RateWindow) -> None:
+        self.quota = quota  # units a second
+        self.name = name
+        self.window = window
+        self.throttles: Throttles | None = None  # never yet
+        self.is_forgotten = False
+
+    def change(self, quota: float, now: float) -> None:
+        if quota != self.quota:
+            self.window.change(quota, now)
+            self.quota = quota
+
+    def is_unused(self, now: float) -> bool:
+        return self.window.is_unused(self.quota, now)
+
+
+class RateQuotas:
+    """One kind of quota for all clients: everybody's use of it."""
+
+    def __init__(
+        self,
+        key: str,
+        quotas: Quotas,
+        clock: Clock,
+        samples: int,
+        sample_s: float,
+        *,
+        default: float | None = None,
+        most_s: float | None = None,
+        max_clients: int = MAX_CLIENTS,
+    ) -> None:
+        """`default`: for whom no rule speaks of; `most_s`: nobody is delayed for longer."""
+        self.key = key
+        self._quotas = quotas
+        self.now = clock.monotonic
+        self._samples = samples
+        self._sample_s = sample_s
+        self._default = default
+        self._most_s = most_s
+        self._max_clients = max_clients
+        self._allowances: dict[Sharers, Allowance] = {}
+        self._by_name: dict[Name, Allowance | None] = {}
+
+    def __len__(self) -> int:
+        """Allowances that are counted at present."""
+        return len(self._allowances)
+
+    def use(self, name: Name, amount: float) -> float:
+        """It has used so much more; for how many seconds it now has to be left alone."""
+        allowance = self.allowance(name)
+        if allowance is None:
+            return 0.0
+        return self._capped(allowance.window.use(amount, allowance.quota, self.now()))
+
+    def delay_s(self, name: Name) -> float:
+        """As `use` says, without using anything."""
+        allowance = self.allowance(name)
+        if allowance is None:
+            return 0.0
+        return self._capped(allowance.window.delay_s(allowance.quota, self.now()))
+
+    def _capped(self, seconds: float) -> float:
+        return seconds if self._most_s is None else min(seconds, self._most_s)
+
+    def window_units(self, name: Name) -> float | None:
+        """What may be used at once by who has used nothing; None: any amount."""
+        allowance = self.allowance(name)
+        return None if allowance is None else allowance.quota * allowance.window.least_s
+
+    def allowance(self, name: Name) -> Allowance | None:
+        """The one that the client has a share of; None: it is not limited."""
+        try:
+            allowance = self._by_name[name]
+        except KeyError:
+            return self._resolve(name)
+        if allowance is not None and allowance.is_forgotten:
+            return self._resolve(name)
+        return allowance
+
+    def throttled(self, name: Name, seconds: float) -> None:
+        """It is delayed for so long."""
+        allowance = self.allowance(name)
+        if allowance is not None:
+            if allowance.throttles is None:
+                allowance.throttles = Throttles(self._samples, self._sample_s)
+            allowance.throttles.add(seconds, self.now())
+
+    def rule(self, name: Name) -> Rule | None:
+        """The one that applies."""
+        return applying(self._quotas, self.key, name.user, name.client_id, default=self._default)
+
+    def in_use(self) -> Iterator[Allowance]:
+        """Those of which something was used within the window."""
+        now = self.now()
+        for one in list(self._allowances.values()):
+            # Another quota may be in force for that client by now.
+            if not one.is_unused(now) and self.allowance(one.name) is one:
+                yield one
+
+    def change(self, quotas: Quotas) -> None:
+        """From now on these are in force."""
+        self._quotas = quotas
+        self._by_name.clear()
+
+    async def forget_unused(self) -> None:
+        """Who was not heard of for a whole window is forgotten."""
+        count = len(self._allowances)
+        for number, sharers in enumerate(list(self._allowances)):
+            if number % SLICE_ALLOWANCES == SLICE_ALLOWANCES - 1:
+                await trio.lowlevel.checkpoint()
+            allowance = self._allowances.get(sharers)
+            if allowance is not None and allowance.is_unused(self.now()):
+                allowance.is_forgotten = True
+                del self._allowances[sharers]
+        if len(self._allowances) < count:
+            self._by_name.clear()
+
+    def _resolve(self, name: Name) -> Allowance | None:
+        if len(self._by_name) >= self._max_clients:
+            self._by_name.clear()
+        rule = self.rule(name)
+        allowance: Allowance | None = None
+        if rule is not None:
+            assert rule.value is not None
+            allowance = self._allowances.get(rule.sharers)
+            if allowance is None:
+                self._forget_some()
+                allowance = Allowance(name, rule.value, RateWindow(self._samples, self._sample_s))
+                self._allowances[rule.sharers] = allowance
+            allowance.change(rule.value, self.now())
+        self._by_name[name] = allowance
+        return allowance
+
+    def _forget_some(self) -> None:
+        """Those who came first go if they have used nothing lately, or if there are too many."""
+        allowances = self._allowances
+        now = self.now()
+        for _ in range(min(LOOKED_AT, len(allowances))):
+            sharers = next(iter(allowances))
+            oldest = allowances.pop(sharers)
+            if oldest.is_unused(now) or len(allowances) + 1 >= self._max_clients:
+                oldest.is_forgotten = True
+            else:
+                allowances[sharers] = oldest  # it is the youngest now
+
+
+class ClientQuotas:
+    """Follows the metadata, as one of its publishers. A kind is None while nobody has such a quota.
+
+    `mutes`: the connections that are left alone at present. `is_on`: answers may be delayed.
+    """
+
+    def __init__(self, image: MetadataImage, clock: Clock, configs: Configs) -> None:
+        self._clock = clock
+        self._samples = configs.integer("quota.window.num")
+        self._sample_s = float(configs.integer("quota.window.size.seconds"))
+        self._defaults: dict[str, float] = {}
+        for key, config in DEFAULT_CONFIGS.items():
+            if (value := configs.integer(config)) < UNLIMITED:
+                self._defaults[key] = float(value)
+        self.mutes: set[Mute] = set()
+        self._quotas = MetadataImage.empty(image.cluster_id).client_quotas
+        self._counts: Counter[str] = Counter()  # entities that have such a quota
+        self.produce: RateQuotas | None = None
+        self.fetch: RateQuotas | None = None
+        self.request: RateQuotas | None = None
+        self.meter = CpuMeter(clock.cpu_s, self._used_cpu)
+        self.is_on = False
+        self._follow(image)
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        if delta.quota_entities:
+            self._follow(image)
+            for mute in list(self.mutes):
+                mute.shorten(self._delay_s(mute.key, mute.name))
+
+    @property
+    def kinds(self) -> list[RateQuotas]:
+        """Those of which somebody has a quota."""
+        return [kind for kind in (self.produce, self.fetch, self.request) if kind is not None]
+
+    def rules(self, key: str, name: Name) -> list[Rule]:
+        """All that there are for that client, whether or not they have a value, in their order."""
+        default = self._defaults.get(key)
+        return list(rules_for(self._quotas, key, name.user, name.client_id, default=default))
+
+    async def forget_unused(self) -> None:
+        for kind in self.kinds:
+            await kind.forget_unused()
+
+    def _follow(self, image: MetadataImage) -> None:
+        before, self._quotas = self._quotas, image.client_quotas
+        for items in self._quotas.without(before):
+            self._counts.update(key for _, values in items for key in values)
+        for items in before.without(self._quotas):
+            self._counts.subtract(key for _, values in items for key in values)
+        self.produce = self._kind(PRODUCER_BYTE_RATE, self.produce)
+        self.fetch = self._kind(CONSUMER_BYTE_RATE, self.fetch)
+        self.request = self._kind(REQUEST_PERCENTAGE, self.request)
+        self.meter.is_on = self.request is not None
+        self.is_on = self.produce is not None or self.request is not None
+
+    def _kind(self, key: str, kind: RateQuotas | None) -> RateQuotas | None:
+        if not self._counts[key] and key not in self._defaults:
+            return None
+        if kind is None:
+            return self._new(key)
+        kind.change(self._quotas)
+        return kind
+
+    def _new(self, key: str) -> RateQuotas:
+        return RateQuotas(
+            key,
+            self._quotas,
+            self._clock,
+            self._samples,
+            self._sample_s,
+            default=self._defaults.get(key),
+            most_s=self._sample_s if key == REQUEST_PERCENTAGE else None,
+        )
+
+    def answering(self, client: Client, client_id: str | None, produced_bytes: int) -> int:
+        """A request is about to be answered; its throttle time. It is muted if that is not 0."""
+        name = client.named(client_id)
+        if self.produce is not None and produced_bytes:
+            self._throttle(client, self.produce, name, self.produce.use(name, produced_bytes))
+        if self.request is not None and not client.is_follower:
+            percent_s = self.meter.charge(client)
+            self._throttle(client, self.request, name, self.request.use(name, percent_s))
+        return 0 if client.mute is None else throttle_ms(client.mute.seconds)
+
+    def may_fetch(self, client: Client, client_id: str | None) -> int:
+        """0: it may have records now. Else its throttle time, for which it is muted."""
+        if self.fetch is None:
+            return 0
+        name = client.named(client_id)
+        self._throttle(client, self.fetch, name, self.fetch.delay_s(name))
+        return 0 if client.mute is None else throttle_ms(client.mute.seconds)
+
+    def fetched(self, client: Client, client_id: str | None, size_bytes: int) -> None:
+        """It is given so much; if that was more than it may have, its next fetch pays for it."""
+        if self.fetch is not None:
+            self.fetch.use(client.named(client_id), size_bytes)
+
+    def fetch_bytes(self, client: Client, client_id: str | None) -> int | None:
+        """The most that one answer gives it, but for a batch that is larger; None: no limit."""
+        if self.fetch is None:
+            return None
+        most = self.fetch.window_units(client.named(client_id))
+        return None if most is None else max(1, int(most))
+
+    def _throttle(self, client: Client, kind: RateQuotas, name: Name, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        kind.throttled(name, seconds)
+        if client.mute is not None:
+            if client.mute.left_s >= seconds:
+                return
+            client.mute.end()
+        client.mute = Mute(seconds, kind.key, name, client.address, self.mutes)
+
+    def _used_cpu(self, name: Name, percent_s: float) -> None:
+        if self.request is not None:
+            self.request.use(name, percent_s)
+
+    def _delay_s(self, key: str, name: Name) -> float:
+        for kind in self.kinds:
+            if kind.key == key:
+                return kind.delay_s(name)
+        return 0.0
