@@ -43,16 +43,20 @@ class Cluster:
         cluster_id: str | None = CLUSTER_ID,
         secret: Path | None = None,
     ) -> Node:
+        arguments = [*self.arguments(number), "--secret-file", str(secret or self.secret)]
+        if cluster_id is not None:
+            arguments += ["--cluster-id", cluster_id]
+        return Node(folder, settings, *arguments)
+
+    def arguments(self, number: int) -> list[str]:
+        """What this node is told of the others, and of its part among them."""
         roles = [
             role
             for role, numbers in (("controller", self.controllers), ("worker", self.workers))
             if number in numbers
         ]
-        arguments = ["--node-id", str(number), "--roles", ",".join(roles) or "worker"]
-        arguments += ["--quorum", self.quorum, "--secret-file", str(secret or self.secret)]
-        if cluster_id is not None:
-            arguments += ["--cluster-id", cluster_id]
-        return Node(folder, settings, *arguments)
+        given = ["--node-id", str(number), "--roles", ",".join(roles) or "worker"]
+        return [*given, "--quorum", self.quorum]
 
     def __getitem__(self, number: int) -> Node:
         return self.nodes[number]

@@ -1,0 +1,138 @@
+"""TCP connections that pass through here, so that they can be cut as a network cuts them.
+
+While a link is cut nothing of what is sent over it arrives, nor that a connection was closed, and
+who connects hears nothing. What was on its way arrives when the link is whole again, unless the
+connections were reset meanwhile.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+HOST: Final = "127.0.0.1"
+CHUNK_BYTES: Final = 64 * 1024
+PATIENCE_S: Final = 20
+
+
+class Link:
+    """One listening port, and where it leads. Of a node that is down, connections are closed."""
+
+    def __init__(self, links: "Links", target: Callable[[], tuple[str, int]]) -> None:
+        self._links = links
+        self._target = target
+        self._whole = asyncio.Event()
+        self._whole.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._accept, HOST, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        self._reset()
+
+    def cut(self) -> None:
+        self._links.call(self._set(False))
+
+    def heal(self, *, reset: bool) -> None:
+        self._links.call(self._set(True, reset=reset))
+
+    async def _set(self, whole: bool, *, reset: bool = False) -> None:
+        if reset:
+            self._reset()
+        if whole:
+            self._whole.set()
+        else:
+            self._whole.clear()
+
+    def _reset(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._whole.wait()
+            there, to = await asyncio.open_connection(*self._target())
+            self._writers.add(to)
+            try:
+                pumps = [self._pump(reader, to), self._pump(there, writer)]
+                tasks = [asyncio.ensure_future(pump) for pump in pumps]
+                try:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+            finally:
+                self._forget(to)
+        except OSError:
+            pass  # nobody listens there
+        finally:
+            self._forget(writer)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until one side has closed, which the other side hears when the link is whole."""
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                await self._whole.wait()
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        await self._whole.wait()
+
+    def _forget(self, writer: asyncio.StreamWriter) -> None:
+        self._writers.discard(writer)
+        writer.transport.abort()
+
+
+class Links:
+    """All links of a test, in one thread of their own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._links: list[Link] = []
+
+    def call(self, step: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(step, self._loop).result(PATIENCE_S)
+
+    def add(self, target: Callable[[], tuple[str, int]]) -> Link:
+        """A link that leads to wherever `target` says when somebody connects."""
+
+        async def make() -> Link:
+            link = Link(self, target)
+            await link.open()
+            return link
+
+        self._links.append(self.call(make()))
+        return self._links[-1]
+
+    def close(self) -> None:
+        async def end() -> None:
+            for link in self._links:
+                link.close()
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others)
+            await asyncio.sleep(0)  # what was aborted has been closed then
+
+        self.call(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()

@@ -1,0 +1,185 @@
+"""Three nodes that are controllers and workers, with what can happen to machines.
+
+Whatever reaches a node from outside comes through a link: clients and followers through one for
+each node, and what controllers say to each other through one for each pair and direction.
+"""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos.links import HOST, Link, Links
+from tests.clusters import Cluster
+from tests.nodes import Node, free_port, wait_until
+from wire.apis import ApiKey
+from wire.headers import decode_response, encode_request
+from wire.message import Message
+from wire.messages.describe_quorum import (
+    DescribeQuorumPartition,
+    DescribeQuorumRequest,
+    DescribeQuorumTopic,
+)
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponsePartition
+
+NUMBERS: Final = (1, 2, 3)
+ASK_TIMEOUT_S: Final = 2.0
+HEAL_TIMEOUT_S: Final = 60.0
+DISK_BYTES: Final = 512 << 20
+SETTINGS: Final = {
+    "broker.session.timeout.ms": 2500,
+    "broker.heartbeat.interval.ms": 400,
+    "replica.lag.time.max.ms": 3000,
+}
+
+
+class Machines(Cluster):
+    def __init__(self, folder: Path, settings: Mapping[str, object] | None = None) -> None:
+        self.links = Links()
+        self._quorum_ports = {number: free_port() for number in NUMBERS}
+        self.client_links = {
+            n: self.links.add(lambda n=n: self._client_address(n)) for n in NUMBERS
+        }  # type: ignore[misc]
+        self.quorum_links = {
+            (one, other): self.links.add(lambda other=other: (HOST, self._quorum_ports[other]))  # type: ignore[misc]
+            for one in NUMBERS
+            for other in NUMBERS
+            if one != other
+        }
+        self.paused: set[int] = set()
+        self.down: set[int] = set(NUMBERS)
+        super().__init__(folder, settings=SETTINGS | dict(settings or {}))
+        self.has_disks = all(self._mount(self[number]) for number in NUMBERS)
+
+    def arguments(self, number: int) -> list[str]:
+        ports = {number: self._quorum_ports[number]} | {
+            other: link.port for (one, other), link in self.quorum_links.items() if one == number
+        }
+        quorum = ",".join(f"{each}@{HOST}:{ports[each]}" for each in NUMBERS)
+        advertised = f"{HOST}:{self.client_links[number].port}"
+        return [*super().arguments(number), "--quorum", quorum, "--advertise", advertised]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"{HOST}:{link.port}" for link in self.client_links.values())
+
+    def _client_address(self, number: int) -> tuple[str, int]:
+        host, port = self[number].bootstrap.split(":")
+        return host, int(port)
+
+    # Disks of their own, where file systems can be mounted
+
+    def _mount(self, node: Node) -> bool:
+        node.data_dir.mkdir()
+        options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs"]
+        if os.geteuid():
+            return False
+        done = subprocess.run(["mount", *options, node.data_dir], capture_output=True)
+        return done.returncode == 0
+
+    def fill_disk(self, number: int) -> None:
+        """Not one byte more can be written."""
+        with (self[number].data_dir / "ballast").open("wb", buffering=0) as file:
+            for size in (1 << 20, 4096, 1):
+                try:
+                    while file.write(bytes(size)) == size:
+                        pass
+                except OSError:
+                    pass
+
+    def empty_disk(self, number: int) -> None:
+        (self[number].data_dir / "ballast").unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Nothing runs, nothing is mounted."""
+        for number in self.paused:
+            os.kill(self[number].pid, signal.SIGKILL)
+        self.kill()
+        self.links.close()
+        for node in self.nodes.values():
+            if os.path.ismount(node.data_dir):
+                subprocess.run(["umount", node.data_dir], check=True)
+
+    # What happens to machines
+
+    def up(self, *numbers: int) -> None:
+        self.start(*numbers)
+        self.down -= set(numbers or NUMBERS)
+
+    def crash(self, number: int) -> None:
+        self[number].kill()
+        self.down.add(number)
+
+    def leave(self, number: int) -> None:
+        self.down.add(number)
+        self[number].stop()
+
+    def pause(self, number: int) -> None:
+        os.kill(self[number].pid, signal.SIGSTOP)
+        self.paused.add(number)
+
+    def resume(self, number: int) -> None:
+        os.kill(self[number].pid, signal.SIGCONT)
+        self.paused.discard(number)
+
+    def links_of(self, number: int) -> list[Link]:
+        """All by which it is reached, and by which it reaches other controllers."""
+        pairs = [link for pair, link in self.quorum_links.items() if number in pair]
+        return [self.client_links[number], *pairs]
+
+    # What they say
+
+    def _ask(self, number: int, api: ApiKey, version: int, message: Message) -> Any:
+        with socket.create_connection(self._client_address(number), ASK_TIMEOUT_S) as sock:
+            sock.sendall(encode_request(api, version, 1, "chaos", message))
+            with sock.makefile("rb") as stream:
+                (size,) = struct.unpack(">i", stream.read(4))
+                return decode_response(api, version, memoryview(stream.read(size)))[1]
+
+    def _ask_any(self, api: ApiKey, version: int, message: Message) -> Any:
+        """The answer of one that runs; None where nobody answers."""
+        for number in NUMBERS:
+            if number not in self.down | self.paused:
+                try:
+                    return self._ask(number, api, version, message)
+                except (OSError, struct.error):
+                    continue
+        return None
+
+    def partitions(self, topic: str) -> dict[int, MetadataResponsePartition]:
+        asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
+        found = self._ask_any(ApiKey.METADATA, 4, asked)
+        return {} if found is None else {p.partition_index: p for p in found.topics[0].partitions}
+
+    def leader(self, topic: str, partition: int) -> int:
+        def known() -> int:
+            found = self.partitions(topic).get(partition)
+            return 0 if found is None else max(0, found.leader_id)
+
+        return wait_until(known, HEAL_TIMEOUT_S, "a leader")
+
+    def quorum_leader(self) -> int:
+        asked = DescribeQuorumTopic(
+            topic_name="__cluster_metadata", partitions=[DescribeQuorumPartition(partition_index=0)]
+        )
+
+        def known() -> int:
+            found = self._ask_any(ApiKey.DESCRIBE_QUORUM, 1, DescribeQuorumRequest(topics=[asked]))
+            if found is None or found.error_code or not found.topics:
+                return 0
+            return max(0, int(found.topics[0].partitions[0].leader_id))
+
+        return wait_until(known, HEAL_TIMEOUT_S, "an active controller")
+
+    def wait_in_sync(self, topic: str) -> None:
+        """Every partition has all its replicas in sync."""
+
+        def in_sync() -> bool:
+            found = self.partitions(topic).values()
+            return bool(found) and all(len(p.isr_nodes) == len(NUMBERS) for p in found)
+
+        wait_until(in_sync, HEAL_TIMEOUT_S, "all replicas in sync")

@@ -1,0 +1,279 @@
+"""One thing after another happens to three nodes while clients work on them, and what must hold.
+
+    acknowledged    is there at its offset, once, in the order of sending
+    not (yet)       is there once or not at all: the producers are idempotent
+    read once       stays: whoever reads along has seen nothing that went away later
+    clients         retry by themselves whatever they are told, and get on after every fault
+    replicas        have the same bytes when all is over
+    nodes           stop in order, and none of them ever tells of a bug
+
+Which faults, in which order, for how long and to whom is drawn from one number; what then happens
+in which order is not, as these are processes.
+"""
+
+import json
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.chaos.load import Load, Place, read_all, usual_senders
+from tests.chaos.machines import NUMBERS, SETTINGS, Machines
+from tests.nodes import unique
+from wire.batches import batches
+
+PARTITIONS: Final = 6
+MIN_ISR: Final = 2
+SEGMENT_BYTES: Final = 1 << 20
+SESSION_S: Final = SETTINGS["broker.session.timeout.ms"] / 1000
+_BUG: Final = re.compile(r"Traceback|a bug:|AssertionError")
+
+
+class Storm:
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.random = Random(seed)
+        self.machines = Machines(folder)
+        self.topic = unique("chaos")
+        self.load = Load(usual_senders(folder), self.topic, PARTITIONS)
+
+    def begin(self) -> None:
+        self.machines.up()
+        admin = AdminClient({"bootstrap.servers": self.machines.bootstrap, "log_level": 0})
+        configs = {"min.insync.replicas": str(MIN_ISR), "segment.bytes": str(SEGMENT_BYTES)}
+        new = NewTopic(self.topic, PARTITIONS, len(NUMBERS), config=configs)
+        admin.create_topics([new])[self.topic].result()
+        self.load.begin(self.machines.bootstrap)
+
+    def happen(self, name: str) -> dict[str, Any]:
+        """The fault has been and gone, all replicas are in sync, and every client has got on."""
+        began = time.monotonic()
+        what = FAULTS[name](self)
+        over = time.monotonic()
+        self.machines.wait_in_sync(self.topic)
+        self.load.wait_progress()
+        self._no_bugs()
+        healed_s = time.monotonic() - over
+        return {
+            "fault": name,
+            "what": what,
+            "s": round(over - began, 2),
+            "heal": round(healed_s, 2),
+        }
+
+    def end(self) -> dict[str, Any]:
+        """Clients and nodes have stopped; AssertionError where something did not hold."""
+        self.load.end()
+        assert not self.load.errors(), self.load.errors()[:5]
+        self.machines.wait_in_sync(self.topic)
+        found = read_all(self.machines.bootstrap, self.topic, PARTITIONS)
+        acknowledged = {}
+        for sender in self.load.senders:
+            acknowledged[sender.name] = len(sender.acknowledged)
+            check_kept(sender.acknowledged, found)
+        check_kept(self.load.reader.read, found)
+        check_once_and_in_order(found)
+        self.machines.stop()
+        self._no_bugs()
+        check_replicas([node.data_dir for node in self.machines.nodes.values()])
+        return {"acknowledged": acknowledged, "found": len(found)}
+
+    def remove(self) -> None:
+        """Whatever happened, nothing of it runs any more."""
+        self.load.abandon()
+        self.machines.remove()
+
+    def _no_bugs(self) -> None:
+        for node in self.machines.nodes.values():
+            assert not _BUG.search(node.errors.read_text()), node.errors
+
+    # Whom it hits
+
+    def leader(self) -> int:
+        return self.machines.leader(self.topic, self.random.randrange(PARTITIONS))
+
+    def any(self) -> int:
+        return self.random.choice(NUMBERS)
+
+    def wait_s(self, least: float, most: float) -> float:
+        seconds = self.random.uniform(least, most)
+        time.sleep(seconds)
+        return seconds
+
+
+# What must hold
+
+
+def check_kept(known: dict[Place, str], found: dict[Place, str]) -> None:
+    """What was acknowledged, or read, is where it was said to be."""
+    wrong = {place: value for place, value in known.items() if found.get(place) != value}
+    shown = [(*place, value, found.get(place)) for place, value in sorted(wrong.items())[:5]]
+    assert not wrong, f"{len(wrong)} of {len(known)} lost or changed: {shown}"
+
+
+def check_once_and_in_order(found: dict[Place, str]) -> None:
+    twice = [value for value, count in Counter(found.values()).items() if count > 1]
+    assert not twice, f"{len(twice)} records are there more than once: {twice[:5]}"
+    last: dict[tuple[int, str], int] = defaultdict(lambda: -1)
+    for place in sorted(found):
+        producer, _, number = found[place].partition(".")
+        key = place.partition, producer
+        assert int(number) > last[key], f"{place}: {number} comes after {last[key]}"
+        last[key] = int(number)
+
+
+def check_replicas(data_dirs: Iterable[Path]) -> None:
+    """Batch by batch, all replicas of a partition are the same."""
+    logs = [
+        {path.name: replica(path) for path in folder.iterdir() if path.name.startswith("chaos-")}
+        for folder in data_dirs
+    ]
+    assert logs[0]
+    for name, log in logs[0].items():
+        for other in logs[1:]:
+            assert log == other[name], f"replicas of {name} differ"
+
+
+def replica(folder: Path) -> list[bytes]:
+    return [
+        bytes(memoryview(data)[position : position + header.batch_bytes])
+        for path in sorted(folder.glob("*.log"))
+        for data in [path.read_bytes()]
+        for position, header in batches(memoryview(data))
+    ]
+
+
+# What happens
+
+
+def kill_leader(storm: Storm) -> str:
+    number = storm.leader()
+    storm.machines.crash(number)
+    storm.wait_s(0.2, 1.5)
+    storm.machines.up(number)
+    return f"node {number}"
+
+
+def kill_leader_and_controller(storm: Storm) -> str:
+    """Both in one process, as all are leaders of something."""
+    number = storm.machines.quorum_leader()
+    storm.machines.crash(number)
+    storm.wait_s(0.2, 1.5)
+    storm.machines.up(number)
+    return f"node {number}"
+
+
+def kill_two(storm: Storm) -> str:
+    """No majority is left, and no partition has its min.insync.replicas."""
+    numbers = storm.random.sample(NUMBERS, 2)
+    for number in numbers:
+        storm.machines.crash(number)
+    storm.wait_s(0.2, 1)
+    storm.machines.up(*numbers)
+    return f"nodes {numbers}"
+
+
+def kill_all(storm: Storm) -> str:
+    for number in storm.random.sample(NUMBERS, len(NUMBERS)):
+        storm.machines.crash(number)
+    storm.wait_s(0, 0.5)
+    storm.machines.up()
+    return "all nodes"
+
+
+def kill_again_while_it_starts(storm: Storm) -> str:
+    """Before it is in sync again it is gone again, and another with it."""
+    number = storm.leader()
+    storm.machines.crash(number)
+    storm.wait_s(0, 0.3)
+    storm.machines.up(number)
+    storm.machines.crash(number)
+    other = number % len(NUMBERS) + 1
+    storm.machines.crash(other)
+    storm.machines.up(number, other)
+    return f"node {number}, then {other}"
+
+
+def pause(storm: Storm) -> str:
+    """Shorter or longer than its session with the controller lasts."""
+    number = storm.machines.quorum_leader() if storm.random.random() < 0.4 else storm.leader()
+    storm.machines.pause(number)
+    seconds = storm.wait_s(0.3 * SESSION_S, 1.6 * SESSION_S)
+    storm.machines.resume(number)
+    return f"node {number} for {seconds:.1f} s"
+
+
+def stop(storm: Storm) -> str:
+    number = storm.leader()
+    storm.machines.leave(number)
+    storm.machines.up(number)
+    return f"node {number}"
+
+
+def roll(storm: Storm) -> str:
+    order = storm.random.sample(NUMBERS, len(NUMBERS))
+    for number in order:
+        storm.machines.leave(number)
+        storm.machines.up(number)
+        storm.machines.wait_in_sync(storm.topic)
+    return f"nodes {order}"
+
+
+def cut(storm: Storm) -> str:
+    """Nobody reaches it, and it reaches no controller; what it asks of other workers it is told."""
+    number = storm.machines.quorum_leader() if storm.random.random() < 0.4 else storm.any()
+    links, reset = storm.machines.links_of(number), storm.random.random() < 0.5
+    for link in links:
+        link.cut()
+    seconds = storm.wait_s(0.3 * SESSION_S, 1.6 * SESSION_S)
+    for link in links:
+        link.heal(reset=reset)
+    return f"node {number} for {seconds:.1f} s{', connections reset' if reset else ''}"
+
+
+def cut_two_controllers(storm: Storm) -> str:
+    """These two do not hear each other; the third hears both."""
+    one, other = storm.random.sample(NUMBERS, 2)
+    links = [storm.machines.quorum_links[pair] for pair in ((one, other), (other, one))]
+    for link in links:
+        link.cut()
+    seconds = storm.wait_s(0.3 * SESSION_S, 1.6 * SESSION_S)
+    for link in links:
+        link.heal(reset=storm.random.random() < 0.5)
+    return f"nodes {one} and {other} for {seconds:.1f} s"
+
+
+def fill_disk(storm: Storm) -> str:
+    if not storm.machines.has_disks:
+        return "file systems cannot be mounted here"
+    number = storm.machines.quorum_leader() if storm.random.random() < 0.4 else storm.any()
+    storm.machines.fill_disk(number)
+    seconds = storm.wait_s(0.5, 1.5 * SESSION_S)
+    storm.machines.empty_disk(number)
+    return f"node {number} for {seconds:.1f} s"
+
+
+FAULTS: Final[dict[str, Callable[[Storm], str]]] = {
+    each.__name__: each
+    for each in (
+        kill_leader,
+        kill_leader_and_controller,
+        kill_two,
+        kill_all,
+        kill_again_while_it_starts,
+        pause,
+        stop,
+        roll,
+        cut,
+        cut_two_controllers,
+        fill_disk,
+    )
+}
+
+
+def show(row: dict[str, Any]) -> None:
+    print(json.dumps(row), flush=True)

@@ -1,0 +1,41 @@
+"""Some faults, others each time, one after the other: `python -m tests.chaos` goes on for long."""
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.chaos.load import Place
+from tests.chaos.storm import FAULTS, Storm, check_kept, check_once_and_in_order, show
+from tests.nodes import elsewhere
+
+pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts a cluster of our own")
+
+FAULT_COUNT = 7
+
+
+def test_what_was_acknowledged_survives_whatever_happens_to_nodes(tmp_path: Path) -> None:
+    seed = int(os.environ.get("CHAOS_SEED", Random().randrange(1 << 20)))
+    show({"seed": seed})  # CHAOS_SEED=... draws the same faults
+    storm = Storm(tmp_path, seed)
+    try:
+        storm.begin()
+        for name in storm.random.sample(sorted(FAULTS), FAULT_COUNT):
+            show(storm.happen(name))
+        show(storm.end())
+    finally:
+        storm.remove()
+
+
+def test_loss_repetition_and_disorder_are_noticed() -> None:
+    found = {Place(0, 0): "0.1", Place(0, 1): "1.1", Place(0, 2): "0.2", Place(1, 0): "0.0"}
+    check_once_and_in_order(found)
+    check_kept({Place(0, 2): "0.2"}, found)
+    for lost in ({Place(0, 3): "0.3"}, {Place(0, 2): "0.3"}):
+        with pytest.raises(AssertionError, match="lost"):
+            check_kept(lost, found)
+    with pytest.raises(AssertionError, match="more than once"):
+        check_once_and_in_order(found | {Place(1, 1): "0.1"})
+    with pytest.raises(AssertionError, match="comes after"):
+        check_once_and_in_order(found | {Place(0, 3): "0.0", Place(1, 0): "0.9"})
