@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 import trio
 
 from dataplane.connection import Client
+from dataplane.connection_rates import ConnectionRates
 from dataplane.cpu_meter import CpuMeter
 from dataplane.muting import Mute, Name, throttle_ms
 from dataplane.quota_window import RateWindow
@@ -239,6 +240,7 @@ class ClientQuotas:
         self.produce: RateQuotas | None = None
         self.fetch: RateQuotas | None = None
         self.request: RateQuotas | None = None
+        self.connections = ConnectionRates(self._quotas, clock, configs)
         self.meter = CpuMeter(clock.cpu_s, self._used_cpu)
         self.is_on = False
         self._follow(image)
@@ -269,6 +271,7 @@ class ClientQuotas:
             self._counts.update(key for _, values in items for key in values)
         for items in before.without(self._quotas):
             self._counts.subtract(key for _, values in items for key in values)
+        self.connections.change(self._quotas)
         self.produce = self._kind(PRODUCER_BYTE_RATE, self.produce)
         self.fetch = self._kind(CONSUMER_BYTE_RATE, self.fetch)
         self.request = self._kind(REQUEST_PERCENTAGE, self.request)

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from dataplane.connection import ClientConnection, Handle
+from dataplane.connection_rates import ConnectionRates
 from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.memory import RequestMemory, Tardy
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
@@ -22,6 +23,8 @@ ACCEPT_RETRY_SECONDS: Final = 0.1
 _NO_LISTENER: Final = frozenset((errno.EBADF, errno.EINVAL, errno.ENOTSOCK))
 # The same refusal is logged at most so often.
 REFUSAL_LOG_SECONDS: Final = 10.0
+# Refused connections that are kept for a while; more are closed at once.
+MAX_CLOSING_LATER: Final = 1000
 IDLE_SWEEPS: Final = 10  # sweeps in connections.max.idle.ms
 LEAST_SWEEP_SECONDS: Final = 0.05
 TARDY_SWEEP_SECONDS: Final = 0.5
@@ -47,6 +50,7 @@ class Server:
         handle: Handle,
         limits: ServerLimits,
         meter: CpuMeter = OFF,
+        rates: ConnectionRates | None = None,
     ) -> None:
         self._clock: Clock = runtime.clock
         self._disk: Disk = runtime.disk
@@ -54,6 +58,8 @@ class Server:
         self._handle = handle
         self._limits = limits
         self._meter = meter
+        self._rates = rates
+        self._closing_later = 0
         self._memory = RequestMemory(limits.max_queued_request_bytes)
         self._buffers = BufferPool()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
@@ -113,7 +119,37 @@ class Server:
                 self._log_refusal(refusal)
                 connection.close()
                 continue
-            nursery.start_soon(self._serve_one, self._admit(connection), connection.peer[0])
+            if self._rates is None:
+                nursery.start_soon(self._serve_one, self._admit(connection), connection.peer[0])
+            else:
+                await self._admit_at_rate(nursery, connection, self._rates)
+
+    async def _admit_at_rate(
+        self, nursery: trio.Nursery, connection: Connection, rates: ConnectionRates
+    ) -> None:
+        """It is served, and the next one taken in due time; or it is refused, after a delay."""
+        host = connection.peer[0]
+        if (refusal_s := rates.refusal_s(host)) > 0:
+            self._log_refusal(
+                f"refused a connection from {host}: it connects more often than "
+                f"{rates.quota(host):g} times a second (connection_creation_rate)"
+            )
+            if self._closing_later < MAX_CLOSING_LATER:
+                nursery.start_soon(self._close_later, connection, refusal_s)
+            else:
+                connection.close()
+            return
+        nursery.start_soon(self._serve_one, self._admit(connection), host)
+        if (pause_s := rates.pause_s()) > 0:
+            await sleep(self._clock, pause_s)
+
+    async def _close_later(self, connection: Connection, seconds: float) -> None:
+        self._closing_later += 1
+        try:
+            await sleep(self._clock, seconds)
+        finally:
+            self._closing_later -= 1
+            connection.close()
 
     def _refusal(self, connection: Connection) -> str | None:
         host = connection.peer[0]

@@ -156,9 +156,15 @@ class WorkerRole:
         upkeep = Upkeep(worker, self._runtime, self._log_dirs)
         limits = _limits(worker.configs)
         server = Server(
-            self._runtime, self._listener, Dispatcher(worker).handle, limits, quotas.meter
+            self._runtime,
+            self._listener,
+            Dispatcher(worker).handle,
+            limits,
+            quotas.meter,
+            quotas.connections,
         )
         configs.call(lambda changed: server.limit(_limits(changed)))
+        configs.call(quotas.connections.limit)
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)
             serving.start_soon(upkeep.run)

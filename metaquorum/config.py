@@ -547,6 +547,14 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         "Clients whose fetches are remembered (KIP-227); 0 for none.",
     ),
     _worker(
+        "max.connection.creation.rate",
+        _INT,
+        INT_MAX,
+        Range(1),
+        "Client connections taken in a second; more wait until they are.",
+        dynamic=True,
+    ),
+    _worker(
         "max.connections",
         _INT,
         INT_MAX,

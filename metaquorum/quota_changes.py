@@ -33,7 +33,7 @@ CLIENT_QUOTAS: Final[Mapping[str, bool]] = {
 # Those of addresses, whose rate Kafka holds in 32 bits.
 IP_QUOTAS: Final[Mapping[str, bool]] = {CONNECTION_CREATION_RATE: True}
 # What nobody enforces yet is not accepted.
-NOT_ENFORCED: Final = frozenset((CONTROLLER_MUTATION_RATE, CONNECTION_CREATION_RATE))
+NOT_ENFORCED: Final = frozenset((CONTROLLER_MUTATION_RATE,))
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _WHOLE_WITHIN: Final = 1e-6

@@ -10,7 +10,7 @@ from dataplane.connection import Client
 from dataplane.muting import Name
 from dataplane.quota_status import QuotaStatus
 from metaquorum.quota_changes import NOT_ENFORCED, QuotaChange, QuotaOp
-from metaquorum.quota_rules import BY_CONFIG, CLIENT_ID, IP, USER, EntityPart
+from metaquorum.quota_rules import BY_CONFIG, CLIENT_ID, USER, EntityPart
 from metaquorum.rpc.methods import Asker
 from simulations.clock import PIECE_CPU_S
 from tests.dataplane.serving import (
@@ -491,8 +491,7 @@ def test_the_defaults_of_the_worker_hold_where_no_rule_speaks() -> None:
 @pytest.mark.parametrize("key", sorted(NOT_ENFORCED))
 def test_what_is_not_enforced_is_refused(key: str) -> None:
     async def story(node: Simulated) -> None:
-        kind, name = (IP, "10.0.0.1") if key == "connection_creation_rate" else (USER, "u")
-        change = QuotaChange((EntityPart(kind, name),), [QuotaOp(key, 10.0)])
+        change = QuotaChange((EntityPart(USER, "u"),), [QuotaOp(key, 10.0)])
         (error,) = await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20)
         assert error.code == ErrorCode.INVALID_REQUEST
         assert "not enforced" in error.message

@@ -1,0 +1,80 @@
+"""Addresses that connect too often, and all of them together, in virtual time."""
+
+import pytest
+import trio
+
+from metaquorum.quota_changes import QuotaChange, QuotaOp
+from metaquorum.quota_rules import IP, EntityPart
+from metaquorum.rpc.methods import Asker
+from tests.dataplane.serving import RawClient, Simulated, simulated
+from wire.apis import APIS, ApiKey
+
+ASKED = APIS[ApiKey.API_VERSIONS].request()
+
+
+async def set_rate(node: Simulated, value: float | None) -> None:
+    change = QuotaChange((EntityPart(IP, None),), [QuotaOp("connection_creation_rate", value)])
+    answers = await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20)
+    assert answers == [None]
+
+
+async def is_served(client: RawClient) -> bool:
+    try:
+        await client.call(ApiKey.API_VERSIONS, ASKED, 0)
+    except (OSError, EOFError, trio.BrokenResourceError):
+        return False
+    finally:
+        client.connection.close()
+    return True
+
+
+def test_who_connects_too_often_is_refused_late_and_served_again_later() -> None:
+    quota = 2.0
+
+    async def story(node: Simulated) -> None:
+        await set_rate(node, quota)
+        began, served, refused = node.now, 0, 0
+        while node.now - began < 44:
+            asked_at = node.now
+            if await is_served(await node.connect()):
+                served += 1
+            else:
+                refused += 1
+                assert 0.2 < node.now - asked_at < 1.1  # capped at one sample
+        assert refused
+        assert node.worker.quotas.connections.throttled == refused
+        spent_s = node.now - began
+        assert 0.7 * quota * spent_s <= served <= quota * (spent_s + 11) + 1
+        await set_rate(node, None)
+        for _ in range(100):
+            assert await is_served(await node.connect())
+
+    simulated(story)
+
+
+def test_refused_connections_are_counted_nowhere() -> None:
+    """Q9."""
+
+    async def story(node: Simulated) -> None:
+        await set_rate(node, 1.0)
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(is_served, await node.connect())
+        rates = node.worker.quotas.connections
+        assert 80 < rates.throttled <= 90
+        await trio.sleep(25)
+        # As many as at first: max.connections.per.ip would tell.
+        for _ in range(10):
+            assert await is_served(await node.connect())
+
+    simulated(story, max_connections_per_ip=100)
+
+
+def test_all_together_wait_for_their_turn() -> None:
+    async def story(node: Simulated) -> None:
+        began = node.now
+        for _ in range(100):
+            assert await is_served(await node.connect())
+        assert node.now - began == pytest.approx(100 / 5 - 10, abs=3)
+
+    simulated(story, max_connection_creation_rate=5)
