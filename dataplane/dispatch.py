@@ -79,6 +79,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.UNREGISTER_BROKER: quorum.handle_unregister_broker,
     ApiKey.DESCRIBE_WORKERS: quorum.handle_describe_workers,
     ApiKey.DESCRIBE_TRUNCATIONS: replicas.handle_describe_truncations,
+    ApiKey.DESCRIBE_REPLICAS: replicas.handle_describe_replicas,
 }
 assert HANDLERS.keys() == APIS.keys()
 

@@ -190,6 +190,12 @@ class Partition:
         return self.state.isr
 
     @property
+    def least_isr(self) -> int:
+        """So many have to be in sync for acks=all; no more than there are replicas, as in Kafka."""
+        least = self.config.min_insync_replicas
+        return least if least == 1 else min(least, len(self.state.replicas))
+
+    @property
     def low_watermark(self) -> int:
         """Where the log begins, at every replica that is live."""
         least = self.log.log_start_offset
@@ -266,7 +272,7 @@ class Partition:
         """KafkaError unless a producer may append here now."""
         if self.leader_id != self.worker_id or self.offline is not None:
             raise KafkaError(self.leader_error(), f"{self} is not led or not usable here")
-        if acks == -1 and len(self.state.isr) < self.config.min_insync_replicas:
+        if acks == -1 and len(self.state.isr) < self.least_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{len(self.isr)} replicas of {self} are in sync, "

@@ -22,7 +22,9 @@ class Cluster:
         controllers: Iterable[int] = (1, 2, 3),
         workers: Iterable[int] = (1, 2, 3),
         settings: Mapping[str, object] | None = None,
+        racks: Mapping[int, str] | None = None,
     ) -> None:
+        self.racks = racks or {}
         self.controllers, self.workers = tuple(controllers), tuple(workers)
         folder.mkdir(parents=True, exist_ok=True)
         self.secret = folder / "secret"
@@ -44,6 +46,8 @@ class Cluster:
         secret: Path | None = None,
     ) -> Node:
         arguments = [*self.arguments(number), "--secret-file", str(secret or self.secret)]
+        if number in self.racks:
+            arguments += ["--rack", self.racks[number]]
         if cluster_id is not None:
             arguments += ["--cluster-id", cluster_id]
         return Node(folder, settings, *arguments)

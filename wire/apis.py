@@ -51,6 +51,7 @@ class ApiKey(IntEnum):
     DESCRIBE_TOPIC_PARTITIONS = 75
     DESCRIBE_WORKERS = 10_001
     DESCRIBE_TRUNCATIONS = 10_002
+    DESCRIBE_REPLICAS = 10_003
 
 
 class Api:
@@ -132,6 +133,7 @@ _ROWS: Final = (
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_WORKERS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_TRUNCATIONS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_REPLICAS, 0, 0, flexible_from=0),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

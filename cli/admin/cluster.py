@@ -58,6 +58,31 @@ def describe(session: Session) -> None:
     show_table(nodes, _NODE_COLUMNS)
 
 
+@command.command("health")
+@session_command
+def health(session: Session) -> None:
+    """Show how many workers and partitions are not as they should be.
+
+    `mq-admin topics list --unhealthy` shows which, `mq-admin topics describe --health` why.
+
+    \b
+    Examples:
+      mq-admin cluster health
+      mq-admin cluster health -o json
+    """
+    found = session.admin.describe_cluster_health(session.admin.topics())
+    data = {
+        "healthy": found.is_healthy,
+        "workers": found.workers,
+        "live_workers": found.live_workers,
+        "partitions": found.partitions,
+    } | {trouble.name.lower(): count for trouble, count in found.counts.items()}
+    if session.output != "text":
+        session.show_data(data)
+        return
+    show_pairs((key.replace("_", " "), value) for key, value in data.items())
+
+
 @command.command("apis")
 @click.option("--node", type=int, help="[default: whoever answers]")
 @session_command

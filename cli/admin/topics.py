@@ -1,10 +1,20 @@
 """mq-admin topics."""
 
 import fnmatch
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import click
 
+from cli.admin.health import (
+    HEALTH_COLUMNS,
+    TROUBLE_COLUMNS,
+    health_row,
+    sentence_rows,
+    shown_health_row,
+    topic_facts,
+    trouble_rows,
+)
 from cli.admin.output import Column, Row, show_pairs, show_table
 from cli.admin.session import (
     Session,
@@ -17,6 +27,8 @@ from cli.admin.session import (
 from metaquorum.admin.admin import EARLIEST, LATEST
 from metaquorum.admin.cluster import TopicPartition
 from metaquorum.admin.errors import BrokerError
+from metaquorum.admin.explaining import Level, explain
+from metaquorum.admin.health import needs_look
 from metaquorum.admin.values import (
     BROKER_DEFAULT,
     ConfigChange,
@@ -55,16 +67,31 @@ def command() -> None:
 @command.command("list")
 @click.argument("pattern", required=False)
 @click.option("--internal", is_flag=True, help="Also those that the cluster keeps for itself.")
+@click.option("--unhealthy", is_flag=True, help="Only those of which replicas are missing.")
 @session_command
-def list_topics(session: Session, pattern: str | None, internal: bool) -> None:
+def list_topics(session: Session, pattern: str | None, internal: bool, unhealthy: bool) -> None:
     """List topics, all or those whose names match PATTERN (with * and ?).
+
+    With --unhealthy each is shown with how many of its partitions are offline (nobody leads), under
+    min ISR (acks=all is refused), at min ISR (it would be with one more missing) and
+    under-replicated; `topics describe --health` says why.
 
     \b
     Examples:
       mq-admin topics list
       mq-admin topics list 'orders-*'
+      mq-admin topics list --unhealthy
       mq-admin topics list -o json
     """
+    topics = [
+        topic
+        for topic in session.admin.topics()
+        if (internal or not topic.is_internal)
+        and (pattern is None or fnmatch.fnmatchcase(topic.name, pattern))
+    ]
+    if unhealthy:
+        _list_unhealthy(session, topics)
+        return
     rows: list[Row] = [
         {
             "topic": topic.name,
@@ -74,9 +101,7 @@ def list_topics(session: Session, pattern: str | None, internal: bool) -> None:
             "under_replicated": topic.under_replicated,
             "internal": topic.is_internal,
         }
-        for topic in session.admin.topics()
-        if (internal or not topic.is_internal)
-        and (pattern is None or fnmatch.fnmatchcase(topic.name, pattern))
+        for topic in topics
     ]
     if rows or session.output != "text":
         session.show_rows(rows, _LIST_COLUMNS)
@@ -84,18 +109,35 @@ def list_topics(session: Session, pattern: str | None, internal: bool) -> None:
         session.note("No topics." if pattern is None else f"No topic matches {pattern}.")
 
 
+def _list_unhealthy(session: Session, topics: Iterable[Topic]) -> None:
+    ill = [topic for topic in topics if any(map(needs_look, topic.partitions))]
+    rows = trouble_rows(session.admin.describe_health(ill))
+    if rows or session.output != "text":
+        session.show_rows(rows, TROUBLE_COLUMNS)
+    else:
+        session.note("All partitions are led, and all replicas are in sync.")
+
+
 @command.command("describe")
 @topic_argument(many=True)
 @click.option("--no-offsets", is_flag=True, help="Do not ask the leaders where partitions end.")
+@click.option("--health", is_flag=True, help="What is wrong with each partition, and why.")
 @session_command
-def describe(session: Session, topics: tuple[str, ...], no_offsets: bool) -> None:
+def describe(session: Session, topics: tuple[str, ...], no_offsets: bool, health: bool) -> None:
     """Describe topics: their configs, and each partition with its replicas and offsets.
+
+    With --health: which replicas are missing in each partition, why, by how many records and since
+    when, as far as the cluster tells.
 
     \b
     Examples:
       mq-admin topics describe orders
+      mq-admin topics describe orders --health
       mq-admin topics describe orders payments -o yaml
     """
+    if health:
+        _describe_health(session, topics)
+        return
     described = []
     for outcome in session.admin.describe_topics(topics).values():
         topic = session.keep(outcome)
@@ -108,6 +150,66 @@ def describe(session: Session, topics: tuple[str, ...], no_offsets: bool) -> Non
         if number:
             click.echo()
         _show(data)
+
+
+def _describe_health(session: Session, names: tuple[str, ...]) -> None:
+    outcomes = session.admin.describe_topics(names).values()
+    topics = [topic for outcome in outcomes if (topic := session.keep(outcome)) is not None]
+    found = session.admin.describe_health(topics)
+    if session.output != "text":
+        session.show_data(
+            [
+                {
+                    "topic": topic.name,
+                    "id": topic.topic_id,
+                    "partitions": [health_row(one) for one in found if one.topic == topic.name],
+                }
+                for topic in topics
+            ]
+        )
+        return
+    for number, topic in enumerate(topics):
+        if number:
+            click.echo()
+        show_pairs([("topic", topic.name), ("partitions", len(topic.partitions))])
+        click.echo()
+        rows = [shown_health_row(one) for one in found if one.topic == topic.name]
+        show_table(rows, HEALTH_COLUMNS)
+
+
+@command.command("explain")
+@topic_argument()
+@session_command
+def explain_topic(session: Session, topic: str) -> None:
+    """Say in plain sentences what a topic survives, with its configs and as its replicas are now.
+
+    \b
+    Examples:
+      mq-admin topics explain orders
+      mq-admin topics explain orders -o json
+    """
+    (outcome,) = session.admin.describe_topics([topic]).values()
+    if isinstance(outcome, BrokerError):
+        raise outcome
+    facts = topic_facts(session, outcome)
+    sentences = explain(facts)
+    if session.output != "text":
+        data = {
+            "topic": outcome.name,
+            "replication_factor": facts.replication_factor,
+            "min_insync_replicas": facts.min_isr,
+            "unclean_leader_election": facts.unclean_election,
+            "flush_messages": facts.flush_messages,
+            "flush_ms": facts.flush_ms,
+            "sentences": sentence_rows(sentences),
+        }
+        session.show_data(data)
+        return
+    marks = {Level.GOOD: "+", Level.NOTE: " ", Level.BAD: "!"}
+    for sentence in sentences:
+        indent = " " * 16
+        text = f"{marks[sentence.level]} {sentence.about:<14}{sentence.text}"
+        click.echo(textwrap.fill(text, 96, subsequent_indent=indent))
 
 
 def _describe(session: Session, topic: Topic, *, offsets: bool) -> Row:

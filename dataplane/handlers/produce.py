@@ -240,12 +240,11 @@ class _Commit:
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"the replicas of {partition} in sync did not all have it in time",
             )
-        config = partition.config
-        if len(partition.isr) < config.min_insync_replicas:
+        if len(partition.isr) < partition.least_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
                 f"{len(partition.isr)} replicas of {partition} are in sync, "
-                f"min.insync.replicas is {config.min_insync_replicas}",
+                f"min.insync.replicas is {partition.config.min_insync_replicas}",
             )
 
 

@@ -1,12 +1,30 @@
 """What this worker knows of replicas that no API of Kafka tells."""
 
+from typing import Final
+
+import trio
+
+from dataplane.leadership import Follower
 from dataplane.ledger import Entry
+from dataplane.partition import Partition
 from dataplane.worker import Request, Worker
+from wire.errors import ErrorCode, KafkaError
+from wire.messages.describe_replicas import (
+    DescribedFollower,
+    DescribedReplicas,
+    DescribeReplicasRequest,
+    DescribeReplicasResponse,
+    DescribeReplicasTopicResult,
+)
 from wire.messages.describe_truncations import (
     DescribedTruncation,
     DescribeTruncationsRequest,
     DescribeTruncationsResponse,
 )
+
+# Partitions described between two turns of the loop.
+SLICE_PARTITIONS: Final = 500
+_UNKNOWN: Final = -1
 
 
 def handle_describe_truncations(
@@ -36,3 +54,62 @@ def _described(entry: Entry) -> DescribedTruncation:
         acknowledged=entry.acknowledged.value,
         detail=entry.detail,
     )
+
+
+async def handle_describe_replicas(
+    worker: Worker, request: Request, message: DescribeReplicasRequest
+) -> DescribeReplicasResponse:
+    response = DescribeReplicasResponse()
+    looked_at = 0
+    for topic in message.topics:
+        result = DescribeReplicasTopicResult(name=topic.name)
+        response.topics.append(result)
+        for index in topic.partitions:
+            result.partitions.append(_replicas(worker, topic.name, index))
+            looked_at += 1
+            if looked_at % SLICE_PARTITIONS == 0:
+                await trio.lowlevel.checkpoint()
+    return response
+
+
+def _replicas(worker: Worker, topic: str, index: int) -> DescribedReplicas:
+    try:
+        partition = worker.partitions.by_name(topic, index)
+        if code := partition.leader_error():
+            raise KafkaError(code)
+    except KafkaError as error:
+        return DescribedReplicas(partition=index, error_code=error.code)
+    leadership = partition.leadership
+    now = worker.clock.monotonic()
+    return DescribedReplicas(
+        partition=index,
+        error_code=ErrorCode.NONE,
+        leader_epoch=partition.leader_epoch,
+        high_watermark=partition.high_watermark,
+        log_end_offset=partition.log.log_end_offset,
+        followers=[]
+        if leadership is None
+        else [_follower(worker, partition, one, now) for one in leadership.followers],
+    )
+
+
+def _follower(
+    worker: Worker, partition: Partition, follower: Follower, now: float
+) -> DescribedFollower:
+    caught_up_at = follower.caught_up_at
+    heard_at = max(
+        follower.fetched_at, worker.replication.context.heard.get(follower.replica_id, 0.0)
+    )
+    if follower.log_end_offset == partition.log.log_end_offset:
+        caught_up_at = max(caught_up_at, heard_at)  # who stands at the end does not ask anew
+    return DescribedFollower(
+        replica_id=follower.replica_id,
+        in_sync=follower.replica_id in partition.isr,
+        log_end_offset=follower.log_end_offset,
+        fetched_ms_ago=_ms_ago(heard_at, now) if follower.fetched_at else _UNKNOWN,
+        caught_up_ms_ago=_ms_ago(caught_up_at, now) if caught_up_at > 0 else _UNKNOWN,
+    )
+
+
+def _ms_ago(at: float, now: float) -> int:
+    return max(0, int((now - at) * 1000))

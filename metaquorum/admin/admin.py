@@ -12,9 +12,14 @@ from typing import Any, Final, TypeVar
 from metaquorum.admin.cluster import ANY_BROKER, CONTROLLER, Cluster, TopicPartition
 from metaquorum.admin.connection import VersionRange
 from metaquorum.admin.errors import AdminError, BrokerError, broker_error
+from metaquorum.admin.health import ClusterHealth, PartitionHealth
 from metaquorum.admin.quorum import describe_quorum, describe_workers, unregister_worker
 from metaquorum.admin.quotas import Wanted, alter_client_quotas, describe_client_quotas
-from metaquorum.admin.replicas import describe_truncations
+from metaquorum.admin.replicas import (
+    describe_cluster_health,
+    describe_health,
+    describe_truncations,
+)
 from metaquorum.admin.values import (
     BROKER_DEFAULT,
     ApiSupport,
@@ -77,6 +82,14 @@ class AdminClient:
     async def workers(self) -> list[WorkerDescription]:
         """All that are registered, fenced ones too, by their ids."""
         return await describe_workers(self.cluster)
+
+    async def describe_health(self, topics: Iterable[Topic]) -> list[PartitionHealth]:
+        """Of every partition of these topics: what is wrong with it, and why."""
+        return await describe_health(self.cluster, topics)
+
+    async def describe_cluster_health(self, topics: Iterable[Topic]) -> ClusterHealth:
+        """Of all workers, and of these topics."""
+        return await describe_cluster_health(self.cluster, topics)
 
     async def describe_truncations(
         self, node_id: int, topics: Sequence[str] | None = None

@@ -105,6 +105,7 @@ API_NAMES: Final[Mapping[int, str]] = {
     92: "DeleteShareGroupOffsets",
     10_001: "DescribeWorkers",  # of our own
     10_002: "DescribeTruncations",
+    10_003: "DescribeReplicas",
 }
 
 

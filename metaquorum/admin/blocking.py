@@ -115,6 +115,8 @@ class BlockingAdmin(Blocking[AdminClient]):
     apis = _blocking(AdminClient.apis)
     describe_quorum = _blocking(AdminClient.describe_quorum)
     workers = _blocking(AdminClient.workers)
+    describe_health = _blocking(AdminClient.describe_health)
+    describe_cluster_health = _blocking(AdminClient.describe_cluster_health)
     describe_truncations = _blocking(AdminClient.describe_truncations)
     unregister_worker = _blocking(AdminClient.unregister_worker)
     describe_log_dirs = _blocking(AdminClient.describe_log_dirs)

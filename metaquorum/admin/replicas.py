@@ -1,10 +1,28 @@
-"""What workers know of their replicas, and no API of Kafka tells."""
+"""How replicas are: the health of partitions, and what only workers of ours tell."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from metaquorum.admin.cluster import Cluster
-from metaquorum.admin.errors import broker_error
-from metaquorum.admin.values import Ledger, Truncation
+from metaquorum.admin.cluster import ANY_BROKER, Cluster, TopicPartition
+from metaquorum.admin.errors import AdminError, BrokerError, NotServedError, broker_error
+from metaquorum.admin.health import (
+    ClusterHealth,
+    PartitionHealth,
+    Trouble,
+    needs_look,
+    partition_health,
+)
+from metaquorum.admin.quorum import describe_workers
+from metaquorum.admin.values import (
+    FollowerView,
+    Ledger,
+    Partition,
+    PartitionView,
+    ResourceType,
+    Topic,
+    Truncation,
+)
 from wire.types import uuid_to_text
 
 
@@ -44,3 +62,137 @@ async def describe_truncations(
         ],
         response.has_forgotten,
     )
+
+
+async def describe_health(cluster: Cluster, topics: Iterable[Topic]) -> list[PartitionHealth]:
+    """Of every partition of these topics. What a cluster does not tell is left out."""
+    topics = list(topics)
+    ill = [(topic, one) for topic in topics for one in topic.partitions if needs_look(one)]
+    min_isr = await min_insync_replicas(cluster, [topic.name for topic in topics])
+    workers = {}
+    views: Mapping[TopicPartition, PartitionView] = {}
+    if ill:
+        workers = {one.worker_id: one for one in await describe_workers(cluster)}
+        views = await describe_replicas(cluster, ill)
+    return [
+        partition_health(
+            topic,
+            partition,
+            min_isr.get(topic.name),
+            workers,
+            views.get(TopicPartition(topic.name, partition.index)),
+        )
+        for topic in topics
+        for partition in topic.partitions
+    ]
+
+
+async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> ClusterHealth:
+    """Of all workers, and of these topics."""
+    workers = await describe_workers(cluster)
+    topics = list(topics)
+    ill = [topic for topic in topics if any(map(needs_look, topic.partitions))]
+    counts: Counter[Trouble] = Counter()
+    for partition in await describe_health(cluster, ill):
+        counts.update(partition.troubles)
+    return ClusterHealth(
+        sum(not worker.is_fenced for worker in workers),
+        len(workers),
+        sum(len(topic.partitions) for topic in topics),
+        {trouble: counts[trouble] for trouble in Trouble},
+    )
+
+
+# Resources in one request.
+MAX_RESOURCES: Final = 500
+
+
+async def min_insync_replicas(cluster: Cluster, topics: Sequence[str]) -> dict[str, int]:
+    """Of those of which the cluster tells."""
+    from wire.messages.describe_configs import (
+        DescribeConfigsRequest,
+        DescribeConfigsResource,
+        DescribeConfigsResponse,
+    )
+
+    found: dict[str, int] = {}
+    for start in range(0, len(topics), MAX_RESOURCES):
+        request = DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsResource(
+                    resource_type=ResourceType.TOPIC,
+                    resource_name=name,
+                    configuration_keys=["min.insync.replicas"],
+                )
+                for name in topics[start : start + MAX_RESOURCES]
+            ]
+        )
+        response: DescribeConfigsResponse = await cluster.call(request, to=ANY_BROKER)
+        for result in response.results:
+            for config in result.configs:
+                if config.value is not None and config.value.isdigit():
+                    found[result.resource_name] = int(config.value)
+    return found
+
+
+async def describe_replicas(
+    cluster: Cluster, partitions: Iterable[tuple[Topic, Partition]]
+) -> dict[TopicPartition, PartitionView]:
+    """What the leaders of these tell of their followers; nothing where none does, as in Kafka."""
+    by_leader: dict[int, dict[str, list[int]]] = {}
+    for topic, partition in partitions:
+        if partition.leader is not None:
+            by_leader.setdefault(partition.leader, {}).setdefault(topic.name, []).append(
+                partition.index
+            )
+    views: dict[TopicPartition, PartitionView] = {}
+    for leader, led in by_leader.items():
+        try:
+            views |= await _ask_leader(cluster, leader, led)
+        except NotServedError:
+            break
+        except (AdminError, BrokerError):
+            continue  # gone just now: the others still tell
+    return views
+
+
+async def _ask_leader(
+    cluster: Cluster, leader: int, led: Mapping[str, Sequence[int]]
+) -> dict[TopicPartition, PartitionView]:
+    from wire.messages.describe_replicas import (
+        DescribeReplicasRequest,
+        DescribeReplicasResponse,
+        DescribeReplicasTopic,
+    )
+
+    request = DescribeReplicasRequest(
+        topics=[
+            DescribeReplicasTopic(name=name, partitions=list(indexes))
+            for name, indexes in led.items()
+        ]
+    )
+    response: DescribeReplicasResponse = await cluster.call(request, to=leader)
+    return {
+        TopicPartition(topic.name, row.partition): PartitionView(
+            row.leader_epoch,
+            row.high_watermark,
+            row.log_end_offset,
+            [
+                FollowerView(
+                    one.replica_id,
+                    one.in_sync,
+                    _told(one.log_end_offset),
+                    _told(one.fetched_ms_ago),
+                    _told(one.caught_up_ms_ago),
+                )
+                for one in row.followers
+            ],
+        )
+        for topic in response.topics
+        for row in topic.partitions
+        if not row.error_code
+    }
+
+
+def _told(value: int) -> int | None:
+    return None if value < 0 else value

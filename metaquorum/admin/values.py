@@ -122,6 +122,27 @@ class WorkerDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowerView:
+    """A follower as its leader sees it. None: it has not shown."""
+
+    node: int
+    in_sync: bool
+    log_end_offset: int | None
+    fetched_ms_ago: int | None
+    caught_up_ms_ago: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """What the leader of a partition knows."""
+
+    leader_epoch: int
+    high_watermark: int
+    log_end_offset: int
+    followers: Sequence[FollowerView]
+
+
+@dataclass(frozen=True, slots=True)
 class Truncation:
     """Offsets from `offset` up to `end_offset` are gone from that node's replica. None: unknown."""
 

@@ -1,0 +1,130 @@
+"""Three workers of which some are gone: what mq-admin and Kafka's tools say of it."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.cli.test_mq_admin import Admin
+from tests.clusters import Cluster
+from tests.conftest import KafkaTool
+from tests.nodes import elsewhere, unique, wait_until
+
+pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
+
+RACKS = {1: "a", 2: "b", 3: "c"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Worker 1 has the only controller. Tests leave all of them running."""
+    made = Cluster(
+        tmp_path_factory.mktemp("cluster"),
+        controllers=(1,),
+        racks=RACKS,
+    )
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def admin(cluster: Cluster) -> Admin:
+    return Admin(MQ_BOOTSTRAP=cluster[1].bootstrap)
+
+
+def create(cluster: Cluster, name: str, assignment: list[list[int]], **configs: str) -> str:
+    client = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
+    texts = {key.replace("_", "."): value for key, value in configs.items()}
+    new = NewTopic(name, len(assignment), replica_assignment=assignment, config=texts)
+    client.create_topics([new])[name].result(20)
+    return name
+
+
+def produce(cluster: Cluster, topic: str, count: int, **more: Any) -> None:
+    settings = {"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0} | more
+    producer = Producer(settings)
+    for number in range(count):
+        producer.produce(topic, b"%d" % number, partition=0)
+    assert producer.flush(30) == 0
+
+
+def in_sync(admin: Admin, topic: str) -> list[list[int]]:
+    (described,) = admin.json("topics", "describe", topic, "--no-offsets")
+    return [partition["isr"] for partition in described["partitions"]]
+
+
+def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
+    cluster: Cluster, admin: Admin, kafka_tool: KafkaTool
+) -> None:
+    whole = create(cluster, unique("whole"), [[1, 2, 3], [1, 3, 2]], min_insync_replicas="2")
+    lone = create(cluster, unique("lone"), [[3]])
+    produce(cluster, whole, 5)
+    health = admin.json("cluster", "health")
+    assert (health["healthy"], health["live_workers"], health["offline"]) == (True, 3, 0)
+    assert admin.json("topics", "list", "--unhealthy") == []
+
+    cluster[3].kill()
+    wait_until(lambda: in_sync(admin, whole) == [[1, 2], [1, 2]])
+    produce(cluster, whole, 7)
+    rows = {row["topic"]: row for row in admin.json("topics", "list", "--unhealthy")}
+    assert rows[whole] == {
+        "topic": whole,
+        "partitions": 2,
+        "offline": 0,
+        "under_min_isr": 0,
+        "at_min_isr": 2,
+        "under_replicated": 2,
+    }
+    assert rows[lone]["offline"] == 1
+    (described,) = admin.json("topics", "describe", whole, "--health")
+    first = described["partitions"][0]
+    assert first["troubles"] == ["at min ISR", "under-replicated"]
+    (missing,) = first["missing"]
+    assert missing["node"] == 3
+    assert missing["why"].startswith("its worker is not live: ")
+    assert missing["lag"] == 7
+    assert missing["since_ms_ago"] > 0
+    text = admin("topics", "describe", whole, "--health")
+    assert re.search(
+        r"at min ISR, under-replicated +3: its worker is not live: .*, 7 records", text
+    )
+    said = {one["about"]: one for one in admin.json("topics", "explain", whole)["sentences"]}
+    assert said["now"]["level"] == "bad"
+    assert "2 of 3 are in sync, and acks=all stops with one more" in said["now"]["text"]
+    assert said["racks"]["level"] == "good"
+
+    cluster[2].kill()
+    wait_until(lambda: in_sync(admin, whole) == [[1], [1]])
+    health = admin.json("cluster", "health")
+    assert (health["healthy"], health["live_workers"]) == (False, 1)
+    assert (health["offline"], health["under_min_isr"], health["under_replicated"]) == (1, 2, 2)
+    admin("ledger")
+    assert "worker 3 is not live, and was not asked" in admin.errors
+
+    def told(option: str) -> list[str]:
+        at = ["--bootstrap-server", cluster[1].bootstrap, "--describe", option]
+        done = kafka_tool("topics", *at)
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"Topic: (\S+)\s+Partition: \d+", done.stdout)
+
+    assert told("--under-replicated-partitions") == [whole, whole]
+    # Kafka's tool counts those that nobody leads, too.
+    assert sorted(told("--under-min-isr-partitions")) == sorted([whole, whole, lone])
+    assert told("--unavailable-partitions") == [lone]
+    cluster.start(2, 3)
+    wait_until(lambda: [sorted(isr) for isr in in_sync(admin, whole)] == [[1, 2, 3]] * 2)
+    assert admin.json("cluster", "health")["healthy"]
+    assert told("--under-replicated-partitions") == []
+
+
+def test_a_topic_is_explained(cluster: Cluster, admin: Admin) -> None:
+    name = create(cluster, unique("explained"), [[1, 2, 3]], min_insync_replicas="2")
+    text = admin("topics", "explain", name)
+    assert re.search(r"^\+ acks=all +A record acknowledged with acks=all", text, re.MULTILINE)
+    assert re.search(r"^! hosts +All replicas of partition 0 are on one host", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 96
+    admin("topics", "explain", "no-such", code=1)
