@@ -9,7 +9,7 @@ The counterpart of `dataplane.fetch_sessions`, for followers. One request is und
 Plain state. Source: KIP-227.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
@@ -49,10 +49,6 @@ class Wanted(NamedTuple):
     log_start_offset: int
     max_bytes: int
 
-    @property
-    def key(self) -> Key:
-        return self.topic_id, self.partition
-
 
 class FetchLimits(NamedTuple):
     max_wait_ms: int
@@ -61,33 +57,49 @@ class FetchLimits(NamedTuple):
 
 
 class AskingSession:
-    """One follower's session with one leader."""
+    """One follower's session with one leader. What has not changed costs nothing."""
 
     def __init__(self, replica_id: int, broker_epoch: int, limits: FetchLimits) -> None:
         self._replica = ReplicaState(replica_id=replica_id, replica_epoch=broker_epoch)
         self._limits = limits
         self._id = NO_SESSION
         self._epoch = INITIAL_EPOCH
-        self._asked: dict[Key, Wanted] = {}
+        self._wanted: dict[Key, Wanted] = {}
+        # Since the last request; what is in neither is as the leader knows it.
+        self._changed: dict[Key, Wanted] = {}
+        self._forgotten: dict[Key, None] = {}
 
     @property
     def is_open(self) -> bool:
         return self._id != NO_SESSION
 
+    def __len__(self) -> int:
+        """How many partitions are asked for."""
+        return len(self._wanted)
+
+    def want(self, want: Wanted) -> None:
+        """Its partition is asked for like this from now on."""
+        key = want.topic_id, want.partition
+        if self._wanted.get(key) != want:
+            self._wanted[key] = self._changed[key] = want
+
+    def drop(self, key: Key) -> None:
+        """It is not asked for any more."""
+        if self._wanted.pop(key, None) is not None:
+            self._changed.pop(key, None)
+            self._forgotten[key] = None
+
     def restart(self) -> None:
         """The next request is a whole one."""
         self._id, self._epoch = NO_SESSION, INITIAL_EPOCH
-        self._asked.clear()
 
-    def request(self, wanted: Mapping[Key, Wanted]) -> FetchRequest:
-        """Everything in `wanted` is asked for, in its order where it matters, and nothing else."""
+    def request(self) -> FetchRequest:
+        """All that is wanted is asked for, and nothing else."""
+        changed: Iterable[Wanted] = self._wanted.values()
+        forgotten: Sequence[Key] = ()
         if self.is_open:
-            changed: Iterable[Wanted] = [
-                want for key, want in wanted.items() if self._asked.get(key) != want
-            ]
-            forgotten = [key for key in self._asked if key not in wanted]
-        else:
-            changed, forgotten = wanted.values(), []
+            changed = self._changed.values()
+            forgotten = [key for key in self._forgotten if key not in self._wanted]
         request = FetchRequest(
             replica_state=self._replica,
             max_wait_ms=self._limits.max_wait_ms,
@@ -98,7 +110,8 @@ class AskingSession:
             topics=_topics(changed),
             forgotten_topics_data=_forgotten(forgotten),
         )
-        self._asked = dict(wanted)
+        self._changed.clear()
+        self._forgotten.clear()
         return request
 
     def answered(self, response: FetchResponse) -> ErrorCode:

@@ -6,11 +6,16 @@
 
 A fetcher has one request under way. What comes for a partition that was meanwhile taken away, or
 given another leader epoch, is dropped.
+
+Nearly all answers bring a few small batches: they are appended, and the next request leaves, in the
+step that received them (`_step`). A row that has to wait for something, and whatever comes in a
+large answer, is left to the task (`_take_rest`); the next request leaves when it is done.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from typing import Final, NamedTuple
 
@@ -25,14 +30,16 @@ from dataplane.fetch_asking import (
     is_session_error,
     rows_of,
 )
+from dataplane.fetch_link import FetchLink
 from dataplane.following import Truncation
+from dataplane.log.config import NEVER
 from dataplane.partition import Partition
 from metaquorum.admin.connection import BrokerConnection
 from metaquorum.admin.errors import NotServedError
 from metaquorum.admin.seams import SeamTransport
 from metaquorum.runtime import Runtime, StorageError
 from wire.errors import ErrorCode, KafkaError, WireError
-from wire.messages.fetch import EpochEndOffset, PartitionData
+from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -52,6 +59,10 @@ SILENCE_S: Final = 10.0
 SUSPECT_S: Final = 1.0
 # A long poll is given up for the sake of partitions that it does not ask for, but not more often.
 LEAST_POLL_S: Final = 0.1
+# What is asked of partitions that gave nothing is looked at so often: their logs may begin later.
+LOOK_AT_ALL_S: Final = 1.0
+# Larger answers are appended with a turn for others after each partition.
+IN_PLACE_BYTES: Final = 256 * 1024
 
 
 class _OvertakenError(Exception):
@@ -83,9 +94,19 @@ class FetcherConfig:
 class _Followed:
     partition: Partition
     leader_epoch: int
+    want: Wanted | None = None  # as it was asked for; None while it is not
     resume_at: float = 0.0
     failures: int = 0
     told: ErrorCode | None = None  # the error that was logged last
+
+
+class _Row(NamedTuple):
+    """What an answer says of one partition, and what had been asked."""
+
+    key: Key
+    followed: _Followed
+    want: Wanted
+    row: PartitionData
 
 
 class ReplicaFetcher:
@@ -114,8 +135,13 @@ class ReplicaFetcher:
         self._client_id = f"replica-{replica_id}"
         self._connected_to: LeaderAddress | None = None
         self._talking = trio.CancelScope()
-        self._polling = trio.CancelScope()  # the wait for one answer
+        self._polling = trio.CancelScope()  # the wait for answers
         self._polled_at = 0.0
+        self._is_overtaken = False  # the request under way does not ask for all
+        self._stirred: dict[Key, None] = {}  # may have to be asked for otherwise than before
+        self._delayed: dict[Key, None] = {}
+        self._look_at_all_at = 0.0
+        self._rest: list[_Row] = []  # of an answer, for the task
         self._closed_at: float | None = None  # by the leader's side, and not opened again
         self._changed = trio.Event()
 
@@ -139,12 +165,20 @@ class ReplicaFetcher:
         ):
             return
         self._followed[key] = _Followed(partition, leader_epoch)
+        self._stirred[key] = None
+        self._delayed.pop(key, None)
         self._changed.set()
+        self._is_overtaken = True
         self._polling.deadline = min(self._polling.deadline, self._polled_at + LEAST_POLL_S)
 
     def remove(self, key: Key) -> None:
         """It does not any more; the answer under way does nothing to it."""
-        if self._followed.pop(key, None) is not None and not self._followed:
+        if self._followed.pop(key, None) is None:
+            return
+        self._session.drop(key)
+        self._stirred.pop(key, None)
+        self._delayed.pop(key, None)
+        if not self._followed:
             self._talking.cancel()
 
     def look_at_leader(self) -> None:
@@ -180,7 +214,7 @@ class ReplicaFetcher:
                 failures = 0
             finally:
                 self._connected_to = None
-                self._session.restart()
+                self._restart_session()
 
     async def _wait_changed(self) -> None:
         await self._changed.wait()
@@ -201,126 +235,214 @@ class ReplicaFetcher:
         try:
             await connection.negotiate(clock.monotonic() + SILENCE_S)
             self._closed_at = None
+            version = connection.version_of(FetchRequest, max_version=FETCH_VERSION)
+            link = FetchLink(stream.connection, version, self._client_id)
+            self._polling = trio.CancelScope()
             while True:
-                await self._exchange(connection)
+                await self._exchange(link)
+                await self._take_rest(connection)
         finally:
             connection.close()
 
-    async def _exchange(self, connection: BrokerConnection) -> None:
-        """One request and all that follows from its answer."""
-        clock = self._runtime.clock
-        asked, delayed_until = self._due(clock.monotonic())
-        if not asked:
-            self._changed = trio.Event()
-            with trio.move_on_at(trio.current_time() + max(0.0, delayed_until - clock.monotonic())):
-                await self._changed.wait()
+    async def _exchange(self, link: FetchLink) -> None:
+        """Requests were sent and their answers taken, until the task has to do something."""
+        if not link.is_asked:
+            self._ask(link)
+        if not link.is_asked:
+            await self._wait_due()
             return
-        request = self._session.request({key: want for key, (_, want) in asked.items()})
-        deadline = clock.monotonic() + self._config.limits.max_wait_ms / 1000 + SILENCE_S
-        await connection.send(request, deadline, max_version=FETCH_VERSION)
-        self._polled_at = trio.current_time()
-        with trio.CancelScope() as self._polling:
-            response = await connection.receive(deadline)
+        with self._polling:
+            await link.pump(lambda: self._step(link))
         if self._polling.cancelled_caught:
-            raise _OvertakenError
+            if self._is_overtaken:
+                raise _OvertakenError
+            raise TimeoutError("it is silent")
+        self._polling = trio.CancelScope(deadline=self._polling.deadline)
+
+    def _step(self, link: FetchLink) -> bool:
+        """An answer may have come. False: the task has to go on."""
+        received = link.answer_nowait()
+        if received is None:
+            return True
+        response, size_bytes = received
         code = self._session.answered(response)
         if code:
             if not is_session_error(code):
                 raise WireError(f"fetch is answered with {code.name}")
-            return
-        anew: list[tuple[Key, _Followed]] = []
-        diverging: list[tuple[Key, _Followed, EpochEndOffset]] = []
-        for key, row in rows_of(response):
-            # Earlier rows have let others run, and this one may be followed no more.
-            known = asked.get(key)
-            if known is None or self._followed.get(key) is not known[0]:
-                continue
-            if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                anew.append((key, known[0]))
-                continue
-            if row.diverging_epoch is not None and not row.error_code:
-                if known[1].fetch_offset == known[0].partition.log.log_end_offset:
-                    diverging.append((key, known[0], row.diverging_epoch))
-                continue
-            await self._take(known[0], known[1], row)
-        if diverging:
-            await self._truncate(diverging)
-        for key, followed in anew:
-            await self._start_anew(connection, key, followed)
+            self._restart_session()
+        else:
+            self._take(response, in_place=size_bytes <= IN_PLACE_BYTES)
+        if not self._rest:
+            self._ask(link)
+        return link.is_asked and link.is_sent
 
-    def _due(self, now: float) -> tuple[dict[Key, tuple[_Followed, Wanted]], float]:
-        """What is to be asked for now; and when the first of the delayed is to be."""
-        asked: dict[Key, tuple[_Followed, Wanted]] = {}
-        next_at = float("inf")
-        for key, followed in self._followed.items():
-            if followed.resume_at > now:
-                next_at = min(next_at, followed.resume_at)
+    def _ask(self, link: FetchLink) -> None:
+        """A request is on its way, unless there is nothing to ask for now."""
+        self._look(self._runtime.clock.monotonic())
+        if not len(self._session):
+            return
+        link.ask_nowait(self._session.request())
+        self._polled_at = trio.current_time()
+        silent_at = self._polled_at + self._config.limits.max_wait_ms / 1000 + SILENCE_S
+        # Not moved for each of thousands of requests a second: trio sorts deadlines.
+        if self._is_overtaken or not 0 <= self._polling.deadline - silent_at <= SILENCE_S:
+            self._polling.deadline = silent_at + SILENCE_S
+        self._is_overtaken = False
+
+    def _look(self, now: float) -> None:
+        """The session asks for what is to be asked for now."""
+        if now >= self._look_at_all_at:
+            self._look_at_all_at = now + LOOK_AT_ALL_S
+            self._stirred.update(dict.fromkeys(self._followed))
+        for key in [key for key in self._delayed if self._followed[key].resume_at <= now]:
+            del self._delayed[key]
+            self._stirred[key] = None
+        for key in self._stirred:
+            if key in self._delayed:
                 continue
-            want = following.wanted(
+            followed = self._followed[key]
+            followed.want = following.wanted(
                 followed.partition, followed.leader_epoch, self._config.partition_max_bytes
             )
-            asked[key] = followed, want
-        return asked, next_at
+            self._session.want(followed.want)
+        self._stirred.clear()
 
-    async def _take(self, followed: _Followed, want: Wanted, row: PartitionData) -> None:
-        partition = followed.partition
-        if row.error_code:
-            self._delay(followed, ErrorCode(row.error_code))
-            return
-        if want.fetch_offset != partition.log.log_end_offset:
-            return
+    async def _wait_due(self) -> None:
+        """Nothing is to be asked for now."""
+        now = self._runtime.clock.monotonic()
+        next_at = min((self._followed[key].resume_at for key in self._delayed), default=inf)
+        self._changed = trio.Event()
+        with trio.move_on_after(max(0.0, next_at - now)):
+            await self._changed.wait()
+
+    def _restart_session(self) -> None:
+        self._session.restart()
+        self._stirred.update(dict.fromkeys(self._followed))
+
+    # What an answer brings
+
+    def _take(self, response: FetchResponse, *, in_place: bool) -> None:
+        """What can be done at once is done; the rest is left to the task."""
+        for key, row in rows_of(response):
+            followed = self._followed.get(key)
+            if followed is None or followed.want is None:
+                continue
+            self._stirred[key] = None
+            if (
+                not in_place
+                or row.error_code
+                or row.diverging_epoch is not None
+                or followed.partition.log.config.flush_messages != NEVER
+            ):
+                self._rest.append(_Row(key, followed, followed.want, row))
+            else:
+                each = _Row(key, followed, followed.want, row)
+                if self._append(each):
+                    self._follow(each)
+
+    async def _take_rest(self, connection: BrokerConnection) -> None:
+        rows, self._rest = self._rest, []
+        anew: list[_Row] = []
+        diverging: list[_Row] = []
+        for each in rows:
+            # Earlier rows have let others run, and this one may be followed no more.
+            if not self._is_followed(each):
+                continue
+            code = each.row.error_code
+            if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                anew.append(each)
+            elif code:
+                self._delay(each.followed, ErrorCode(code))
+            elif each.row.diverging_epoch is not None:
+                if each.want.fetch_offset == each.followed.partition.log.log_end_offset:
+                    diverging.append(each)
+            else:
+                await self._append_and_flush(each)
+        if diverging:
+            await self._truncate(diverging)
+        for each in anew:
+            await self._start_anew(connection, each.key, each.followed)
+
+    def _is_followed(self, each: _Row) -> bool:
+        return self._followed.get(each.key) is each.followed
+
+    def _append(self, each: _Row) -> bool:
+        """Its records are in the log. False: they are not to be, and what follows is neither."""
+        partition, records = each.followed.partition, each.row.records
+        if each.want.fetch_offset != partition.log.log_end_offset:
+            return False
+        assert isinstance(records, bytes | memoryview | None)
         try:
-            await self._append(followed, row)
+            if records:
+                following.append(partition, records, self._runtime.clock.now_ms())
         except KafkaError as error:
             log.error("from worker %d: %s", self.leader_id, error.message)
-            self._delay(followed, error.code)
+            self._delay(each.followed, error.code)
+            return False
         except StorageError as error:
-            self._events.failed(partition, error)
-            self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
-        else:
-            followed.failures, followed.told = 0, None
+            self._failed(each.followed, error)
+            return False
+        return True
 
-    async def _append(self, followed: _Followed, row: PartitionData) -> None:
-        partition = followed.partition
-        records = row.records
-        assert isinstance(records, bytes | memoryview | None)
-        if records:
-            following.append(partition, records, self._runtime.clock.now_ms())
-            plog = partition.log
+    async def _append_and_flush(self, each: _Row) -> None:
+        partition = each.followed.partition
+        plog = partition.log
+        if not self._append(each):
+            return
+        try:
             if plog.config.flush_messages <= plog.unflushed_records:
                 await plog.flush(self._runtime.disk)
             else:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-            if self._followed.get((partition.topic_id, partition.index)) is not followed:
-                return
-        following.follow(partition, row.high_watermark, row.log_start_offset)
+        except StorageError as error:
+            self._failed(each.followed, error)
+        else:
+            if self._is_followed(each):
+                self._follow(each)
 
-    async def _truncate(self, diverging: list[tuple[Key, _Followed, EpochEndOffset]]) -> None:
+    def _follow(self, each: _Row) -> None:
+        """What the leader says is committed, or gone, is so here. The row is done."""
+        followed, row = each.followed, each.row
+        try:
+            following.follow(followed.partition, row.high_watermark, row.log_start_offset)
+        except StorageError as error:
+            self._failed(followed, error)
+        else:
+            followed.failures, followed.told = 0, None
+
+    def _failed(self, followed: _Followed, error: StorageError) -> None:
+        self._events.failed(followed.partition, error)
+        self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    async def _truncate(self, diverging: list[_Row]) -> None:
         """They have lost what the leader has not, after it was written down that they do."""
-        cuts = [
-            (
-                key,
-                followed,
-                following.diverging_cut(followed.partition, followed.leader_epoch, where),
-            )
-            for key, followed, where in diverging
-        ]
-        await self._events.truncating([(followed.partition, cut) for _, followed, cut in cuts])
-        for key, followed, cut in cuts:
-            if self._followed.get(key) is not followed:
+        cuts = []
+        for each in diverging:
+            partition, where = each.followed.partition, each.row.diverging_epoch
+            assert where is not None
+            cuts.append(following.diverging_cut(partition, each.followed.leader_epoch, where))
+        pairs = list(zip(diverging, cuts, strict=True))
+        await self._events.truncating([(each.followed.partition, cut) for each, cut in pairs])
+        for each, cut in pairs:
+            if not self._is_followed(each):
                 continue  # it has another leader now
             try:
-                following.truncate(followed.partition, cut)
+                following.truncate(each.followed.partition, cut)
             except StorageError as error:
-                self._events.failed(followed.partition, error)
-                self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
+                self._failed(each.followed, error)
             else:
-                followed.failures, followed.told = 0, None
+                each.followed.failures, each.followed.told = 0, None
 
     def _delay(self, followed: _Followed, code: ErrorCode) -> None:
         followed.failures += 1
         now = self._runtime.clock.monotonic()
         followed.resume_at = now + self._backoff_s(followed.failures)
+        key = followed.partition.topic_id, followed.partition.index
+        if self._followed.get(key) is followed:
+            followed.want = None
+            self._session.drop(key)
+            self._stirred.pop(key, None)
+            self._delayed[key] = None
         if followed.told is not code and followed.failures > 1:
             followed.told = code
             log.info(
@@ -370,8 +492,7 @@ class ReplicaFetcher:
             try:
                 following.start_anew(partition, row.offset)
             except StorageError as error:
-                self._events.failed(partition, error)
-                self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
+                self._failed(followed, error)
 
     def partitions(self) -> Iterator[Partition]:
         for followed in list(self._followed.values()):

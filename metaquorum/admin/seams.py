@@ -10,19 +10,19 @@ from metaquorum.runtime.seams import Buffer, Clock, Connection, Network
 
 class SeamStream:
     def __init__(self, connection: Connection, clock: Clock) -> None:
-        self._connection = connection
+        self.connection = connection  # for whoever talks without deadlines of each step
         self._clock = clock
 
     async def send(self, data: Buffer, deadline: float) -> None:
         with _until(deadline, self._clock):
-            await self._connection.send(data)
+            await self.connection.send(data)
 
     async def receive_into(self, buffer: memoryview, deadline: float) -> int:
         with _until(deadline, self._clock):
-            return await self._connection.receive_into(buffer)
+            return await self.connection.receive_into(buffer)
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
 
 class SeamTransport:
