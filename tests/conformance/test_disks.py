@@ -43,7 +43,14 @@ def send(node: Node, topic: str, partition: int, size: int = 10) -> bool:
 
 
 def fail(log_dir: Path) -> None:
-    (log_dir / f"{CHECKPOINT}.tmp").symlink_to("/proc/self/mem")
+    def in_the_way() -> bool:
+        try:
+            (log_dir / f"{CHECKPOINT}.tmp").symlink_to("/proc/self/mem")
+        except FileExistsError:  # the node is writing just now
+            return False
+        return True
+
+    wait_until(in_the_way)
 
 
 @pytest.fixture

@@ -52,7 +52,8 @@ def both(cls: type[Message], version: int, data: bytes) -> Any:
     """The generated decoder and the plain one agree; their outcome."""
     view = memoryview(data)
     fast = outcome(decoder(cls, version), view, 0)
-    assert fast == outcome(read_message, cls, version, view, 0)
+    plain = outcome(read_message, cls, version, view, 0)
+    assert fast == plain or ("=nan" in repr(plain) and repr(fast) == repr(plain))
     return fast
 
 
