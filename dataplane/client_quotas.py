@@ -17,6 +17,7 @@ the longest counts.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Final, TypeAlias
 
 import trio
@@ -28,7 +29,12 @@ from dataplane.muting import Mute, Name, throttle_ms
 from dataplane.quota_window import RateWindow
 from metaquorum.config_layers import Configs
 from metaquorum.image import MetadataDelta, MetadataImage
-from metaquorum.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
+from metaquorum.quota_changes import (
+    CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+)
 from metaquorum.quota_rules import QuotaEntity, Rule, Sharers, applying, rules_for
 from metaquorum.runtime import Clock
 
@@ -327,15 +333,28 @@ class ClientQuotas:
         most = self.fetch.window_units(client.named(client_id))
         return None if most is None else max(1, int(most))
 
+    def limits_mutations(self, name: Name) -> bool:
+        """Whether a rule says how many partitions the client may create and delete."""
+        key = CONTROLLER_MUTATION_RATE
+        return bool(self._counts[key]) and (
+            applying(self._quotas, key, name.user, name.client_id) is not None
+        )
+
+    def mute_for_mutations(self, client: Client, name: Name, seconds: float) -> None:
+        self._mute(client, CONTROLLER_MUTATION_RATE, name, seconds)
+
     def _throttle(self, client: Client, kind: RateQuotas, name: Name, seconds: float) -> None:
         if seconds <= 0:
             return
         kind.throttled(name, seconds)
+        self._mute(client, kind.key, name, seconds)
+
+    def _mute(self, client: Client, key: str, name: Name, seconds: float) -> None:
         if client.mute is not None:
             if client.mute.left_s >= seconds:
                 return
             client.mute.end()
-        client.mute = Mute(seconds, kind.key, name, client.address, self.mutes)
+        client.mute = Mute(seconds, key, name, client.address, self.mutes)
 
     def _used_cpu(self, name: Name, percent_s: float) -> None:
         if self.request is not None:
@@ -345,4 +364,5 @@ class ClientQuotas:
         for kind in self.kinds:
             if kind.key == key:
                 return kind.delay_s(name)
-        return 0.0
+        # The controller alone knows of mutations: whoever is still limited waits as it was told.
+        return inf if key == CONTROLLER_MUTATION_RATE and self.limits_mutations(name) else 0.0

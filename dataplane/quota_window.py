@@ -21,10 +21,6 @@ Here a second measure holds the average, a bucket that leaks at the quota and ho
 what is in it beyond that is waited for, too. One connection alone never notices. In any time t, no
 more is let through than Q (t + N S) and one request of each connection.
 
-A token bucket (KIP-599) is for what comes seldom and is decided before it is done: tokens come at
-the rate of the quota up to what N samples of it bring; a request takes them when there is one at
-all, even beyond zero, and the next waits until they are back.
-
 Plain state: `now` is monotonic seconds.
 """
 
@@ -142,36 +138,3 @@ class RateWindow:
             self._total -= self._sums.pop(0)
         if not starts:
             self._total = 0.0  # what floating point has left
-
-
-class TokenBucket:
-    """The allowance of one who changes the metadata."""
-
-    __slots__ = ("_burst_s", "_filled_at", "_tokens")
-
-    def __init__(
-        self, quota: float, now: float, samples: int = DEFAULT_SAMPLES, sample_s: float = 1.0
-    ) -> None:
-        self._burst_s = samples * sample_s
-        self._tokens = quota * self._burst_s
-        self._filled_at = now
-
-    def tokens(self, quota: float, now: float) -> float:
-        self._fill(quota, now)
-        return self._tokens
-
-    def take(self, amount: float, quota: float, now: float) -> None:
-        """`amount` is used, whether or not it was there."""
-        self._fill(quota, now)
-        self._tokens -= amount
-
-    def delay_s(self, quota: float, now: float) -> float:
-        """After so many seconds there is no debt; 0 when there is none."""
-        self._fill(quota, now)
-        return -self._tokens / quota if self._tokens < 0 else 0.0
-
-    def _fill(self, quota: float, now: float) -> None:
-        self._tokens = min(
-            quota * self._burst_s, self._tokens + quota * max(0.0, now - self._filled_at)
-        )
-        self._filled_at = now

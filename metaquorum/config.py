@@ -571,6 +571,20 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         dynamic=True,
     ),
     _worker(
+        "controller.quota.window.num",
+        _INT,
+        11,
+        Range(1),
+        "How many samples of its quota a client that changes the metadata may use at once.",
+    ),
+    _worker(
+        "controller.quota.window.size.seconds",
+        _INT,
+        1,
+        Range(1),
+        "How long each of these samples is.",
+    ),
+    _worker(
         "quota.consumer.default",
         _LONG,
         LONG_MAX,

@@ -40,6 +40,7 @@ from metaquorum.image import MetadataImage
 from metaquorum.isr_changes import PartitionChange, alter_partition
 from metaquorum.leader_election import LeaderWish, elect_leader
 from metaquorum.loader import MetadataLoader
+from metaquorum.mutation_quotas import MutationQuotas, MutationsTaken
 from metaquorum.proposer import Changed, Proposer
 from metaquorum.quorum import Quorum
 from metaquorum.quota_changes import QuotaChange, change_quotas
@@ -97,6 +98,11 @@ class Controller:
         self._random = random
         self._static_configs = static_configs
         self._proposer = Proposer(quorum, loader, clock)
+        configs = self._configs(loader.image)
+        self._mutations = MutationQuotas(
+            configs.integer("controller.quota.window.num"),
+            float(configs.integer("controller.quota.window.size.seconds")),
+        )
         timeout_ms = self._configs(loader.image).integer("broker.session.timeout.ms")
         self._sessions = WorkerSessions(timeout_ms / 1000)
         self._sessions_term = -1
@@ -131,6 +137,16 @@ class Controller:
             await trio.lowlevel.checkpoint()
 
     # Topics and configs
+
+    async def take_mutations(
+        self, user: str, client_id: str | None, counts: Sequence[int], *, is_strict: bool
+    ) -> MutationsTaken:
+        """So many of the wishes for so many partitions each are within the client's quota."""
+        image = await self._proposer.decided()
+        now = self._clock.monotonic()
+        return self._mutations.take(
+            image.client_quotas, user, client_id, counts, now, is_strict=is_strict
+        )
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False

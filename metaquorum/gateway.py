@@ -22,6 +22,7 @@ from metaquorum.features import FeatureUpdate
 from metaquorum.isr_changes import PartitionChange
 from metaquorum.leader_election import LeaderWish
 from metaquorum.loader import MetadataLoader
+from metaquorum.mutation_quotas import MutationsTaken
 from metaquorum.proposer import Changed
 from metaquorum.quota_changes import QuotaChange
 from metaquorum.rpc.links import QuorumLinks
@@ -36,6 +37,7 @@ from metaquorum.rpc.methods import (
     DESCRIBE_QUORUM,
     ELECT_LEADERS,
     LOSE_LOGS,
+    TAKE_MUTATIONS,
     UNREGISTER_WORKER,
     UPDATE_FEATURES,
     AllocateProducerIds,
@@ -51,6 +53,7 @@ from metaquorum.rpc.methods import (
     LoseLogs,
     Method,
     QuorumDescription,
+    TakeMutations,
     UnregisterWorker,
     UpdateFeatures,
 )
@@ -219,6 +222,13 @@ class Gateway:
         """How far everybody is, as the active controller knows. KafkaError."""
         deadline = self._clock.monotonic() + timeout_s
         return await self.ask(DESCRIBE_QUORUM, DescribeQuorum(), deadline)
+
+    async def take_mutations(
+        self, asker: Asker, counts: Sequence[int], *, is_strict: bool, timeout_s: float
+    ) -> MutationsTaken:
+        """How many of such wishes are within the client's quota. KafkaError."""
+        deadline = self._clock.monotonic() + timeout_s
+        return await self.ask(TAKE_MUTATIONS, TakeMutations(asker, counts, is_strict), deadline)
 
     async def allocate_producer_ids(
         self, worker_id: int, broker_epoch: int, *, timeout_s: float

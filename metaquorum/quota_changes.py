@@ -32,8 +32,6 @@ CLIENT_QUOTAS: Final[Mapping[str, bool]] = {
 }
 # Those of addresses, whose rate Kafka holds in 32 bits.
 IP_QUOTAS: Final[Mapping[str, bool]] = {CONNECTION_CREATION_RATE: True}
-# What nobody enforces yet is not accepted.
-NOT_ENFORCED: Final = frozenset((CONTROLLER_MUTATION_RATE,))
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _WHOLE_WITHIN: Final = 1e-6
@@ -105,8 +103,6 @@ def _canonical(address: str) -> str:
 def _check_value(known: Mapping[str, bool], key: str, value: float) -> None:
     if key not in known:
         raise _invalid(f"Invalid configuration key {key}")
-    if key in NOT_ENFORCED:
-        raise _invalid(f"Quota {key} is not enforced by this version")
     if not value > 0:
         raise _invalid(f"Quota {key} must be greater than 0")
     if value == math.inf:

@@ -3,6 +3,7 @@
 from collections.abc import Container, Coroutine, Iterable
 from typing import Any, Final
 
+from dataplane import mutations
 from dataplane.handlers.cluster import CLUSTER_OPERATIONS
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import NewTopic
@@ -54,6 +55,8 @@ async def _create_first(
 ) -> MetadataResponse:
     """Unknown topics are made before the answer, which then shows them with their leaders."""
     wishes = [NewTopic(name) for name in dict.fromkeys(names)]
+    counts = [mutations.partitions_of_new(worker, wish) for wish in wishes]
+    allowed = await mutations.allowed(worker, request, counts, is_strict=False)
     outcomes = await worker.gateway.create_topics(request.asker, wishes, timeout_s=AUTO_CREATE_S)
     refused = {o.name: o for o in outcomes if o.code is not ErrorCode.NONE}
     assert message.topics is not None
@@ -63,7 +66,9 @@ async def _create_first(
         if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and asked.name in refused:
             answer.error_code = _creation_error(refused[asked.name].code)
         topics.append(answer)
-    return _response(worker, message, topics)
+    response = _response(worker, message, topics)
+    response.throttle_time_ms = allowed.throttle_ms
+    return response
 
 
 def _creation_error(code: ErrorCode) -> ErrorCode:

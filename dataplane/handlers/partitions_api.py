@@ -5,6 +5,7 @@ from typing import Final
 
 import trio
 
+from dataplane import mutations
 from dataplane.handlers.metadata import TOPIC_OPERATIONS, describe_partitions
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.log.producers import ProducerEntry
@@ -39,6 +40,7 @@ MAX_DESCRIBED_PARTITIONS: Final = 2000
 # Producers described between two turns of the loop.
 SLICE_PRODUCERS: Final = 2000
 _NO_TIMESTAMP: Final = -1
+_STRICT_SINCE: Final = 3  # clients know that a quota may refuse them (KIP-599)
 
 
 async def handle_create_partitions(
@@ -48,14 +50,21 @@ async def handle_create_partitions(
     twice = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     outcomes: dict[str, KafkaError | None] = dict.fromkeys(counts, twice)
     wishes = [_wish(topic) for topic in message.topics if counts[topic.name] == 1]
+    allowed = mutations.Allowed(len(wishes))
+    if not message.validate_only:
+        counts_more = [mutations.partitions_more(worker.image, wish) for wish in wishes]
+        is_strict = request.version >= _STRICT_SINCE
+        allowed = await mutations.allowed(worker, request, counts_more, is_strict=is_strict)
     answers = await worker.gateway.create_partitions(
         request.asker,
-        wishes,
+        wishes[: allowed.count],
         validate_only=message.validate_only,
         timeout_s=timeout_seconds(message.timeout_ms),
     )
+    answers += [mutations.EXCEEDED] * (len(wishes) - allowed.count)
     outcomes |= {wish.topic: answer for wish, answer in zip(wishes, answers, strict=True)}
     return CreatePartitionsResponse(
+        throttle_time_ms=allowed.throttle_ms,
         results=[
             CreatePartitionsTopicResult(
                 name=name,
@@ -63,7 +72,7 @@ async def handle_create_partitions(
                 error_message=None if error is None else error.message,
             )
             for name, error in outcomes.items()
-        ]
+        ],
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from dataplane import mutations
 from dataplane.handlers.configs import resolve_all
 from dataplane.worker import Request, Worker
 from metaquorum.config import to_text
@@ -23,25 +24,30 @@ from wire.types import ZERO_UUID
 
 _CONFIGS_SINCE: Final = 5
 _BY_ID_SINCE: Final = 6
+# Clients know from these versions on that a quota may refuse them (KIP-599).
+_STRICT_CREATION_SINCE: Final = 6
+_STRICT_DELETION_SINCE: Final = 5
 MAX_TIMEOUT_MS: Final = 10 * 60 * 1000
 
 
 async def handle_create_topics(
     worker: Worker, request: Request, message: CreateTopicsRequest
 ) -> CreateTopicsResponse:
-    outcomes = {outcome.name: outcome for outcome in await _create(worker, request, message)}
+    created, throttle_ms = await _create(worker, request, message)
+    outcomes = {outcome.name: outcome for outcome in created}
     return CreateTopicsResponse(
+        throttle_time_ms=throttle_ms,
         topics=[
             _created(worker, outcomes[name], request.version)
             for name in dict.fromkeys(t.name for t in message.topics)
-        ]
+        ],
     )
 
 
 async def _create(
     worker: Worker, request: Request, message: CreateTopicsRequest
-) -> list[TopicOutcome]:
-    """An outcome for each name."""
+) -> tuple[list[TopicOutcome], int]:
+    """An outcome for each name, and the throttle time."""
     refused: dict[str, TopicOutcome] = {}
     wishes: dict[str, NewTopic] = {}
     for topic in message.topics:
@@ -51,13 +57,22 @@ async def _create(
             wishes[topic.name] = _wish(topic)
         except KafkaError as error:
             refused[topic.name] = TopicOutcome.refused(error, topic.name)
+    todo = [wish for name, wish in wishes.items() if name not in refused]
+    allowed = mutations.Allowed(len(todo))
+    if not message.validate_only:
+        counts = [mutations.partitions_of_new(worker, wish) for wish in todo]
+        is_strict = request.version >= _STRICT_CREATION_SINCE
+        allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
     outcomes = await worker.gateway.create_topics(
         request.asker,
-        [wish for name, wish in wishes.items() if name not in refused],
+        todo[: allowed.count],
         validate_only=message.validate_only,
         timeout_s=timeout_seconds(message.timeout_ms),
     )
-    return [*refused.values(), *outcomes]
+    exceeded = [
+        TopicOutcome.refused(mutations.EXCEEDED, wish.name) for wish in todo[allowed.count :]
+    ]
+    return [*refused.values(), *outcomes, *exceeded], allowed.throttle_ms
 
 
 def _wish(topic: CreatableTopic) -> NewTopic:
@@ -115,10 +130,15 @@ async def handle_delete_topics(
     else:
         asked = [(name, None) for name in message.topic_names]
     asked = list(dict.fromkeys(asked))
+    counts = [mutations.partitions_of(worker.image, *each) for each in asked]
+    is_strict = request.version >= _STRICT_DELETION_SINCE
+    allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
     outcomes = await worker.gateway.delete_topics(
-        request.asker, asked, timeout_s=timeout_seconds(message.timeout_ms)
+        request.asker, asked[: allowed.count], timeout_s=timeout_seconds(message.timeout_ms)
     )
+    outcomes += [TopicOutcome.refused(mutations.EXCEEDED, *each) for each in asked[allowed.count :]]
     return DeleteTopicsResponse(
+        throttle_time_ms=allowed.throttle_ms,
         responses=[
             DeletableTopicResult(
                 name=outcome.name,
@@ -127,5 +147,5 @@ async def handle_delete_topics(
                 error_message=outcome.message,
             )
             for outcome in outcomes
-        ]
+        ],
     )

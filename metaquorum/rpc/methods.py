@@ -15,6 +15,7 @@ from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, Topi
 from metaquorum.features import FeatureUpdate
 from metaquorum.isr_changes import PartitionChange
 from metaquorum.leader_election import LeaderWish
+from metaquorum.mutation_quotas import MutationsTaken
 from metaquorum.proposer import Changed
 from metaquorum.quota_changes import QuotaChange
 from metaquorum.registrations import ControllerRegistration, WorkerRegistration
@@ -35,6 +36,11 @@ class Asker:
     principal: str = ANONYMOUS
     client_id: str | None = None
     host: str = ""  # where the client is, as the node sees it
+
+    @property
+    def user(self) -> str:
+        """As quotas know it."""
+        return self.principal.removeprefix("User:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,15 @@ class ChangeQuotas:
     asker: Asker
     changes: Sequence[QuotaChange]
     validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeMutations:
+    """Asks whether a client may create and delete so many partitions with each of its wishes."""
+
+    asker: Asker
+    counts: Sequence[int]
+    is_strict: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +279,9 @@ CHANGE_CONFIGS: Final[Method[ChangeConfigs, Changed[list[KafkaError | None]]]] =
 CHANGE_QUOTAS: Final[Method[ChangeQuotas, Changed[list[KafkaError | None]]]] = Method(
     "change_quotas", ChangeQuotas, _ERRORS
 )
+TAKE_MUTATIONS: Final[Method[TakeMutations, MutationsTaken]] = Method(
+    "take_mutations", TakeMutations, MutationsTaken, is_repeatable=True
+)
 UPDATE_FEATURES: Final[Method[UpdateFeatures, Changed[None]]] = Method(
     "update_features", UpdateFeatures, _NOTHING
 )
@@ -317,6 +335,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         CREATE_PARTITIONS,
         CHANGE_CONFIGS,
         CHANGE_QUOTAS,
+        TAKE_MUTATIONS,
         UPDATE_FEATURES,
         UNREGISTER_WORKER,
         REGISTER_WORKER,

@@ -29,6 +29,7 @@ from metaquorum.rpc.methods import (
     METHODS,
     REGISTER_CONTROLLER,
     REGISTER_WORKER,
+    TAKE_MUTATIONS,
     UNREGISTER_WORKER,
     UPDATE_FEATURES,
     WATCH_QUORUM,
@@ -90,6 +91,9 @@ class ControllerService:
             ),
             CHANGE_QUOTAS.name: lambda _, r: controller.change_quotas(
                 r.changes, validate_only=r.validate_only
+            ),
+            TAKE_MUTATIONS.name: lambda _, r: controller.take_mutations(
+                r.asker.user, r.asker.client_id, r.counts, is_strict=r.is_strict
             ),
             UPDATE_FEATURES.name: lambda _, r: controller.update_features(
                 r.updates, validate_only=r.validate_only

@@ -4,10 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from dataplane.handlers.client_quotas import SLICE_ENTITIES
-from metaquorum import quota_changes
 from metaquorum.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quota_rules import EntityPart
 from metaquorum.rpc.methods import Asker
@@ -47,10 +44,7 @@ def in_any_order(entries: Any) -> Any:
     )
 
 
-def test_quotas_are_altered_and_described_as_a_real_kafka_does_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(quota_changes, "NOT_ENFORCED", ())
+def test_quotas_are_altered_and_described_as_a_real_kafka_does_it() -> None:
     altering = exchanges(ApiKey.ALTER_CLIENT_QUOTAS, AlterClientQuotasRequest)
     describing = exchanges(ApiKey.DESCRIBE_CLIENT_QUOTAS, DescribeClientQuotasRequest)
     # For each version: all is set, described, removed, described.

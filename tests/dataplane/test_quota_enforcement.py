@@ -9,7 +9,7 @@ from dataplane.client_quotas import RateQuotas
 from dataplane.connection import Client
 from dataplane.muting import Name
 from dataplane.quota_status import QuotaStatus
-from metaquorum.quota_changes import NOT_ENFORCED, QuotaChange, QuotaOp
+from metaquorum.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quota_rules import BY_CONFIG, CLIENT_ID, USER, EntityPart
 from metaquorum.rpc.methods import Asker
 from simulations.clock import PIECE_CPU_S
@@ -25,7 +25,6 @@ from tests.dataplane.serving import (
 )
 from wire.apis import APIS, Api, ApiKey
 from wire.codec import decode, encode
-from wire.errors import ErrorCode
 from wire.messages.delete_topics import DeleteTopicsRequest
 
 WINDOW_S = 10.0  # what is allowed in this time may be used at once
@@ -486,17 +485,6 @@ def test_the_defaults_of_the_worker_hold_where_no_rule_speaks() -> None:
         assert status.use("consumer_byte_rate", *name[1:]) is None
 
     simulated(story, quota_producer_default=1000)
-
-
-@pytest.mark.parametrize("key", sorted(NOT_ENFORCED))
-def test_what_is_not_enforced_is_refused(key: str) -> None:
-    async def story(node: Simulated) -> None:
-        change = QuotaChange((EntityPart(USER, "u"),), [QuotaOp(key, 10.0)])
-        (error,) = await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20)
-        assert error.code == ErrorCode.INVALID_REQUEST
-        assert "not enforced" in error.message
-
-    simulated(story)
 
 
 def test_who_is_not_heard_of_is_forgotten_and_strangers_are_bounded() -> None:

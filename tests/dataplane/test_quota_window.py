@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.quota_window import RateWindow, TokenBucket
+from dataplane.quota_window import RateWindow
+from metaquorum.mutation_quotas import TokenBucket
 
 
 @pytest.mark.parametrize(("used", "delay_s"), [(14_000, 0.0), (36_000, 8.0), (100_000, 40.0)])
@@ -99,7 +100,7 @@ def test_the_delay_is_what_the_documents_say(
 
 
 def test_a_bucket_lets_one_go_beyond_zero_and_the_next_wait() -> None:
-    bucket = TokenBucket(quota=2.0, now=0.0)
+    bucket = TokenBucket(quota=2.0, now=0.0, samples=11, sample_s=1.0)
     assert bucket.tokens(2.0, 0.0) == 22.0
     bucket.take(30, 2.0, 0.0)
     assert bucket.delay_s(2.0, 0.0) == 4.0

@@ -1,0 +1,116 @@
+"""How many partitions a second may be created and deleted by one client (KIP-599).
+
+What comes seldom and is decided before it is done has a token bucket: tokens come at the rate of
+the quota up to what all samples of it bring; a request takes them as long as there is no debt, even
+beyond zero, and the next waits until they are back. Only the active controller counts, so that a
+client has one quota, whichever workers it asks; another active controller begins with full buckets.
+
+*Strict* requests (of versions that know the error) are refused from the first wish on that finds a
+debt. Others are executed whole, and whoever sent them is left alone until the debt is paid.
+
+Plain state: `now` is monotonic seconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from metaquorum.quota_changes import CONTROLLER_MUTATION_RATE
+from metaquorum.quota_rules import QuotaEntity, Sharers, applying
+
+MAX_BUCKETS: Final = 10_000  # beyond, who came first is forgotten
+LOOKED_AT: Final = 4  # of those, whenever another one comes
+
+
+@dataclass(frozen=True, slots=True)
+class MutationsTaken:
+    """`count`: so many of the wishes may be executed, from the first on."""
+
+    count: int
+    throttle_s: float
+
+
+class TokenBucket:
+    """The allowance of one who changes the metadata."""
+
+    __slots__ = ("_burst_s", "_filled_at", "_quota", "_tokens")
+
+    def __init__(self, quota: float, now: float, samples: int, sample_s: float) -> None:
+        self._burst_s = samples * sample_s
+        self._tokens = quota * self._burst_s
+        self._quota = quota
+        self._filled_at = now
+
+    def tokens(self, quota: float, now: float) -> float:
+        self._fill(quota, now)
+        return self._tokens
+
+    def take(self, amount: float, quota: float, now: float) -> None:
+        """`amount` is used, whether or not it was there."""
+        self._fill(quota, now)
+        self._tokens -= amount
+
+    def delay_s(self, quota: float, now: float) -> float:
+        """After so many seconds there is no debt; 0 when there is none."""
+        self._fill(quota, now)
+        return -self._tokens / quota if self._tokens < 0 else 0.0
+
+    def is_full(self, now: float) -> bool:
+        """By the quota as it was when it was looked at last: whoever has it may be forgotten."""
+        self._fill(self._quota, now)
+        return self._tokens >= self._quota * self._burst_s
+
+    def _fill(self, quota: float, now: float) -> None:
+        self._tokens = min(
+            quota * self._burst_s, self._tokens + quota * max(0.0, now - self._filled_at)
+        )
+        self._quota = quota
+        self._filled_at = now
+
+
+class MutationQuotas:
+    """All clients' use of `controller_mutation_rate`."""
+
+    def __init__(self, samples: int, sample_s: float) -> None:
+        self._samples = samples
+        self._sample_s = sample_s
+        self._buckets: dict[Sharers, TokenBucket] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(
+        self,
+        quotas: Mapping[QuotaEntity, Mapping[str, float]],
+        user: str,
+        client_id: str | None,
+        counts: Sequence[int],
+        now: float,
+        *,
+        is_strict: bool,
+    ) -> MutationsTaken:
+        """`counts`: the partitions that each wish creates or deletes."""
+        rule = applying(quotas, CONTROLLER_MUTATION_RATE, user, client_id)
+        if rule is None:
+            return MutationsTaken(len(counts), 0.0)
+        assert rule.value is not None
+        quota, bucket = rule.value, self._bucket(rule.sharers, rule.value, now)
+        taken = 0
+        for count in counts:
+            if is_strict and count and (delay_s := bucket.delay_s(quota, now)) > 0:
+                return MutationsTaken(taken, delay_s)
+            bucket.take(count, quota, now)
+            taken += 1
+        return MutationsTaken(taken, 0.0 if is_strict else bucket.delay_s(quota, now))
+
+    def _bucket(self, sharers: Sharers, quota: float, now: float) -> TokenBucket:
+        bucket = self._buckets.get(sharers)
+        if bucket is not None:
+            return bucket
+        for _ in range(min(LOOKED_AT, len(self._buckets))):
+            oldest = next(iter(self._buckets))
+            other = self._buckets.pop(oldest)
+            if not other.is_full(now) and len(self._buckets) + 1 < MAX_BUCKETS:
+                self._buckets[oldest] = other
+        bucket = self._buckets[sharers] = TokenBucket(quota, now, self._samples, self._sample_s)
+        return bucket

@@ -1,0 +1,115 @@
+"""Clients held to their controller_mutation_rate by a whole node, in virtual time."""
+
+import pytest
+import trio
+
+from metaquorum.quota_changes import QuotaChange, QuotaOp
+from metaquorum.quota_rules import CLIENT_ID, EntityPart
+from metaquorum.rpc.methods import Asker
+from tests.dataplane.serving import RawClient, Simulated, simulated
+from wire.apis import ApiKey
+from wire.errors import ErrorCode
+from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+
+EXCEEDED = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+AT_ONCE = 22  # tokens, at two a second
+
+
+async def limited(node: Simulated, rate: float | None = 2.0) -> RawClient:
+    change = QuotaChange(
+        (EntityPart(CLIENT_ID, "test"),), [QuotaOp("controller_mutation_rate", rate)]
+    )
+    answers = await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20)
+    assert answers == [None]
+    return await node.connect()
+
+
+def creation(*names: str, partitions: int = 10, validate_only: bool = False) -> CreateTopicsRequest:
+    return CreateTopicsRequest(
+        topics=[
+            CreatableTopic(name=n, num_partitions=partitions, replication_factor=1) for n in names
+        ],
+        timeout_ms=20_000,
+        validate_only=validate_only,
+    )
+
+
+def test_a_strict_request_is_refused_and_told_how_long_to_wait() -> None:
+    async def story(node: Simulated) -> None:
+        client = await limited(node)
+        answer = await client.call(ApiKey.CREATE_TOPICS, creation("a", "b", "c", "d"), 7)
+        codes = {t.name: t.error_code for t in answer.topics}
+        assert codes == {"a": 0, "b": 0, "c": 0, "d": EXCEEDED}  # 22, 12, 2, -8
+        assert answer.throttle_time_ms == pytest.approx(4_000, rel=0.02)
+        (refused,) = [t for t in answer.topics if t.name == "d"]
+        assert refused.error_message == "The throttling quota has been exceeded."
+        began = node.now
+        answer = await client.call(ApiKey.CREATE_TOPICS, creation("d"), 7)
+        assert node.now - began >= 3.9  # the connection was muted
+        assert answer.topics[0].error_code == 0
+        assert answer.throttle_time_ms == 0
+
+    simulated(story)
+
+
+def test_an_older_request_is_executed_and_its_client_then_left_alone() -> None:
+    async def story(node: Simulated) -> None:
+        client = await limited(node)
+        answer = await client.call(ApiKey.CREATE_TOPICS, creation("a", "b", "c", "d"), 5)
+        assert [t.error_code for t in answer.topics] == [0] * 4
+        assert answer.throttle_time_ms == pytest.approx((40 - AT_ONCE) * 500, rel=0.02)
+        assert len(node.worker.quotas.mutes) == 1
+        await limited(node, None)
+        with trio.fail_after(1):
+            while node.worker.quotas.mutes:
+                await trio.sleep(0.01)
+
+    simulated(story)
+
+
+def test_deleting_and_adding_partitions_costs_as_much_and_what_is_not_done_costs_nothing() -> None:
+    async def story(node: Simulated) -> None:
+        client = await limited(node, 1e-6)
+        for _ in range(20):
+            answer = await client.call(
+                ApiKey.CREATE_TOPICS, creation("v", partitions=1000, validate_only=True), 7
+            )
+            assert answer.topics[0].error_code == 0
+            answer = await client.call(ApiKey.CREATE_TOPICS, creation("a b", partitions=1000), 7)
+            assert answer.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+            answer = await client.call(ApiKey.CREATE_TOPICS, creation("a", partitions=2**31 - 1), 7)
+            assert answer.topics[0].error_code not in (0, EXCEEDED)
+            asked = DeleteTopicsRequest(topics=[DeleteTopicState(name="x")], timeout_ms=20_000)
+            answer = await client.call(ApiKey.DELETE_TOPICS, asked, 6)
+            assert answer.responses[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert not node.worker.quotas.mutes
+        await limited(node)
+        answer = await client.call(ApiKey.CREATE_TOPICS, creation("a"), 7)  # 12
+        more = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name="a", count=25, assignments=None)], timeout_ms=20_000
+        )
+        answer = await client.call(ApiKey.CREATE_PARTITIONS, more, 3)  # -3
+        assert answer.results[0].error_code == 0
+        asked = DeleteTopicsRequest(topics=[DeleteTopicState(name="a")], timeout_ms=20_000)
+        answer = await client.call(ApiKey.DELETE_TOPICS, asked, 6)
+        assert answer.responses[0].error_code == EXCEEDED
+        assert answer.throttle_time_ms == pytest.approx(1_500, rel=0.1)
+        answer = await client.call(ApiKey.DELETE_TOPICS, asked, 6)
+        assert answer.responses[0].error_code == 0
+
+    simulated(story)
+
+
+def test_others_are_not_limited() -> None:
+    async def story(node: Simulated) -> None:
+        await limited(node, 1e-6)
+        outcomes = await node.worker.gateway.create_topics(Asker(client_id="else"), [], timeout_s=5)
+        assert outcomes == []
+        taken = await node.worker.gateway.take_mutations(
+            Asker(client_id="else"), [1000, 1000], is_strict=True, timeout_s=5
+        )
+        assert (taken.count, taken.throttle_s) == (2, 0)
+
+    simulated(story)
