@@ -1,10 +1,10 @@
 # `make demo` and `make test` need Python 3.11 or newer, make and git, and nothing else.
-#   make demo     a node, a real file through it and back, and how to go on (FILE=... sends yours)
+#   make demo     three nodes, a real file through them while one is killed, and back (FILE=... sends yours)
 #   make test     every test (ARGS="-k offsets" chooses some, JOBS=4 says how many processes)
 #   make lint     ruff, mypy --strict, import-linter
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
 #   make bench    our node and a real Kafka side by side; needs Java 17 and mvn (BENCH= for the long one)
-#   make clean    removes what the others made, but never ./mq-data
+#   make clean    removes what the others made, but never data
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)

@@ -1,34 +1,41 @@
-"""`make demo`: a node, real files through it and back with librdkafka, and how to go on."""
+"""`make demo`: real files through three nodes, with librdkafka, while one is killed; and back."""
 
-import errno
 import hashlib
-import os
-import selectors
+import random
 import shlex
-import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import files
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
+
+from cli.cluster_layout import QUORUM_PORT_OFFSET
+from cli.processes import is_free
 
 HOST: Final = "127.0.0.1"
-PORT: Final = 9092
-DATA_DIR: Final = Path("mq-data")
+PORT: Final = 19092
+OTHER_PORTS: Final = (20_000, 30_000)
+NODES: Final = 3
+DIR: Final = Path("mq-demo")
 TOPIC: Final = "demo"
 PARTITIONS: Final = 3
+MIN_IN_SYNC: Final = 2
 PIECE_BYTES: Final = 64 * 1024
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-START_TIMEOUT_S: Final = 30.0
-STOP_TIMEOUT_S: Final = 30.0
+SENDING_S: Final = 4.0  # at least, so that there is a middle
 CLIENT_TIMEOUT_S: Final = 60.0
-MAX_READY_BYTES: Final = 4096
+CLIENT: Final = {
+    "log_level": 0,  # that a node is gone is told below
+    "topic.metadata.refresh.fast.interval.ms": 100,
+    "reconnect.backoff.max.ms": 1000,
+}
 
 
 @dataclass(frozen=True)
@@ -88,115 +95,144 @@ def payload(path: Path) -> Payload:
     return Payload(path.name, pieces, f"a record for every {PIECE_BYTES >> 10} KiB")
 
 
-def address() -> tuple[str, int]:
-    """127.0.0.1:9092, or a free port when something listens there already."""
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((HOST, PORT))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            say(f"   Port {PORT} is taken by another program, so this node takes a free one.")
-            return HOST, 0
-    return HOST, PORT
+# The cluster, by the commands that anybody would use
+
+
+def run(module: str, name: str, *arguments: str, shown: bool = True) -> str:
+    """What the command printed, shown as it comes."""
+    if shown:
+        say(f"   $ {name} {shlex.join(arguments)}")
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines = []
+    with process.stdout:
+        for line in process.stdout:
+            lines.append(line)
+            if shown:
+                say(f"   {line.rstrip()}")
+    if process.wait():
+        fail("the line above says why that did not work")
+    return "".join(lines)
+
+
+def cluster(verb: str, *arguments: str, shown: bool = True) -> str:
+    where = ["--dir", str(DIR)]
+    return run("cli.mq_server", "mq-server", "cluster", verb, *arguments, *where, shown=shown)
+
+
+def base_port() -> int:
+    """19092 with those that go with it, or others when something listens there already."""
+    offsets = [offset + each for offset in (0, QUORUM_PORT_OFFSET) for each in range(NODES)]
+    port = PORT
+    while not all(is_free(port + offset) for offset in offsets):
+        port = random.randrange(*OTHER_PORTS)  # noqa: S311
+    return port
 
 
 @contextmanager
-def running_node() -> Iterator[str]:
-    """The bootstrap address of a node that runs meanwhile, and has ended in order afterwards."""
-    host, port = address()
-    arguments = ["run", "--data-dir", str(DATA_DIR), "--listen", f"{host}:{port}"]
-    say(f"   $ mq-server {shlex.join(arguments)}")
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "cli.mq_server", *arguments, "--log-level", "warning"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
+def running_nodes() -> Iterator[str]:
+    """The bootstrap addresses of three nodes that run meanwhile, and are stopped afterwards."""
+    if (DIR / "cluster.json").exists():
+        new = ["--keep"]
+    else:
+        new = ["--nodes", str(NODES), "--base-port", str(base_port())]
     try:
-        ready = ready_line(process.stdout)
-        if not ready:
-            process.wait(STOP_TIMEOUT_S)
-            fail("the node did not start; the line above says why")
-        say(f"   {ready}")
-        yield ready.partition("listening on ")[2].partition(",")[0]
+        said = cluster("start", *new)
+        yield said.rpartition("bootstrap ")[2].strip()
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        process.stdout.close()
-    if process.returncode:
-        fail(f"the node ended with exit code {process.returncode}")
+        cluster("stop", shown=False)
 
 
-def ready_line(stream: IO[bytes]) -> str:
-    """The one line a node prints when it serves; empty when it ends, or takes too long."""
-    line, deadline = b"", time.monotonic() + START_TIMEOUT_S
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while not line.endswith(b"\n") and len(line) < MAX_READY_BYTES:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                return ""
-            if not (more := os.read(stream.fileno(), MAX_READY_BYTES)):
-                return ""
-            line += more
-    return line.decode().strip()
+# What clients do
 
 
-def ends(bootstrap: str) -> dict[int, int]:
-    """The log end offset of each partition of the topic, which is made when it is missing."""
-    from confluent_kafka import KafkaError, KafkaException, TopicPartition
-    from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+def prepared(bootstrap: str) -> dict[int, int]:
+    """Where each partition of the topic ends; it is made when it is missing."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
+    admin = AdminClient({"bootstrap.servers": bootstrap} | CLIENT)
+    new = NewTopic(TOPIC, PARTITIONS, NODES, config={"min.insync.replicas": str(MIN_IN_SYNC)})
     try:
-        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(CLIENT_TIMEOUT_S)
+        admin.create_topics([new])[TOPIC].result(CLIENT_TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
+    return ends(bootstrap)
+
+
+def ends(bootstrap: str) -> dict[int, int]:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    admin = AdminClient({"bootstrap.servers": bootstrap} | CLIENT)
     asked = {TopicPartition(TOPIC, p): OffsetSpec.latest() for p in range(PARTITIONS)}
-    answers = admin.list_offsets(asked)
+    answers = admin.list_offsets(asked, request_timeout=CLIENT_TIMEOUT_S)
     return {p.partition: answer.result(CLIENT_TIMEOUT_S).offset for p, answer in answers.items()}
 
 
-def send(bootstrap: str, payloads: list[Payload]) -> float:
-    """Seconds until every record was acknowledged."""
-    from confluent_kafka import Producer
+class Sending:
+    """Every record once, by an idempotent producer with acks=all; how long each took."""
 
-    failed: list[str] = []
+    def __init__(self, bootstrap: str, payloads: list[Payload]) -> None:
+        from confluent_kafka import Producer
 
-    def delivered(error: Any, _: Any) -> None:
+        config = {"enable.idempotence": True, "acks": "all", "linger.ms": 1}
+        self._producer = Producer({"bootstrap.servers": bootstrap} | config | CLIENT)
+        records = [
+            (one.name, piece, number) for one in payloads for number, piece in enumerate(one.pieces)
+        ]
+        self._records = iter(records)
+        self.count = len(records)
+        self.sent = 0
+        self.seconds: list[float] = []  # from handing it over until it was acknowledged
+        self.refused: list[str] = []
+        self.partition = 0  # of what was acknowledged last
+
+    def send_until(self, count: int) -> None:
+        """So many records were handed over, at a pace that leaves time to look."""
+        while self.sent < count:
+            key, piece, number = next(self._records)
+            self._offer(key, piece, {"part": str(number)})
+            self.sent += 1
+            self.poll(SENDING_S / self.count)
+
+    def _offer(self, key: str, value: bytes, headers: dict[str, str]) -> None:
+        delivered = partial(self._delivered, time.monotonic())
+        while True:
+            try:
+                self._producer.produce(TOPIC, value, key, headers=headers, on_delivery=delivered)
+            except BufferError:  # librdkafka's queue is full: let it send
+                self._producer.poll(0.1)
+            else:
+                return
+
+    def poll(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._producer.poll(left)
+
+    def end(self) -> None:
+        left = self._producer.flush(CLIENT_TIMEOUT_S)
+        if left or self.refused:
+            fail(f"{left + len(self.refused)} records were not acknowledged: {self.refused[:1]}")
+
+    def leader(self) -> int:
+        """Of the partition that records go to now."""
+        topics = self._producer.list_topics(TOPIC, CLIENT_TIMEOUT_S).topics
+        return int(topics[TOPIC].partitions[self.partition].leader)
+
+    def _delivered(self, began: float, error: Any, message: Any) -> None:
         if error is not None:
-            failed.append(str(error))
-
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all"})
-    began = time.monotonic()
-    for one in payloads:
-        for number, piece in enumerate(one.pieces):
-            headers = {"part": f"{number + 1}/{len(one.pieces)}"}
-            offer(producer, one.name, piece, headers, delivered)
-    left = producer.flush(CLIENT_TIMEOUT_S)
-    if left or failed:
-        fail(f"{left + len(failed)} records were not acknowledged: {failed[:1]}")
-    return time.monotonic() - began
-
-
-def offer(
-    producer: Any, key: str, value: bytes, headers: dict[str, str], delivered: Callable[..., None]
-) -> None:
-    while True:
-        try:
-            producer.produce(TOPIC, value, key, headers=headers, on_delivery=delivered)
-        except BufferError:  # librdkafka's queue is full: let it send
-            producer.poll(0.1)
-        else:
-            producer.poll(0)
+            self.refused.append(str(error))
             return
+        self.seconds.append(time.monotonic() - began)
+        self.partition = message.partition()
 
 
 def read(
@@ -205,9 +241,8 @@ def read(
     """What lies between these offsets, by key, and the seconds it took."""
     from confluent_kafka import Consumer, TopicPartition
 
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": TOPIC, "enable.auto.commit": False}
-    )
+    config = {"bootstrap.servers": bootstrap, "group.id": TOPIC, "enable.auto.commit": False}
+    consumer = Consumer(config | CLIENT)
     found: dict[str, list[bytes]] = defaultdict(list)
     count = sum(end[p] - begin[p] for p in begin)
     began = time.monotonic()
@@ -223,56 +258,84 @@ def read(
     return found, time.monotonic() - began
 
 
-def rate(size_bytes: int, seconds: float) -> str:
-    return f"{size_bytes / 1e6:,.2f} MB in {seconds:.2f} s, {size_bytes / 1e6 / seconds:,.0f} MB/s"
+# The story
 
 
-def show_files() -> None:
-    def shown(path: Path) -> bool:
-        inside = path.relative_to(DATA_DIR).parts
-        return path.is_file() and (inside[0] == "metadata" or inside[0].startswith(f"{TOPIC}-"))
-
-    paths = sorted(filter(shown, DATA_DIR.rglob("*")))
-    for path in paths:
-        say(f"   {path.stat().st_size:>12,}  {path}")
-
-
-def round_trip(bootstrap: str, payloads: list[Payload]) -> bool:
-    say("\n2. Files go in, by confluent-kafka (librdkafka): idempotent, acks=all")
-    begin = ends(bootstrap)
-    if any(begin.values()):
-        say(f"   Topic {TOPIC!r} holds {sum(begin.values()):,} records of earlier runs.")
+def send_and_kill(bootstrap: str, payloads: list[Payload]) -> int:
+    """Every record was acknowledged; the node that was killed in the middle."""
+    say("\n2. Files go in, by confluent-kafka (librdkafka), acks=all, three copies of each record")
     for one in payloads:
         say(f"   {one.name}: {one.size_bytes:,} bytes, {len(one.pieces):,} records, {one.split}")
-    total = sum(one.size_bytes for one in payloads)
-    say(f"   sent and acknowledged: {rate(total, send(bootstrap, payloads))}")
-    end = ends(bootstrap)
-    for partition in sorted(end):
-        say(f"   {TOPIC}-{partition}: offsets {begin[partition]:,} to {end[partition]:,}")
+    sending = Sending(bootstrap, payloads)
+    sending.send_until(sending.count // 2)
+    victim = sending.leader()
+    say(f"   {len(sending.seconds):,} records were acknowledged, and more are on their way.")
+    say(f"   Node {victim} leads the partition that they go to. It is killed, as by a crash:")
+    killing = threading.Thread(target=cluster, args=("kill", str(victim)))
+    killing.start()
+    sending.send_until(sending.count * 3 // 4)
+    while killing.is_alive():
+        sending.poll(0.01)
+    sending.send_until(sending.count)
+    sending.end()
+    say(f"   {len(sending.seconds):,} of {sending.count:,} records were acknowledged.")
+    say(
+        "   Another node has taken over: the record that waited longest waited"
+        f" {max(sending.seconds):.2f} s."
+    )
+    return victim
 
-    say("\n3. The same offsets are read back")
+
+def compare(bootstrap: str, payloads: list[Payload], begin: dict[int, int], victim: int) -> bool:
+    say(f"\n3. Everything is read back, from the other two: node {victim} is still gone")
+    end = ends(bootstrap)
     found, seconds = read(bootstrap, begin, end)
-    say(f"   read: {rate(total, seconds)}")
+    total = sum(one.size_bytes for one in payloads)
+    say(f"   {total / 1e6:,.2f} MB in {seconds:.2f} s")
     same = True
     for one in payloads:
         back = digest(found.get(one.name, []))
         same &= back == one.sha256
-        say(f"   {one.name}: {'the same bytes' if back == one.sha256 else 'DIFFERENT BYTES'}")
+        verdict = "the same bytes, each record once, in order"
+        say(f"   {one.name}: {verdict if back == one.sha256 else 'DIFFERENT BYTES'}")
         say(f"     SHA-256 sent {one.sha256}\n             read {back}")
     return same
 
 
+def show_recovery(bootstrap: str, victim: int) -> None:
+    say(f"\n4. Node {victim} comes back, and is sent what it has missed")
+    cluster("restart", str(victim))
+    began = time.monotonic()
+    wait_in_sync(bootstrap)
+    say(f"   all copies are the same again {time.monotonic() - began:.2f} s later:")
+    run("cli.mq_admin", "mq-admin", "-b", bootstrap.partition(",")[0], "topics", "describe", TOPIC)
+
+
+def wait_in_sync(bootstrap: str) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap} | CLIENT)
+    until = time.monotonic() + CLIENT_TIMEOUT_S
+    while time.monotonic() < until:
+        partitions = admin.list_topics(TOPIC, CLIENT_TIMEOUT_S).topics[TOPIC].partitions.values()
+        if all(len(partition.isrs) == NODES for partition in partitions):
+            return
+        time.sleep(0.05)
+    fail(f"the copies are not in sync after {CLIENT_TIMEOUT_S:.0f} s; see {DIR}/node*/log")
+
+
 def say_how_to_go_on(bootstrap: str) -> None:
-    listen = "" if bootstrap == f"{HOST}:{PORT}" else f" --listen {bootstrap}"
+    first = bootstrap.partition(",")[0]
     say(f"""
 5. How to go on, in this folder
    $ . .venv/bin/activate
-   $ mq-server run{listen}
-   is the same node with the same data; Ctrl-C stops it. Then, in another terminal, with any
-   Kafka client (here kcat):
-   $ echo hello | kcat -P -b {bootstrap} -t greetings
-   $ kcat -C -b {bootstrap} -t greetings -o beginning -e
-   README.md says what works today. rm -r mq-data forgets everything.""")
+   $ mq-server cluster start --keep --dir {DIR}
+   are the same three nodes with the same data, to kill, pause and restart: docs/three-nodes.md.
+   $ mq-server run
+   is one node alone; its data is in ./mq-data, Ctrl-C stops it. With any Kafka client (here kcat):
+   $ echo hello | kcat -P -b {first} -t greetings
+   $ kcat -C -b {first} -t greetings -o beginning -e
+   README.md says what works today. rm -r {DIR} forgets everything.""")
 
 
 def main(arguments: list[str]) -> int:
@@ -281,12 +344,15 @@ def main(arguments: list[str]) -> int:
     except ImportError:
         fail("confluent-kafka is not installed; run: make demo")
     payloads = files_to_send(arguments)
-    say("1. A node starts: one process, its data in ./mq-data")
-    with running_node() as bootstrap:
-        same = round_trip(bootstrap, payloads)
-        say("\n4. Where it is now: Kafka's own file format, beside the metadata log")
-        show_files()
-    say("   The node has stopped in order.")
+    say(f"1. Three nodes start: three processes, their data in ./{DIR}")
+    with running_nodes() as bootstrap:
+        begin = prepared(bootstrap)
+        if any(begin.values()):
+            say(f"   Topic {TOPIC!r} holds {sum(begin.values()):,} records of earlier runs.")
+        victim = send_and_kill(bootstrap, payloads)
+        same = compare(bootstrap, payloads, begin, victim)
+        show_recovery(bootstrap, victim)
+    say("   The nodes have stopped in order.")
     say_how_to_go_on(bootstrap)
     return 0 if same else 1
 
