@@ -102,6 +102,11 @@ def main() -> None:
 @click.option("--host", metavar="NAME", help="The machine's name, for placing replicas apart.")
 @click.option("--rack", metavar="NAME", help="The rack or zone, for placing replicas apart.")
 @click.option(
+    "--metrics-listen",
+    metavar="HOST:PORT",
+    help="Where Prometheus finds /metrics; there is no login.  [default: nowhere]",
+)
+@click.option(
     "--set",
     "sets",
     multiple=True,

@@ -33,6 +33,7 @@ _FILE_KEYS: Final[Mapping[str, type]] = {
     "quorum-tls-authorities": str,
     "host": str,
     "rack": str,
+    "metrics-listen": str,
     "log-format": str,
     "log-level": str,
 }
@@ -65,6 +66,10 @@ def invocation(
     shown = {"node.id": str(node_id)}  # as DescribeConfigs shows it
     if not log_dirs:
         shown["log.dir"] = data_dir
+    metrics_listen = None
+    if metrics_at := chosen.get("metrics-listen") or configs.get("metrics.listen"):
+        metrics_listen = address(metrics_at, "--metrics-listen")
+        shown["metrics.listen"] = metrics_at
     return Invocation(
         NodeConfig(
             node_id=node_id,
@@ -75,6 +80,7 @@ def invocation(
             host=chosen.get("host") or socket.gethostname(),
             rack=chosen.get("rack") or configs.get("broker.rack"),
             **quorum_settings(chosen, configs, node_id),
+            metrics_listen=metrics_listen,
             configs=configs | shown,
         ),
         _one_of(chosen.get("log-format", "text"), LOG_FORMATS, "log-format"),

@@ -35,6 +35,7 @@ def replica_of(message: FetchRequest) -> int:
 
 class FetchReader:
     __slots__ = (
+        "_given",
         "broker_epoch",
         "is_committed",
         "is_first",
@@ -58,6 +59,7 @@ class FetchReader:
         self.is_committed = message.isolation_level == READ_COMMITTED
         self.left_bytes = max_bytes
         self.size_bytes = 0
+        self._given: list[tuple[Partition, int]] = []
         # An error or a diverging log is told at once; and nothing comes to a full answer, or to
         # what was read of an older segment.
         self.must_answer = False
@@ -87,6 +89,14 @@ class FetchReader:
         except StorageError as error:
             self.worker.partition_failed(partition, error)
             return self._refuse(asked, partition, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def count_given(self) -> None:
+        """What was read is answered, and counts."""
+        for partition, size_bytes in self._given:
+            if self.replica_id >= 0:
+                partition.replicated_bytes_out += size_bytes
+            else:
+                partition.bytes_out += size_bytes
 
     def endpoints(self) -> list[NodeEndpoint]:
         """Where the leaders are that the rows name (KIP-951)."""
@@ -146,6 +156,7 @@ class FetchReader:
             self.size_bytes += piece.size_bytes
             self.left_bytes -= piece.size_bytes
             answer.records = piece
+            self._given.append((partition, piece.size_bytes))
             if asked.fetch_offset < log.active_segment_offset:
                 self.must_answer = True
         elif asked.fetch_offset < end_offset:

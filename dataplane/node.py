@@ -14,7 +14,7 @@ import errno
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -34,6 +34,9 @@ from metaquorum.storage import Storage, open_storage
 from metaquorum.tls import TlsFilesError
 from wire.errors import KafkaError
 from wire.types import random_uuid
+
+if TYPE_CHECKING:
+    from dataplane.metrics.endpoint import MetricsEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class Node:
         # Where it can be reached: by clients, or, where it is no worker, by other nodes.
         self.address: Address = config.listen
         self.quorum_address: Address | None = None
+        self.metrics_address: Address | None = None
         self.cluster_id = ""
         self.controller_role: ControllerRole | None = None
         self.worker_role: WorkerRole | None = None
@@ -107,6 +111,7 @@ class Node:
         stack.callback(storage.close)
         self.cluster_id = storage.properties.cluster_id
         loader = MetadataLoader(self.cluster_id)
+        metrics = await self._listen_for_metrics(stack, loader)
         endpoint = self._endpoint()
         listener: Listener | None = None
         log_dirs: LogDirs | None = None
@@ -122,6 +127,9 @@ class Node:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_starting, nursery.cancel_scope)
             own = await self._start_controller(nursery, storage, endpoint, loader)
+            if metrics is not None:
+                metrics.collector.controller = own
+                nursery.start_soon(metrics.run)
             links = self._links(endpoint)
             nursery.start_soon(links.run)
             if own is None:
@@ -130,7 +138,14 @@ class Node:
                 nursery.start_soon(own.introduce, links, self._incarnation_id, self.quorum_address)
             if listener is not None and log_dirs is not None:
                 self.worker_role = WorkerRole(
-                    config, runtime, log_dirs, loader, links, self._incarnation_id, listener
+                    config,
+                    runtime,
+                    log_dirs,
+                    loader,
+                    links,
+                    self._incarnation_id,
+                    listener,
+                    None if metrics is None else metrics.collector,
                 )
                 await self.worker_role.run(lambda: self._started(started), self._stop)
             else:
@@ -212,6 +227,23 @@ class Node:
             config.node_id,
             self._incarnation_id if config.is_worker else None,
         )
+
+    async def _listen_for_metrics(
+        self, stack: AsyncExitStack, loader: MetadataLoader
+    ) -> "MetricsEndpoint | None":
+        """None: nobody has asked for it."""
+        address = self.config.metrics_listen
+        if address is None:
+            return None
+        from dataplane.metrics.collecting import Collector
+        from dataplane.metrics.endpoint import MetricsEndpoint
+
+        listener = await self._listen(address, "--metrics-listen")
+        stack.callback(listener.close)
+        host, port = self.metrics_address = listener.address
+        log.info("metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
+        collector = Collector(self.cluster_id, self.config.node_id, loader, self._runtime.clock)
+        return MetricsEndpoint(self._runtime, listener, collector)
 
     async def _listen(self, address: Address, option: str) -> Listener:
         try:

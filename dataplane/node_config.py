@@ -31,6 +31,7 @@ class NodeConfig:
     tls: TlsFiles | None = None  # between nodes
     host: str = "localhost"  # the machine, for placement
     rack: str | None = None
+    metrics_listen: Address | None = None  # for Prometheus; None: nowhere
     # Kafka's worker configs, as text; checked by whoever read them.
     configs: Mapping[str, str] = field(default_factory=dict)
 

@@ -11,15 +11,17 @@ view of the others (`dataplane.leadership`) says what is committed; a follower h
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
 from dataplane.leadership import UNKNOWN, Eligible, Leadership
 from dataplane.log.partition_log import PartitionLog
+from dataplane.metrics.histogram import Times
 from dataplane.topic_config import TopicConfig
 from metaquorum.image import NO_LEADER, PartitionImage
+from metaquorum.runtime import Disk
 from wire.errors import ErrorCode, KafkaError
 from wire.types import Uuid
 
@@ -84,13 +86,37 @@ class ReplicaContext:
     heard: dict[int, float]  # when each other replica fetched anything here last
     # The partition's ISR may have to change: somebody is to ask `leadership.propose`.
     isr_due: Callable[["Partition"], None]
+    # What was seen so far.
+    isr_shrinks: int = 0
+    isr_expands: int = 0
+    flush_times: Times = field(default_factory=Times)
+
+
+class Traffic(NamedTuple):
+    """What has come and gone since the process began, as Kafka counts it."""
+
+    records_in: int  # of producers
+    bytes_in: int
+    bytes_out: int  # to consumers
+    replicated_bytes_in: int  # from the leader
+    replicated_bytes_out: int  # to followers
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        return Traffic(*map(sum, zip(self, other, strict=True)))
+
+
+NO_TRAFFIC: Final = Traffic(0, 0, 0, 0, 0)
 
 
 class Partition:
     __slots__ = (
         "_context",
+        "_led_from",
+        "_records_in",
         "_uncommitted",
         "appending",
+        "bytes_in",
+        "bytes_out",
         "commit_waiters",
         "config",
         "end_waiters",
@@ -102,6 +128,8 @@ class Partition:
         "leadership",
         "log",
         "offline",
+        "replicated_bytes_in",
+        "replicated_bytes_out",
         "start_waiters",
         "state",
         "topic",
@@ -144,6 +172,10 @@ class Partition:
         self.start_waiters: set[trio.Event] = set()  # for replicas' log starts
         # Appends that are not committed: where each ends, and its bytes.
         self._uncommitted: deque[tuple[int, int]] = deque()
+        self.bytes_in = self.bytes_out = 0
+        self.replicated_bytes_in = self.replicated_bytes_out = 0
+        self._records_in = 0  # in reigns that are over
+        self._led_from = 0  # where the log ended when this reign began
         # Held through appends that do not finish within one slice of the loop.
         self.appending = trio.Lock()
 
@@ -207,9 +239,26 @@ class Partition:
                     least = follower.log_start_offset
         return least
 
+    @property
+    def traffic(self) -> Traffic:
+        led = self.log.log_end_offset - self._led_from if self.is_leader else 0
+        return Traffic(
+            self._records_in + led,
+            self.bytes_in,
+            self.bytes_out,
+            self.replicated_bytes_in,
+            self.replicated_bytes_out,
+        )
+
     def assign(self, state: PartitionImage) -> None:
         """Leader, replicas and ISR are as the metadata log says. StorageError."""
         changed = state.leader_epoch != self.leader_epoch or state.leader != self.leader_id
+        if changed:
+            self._records_in = self.traffic.records_in
+            self._led_from = self.log.log_end_offset
+        elif self.is_leader:
+            self._context.isr_shrinks += len(state.isr) < len(self.state.isr)
+            self._context.isr_expands += len(state.isr) > len(self.state.isr)
         self.state = state
         self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
         if state.leader != self.worker_id:
@@ -285,6 +334,7 @@ class Partition:
 
     def appended(self, size_bytes: int) -> None:
         """The leader's log has grown by so much: followers hear, or all is committed already."""
+        self.bytes_in += size_bytes
         if self.leadership is None:
             self.high_watermark = self.log.log_end_offset
             if self.waiters:
@@ -400,6 +450,14 @@ class Partition:
         done = [waiter for waiter in waiters if not waiter.note(new_bytes)]
         if done:
             waiters.difference_update(done)
+
+    async def flush(self, disk: Disk, now_ms: int | None = None) -> None:
+        """What was appended before this call survives a loss of power. StorageError."""
+        context = self._context
+        began = context.monotonic()
+        await self.log.flush(disk, now_ms)
+        now = context.monotonic()
+        context.flush_times.record(now - began, now)
 
     def fail(self, reason: str) -> None:
         """The log directory cannot be used any more."""

@@ -11,7 +11,7 @@ from dataplane.log.files import DirectoryFailedError, UnreadableError
 from dataplane.log.log_dir import LogDir, NewPartition
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
-from dataplane.partition import Partition, was_unclean
+from dataplane.partition import NO_TRAFFIC, Partition, was_unclean
 from dataplane.replication import Replication
 from dataplane.topic_config import TopicConfig
 from dataplane.worker_configs import WorkerConfigs
@@ -72,6 +72,7 @@ class Partitions:
         self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
         self._by_id: dict[Uuid, dict[int, Partition]] = {}
         self._offline: dict[Uuid, set[int]] = {}  # indexes of partitions that cannot be used
+        self.departed = NO_TRAFFIC  # of partitions that are deleted
         self._failure_told_at = float("-inf")
         self._failures_untold = 0
 
@@ -124,6 +125,11 @@ class Partitions:
     def offline(self, topic_id: Uuid) -> Set[int]:
         """The topic's partitions that should be here, and cannot be used."""
         return self._offline.get(topic_id, _NONE)
+
+    @property
+    def offline_count(self) -> int:
+        """Partitions that should be here, and have no log that can be used."""
+        return sum(len(indexes) for indexes in self._offline.values())
 
     def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
         return self._topic_config(image.topic_configs(topic))
@@ -289,6 +295,7 @@ class Partitions:
     async def _delete(self, topic: TopicImage) -> None:
         for number, partition in enumerate(self._forget(topic.name, topic.topic_id)):
             partition.retire()
+            self.departed = self.departed.plus(partition.traffic)
             self.replication.removed(partition)
             async with partition.appending:  # what is being written is written first
                 self._delete_log(topic.name, partition.index)

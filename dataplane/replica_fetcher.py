@@ -391,7 +391,7 @@ class ReplicaFetcher:
             return
         try:
             if plog.config.flush_messages <= plog.unflushed_records:
-                await plog.flush(self._runtime.disk)
+                await partition.flush(self._runtime.disk)
             else:
                 await trio.lowlevel.cancel_shielded_checkpoint()
         except StorageError as error:

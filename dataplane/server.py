@@ -64,6 +64,7 @@ class Server:
         self._buffers = BufferPool()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
         self._per_ip: Counter[str] = Counter()
+        self.accepted_count = 0
         self._all_closed = trio.Event()
         self._accepting = trio.CancelScope()
         self._refusal_logged_at = float("-inf")
@@ -185,6 +186,7 @@ class Server:
             self._meter,
         )
         self._connections[served] = 0
+        self.accepted_count += 1
         self._per_ip[connection.peer[0]] += 1
         return served
 

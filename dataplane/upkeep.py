@@ -104,7 +104,7 @@ class Upkeep:
             async for partition in partitions:
                 if partition.log.needs_flush(now_ms):
                     with self._reported(partition):
-                        await partition.log.flush(self._disk, now_ms)
+                        await partition.flush(self._disk, now_ms)
 
     async def _retain(self) -> None:
         """Segments beyond retention.ms and retention.bytes are gone for readers."""

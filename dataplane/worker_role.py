@@ -14,11 +14,12 @@ logs synced and marked.
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from dataplane.client_quotas import ClientQuotas
+from dataplane.connection import Handle
 from dataplane.dispatch import Dispatcher
 from dataplane.ledger import TruncationLedger
 from dataplane.log.log_dirs import LogDirs
@@ -37,6 +38,9 @@ from metaquorum.registrations import WorkerRegistration
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Listener, Runtime
+
+if TYPE_CHECKING:
+    from dataplane.metrics.collecting import Collector
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +62,7 @@ class WorkerRole:
         links: QuorumLinks,
         incarnation_id: bytes,
         listener: Listener,
+        metrics: "Collector | None" = None,
     ) -> None:
         self.worker: Worker | None = None
         self._config = config
@@ -66,6 +71,7 @@ class WorkerRole:
         self._loader = loader
         self._links = links
         self._listener = listener
+        self._metrics = metrics
         static = WorkerLayers(config.configs).worker_configs()
         self.session = WorkerSession(
             runtime,
@@ -155,14 +161,14 @@ class WorkerRole:
         )
         upkeep = Upkeep(worker, self._runtime, self._log_dirs)
         limits = _limits(worker.configs)
+        handle: Handle = Dispatcher(worker).handle
+        if self._metrics is not None:
+            handle = self._metrics.meter.metered(handle)
         server = Server(
-            self._runtime,
-            self._listener,
-            Dispatcher(worker).handle,
-            limits,
-            quotas.meter,
-            quotas.connections,
+            self._runtime, self._listener, handle, limits, quotas.meter, quotas.connections
         )
+        if self._metrics is not None:
+            self._metrics.serves(worker, server, self._log_dirs, LISTENER_NAME)
         configs.call(lambda changed: server.limit(_limits(changed)))
         configs.call(quotas.connections.limit)
         async with trio.open_nursery() as serving:

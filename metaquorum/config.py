@@ -420,6 +420,13 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         "fewest.",
     ),
     _worker(
+        "metrics.listen",
+        _STRING,
+        None,
+        None,
+        "Where Prometheus finds /metrics, as host:port (--metrics-listen); none: nowhere.",
+    ),
+    _worker(
         "metadata.log.dir",
         _STRING,
         None,

@@ -82,6 +82,7 @@ def test_commands_work_in_the_order_of_the_document(
                 skipped.append("kcat")
                 continue
             text = block.text.replace(ADDRESS, node.bootstrap).replace("19092", other_port)
+            text = text.replace("19093", str(int(other_port) + 1))
             runner = ["bash", "-euo", "pipefail", "-c"] if block.how == "sh" else ["python", "-c"]
             code, output = run([*runner, text], folder, environment)
             assert code == 0, f"{block.text}\n{output}"

@@ -123,6 +123,7 @@ def _response(
             last = FetchableTopicResponse(topic=topic, topic_id=topic_id)
             responses.append(last)
         last.partitions.append(row)
+    reader.count_given()
     return FetchResponse(responses=responses, node_endpoints=reader.endpoints())
 
 

@@ -415,7 +415,7 @@ async def _settle(
     plog = partition.log
     try:
         if plog.config.flush_messages <= plog.unflushed_records:
-            await plog.flush(worker.disk)
+            await partition.flush(worker.disk)
         if commit is not None:
             await commit.wait(partition, result, leader_epoch)
     except (KafkaError, StorageError) as error:

@@ -116,7 +116,7 @@ async def _delete_before(worker: Worker, partition: Partition, offset: int) -> i
         if count := plog.delete_old_segments():
             worker.removals.add(partition, count)
         partition.log_start_moved()
-        await plog.flush(worker.disk)
+        await partition.flush(worker.disk)
     return plog.log_start_offset
 
 

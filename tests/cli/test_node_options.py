@@ -225,3 +225,15 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="is not TOML"):
         asked(config=binary)
+
+
+def test_metrics_are_served_where_an_option_or_a_config_says(tmp_path: Path) -> None:
+    assert asked().node.metrics_listen is None
+    node = asked(metrics_listen="127.0.0.1:9464").node
+    assert node.metrics_listen == ("127.0.0.1", 9464)
+    assert node.configs["metrics.listen"] == "127.0.0.1:9464"
+    assert asked("metrics.listen=[::1]:0").node.metrics_listen == ("::1", 0)
+    file = written(tmp_path, 'metrics-listen = ":9464"')
+    assert asked(config=file).node.metrics_listen == ("0.0.0.0", 9464)
+    with pytest.raises(UsageError, match="--metrics-listen takes HOST:PORT"):
+        asked(metrics_listen="9464")

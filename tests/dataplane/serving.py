@@ -4,6 +4,7 @@
 machine, where time is virtual: a test of a timeout takes no time, and none of it needs luck.
 """
 
+import dataclasses
 import functools
 import os
 import struct
@@ -324,12 +325,20 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    data_dir: Path, *, disk: Disk | None = None, log_dirs: Sequence[Path] = (), **configs: object
+    data_dir: Path,
+    *,
+    disk: Disk | None = None,
+    log_dirs: Sequence[Path] = (),
+    metrics: bool = False,
+    **configs: object,
 ) -> AsyncIterator[Served]:
     """A node on this machine, stopped in good order behind the block."""
     real = real_runtime()
     runtime = Runtime(real.clock, real.network, disk or real.disk, real.random)
-    node = Node(config(data_dir, log_dirs, **configs), runtime)
+    asked = config(data_dir, log_dirs, **configs)
+    if metrics:
+        asked = dataclasses.replace(asked, metrics_listen=("127.0.0.1", 0))
+    node = Node(asked, runtime)
     ready, ended = trio.Event(), trio.Event()
 
     async def run() -> None:

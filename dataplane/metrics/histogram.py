@@ -1,0 +1,71 @@
+"""How long things took lately: quantiles of what was recorded in the last one to two minutes.
+
+Times fall into buckets whose limits grow by an eighth; a quantile is the upper limit of the bucket
+it falls into, so never too small, and too large by an eighth at most. Two sets of buckets take
+turns, each for a minute. Plain state.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+LEAST_S: Final = 1e-6
+GROWTH: Final = 1.125
+MOST_S: Final = 1000.0
+TURN_S: Final = 60.0
+
+
+def _limits() -> tuple[float, ...]:
+    limits = [LEAST_S]
+    while limits[-1] < MOST_S:
+        limits.append(limits[-1] * GROWTH)
+    return tuple(limits)
+
+
+LIMITS_S: Final = _limits()
+
+
+class Times:
+    """`count` and `total_s` are of all that was ever recorded."""
+
+    __slots__ = ("_before", "_now", "_turned_at", "count", "total_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_s = 0.0
+        self._now = _empty()
+        self._before = _empty()
+        self._turned_at = 0.0
+
+    def record(self, seconds: float, now: float) -> None:
+        """Something ended at `now` (monotonic) that took so long."""
+        if now - self._turned_at >= TURN_S:
+            self._turn(now)
+        self.count += 1
+        self.total_s += seconds
+        self._now[bisect_left(LIMITS_S, seconds)] += 1
+
+    def quantiles(self, shares: Sequence[float], now: float) -> list[float]:
+        """Seconds within which each share of what ended lately was done; 0 if nothing ended."""
+        if now - self._turned_at >= TURN_S:
+            self._turn(now)
+        both = [new + old for new, old in zip(self._now, self._before, strict=True)]
+        total = sum(both)
+        found: list[float] = []
+        for share in shares:
+            seen, index = 0, 0
+            while index < len(both) - 1 and (seen := seen + both[index]) < share * total:
+                index += 1
+            found.append(LIMITS_S[min(index, len(LIMITS_S) - 1)] if total else 0.0)
+        return found
+
+    def _turn(self, now: float) -> None:
+        is_old = now - self._turned_at >= 2 * TURN_S
+        self._before = _empty() if is_old else self._now
+        self._now = _empty()
+        self._turned_at = now
+
+
+def _empty() -> "array[int]":
+    return array("L", bytes(array("L").itemsize * (len(LIMITS_S) + 1)))

@@ -1,0 +1,308 @@
+"""/metrics: what is told, in a form that Prometheus reads, without holding up the loop."""
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from dataplane.metrics.endpoint import MAX_CONNECTIONS
+from dataplane.metrics.exposition import Page, labels
+from dataplane.metrics.histogram import GROWTH, TURN_S, Times
+from dataplane.metrics.table import METRICS, Kind
+from metaquorum.runtime.real import real_runtime
+from tests.dataplane.serving import Served, batch_of, in_trio, serving
+from tests.dataplane.test_quota_enforcement import send, set_quota
+from tests.dataplane.together import Together, together
+from tests.nodes import ROOT
+
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+async def exchange(served: Served, request: bytes) -> bytes:
+    """What comes back until the other side ends the connection."""
+    address = served.node.metrics_address
+    assert address is not None
+    connection = await real_runtime().network.connect(*address)
+    received, buffer = bytearray(), bytearray(1 << 16)
+    try:
+        await connection.send(request)
+        while count := await connection.receive_into(buffer):
+            received += buffer[:count]
+    finally:
+        connection.close()
+    return bytes(received)
+
+
+def get(path: str = "/metrics", method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n".encode()
+
+
+async def scrape(served: Served) -> Samples:
+    """Every sample, by its name and labels; all of it as the table says."""
+    head, _, body = (await exchange(served, get())).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"content-type: text/plain; version=0.0.4" in head
+    assert f"content-length: {len(body)}".encode() in head
+    return read(body.decode())
+
+
+def read(text: str) -> Samples:
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for family in text_string_to_metric_families(text):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        metric = METRICS[name]
+        assert metric.kind.value == family.type
+        for sample in family.samples:
+            assert set(sample.labels) <= set(metric.labels), sample
+            key = sample.name, frozenset(sample.labels.items())
+            assert key not in found, f"{key} is told twice"
+            found[key] = sample.value
+    return found
+
+
+def value(samples: Samples, name: str, **of: object) -> float:
+    return samples[name, frozenset((key, str(text)) for key, text in of.items())]
+
+
+TRAFFIC = "kafka_server_brokertopicmetrics_"
+
+
+@in_trio
+async def test_traffic_requests_logs_and_the_quorum_are_told(tmp_path: Path) -> None:
+    async with serving(tmp_path, metrics=True) as served:
+        client = await served.connect()
+        await client.create("t", 2)
+        batch = batch_of(b"one", b"two")
+        await client.produce("t", batch)
+        await client.produce("t", batch, partition=1)
+        await client.fetch("t")
+        samples = await scrape(served)
+        for of in ({}, {"topic": "t"}):
+            assert value(samples, TRAFFIC + "messagesin_total", **of) == 4
+            assert value(samples, TRAFFIC + "bytesin_total", **of) == 2 * len(batch)
+            assert value(samples, TRAFFIC + "bytesout_total", **of) == len(batch)
+        assert value(samples, TRAFFIC + "totalproducerequests_total") == 2
+        requests = "kafka_network_requestmetrics_"
+        assert value(samples, requests + "requests_total", request="Produce", version=9) == 2
+        assert value(samples, requests + "totaltimems_count", request="Fetch") == 1
+        assert value(samples, requests + "totaltimems", request="Produce", quantile=0.99) > 0
+        sockets = {"listener": "PLAINTEXT", "networkProcessor": 0}
+        connections = "kafka_server_socket_server_metrics_connection_"
+        assert value(samples, connections + "count", **sockets) == 1
+        assert value(samples, connections + "creation_total", **sockets) == 1
+        where = {"topic": "t", "partition": 0}
+        assert value(samples, "kafka_log_log_size", **where) == len(batch)
+        assert value(samples, "kafka_log_log_logendoffset", **where) == 2
+        assert value(samples, "kafka_cluster_partition_insyncreplicascount", **where) == 1
+        assert value(samples, "kafka_server_replicamanager_leadercount") == 2
+        assert value(samples, "kafka_server_replicamanager_underreplicatedpartitions") == 0
+        assert value(samples, "kafka_controller_kafkacontroller_activecontrollercount") == 1
+        assert value(samples, "kafka_controller_kafkacontroller_globalpartitioncount") == 2
+        assert value(samples, "kafka_server_raft_metrics_current_state_info", state="leader") == 1
+        # Of what is deleted, the worker's sums stay.
+        await client.delete("t")
+        samples = await scrape(served)
+        assert value(samples, TRAFFIC + "messagesin_total") == 4
+        assert (TRAFFIC + "messagesin_total", frozenset({("topic", "t")})) not in samples
+
+
+@in_trio
+async def test_a_long_poll_counts_its_wait_and_what_it_brought_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, metrics=True) as served:
+        client, other = await served.connect(), await served.connect()
+        await client.create("t")
+        batch = batch_of(b"one")
+        async with trio.open_nursery() as nursery:
+
+            async def poll() -> None:
+                await client.fetch("t", min_bytes=2 * len(batch), max_wait_ms=300)
+
+            nursery.start_soon(poll)
+            await other.produce("t", batch)
+        samples = await scrape(served)
+        assert value(samples, TRAFFIC + "bytesout_total", topic="t") == len(batch)
+        times = "kafka_network_requestmetrics_totaltimems"
+        assert 290 < value(samples, times + "_sum", request="Fetch") < 10_000
+
+
+@in_trio
+async def test_quotas_are_told_by_who_shares_them(tmp_path: Path) -> None:
+    async with serving(tmp_path, metrics=True) as served:
+        client = await served.connect()
+        await client.create("t")
+        await set_quota(served, "producer_byte_rate", 1000)
+        throttle_ms = await send(client, batch_of(bytes(15_000)))
+        assert throttle_ms > 0
+        samples = await scrape(served)
+        (of,) = [dict(key[1]) for key in samples if key[0] == "metaquorum_quota_value"]
+        assert of["resource"] == "Produce"
+        assert value(samples, "metaquorum_quota_value", **of) == 1000
+        rate = value(samples, "kafka_server_quota_byte_rate", **of)
+        assert value(samples, "metaquorum_quota_utilization", **of) == pytest.approx(rate / 1000)
+        assert rate > 1000
+        told_ms = value(samples, "kafka_server_quota_throttle_time", **of)
+        assert told_ms == pytest.approx(throttle_ms, abs=1)
+        assert value(samples, "metaquorum_quota_throttles_total", **of) == 1
+        assert value(samples, "metaquorum_muted_connections", resource="Produce") == 1
+
+
+def test_replication_is_told() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        client = await cluster.connect(1)
+        batch = batch_of(b"one")
+        await client.produce("t", batch)
+        leader, follower = (cluster.replica(node, "t") for node in (1, 2))
+        await cluster.until(lambda: follower.high_watermark == 1)
+        assert leader.traffic[:4] == (1, len(batch), 0, 0)
+        assert leader.traffic.replicated_bytes_out == 2 * len(batch)
+        assert follower.traffic == (0, 0, 0, len(batch), 0)
+        context = cluster.worker(1).replication.context
+        assert (context.isr_shrinks, context.isr_expands) == (0, 0)
+        await cluster.kill(3)
+        await cluster.until(lambda: len(leader.isr) == 2)
+        assert context.isr_shrinks == 1
+
+    together(story)
+
+
+@in_trio
+async def test_many_partitions_do_not_hold_up_the_loop(tmp_path: Path) -> None:
+    slices: list[float] = []
+
+    class Slices(trio.abc.Instrument):
+        began = float("inf")
+
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            self.began = time.thread_time()
+
+        def after_task_step(self, task: trio.lowlevel.Task) -> None:
+            if "metrics" in task.name:
+                slices.append(time.thread_time() - self.began)
+
+    async with serving(tmp_path, metrics=True) as served:
+        client = await served.connect()
+        for number in range(3):
+            assert (await client.create(f"topic-{number}", 1000)).error_code == 0
+        await scrape(served)
+        trio.lowlevel.add_instrument(Slices())
+        samples = await scrape(served)
+        assert value(samples, "kafka_server_replicamanager_partitioncount") == 3000
+        assert len(slices) > 12
+        assert max(slices) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (get("/"), b"404"),
+        (get("/metrics?name=x"), b"200"),
+        (get(method="POST"), b"405"),
+        (get(method="HEAD"), b"200"),
+        (b"\x00\x00\x00\x10garbage\r\n\r\n", b""),
+        (b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 20_000, b""),
+        (b"GET /metrics HTTP/1.0\r\n\r\n", b"200"),
+    ],
+)
+@in_trio
+async def test_what_is_not_asked_for_well(tmp_path: Path, request_: bytes, status: bytes) -> None:
+    async with serving(tmp_path, metrics=True) as served:
+        with trio.fail_after(20):
+            try:
+                answer = await exchange(served, request_)
+            except OSError:
+                answer = b""
+        assert answer[9:12] == status
+        assert (b"metaquorum_build_info" in answer) == (
+            request_.startswith(b"GET") and status == b"200"
+        )
+        assert await scrape(served)
+
+
+@in_trio
+async def test_only_so_many_can_ask_at_a_time(tmp_path: Path) -> None:
+    async with serving(tmp_path, metrics=True) as served:
+        network = real_runtime().network
+        assert served.node.metrics_address is not None
+        held = [await network.connect(*served.node.metrics_address) for _ in range(MAX_CONNECTIONS)]
+        for connection in held:  # each is answered, and kept
+            await connection.send(b"HEAD / HTTP/1.1\r\nhost: here\r\n\r\n")
+            assert await connection.receive_into(bytearray(1000))
+        try:
+            assert await exchange(served, get()) == b""
+        except OSError:
+            pass
+        held.pop().close()
+        for connection in held:
+            connection.close()
+        await until_it_works(lambda: scrape(served))
+
+
+async def until_it_works(action: Callable[[], Awaitable[object]]) -> None:
+    """The other side sees within a moment that connections have ended."""
+    while True:
+        try:
+            await action()
+        except (AssertionError, OSError):
+            await trio.sleep(0.01)
+        else:
+            return
+
+
+@given(st.text(), st.text())
+def test_any_text_can_be_a_label(one: str, other: str) -> None:
+    page = Page()
+    page.add("metaquorum_build_info", 1, version=one, cluster_id=other)
+    text = b"".join(page.texts()).decode()
+    (sample,) = read(text)
+    printable = {key: v.encode(errors="replace").decode() for key, v in (("a", one), ("b", other))}
+    assert dict(sample[1]) == {"version": printable["a"], "cluster_id": printable["b"]}
+
+
+def test_no_labels_are_no_braces() -> None:
+    assert labels([]) == ""
+
+
+@given(st.lists(st.floats(1e-6, 900), min_size=1), st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_quantile_is_never_too_small_and_hardly_too_large(
+    seconds: list[float], share: float
+) -> None:
+    times = Times()
+    for each in seconds:
+        times.record(each, 0.0)
+    rank = next(n for n in range(1, len(seconds) + 1) if n >= share * len(seconds))
+    exact = sorted(seconds)[rank - 1]
+    (found,) = times.quantiles([share], 1.0)
+    assert exact <= found <= exact * GROWTH * 1.001
+    assert times.count == len(seconds)
+
+
+def test_what_is_long_ago_is_not_among_the_quantiles() -> None:
+    times = Times()
+    times.record(5.0, 0.0)
+    times.record(1.0, TURN_S + 1)
+    assert times.quantiles([1.0], TURN_S + 2)[0] >= 5
+    assert times.quantiles([1.0], 2 * TURN_S + 2)[0] < 2
+    assert times.quantiles([1.0], 9 * TURN_S) == [0.0]
+    assert (times.count, times.total_s) == (2, 6.0)
+
+
+def test_every_metric_is_in_the_docs_as_in_the_table() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
+    told = {name: (kind, shown.strip(), help_.strip()) for name, kind, shown, help_ in rows}
+    assert told == {
+        metric.name: (
+            metric.kind.value,
+            ", ".join(f"`{label}`" for label in metric.labels) or "-",
+            metric.help,
+        )
+        for metric in METRICS.values()
+    }
+    assert all(metric.kind in Kind for metric in METRICS.values())
