@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 SLICE_PARTITIONS: Final = 32
 # Failures that pass (a full disk) meet every request; they are told at most so often.
 FAILURE_LOG_SECONDS: Final = 10.0
+MOST_NAMED: Final = 5  # partitions in one log line
 _NONE: Final[frozenset[int]] = frozenset()
 
 
@@ -168,7 +169,9 @@ class Partitions:
         is_first, self._started = not self._started, True
         if is_first:
             await self._set_strays_aside(image)
-        await self._create_missing(hosted, image, may_be_absent=is_first)
+        created = await self._create_missing(hosted, image, may_be_absent=is_first)
+        if is_first:
+            await self._tell_begun_anew(created)
         for number, (topic, index, state) in enumerate(hosted):
             partition = self._by_id.get(topic.topic_id, {}).get(index)
             if partition is not None:
@@ -228,7 +231,8 @@ class Partitions:
         image: MetadataImage,
         *,
         may_be_absent: bool,
-    ) -> None:
+    ) -> list[tuple[TopicImage, int]]:
+        """Those that have an empty log now, where there was none."""
         configs: dict[str, TopicConfig] = {}
         missing: list[tuple[TopicImage, int]] = []
         for topic, index, _ in hosted:
@@ -263,6 +267,31 @@ class Partitions:
                 log.error("partition %s-%d is offline: %s", topic.name, index, failure)
                 log_dirs.set_offline((topic.name, index), failure)
         await self.replication.recovered(added)
+        wanted = {(one.topic, one.partition) for one in new}
+        return [
+            (topic, index)
+            for topic, index in missing
+            if (topic.name, index) in wanted and index in self._by_id.get(topic.topic_id, {})
+        ]
+
+    async def _tell_begun_anew(self, created: list[tuple[TopicImage, int]]) -> None:
+        """The quorum knows, before this worker may lead, of the logs that are lost."""
+        lost = [at for at in created if self.log_dirs.is_lost((at[0].name, at[1]))]
+        untold = [
+            (topic.topic_id, index)
+            for topic, index in lost
+            if self.worker_id not in topic.partitions[index].blank
+        ]
+        if not untold:
+            return
+        names = [f"{topic.name}-{index}" for topic, index in lost[:MOST_NAMED]]
+        log.warning(
+            "the logs of %d partitions are lost, and begin anew, empty: %s%s",
+            len(lost),
+            ", ".join(names),
+            ", ..." if len(lost) > MOST_NAMED else "",
+        )
+        await self.replication.tell_begun_anew(untold)
 
     def _add(
         self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig

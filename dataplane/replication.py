@@ -155,6 +155,32 @@ class Replication:
         self._lost[topic_id, index] = None
         self._has_lost.set()
 
+    async def tell_begun_anew(self, logs: Sequence[Key]) -> None:
+        """The controller knows that these logs are empty ones; however long that takes."""
+        failures = 0
+        left = list(logs)
+        while left:
+            part = left[:MAX_CHANGES]
+            try:
+                answers = await self._gateway.lose_logs(
+                    self.worker_id, self._broker_epoch, part, begun_anew=True, timeout_s=ASK_S
+                )
+            except KafkaError as error:
+                answers = [error] * len(part)
+            if any(each and each.code is ErrorCode.STALE_BROKER_EPOCH for each in answers):
+                return  # another process is this worker by now, and this one is about to hear of it
+            refused = [key for key, each in zip(part, answers, strict=True) if each is not None]
+            left = refused + left[MAX_CHANGES:]
+            failures = failures + 1 if refused else 0
+            if failures:
+                log.log(
+                    logging.WARNING if failures == 1 else logging.DEBUG,
+                    "the controller cannot be told of logs that begin anew: %s",
+                    next(each.message for each in answers if each is not None),
+                )
+                retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
+                await sleep(self._runtime.clock, retry_s)
+
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Workers may have come, gone, or be other processes. After the partitions."""
         if self._losses:

@@ -1,10 +1,11 @@
 """A node in the role of a worker, put together in the order that is safe.
 
     listener bound                     a port in use is told before anything is written
-    registered with the quorum         others lead what it led, or nobody does (KAFKA-10527)
+    registered with the quorum         others lead what it led, or nobody does (KAFKA-10527);
+                                       where its logs may lack something, others are in sync
     image holds that registration      so that nothing of an earlier process is taken for its own
     logs opened and recovered          while heartbeats keep the registration
-    image published to the partitions
+    image published to the partitions  the quorum knows of those that had to begin anew
     unfenced                           now it leads
     serving
 
@@ -86,6 +87,7 @@ class WorkerRole:
         """Served, from `started` until `stop`; then everything is closed in good order."""
         async with trio.open_nursery() as nursery:
             registered_at = await self.session.register()
+            self._log_dirs.note_start(self.session.broker_epoch)
             await self._loader.wait_applied(registered_at)
             nursery.start_soon(self.session.run)
             configs = WorkerConfigs(self._config.node_id, self._config.configs, self._loader.image)
@@ -195,6 +197,7 @@ class WorkerRole:
             self._config.host,
             self._config.rack,
             self._log_dirs.ids,
+            previous_broker_epoch=self._log_dirs.previous_broker_epoch,
         )
 
 

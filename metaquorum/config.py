@@ -391,6 +391,15 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         worker="log.roll.ms",
         coarser=(("log.roll.hours", _HOUR_MS, 168),),
     ),
+    _topic(
+        "unclean.leader.election.enable",
+        _BOOLEAN,
+        False,
+        None,
+        "Whether a replica that is not in sync leads where none in sync is left; what only those "
+        "had is lost.",
+        worker="unclean.leader.election.enable",
+    ),
     _worker("node.id", _INT, 1, Range(0), "This node's number, unique in the cluster."),
     _worker(
         "process.roles",

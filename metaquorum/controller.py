@@ -74,6 +74,9 @@ MAX_WISHES: Final = 10_000  # in one request; Kafka's bound of records by one op
 MAX_STEPS: Final = 4  # of one heartbeat: at most SHUT_DOWN, FENCE, and what others did between
 SLICE_WISHES: Final = 100  # looked at before the loop gets its turn
 TRY_AGAIN_S: Final = 0.5  # after a change of the controller's own that failed
+UNCLEAN_ELECTIONS: Final = "unclean.leader.election.enable"
+ROLL_CALL_LOOKS: Final = 75  # for 1.5 s in all: a new term's grace, and the fencing
+ROLL_CALL_LOOK_S: Final = 0.02
 STANDSTILL_S: Final = 0.2  # by which this process is late, before it blames itself
 
 
@@ -210,7 +213,11 @@ class Controller:
         self, resources: Sequence[ResourceChange], *, validate_only: bool = False
     ) -> Changed[list[KafkaError | None]]:
         """For each resource: None once all of its changes are committed; or why none is."""
-        return await self._change_each(resources, change_configs, validate_only)
+        changed = await self._change_each(resources, change_configs, validate_only)
+        if not validate_only and any(map(_may_allow_unclean, resources)):
+            self._wants_election = True
+            self._tend_again.set()
+        return changed
 
     async def change_quotas(
         self, changes: Sequence[QuotaChange], *, validate_only: bool = False
@@ -245,14 +252,29 @@ class Controller:
         )
 
     async def lose_logs(
-        self, worker_id: int, broker_epoch: int, logs: Sequence[tuple[bytes, int]]
+        self,
+        worker_id: int,
+        broker_epoch: int,
+        logs: Sequence[tuple[bytes, int]],
+        *,
+        begun_anew: bool = False,
     ) -> Changed[list[KafkaError | None]]:
-        """For each (topic id, partition): None once it is known that the worker lacks that log."""
+        """For each (topic id, partition): None once it is known that the worker lacks that log.
+
+        `begun_anew`: it had lost it before it started, and has an empty one.
+        """
         if (error := _too_many(logs)) is not None:
             return Changed([error for _ in logs], 0)
         return await self._proposer.change_all(
             logs,
-            lambda image, at: lose_log(image, worker_id, broker_epoch, at),
+            lambda image, at: lose_log(
+                image,
+                worker_id,
+                broker_epoch,
+                at,
+                began_anew=begun_anew,
+                may_be_unclean=self._may_be_unclean,
+            ),
             lambda _, error: error,
         )
 
@@ -283,8 +305,14 @@ class Controller:
             committed = self._loader.image
             # One that is not committed yet is another process's, and that is alive.
             is_coming = image.broker_epoch(identity[0]) != committed.broker_epoch(identity[0])
-            return register_worker(image, worker, is_held=is_held or is_coming)
+            return register_worker(
+                image,
+                worker,
+                is_held=is_held or is_coming,
+                may_be_unclean=self._may_be_unclean,
+            )
 
+        await self._wait_roll_call(worker.worker_id)
         self._follow()
         changed = await self._proposer.change(decide)
         self._follow()
@@ -296,6 +324,14 @@ class Controller:
                 f"Another process registered as worker {worker.worker_id} meanwhile.",
             )
         return Changed(known.broker_epoch, changed.end_offset)
+
+    async def _wait_roll_call(self, worker_id: int) -> None:
+        """It is known who of the others has survived the last reign, or long enough was waited."""
+        for _ in range(ROLL_CALL_LOOKS):
+            self._follow()
+            if not self._sessions.awaits_others(worker_id):
+                return
+            await self._clock.sleep_until(self._clock.monotonic() + ROLL_CALL_LOOK_S)
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
         """The worker's session goes on; what the controller makes of it."""
@@ -329,7 +365,9 @@ class Controller:
 
     async def unregister_worker(self, worker_id: int) -> Changed[None]:
         """The worker is forgotten; where it is alive, it will have to register anew."""
-        return await self._proposer.change(lambda image: unregister_worker(image, worker_id))
+        return await self._proposer.change(
+            lambda image: unregister_worker(image, worker_id, self._may_be_unclean)
+        )
 
     async def register_controller(self, controller: ControllerRegistration) -> Changed[None]:
         """It is known which feature levels the controller can run at."""
@@ -379,7 +417,9 @@ class Controller:
         if step is Step.UNFENCE:
             try:
                 await self._proposer.change(
-                    lambda image: unfence_worker(image, worker_id, broker_epoch)
+                    lambda image: unfence_worker(
+                        image, worker_id, broker_epoch, self._may_be_unclean
+                    )
                 )
             except KafkaError:
                 self._wants_election = True
@@ -389,11 +429,13 @@ class Controller:
             logger.info("worker %d is live", worker_id)
         elif step is Step.SHUT_DOWN:
             await self._proposer.change(
-                lambda image: shut_down_worker(image, worker_id, broker_epoch)
+                lambda image: shut_down_worker(image, worker_id, broker_epoch, self._may_be_unclean)
             )
             logger.info("worker %d shuts down, and leads nothing any more", worker_id)
         elif step is Step.FENCE:
-            await self._proposer.change(lambda image: fence_workers(image, {worker_id}))
+            await self._proposer.change(
+                lambda image: fence_workers(image, {worker_id}, self._may_be_unclean)
+            )
             logger.info("worker %d has shut down", worker_id)
 
     async def _tend(self) -> None:
@@ -423,12 +465,18 @@ class Controller:
     async def _tend_once(self) -> None:
         self._follow()
         if self._wants_election:
-            await self._proposer.change(elect_leaders)
             self._wants_election = False
+            try:
+                await self._proposer.change(
+                    lambda image: elect_leaders(image, self._may_be_unclean)
+                )
+            except BaseException:
+                self._wants_election = True
+                raise
             self._follow()
         if overdue := self._overdue():
             await self._proposer.change(
-                lambda image: fence_workers(image, overdue & self._overdue())
+                lambda image: fence_workers(image, overdue & self._overdue(), self._may_be_unclean)
             )
             self._follow()
             for worker_id in sorted(overdue & self._loader.image.fenced_workers()):
@@ -442,6 +490,15 @@ class Controller:
         return WorkerLayers(
             self._static_configs, dynamic_default=image.worker_configs(None)
         ).worker_configs()
+
+    def _may_be_unclean(self, image: MetadataImage, topic: str) -> bool:
+        """Whether any replica of the topic may lead where none in sync is left."""
+        configs = WorkerLayers(
+            self._static_configs,
+            dynamic=image.worker_configs(self._quorum.status.node_id),
+            dynamic_default=image.worker_configs(None),
+        ).topic_configs(image.topic_configs(topic))
+        return configs.boolean(UNCLEAN_ELECTIONS)
 
     def _defaults(self, image: MetadataImage) -> TopicDefaults:
         if image.configs is not self._defaults_of:
@@ -459,6 +516,10 @@ async def _in_slices(wishes: Sequence[T]) -> AsyncIterator[T]:
         yield wish
         if number % SLICE_WISHES == 0:
             await trio.lowlevel.checkpoint()
+
+
+def _may_allow_unclean(resource: ResourceChange) -> bool:
+    return resource.replace or any(c.name == UNCLEAN_ELECTIONS for c in resource.changes)
 
 
 def _too_many(wishes: Sequence[object]) -> KafkaError | None:

@@ -195,10 +195,11 @@ class Gateway:
         broker_epoch: int,
         logs: Sequence[tuple[bytes, int]],
         *,
+        begun_anew: bool = False,
         timeout_s: float,
     ) -> Sequence[KafkaError | None]:
         """For each None once everybody is told that this worker has lost that log. KafkaError."""
-        request = LoseLogs(worker_id, broker_epoch, logs)
+        request = LoseLogs(worker_id, broker_epoch, logs, begun_anew)
         deadline = self._clock.monotonic() + timeout_s
         return (await self.ask(LOSE_LOGS, request, deadline)).answer
 

@@ -30,6 +30,7 @@ from metaquorum.records import (
 )
 
 NO_LEADER: Final = -1
+NO_EPOCH: Final = -1
 MAX_OPEN_TOPICS: Final = 300  # of a replay, so that its last step is a short one
 
 
@@ -43,6 +44,20 @@ class PartitionImage:
     leader_epoch: int
     partition_epoch: int
     offline: tuple[int, ...] = ()  # replicas on log directories that failed
+    blank: tuple[int, ...] = ()  # those that began anew, and were not in sync since
+    unclean_epoch: int = NO_EPOCH  # the last that began with a possible loss (`elections`)
+
+    def in_next_epoch(self) -> "PartitionImage":
+        return PartitionImage(
+            self.replicas,
+            self.isr,
+            self.leader,
+            self.leader_epoch,
+            self.partition_epoch + 1,
+            self.offline,
+            self.blank,
+            self.unclean_epoch,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +202,8 @@ def partition_record(topic_id: bytes, number: int, partition: PartitionImage) ->
         partition.leader_epoch,
         partition.partition_epoch,
         partition.offline,
+        partition.blank,
+        partition.unclean_epoch,
     )
 
 
@@ -373,6 +390,8 @@ class Replay:
             record.leader_epoch,
             record.partition_epoch,
             record.offline,
+            record.blank,
+            record.unclean_epoch,
         )
         if record.partition == len(partitions):
             partitions.append(state)

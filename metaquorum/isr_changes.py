@@ -43,7 +43,8 @@ def alter_partition(
         return Decision(code)
     # In the order of the replicas, the preferred leader first.
     isr = tuple(replica for replica in partition.replicas if replica in change.isr)
-    changed = replace(partition, isr=isr, partition_epoch=partition.partition_epoch + 1)
+    blank = tuple(replica for replica in partition.blank if replica not in isr)
+    changed = replace(partition, isr=isr, blank=blank).in_next_epoch()
     return Decision(ErrorCode.NONE, [partition_record(change.topic_id, change.partition, changed)])
 
 

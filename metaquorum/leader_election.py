@@ -2,7 +2,7 @@
 
 preferred    the first replica leads, if it is live and in sync: leadership is spread again
 unclean      where nobody in sync is left, the first live replica leads; what only those had
-             that are gone is lost
+             that are gone is lost, and the record of the partition says so (`unclean_epoch`)
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from metaquorum.decisions import Decision
-from metaquorum.elections import changed, elected, elected_unclean, may_lead
+from metaquorum.elections import elected, elected_unclean, led_by, led_unclean_by, may_lead
 from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, partition_record
 from wire.errors import ErrorCode, KafkaError
 
@@ -74,19 +74,19 @@ def _preferred(
             ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
             f"The preferred leader {first} is not in sync, or not available.",
         )
-    return changed(partition, first, partition.isr)
+    return led_by(partition, first)
 
 
 def _unclean(image: MetadataImage, partition: PartitionImage) -> PartitionImage | KafkaError | None:
     leader = elected(partition, image.is_live)
     if leader != NO_LEADER:
-        return changed(partition, leader, partition.isr)
-    after = elected_unclean(partition, image.is_live)
-    if after is None:
+        return led_by(partition, leader)
+    leader = elected_unclean(partition, image.is_live)
+    if leader == NO_LEADER:
         return KafkaError(
             ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "No replica is available to lead."
         )
-    return after
+    return led_unclean_by(partition, leader)
 
 
 def _refused(code: ErrorCode, message: str) -> Decision[KafkaError | None]:

@@ -89,7 +89,9 @@ class TopicRecord:
 class PartitionRecord:
     """The partition's whole state from here on; `leader` -1 is none.
 
-    `offline`: replicas whose worker is there, but not the log directory.
+    `offline`: replicas whose worker is there, but not the log directory. `blank`: those that have
+    begun anew, empty, and were not in sync since. `unclean_epoch`: the last leader epoch that began
+    with a possible loss of what was committed, or -1.
     """
 
     topic_id: bytes
@@ -100,6 +102,8 @@ class PartitionRecord:
     leader_epoch: int
     partition_epoch: int
     offline: tuple[int, ...] = ()
+    blank: tuple[int, ...] = ()
+    unclean_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +331,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     Schema(2, 0, TopicRecord, (Field("name", _NAME), Field("topic_id", _uuid))),
     Schema(
         3,
-        1,
+        2,
         PartitionRecord,
         (
             Field("topic_id", _uuid),
@@ -338,8 +342,10 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("leader_epoch", _EPOCH),
             Field("partition_epoch", _EPOCH),
             Field("offline", _REPLICAS, since=1, default=()),
+            Field("blank", _REPLICAS, since=2, default=()),
+            Field("unclean_epoch", _integer(-1, _EPOCH_MAX), since=2, default=-1),
         ),
-        levels=(0, 0),  # as below
+        levels=(0, 0, 0),  # as below
     ),
     Schema(4, 0, RemoveTopicRecord, (Field("topic_id", _uuid),)),
     Schema(

@@ -10,12 +10,20 @@ Source: Kafka's ClusterControlManager and ReplicationControlManager; KIP-631.
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, Protocol, TypeAlias
 
 from metaquorum.decisions import Decision, check_epoch
-from metaquorum.elections import with_log, with_workers, without_log, without_workers
+from metaquorum.elections import (
+    IsAllowed,
+    begun_anew,
+    restarted,
+    with_workers,
+    without_log,
+    without_workers,
+)
 from metaquorum.features import SUPPORTED_FEATURES, check_covered
-from metaquorum.image import MetadataImage, PartitionImage, partition_record
+from metaquorum.image import NO_EPOCH, MetadataImage, PartitionImage, partition_record
 from metaquorum.records import (
     Endpoint,
     FeatureRange,
@@ -29,10 +37,27 @@ from wire.errors import ErrorCode, KafkaError
 
 SCAN_PARTITIONS: Final = 5000  # to look at before the loop may have its turn: 1 ms
 
+# Whether a replica of that topic may lead that was not in sync (unclean.leader.election.enable).
+MayBeUnclean: TypeAlias = Callable[[MetadataImage, str], bool]
+
+
+def never_unclean(_image: MetadataImage, _topic: str) -> bool:
+    return False
+
+
+class _Change(Protocol):
+    def __call__(
+        self, partition: PartitionImage, *, unclean: IsAllowed
+    ) -> PartitionImage | None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegistration:
-    """What a worker says of itself. A new incarnation id for each start of its process."""
+    """What a worker says of itself. A new incarnation id for each start of its process.
+
+    `previous_broker_epoch`: of the process before it of which its logs have all that it wrote, as
+    that was stopped in good order, or killed without a loss of power since; -1 for none (KIP-966).
+    """
 
     worker_id: int
     incarnation_id: bytes
@@ -41,6 +66,7 @@ class WorkerRegistration:
     rack: str | None = None
     log_dirs: tuple[bytes, ...] = ()
     features: tuple[FeatureRange, ...] = SUPPORTED_FEATURES
+    previous_broker_epoch: int = NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +81,18 @@ class ControllerRegistration:
 
 
 def register_worker(
-    image: MetadataImage, worker: WorkerRegistration, *, is_held: bool = False
+    image: MetadataImage,
+    worker: WorkerRegistration,
+    *,
+    is_held: bool = False,
+    may_be_unclean: MayBeUnclean = never_unclean,
 ) -> Decision[None]:
     """The worker is registered by this incarnation, and fenced; its broker epoch is in the image.
 
     What it led before is led by others, or by none until it is live, so that no incarnation leads
-    in an epoch in which an earlier one did (KAFKA-10527). Asking again with the same incarnation
-    changes nothing. `is_held`: another process of that number is alive. KafkaError.
+    in an epoch in which an earlier one did (KAFKA-10527). Where its logs may have lost something,
+    as after a loss of power, it is not in sync but as the last one. Asking again with the same
+    incarnation changes nothing. `is_held`: another process of that number is alive. KafkaError.
     """
     known = image.workers.get(worker.worker_id)
     if known is not None and known.incarnation_id == worker.incarnation_id:
@@ -74,18 +105,16 @@ def register_worker(
             " expires.",
         )
     check_covered(image, worker.features, f"worker {worker.worker_id}")
-    return Decision(None, _registration(image, worker), divisible=True)
+    return Decision(None, _registration(image, worker, may_be_unclean), divisible=True)
 
 
 def _registration(
-    image: MetadataImage, worker: WorkerRegistration
+    image: MetadataImage, worker: WorkerRegistration, may_be_unclean: MayBeUnclean
 ) -> Iterator[MetadataRecord | None]:
     end_offset = image.end_offset
-    known = image.workers.get(worker.worker_id)
-    if known is not None:
-        for record in _replaced(image, worker.worker_id, is_live=not known.fenced):
-            yield record
-            end_offset += record is not None
+    for record in _restarted(image, worker, may_be_unclean):
+        yield record
+        end_offset += record is not None
     yield RegisterWorkerRecord(
         worker.worker_id,
         worker.incarnation_id,
@@ -99,7 +128,9 @@ def _registration(
     )
 
 
-def fence_workers(image: MetadataImage, worker_ids: Set[int]) -> Decision[None]:
+def fence_workers(
+    image: MetadataImage, worker_ids: Set[int], may_be_unclean: MayBeUnclean = never_unclean
+) -> Decision[None]:
     """None of these workers leads, or is thought to be in sync, until it is unfenced."""
     gone = [
         worker_id
@@ -110,14 +141,19 @@ def fence_workers(image: MetadataImage, worker_ids: Set[int]) -> Decision[None]:
         return Decision(None)
 
     def records() -> Iterator[MetadataRecord | None]:
-        yield from _leaving(image, frozenset(gone))
+        yield from _leaving(image, frozenset(gone), may_be_unclean)
         for worker_id in gone:
             yield WorkerChangeRecord(worker_id, image.workers[worker_id].broker_epoch, fenced=True)
 
     return Decision(None, records(), divisible=True)
 
 
-def unfence_worker(image: MetadataImage, worker_id: int, broker_epoch: int) -> Decision[None]:
+def unfence_worker(
+    image: MetadataImage,
+    worker_id: int,
+    broker_epoch: int,
+    may_be_unclean: MayBeUnclean = never_unclean,
+) -> Decision[None]:
     """The worker is live, and leads what only it can. KafkaError when it is not that one."""
     check_epoch(image, worker_id, broker_epoch)
     worker = image.workers[worker_id]
@@ -127,12 +163,17 @@ def unfence_worker(image: MetadataImage, worker_id: int, broker_epoch: int) -> D
 
     def records() -> Iterator[MetadataRecord | None]:
         yield WorkerChangeRecord(worker_id, broker_epoch, False, in_shutdown)
-        yield from _coming(image, worker_id)
+        yield from _coming(image, worker_id, may_be_unclean)
 
     return Decision(None, records(), divisible=True)
 
 
-def shut_down_worker(image: MetadataImage, worker_id: int, broker_epoch: int) -> Decision[None]:
+def shut_down_worker(
+    image: MetadataImage,
+    worker_id: int,
+    broker_epoch: int,
+    may_be_unclean: MayBeUnclean = never_unclean,
+) -> Decision[None]:
     """The worker leads nothing and will not, while it serves what it still has. KafkaError."""
     check_epoch(image, worker_id, broker_epoch)
     worker = image.workers[worker_id]
@@ -140,13 +181,15 @@ def shut_down_worker(image: MetadataImage, worker_id: int, broker_epoch: int) ->
         return Decision(None)
 
     def records() -> Iterator[MetadataRecord | None]:
-        yield from _leaving(image, {worker_id})
+        yield from _leaving(image, {worker_id}, may_be_unclean)
         yield WorkerChangeRecord(worker_id, broker_epoch, in_controlled_shutdown=True)
 
     return Decision(None, records(), divisible=True)
 
 
-def unregister_worker(image: MetadataImage, worker_id: int) -> Decision[None]:
+def unregister_worker(
+    image: MetadataImage, worker_id: int, may_be_unclean: MayBeUnclean = never_unclean
+) -> Decision[None]:
     """The worker is forgotten, whether or not it is alive (as Kafka does). KafkaError."""
     worker = image.workers.get(worker_id)
     if worker is None:
@@ -156,23 +199,32 @@ def unregister_worker(image: MetadataImage, worker_id: int) -> Decision[None]:
         )
 
     def records() -> Iterator[MetadataRecord | None]:
-        yield from _leaving(image, {worker_id})
+        yield from _leaving(image, {worker_id}, may_be_unclean)
         yield UnregisterWorkerRecord(worker_id, worker.broker_epoch)
 
     return Decision(None, records(), divisible=True)
 
 
-def elect_leaders(image: MetadataImage) -> Decision[None]:
+def elect_leaders(
+    image: MetadataImage, may_be_unclean: MayBeUnclean = never_unclean
+) -> Decision[None]:
     """Every partition that somebody live may lead is led."""
-    records = _changes(image, lambda partition: with_workers(partition, image.is_live))
+    records = _changes(image, may_be_unclean, partial(with_workers, is_live=image.is_live))
     return Decision(None, records, divisible=True)
 
 
 def lose_log(
-    image: MetadataImage, worker_id: int, broker_epoch: int, at: tuple[bytes, int]
+    image: MetadataImage,
+    worker_id: int,
+    broker_epoch: int,
+    at: tuple[bytes, int],
+    *,
+    began_anew: bool = False,
+    may_be_unclean: MayBeUnclean = never_unclean,
 ) -> Decision[KafkaError | None]:
     """The worker cannot use its log of that partition (topic id, number): others lead, or none.
 
+    `began_anew`: it has come back without that log, and begun an empty one.
     Source: KIP-858, by partition instead of by directory.
     """
     check_epoch(image, worker_id, broker_epoch)
@@ -180,7 +232,9 @@ def lose_log(
     topic = image.topic_by_id(topic_id)
     if topic is None or not 0 <= number < len(topic.partitions):
         return Decision(None)  # gone meanwhile
-    after = without_log(topic.partitions[number], worker_id, image.is_live)
+    rule = begun_anew if began_anew else without_log
+    unclean = partial(may_be_unclean, image, topic.name)
+    after = rule(topic.partitions[number], worker_id, image.is_live, unclean=unclean)
     if after is None:
         return Decision(None)
     return Decision(None, [partition_record(topic_id, number, after)])
@@ -201,46 +255,51 @@ def register_controller(image: MetadataImage, controller: ControllerRegistration
     return Decision(None, [record])
 
 
-def _leaving(image: MetadataImage, gone: Set[int]) -> Iterator[MetadataRecord | None]:
+def _leaving(
+    image: MetadataImage, gone: Set[int], may_be_unclean: MayBeUnclean
+) -> Iterator[MetadataRecord | None]:
     def is_live(worker_id: int) -> bool:
         return worker_id not in gone and image.is_live(worker_id)
 
-    return _changes(image, lambda partition: without_workers(partition, gone, is_live))
+    return _changes(image, may_be_unclean, partial(without_workers, gone=gone, is_live=is_live))
 
 
-def _replaced(
-    image: MetadataImage, worker_id: int, *, is_live: bool
+def _restarted(
+    image: MetadataImage, worker: WorkerRegistration, may_be_unclean: MayBeUnclean
 ) -> Iterator[MetadataRecord | None]:
-    """The process leads nothing, and is known to lack no log: the next one has its own news."""
-    gone = {worker_id}
+    """The process before leads nothing, and no replica is known to be without its log."""
+    known = image.workers.get(worker.worker_id)
+    change = partial(
+        restarted,
+        worker_id=worker.worker_id,
+        is_live=lambda other: other != worker.worker_id and image.is_live(other),
+        was_live=known is not None and not known.fenced,
+        is_intact=known is not None and worker.previous_broker_epoch == known.broker_epoch,
+        # With new disks it has nothing, as it will say itself: it is not the last who knows.
+        is_new=known is not None and set(known.log_dirs).isdisjoint(worker.log_dirs),
+    )
+    return _changes(image, may_be_unclean, change)
 
-    def live(other: int) -> bool:
-        return other != worker_id and image.is_live(other)
 
-    def change(partition: PartitionImage) -> PartitionImage | None:
-        left = without_workers(partition, gone, live) if is_live else None
-        after = partition if left is None else left
-        return with_log(after, worker_id) or left
-
-    return _changes(image, change)
-
-
-def _coming(image: MetadataImage, worker_id: int) -> Iterator[MetadataRecord | None]:
+def _coming(
+    image: MetadataImage, worker_id: int, may_be_unclean: MayBeUnclean
+) -> Iterator[MetadataRecord | None]:
     def is_live(other: int) -> bool:
         return other == worker_id or image.is_live(other)
 
-    return _changes(image, lambda partition: with_workers(partition, is_live))
+    return _changes(image, may_be_unclean, partial(with_workers, is_live=is_live))
 
 
 def _changes(
-    image: MetadataImage, change: Callable[[PartitionImage], PartitionImage | None]
+    image: MetadataImage, may_be_unclean: MayBeUnclean, change: _Change
 ) -> Iterator[MetadataRecord | None]:
     """A record for each partition that `change` changes."""
     looked_at = 0
     for topic in image.topics.each():
+        unclean = partial(may_be_unclean, image, topic.name)
         for number, partition in enumerate(topic.partitions):
             looked_at += 1
             if looked_at % SCAN_PARTITIONS == 0:
                 yield None
-            if (after := change(partition)) is not None:
+            if (after := change(partition, unclean=unclean)) is not None:
                 yield partition_record(topic.topic_id, number, after)

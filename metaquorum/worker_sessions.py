@@ -29,6 +29,10 @@ Connections are facts about this process, not about a term; they are counted thr
 voter that becomes active knows of the process that it replaces: the one that was active was a
 worker, too, and its kernel has closed its stream to every other voter.
 
+When all processes were killed at once, the first to come back finds the others live in the image.
+To leave the ISRs to them would be wrong, as they may not come back; so it waits until it is known
+who is there. Then all are fenced as one, and stay in the ISRs together.
+
 Source: KIP-631; Kafka's BrokerHeartbeatManager.
 """
 
@@ -242,6 +246,14 @@ class WorkerSessions:
         if session.heard_at is None or session.closed_at is not None or leaving:
             return False
         return now < self._deadline(session)
+
+    def awaits_others(self, worker_id: int) -> bool:
+        """Somebody else was live before this term, and may be yet: it has 600 ms to say so."""
+        return any(
+            session.heard_at is None and not session.worker.fenced
+            for other, session in self._sessions.items()
+            if other != worker_id
+        )
 
     def overdue(self, now: float) -> list[int]:
         """The workers to be fenced, in order of their numbers; why is noted."""

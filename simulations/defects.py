@@ -194,13 +194,13 @@ def _ack_before_flush() -> AbstractContextManager[None]:
 
 def _same_epoch_again() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def changed(partition: PartitionImage, *rest: Any) -> PartitionImage | None:
-            after: PartitionImage | None = right(partition, *rest)
+        def settled(partition: PartitionImage, *rest: Any, **named: Any) -> PartitionImage | None:
+            after: PartitionImage | None = right(partition, *rest, **named)
             return after and replace(after, leader_epoch=partition.leader_epoch)
 
-        return changed
+        return settled
 
-    return swapped(elections, "changed", wrong)
+    return swapped(elections, "settled", wrong)
 
 
 def _live_key_dropped() -> AbstractContextManager[None]:

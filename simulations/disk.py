@@ -255,6 +255,9 @@ class ProcessDisk:
         self.storage.folder(path)
         self.change("sync_dir", path, lambda: self.storage.sync_dir(path))
 
+    def boot_id(self) -> str:
+        return str(self.storage.power_cuts)
+
     def lock(self, path: str) -> FileLock:
         if path in self.locks:
             raise os_error(errno.EWOULDBLOCK, path)

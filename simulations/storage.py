@@ -162,6 +162,7 @@ class Storage:
     root: Folder = field(default_factory=Folder)
     capacity_bytes: int | None = None
     pending_names: list[NameChange] = field(default_factory=list)
+    power_cuts: int = 0
 
     # Reading
 
@@ -300,6 +301,7 @@ class Storage:
 
     def lose_power(self, draw: random.Random) -> Lost:
         lost = Lost()
+        self.power_cuts += 1
         survived = self._names_that_survive(draw.choice(NAME_FATES), draw)
         lost.names = survived.count(False)
         lost.out_of_order = True in survived[survived.index(False) :] if lost.names else False

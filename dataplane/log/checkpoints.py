@@ -1,4 +1,4 @@
-"""Small text files of a log directory: offsets by partition, the clean-shutdown mark, topic ids."""
+"""Small text files of a log directory: offsets by partition, marks of starts and stops, ids."""
 
 import base64
 import binascii
@@ -46,6 +46,19 @@ def decode_clean_shutdown(data: Buffer) -> int:
         return int(content["brokerEpoch"])
     except (ValueError, KeyError, TypeError):
         return -1
+
+
+def encode_start(broker_epoch: int, boot_id: str) -> bytes:
+    return json.dumps({"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id}).encode()
+
+
+def decode_start(data: Buffer) -> tuple[int, str]:
+    """Broker epoch and boot id; (-1, "") when it says none."""
+    try:
+        content = json.loads(bytes(data))
+        return int(content["brokerEpoch"]), str(content["bootId"])
+    except (ValueError, KeyError, TypeError):
+        return -1, ""
 
 
 def encode_partition_metadata(topic_id: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
     .lock                             held while a node runs on it
     .kafka_cleanshutdown              there only between a clean stop and the next start
+    .metaquorum_started               the last start: of the process, and of its machine
     recovery-point-offset-checkpoint  up to where each log is synced
     replication-offset-checkpoint     high watermarks
     log-start-offset-checkpoint       where logs begin that begin within a segment
@@ -13,12 +14,18 @@
 The clean-shutdown mark is removed, and its removal synced, before any log is looked at
 (KAFKA-10471): a crash at any later point is then recovered from as a crash. A log that cannot be
 opened does not stop the others; it is in `offline` with the reason.
+
+Both marks name a process by its broker epoch. All that it wrote is here where it was stopped in
+good order, or its machine has not been started since: whatever killed it, what it had given to the
+kernel was written. (Linux tells machines' starts apart; elsewhere a killed process is taken for a
+loss of power.)
 """
 
 import logging
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -30,8 +37,10 @@ from dataplane.log.checkpoints import (
     Partition,
     decode_clean_shutdown,
     decode_offsets,
+    decode_start,
     encode_clean_shutdown,
     encode_offsets,
+    encode_start,
 )
 from dataplane.log.config import LogConfig
 from dataplane.log.files import MAX_OPEN_FILES, OpenFiles, storage_error, storage_errors
@@ -41,6 +50,7 @@ from dataplane.log.names import (
     CLEANER_CHECKPOINT,
     DELETED_FOLDER,
     HIGH_WATERMARK_CHECKPOINT,
+    LAST_START,
     LOCK,
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
@@ -82,11 +92,16 @@ class LogDir:
         self.directory_id: Uuid = ZERO_UUID
         self.failure: StorageError | None = None  # why all of it is offline
         self.partitions: dict[Partition, PartitionLog] = {}
+        # The offsets that checkpoints have of logs of which no folder was found.
+        self.missing: dict[Partition, int] = {}
         self.offline: dict[Partition, StorageError] = {}
         self.high_watermarks: dict[Partition, int] = {}  # as they were at the last checkpoint
         self.cleaner_offsets: dict[Partition, int] = {}  # up to where each log is cleaned
         self.was_clean = False
         self.last_broker_epoch = -1  # in which it was stopped, when it was clean
+        self.is_new = False  # formatted just now
+        # The last process of which everything is here; -1 for none.
+        self.previous_broker_epoch = -1
         self.files = OpenFiles(disk, max_open_files)
         self._disk = disk
         self._lock = lock
@@ -111,7 +126,10 @@ class LogDir:
         with storage_errors("use", path):
             disk.make_dirs(path)
         if is_locked:
-            return cls(disk, path, None, max_open_files)
+            log_dir = cls(disk, path, None, max_open_files)
+            with storage_errors("read", path):
+                log_dir.previous_broker_epoch = log_dir._previous_broker_epoch()
+            return log_dir
         lock_path = os.path.join(path, LOCK)
         try:
             lock = disk.lock(lock_path)
@@ -128,6 +146,32 @@ class LogDir:
 
     # Start
 
+    def _previous_broker_epoch(self) -> int:
+        """OSError."""
+        stopped = killed = -1
+        mark, start = self._path(CLEAN_SHUTDOWN), self._path(LAST_START)
+        if self._disk.exists(mark):
+            stopped = decode_clean_shutdown(self._disk.read_file(mark))
+        if self._disk.exists(start):
+            epoch, boot_id = decode_start(self._disk.read_file(start))
+            if boot_id and boot_id == self._disk.boot_id():
+                killed = epoch
+        return max(stopped, killed)
+
+    def note_start(self, broker_epoch: int) -> None:
+        """The next process can tell whether all is here that this one writes. StorageError.
+
+        Not synced: after a loss of power it says nothing in any case.
+        """
+        data = encode_start(broker_epoch, self._disk.boot_id())
+        with storage_errors("write", self._path(LAST_START)):
+            file = self._disk.open(self._path(LAST_START), create=True)
+            try:
+                file.truncate(0)
+                file.write(data, 0)
+            finally:
+                file.close()
+
     async def load(
         self, config_of: ConfigOf, now_ms: int, *, concurrent: int = CONCURRENT_CALLS
     ) -> None:
@@ -139,6 +183,10 @@ class LogDir:
             offsets = await self._disk.run(self._begin)
             folders = await self._disk.run(self._partition_folders)
         recovery_points, starts = offsets
+        found = {partition for partition, _ in folders}
+        for noted in (self.high_watermarks, recovery_points):
+            for partition in noted.keys() - found:
+                self.missing[partition] = max(self.missing.get(partition, 0), noted[partition])
         configs = {topic: config_of(topic) for topic in dict.fromkeys(at[0] for at, _ in folders)}
         opens = [
             partial(
@@ -334,6 +382,8 @@ class LogDir:
     def fail(self, error: StorageError) -> None:
         """Nothing here is written or opened any more; what is being read is read to its end."""
         self.failure = error
+        with suppress(OSError):  # nobody knows what it kept
+            self._disk.remove(self._path(LAST_START))
         self.files.shut()
 
     def take_deleted(self) -> list[str]:

@@ -93,6 +93,15 @@ class LogDirs:
         return tuple(one.directory_id for one in self.failed) + self._absent_ids
 
     @property
+    def previous_broker_epoch(self) -> int:
+        """The process before this one, if all that it wrote is here but for what is absent; or -1.
+
+        A directory that is new takes nothing away: what was in the one before it `is_lost`.
+        """
+        epochs = {one.previous_broker_epoch for one in self._all if not one.is_new}
+        return epochs.pop() if len(epochs) == 1 else -1
+
+    @property
     def _absent_ids(self) -> tuple[Uuid, ...]:
         return tuple(one.directory_id for one in self.absent if one.directory_id is not None)
 
@@ -120,6 +129,17 @@ class LogDirs:
                 return reason
         return self._unfound.get(partition)
 
+    def is_lost(self, partition: Partition) -> bool:
+        """A partition that is nowhere once was, and had records.
+
+        One that never had any has no folder, so that checkpoints have to tell. Those that are new,
+        as after the loss of a disk, tell nothing: then it is taken for lost.
+        """
+        noted = [one.missing[partition] for one in self._all if partition in one.missing]
+        if noted:
+            return max(noted) > 0
+        return any(one.is_new for one in self._all)
+
     def set_offline(self, partition: Partition, reason: StorageError) -> None:
         """It has no log, and gets none."""
         self._unfound[partition] = reason
@@ -144,6 +164,17 @@ class LogDirs:
                 nursery.start_soon(load, log_dir)
         if not self.online:
             raise self._nothing_left()
+
+    def note_start(self, broker_epoch: int) -> None:
+        """This process is registered in that epoch, and may write."""
+        for log_dir in list(self.online):
+            try:
+                log_dir.note_start(broker_epoch)
+            except StorageError as error:
+                if isinstance(error, DirectoryFailedError):
+                    self.fail(log_dir, error)
+                else:
+                    logger.warning("the next start will take this one for a power cut: %s", error)
 
     def refuse_duplicates(self) -> None:
         """A partition found in two directories is offline: nobody knows which one is right."""

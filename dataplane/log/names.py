@@ -22,6 +22,7 @@ HIGH_WATERMARK_CHECKPOINT: Final = "replication-offset-checkpoint"
 CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+LAST_START: Final = ".metaquorum_started"
 LOCK: Final = ".lock"
 
 DELETED_FOLDER: Final = "-delete"

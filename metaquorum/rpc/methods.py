@@ -118,11 +118,12 @@ class AlterPartitions:
 
 @dataclass(frozen=True, slots=True)
 class LoseLogs:
-    """A worker has lost logs, by topic id and partition."""
+    """A worker has lost logs, by topic id and partition; and begun them anew where it says so."""
 
     worker_id: int
     broker_epoch: int
     logs: Sequence[tuple[bytes, int]]
+    begun_anew: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,9 @@ class ControllerService:
             ALTER_PARTITIONS.name: lambda _, r: controller.alter_partitions(
                 r.worker_id, r.broker_epoch, r.changes
             ),
-            LOSE_LOGS.name: lambda _, r: controller.lose_logs(r.worker_id, r.broker_epoch, r.logs),
+            LOSE_LOGS.name: lambda _, r: controller.lose_logs(
+                r.worker_id, r.broker_epoch, r.logs, begun_anew=r.begun_anew
+            ),
             WATCH_QUORUM.name: self._watch,
             DESCRIBE_QUORUM.name: lambda _caller, _request: self._describe(),
             FETCH_METADATA.name: self._fetch,

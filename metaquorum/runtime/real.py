@@ -33,6 +33,7 @@ MAX_STEPS_PER_TURN: Final = 64
 SEND_FILE_SLICE_BYTES: Final = 1 << 20
 PAGE_BYTES: Final = mmap.PAGESIZE
 _FILE_MODE: Final = 0o644
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
 class RealClock:
@@ -186,6 +187,12 @@ class RealDisk:
         finally:
             os.close(fd)
         return True
+
+    def boot_id(self) -> str:
+        try:
+            return self.read_file(_BOOT_ID).decode("ascii").strip()
+        except OSError:
+            return ""
 
     def lock(self, path: str) -> FileLock:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)

@@ -115,6 +115,12 @@ class Disk(Protocol):
         done. For thousands of files, which one by one take as many waits. Slow: for `Disk.run`.
         """
 
+    def boot_id(self) -> str:
+        """Another one once what was not synced may be gone: since each start of the machine.
+
+        Empty where nobody can tell.
+        """
+
     def lock(self, path: str) -> FileLock:
         """Claim the lock file at `path`; BlockingIOError while another process holds it."""
 

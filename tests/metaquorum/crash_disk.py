@@ -184,6 +184,9 @@ class CrashDisk:
                     self.synced_files[name] = inode
         self.pending_names = rest
 
+    def boot_id(self) -> str:
+        return ""
+
     def lock(self, path: str) -> FileLock:
         self.open(path, create=True).close()
         return NoLock()
