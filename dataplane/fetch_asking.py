@@ -93,8 +93,8 @@ class AskingSession:
         """The next request is a whole one."""
         self._id, self._epoch = NO_SESSION, INITIAL_EPOCH
 
-    def request(self) -> FetchRequest:
-        """All that is wanted is asked for, and nothing else."""
+    def request(self, max_wait_ms: int | None = None) -> FetchRequest:
+        """All that is wanted is asked for, and nothing else; to wait no longer than that."""
         changed: Iterable[Wanted] = self._wanted.values()
         forgotten: Sequence[Key] = ()
         if self.is_open:
@@ -102,7 +102,7 @@ class AskingSession:
             forgotten = [key for key in self._forgotten if key not in self._wanted]
         request = FetchRequest(
             replica_state=self._replica,
-            max_wait_ms=self._limits.max_wait_ms,
+            max_wait_ms=self._limits.max_wait_ms if max_wait_ms is None else max_wait_ms,
             min_bytes=self._limits.min_bytes,
             max_bytes=self._limits.max_bytes,
             session_id=self._id,

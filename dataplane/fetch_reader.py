@@ -3,7 +3,8 @@
 from typing import Final
 
 from dataplane.log.partition_log import LogSlice
-from dataplane.partition import NO_ERROR, Partition
+from dataplane.nearest_replica import nearest_replica
+from dataplane.partition import NO_ERROR, NOT_LEADER, Partition
 from dataplane.worker import Worker
 from metaquorum.runtime import StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -37,21 +38,34 @@ class FetchReader:
     __slots__ = (
         "_given",
         "broker_epoch",
+        "from_followers",
         "is_committed",
         "is_first",
         "left_bytes",
         "must_answer",
         "names_leaders",
+        "rack",
         "replica_id",
         "size_bytes",
         "worker",
     )
 
     def __init__(
-        self, worker: Worker, message: FetchRequest, max_bytes: int, *, is_first: bool = True
+        self,
+        worker: Worker,
+        message: FetchRequest,
+        max_bytes: int,
+        *,
+        from_followers: bool = False,
+        is_first: bool = True,
     ) -> None:
-        """`is_first`: not read again after a wait, when a follower has told no more."""
+        """`is_first`: not read again after a wait, when a follower has told no more.
+
+        `from_followers`: a consumer that knows that followers, too, have what is committed.
+        """
         self.worker = worker
+        self.from_followers = from_followers
+        self.rack = message.rack_id if from_followers and worker.selects_replicas else ""
         self.is_first = is_first
         self.replica_id = replica_of(message)
         state = message.replica_state
@@ -80,7 +94,9 @@ class FetchReader:
         if partition is None:
             return self._refuse(asked, partition, code)
         code = partition.leader_error(asked.current_leader_epoch)
-        if code is not NO_ERROR:
+        if code is not NO_ERROR and not (
+            code is NOT_LEADER and self.from_followers and partition.is_hosted
+        ):
             return self._refuse(asked, partition, code)
         try:
             return self._read(asked, partition)
@@ -142,6 +158,13 @@ class FetchReader:
             answer.diverging_epoch = diverging
             return answer
         end_offset = self.end_offset(partition)
+        if self.rack and partition.leadership is not None:
+            offset = asked.fetch_offset
+            nearest = nearest_replica(partition, self.rack, offset, self.worker.image)
+            if nearest is not None:
+                self.must_answer = True
+                answer.preferred_read_replica = nearest
+                return answer
         if self.replica_id >= 0 and self.is_first:
             self._note_follower(asked, partition)
             answer.high_watermark = partition.high_watermark

@@ -61,8 +61,12 @@ class _Aside:
         self._part = part
 
     def note(self, new_bytes: int) -> bool:
-        self._part.session.news[self._part] = None
-        return True
+        part = self._part
+        part.session.news[part] = None
+        if part.partition is not None and part.partition.is_leader:
+            return True
+        part.stop_aside()  # the follower has another leader, of which it has not told us
+        return False
 
     def wake(self) -> None:
         """It watches what is appended, too, and is woken there."""
@@ -113,6 +117,9 @@ class SessionPartition:
             self._aside = _Aside(self)
             partition.waiters.add(self._aside)
 
+    def stop_aside(self) -> None:
+        self._aside = None
+
     def note(self, new_bytes: int) -> bool:
         session = self.session
         session.news[self] = None
@@ -140,7 +147,7 @@ class SessionPartition:
 
     def tell(self, answer: PartitionData, size_bytes: int) -> bool:
         """Whether the client has to be told `answer`; it counts as told then."""
-        is_news = size_bytes > 0
+        is_news = size_bytes > 0 or answer.preferred_read_replica >= 0
         if self.high_watermark != answer.high_watermark:
             self.high_watermark = answer.high_watermark
             is_news = True

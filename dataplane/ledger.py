@@ -4,8 +4,9 @@ Kafka's logs forget: a follower cuts what its leader has not, and after an uncle
 have been acknowledged. Here every cut leaves an entry, synced before the cut is made:
 
     divergence          after an election; the leader never had it, nor had it been committed
-    unclean election    the leader was not in sync when it was elected: at the leader, all from its
-                        log's end on may have been acknowledged; at its followers, what they cut
+    unclean election    the leader was not in sync when it was elected, or had lost the end of its
+                        log: at the leader, all from its log's end on may have been acknowledged;
+                        at its followers, what they cut
     leader lost it      the leader was in sync, and has not what was committed: a disk or power
     leader starts later the leader has deleted all that this replica had
     recovery            a start that found a torn or damaged tail, or less than had been committed
@@ -110,7 +111,7 @@ def of_follower(partition: Partition, cut: Truncation, now_ms: int) -> Entry:
     """A follower is to cut what its leader has not."""
     if cut.starts_anew:
         reason = Reason.LEADER_STARTS_LATER
-    elif partition.unclean_epoch > cut.last_epoch:
+    elif partition.state.unclean_epoch > cut.last_epoch:
         reason = Reason.UNCLEAN_ELECTION  # since the last of these records was written
     elif cut.offset < cut.high_watermark:
         reason = Reason.LEADER_LOST_IT
@@ -147,8 +148,16 @@ def of_unclean_leader(partition: Partition, isr: Sequence[int], now_ms: int) -> 
         partition.leader_epoch,
         partition.high_watermark,
         Acknowledged.PERHAPS,
-        f"in sync were {', '.join(map(str, isr))[:100]}",
+        _doubt(partition, isr),
     )
+
+
+def _doubt(partition: Partition, isr: Sequence[int]) -> str:
+    if not isr:
+        return ""
+    if partition.leader_id in isr:
+        return "it was in sync, and may have lost the end of its log"
+    return f"in sync were {', '.join(map(str, isr))[:100]}"
 
 
 def of_recovery(partition: Partition, now_ms: int) -> Entry | None:

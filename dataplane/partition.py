@@ -33,6 +33,7 @@ UNKNOWN_BYTES: Final = 1 << 30
 
 # Members of an enum are slow to look up by name (Python 3.11), so hot paths keep theirs at hand.
 NO_ERROR: Final = ErrorCode.NONE
+NOT_LEADER: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 class Watcher(Protocol):
@@ -134,7 +135,6 @@ class Partition:
         "state",
         "topic",
         "topic_id",
-        "unclean_epoch",
         "waiters",
         "worker_id",
     )
@@ -164,7 +164,6 @@ class Partition:
         self.leadership: Leadership | None = None
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         self.known_high_watermark = high_watermark  # when this worker started
-        self.unclean_epoch = -1  # of the last leader that was elected while not in sync
         self.offline: str | None = None  # why, when its log directory failed
         self.waiters: set[Watcher] = set()  # for what is committed
         self.end_waiters: set[Watcher] = set()  # for what is appended
@@ -196,8 +195,18 @@ class Partition:
         )
 
     @property
+    def is_hosted(self) -> bool:
+        """It has a replica here, leader or not, which consumers may read (KIP-392)."""
+        return self.worker_id in self.state.replicas and self.offline is None
+
+    @property
     def is_served(self) -> bool:
         return self.leader_id == self.worker_id and self.offline is None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Somebody waits here to read what may be committed by now."""
+        return bool(self.waiters) and self.high_watermark < self.log.log_end_offset
 
     @property
     def is_catching_up(self) -> bool:
@@ -314,7 +323,7 @@ class Partition:
             if current_leader_epoch > self.leader_epoch:
                 return ErrorCode.UNKNOWN_LEADER_EPOCH
         if self.leader_id != self.worker_id:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return NOT_LEADER
         return NO_ERROR
 
     def check_append(self, acks: int) -> None:
@@ -471,22 +480,3 @@ class Partition:
             waiter.woken.set()
         self.commit_waiters.clear()
         self.look_at_starts()
-
-
-def was_unclean(before: PartitionImage, after: PartitionImage) -> bool:
-    """The leader was elected while not in sync, as far as two states of the partition tell.
-
-    A leader joins the ISR before it is elected, which is a change of its own: where every change
-    was one of the leader, or nobody of the ISR before is in it now, it did not.
-    """
-    elections = after.leader_epoch - before.leader_epoch
-    return (
-        elections > 0
-        and after.leader != NO_LEADER
-        and bool(before.isr)
-        and after.leader not in before.isr
-        and (
-            after.partition_epoch - before.partition_epoch == elections
-            or not set(before.isr) & set(after.isr)
-        )
-    )

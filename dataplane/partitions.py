@@ -11,7 +11,7 @@ from dataplane.log.files import DirectoryFailedError, UnreadableError
 from dataplane.log.log_dir import LogDir, NewPartition
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
-from dataplane.partition import NO_TRAFFIC, Partition, was_unclean
+from dataplane.partition import NO_TRAFFIC, Partition
 from dataplane.replication import Replication
 from dataplane.topic_config import TopicConfig
 from dataplane.worker_configs import WorkerConfigs
@@ -187,14 +187,15 @@ class Partitions:
         before = partition.state
         if before is state:
             return
-        if is_unclean := was_unclean(before, state):
-            partition.unclean_epoch = state.leader_epoch
         async with partition.appending:  # what is being written is of the epoch before
             try:
                 partition.assign(state)
             except StorageError as error:
                 self.fail(partition, error)
-            if is_unclean and partition.is_leader:
+            if (
+                partition.is_leader
+                and state.leader_epoch == state.unclean_epoch > before.leader_epoch
+            ):
                 self.replication.elected_unclean(partition, before)
         self.replication.assigned(partition)
 

@@ -57,6 +57,8 @@ SILENCE_S: Final = 10.0
 # So long a leader whose process seems to be gone is not shown to clients, unless the metadata say
 # more before: by then the controller has fenced it, or it is there.
 SUSPECT_S: Final = 1.0
+# A poll while consumers wait here for what is committed, of which a follower must ask to hear.
+HURRIED_WAIT_MS: Final = 10
 # A long poll is given up for the sake of partitions that it does not ask for, but not more often.
 LEAST_POLL_S: Final = 0.1
 # What is asked of partitions that gave nothing is looked at so often: their logs may begin later.
@@ -142,6 +144,7 @@ class ReplicaFetcher:
         self._delayed: dict[Key, None] = {}
         self._look_at_all_at = 0.0
         self._rest: list[_Row] = []  # of an answer, for the task
+        self._awaited: dict[Key, None] = {}  # with consumers that wait for what is committed
         self._closed_at: float | None = None  # by the leader's side, and not opened again
         self._changed = trio.Event()
 
@@ -281,7 +284,7 @@ class ReplicaFetcher:
         self._look(self._runtime.clock.monotonic())
         if not len(self._session):
             return
-        link.ask_nowait(self._session.request())
+        link.ask_nowait(self._session.request(HURRIED_WAIT_MS if self._awaited else None))
         self._polled_at = trio.current_time()
         silent_at = self._polled_at + self._config.limits.max_wait_ms / 1000 + SILENCE_S
         # Not moved for each of thousands of requests a second: trio sorts deadlines.
@@ -297,10 +300,18 @@ class ReplicaFetcher:
         for key in [key for key in self._delayed if self._followed[key].resume_at <= now]:
             del self._delayed[key]
             self._stirred[key] = None
+        if self._awaited:
+            self._awaited = {
+                key: None
+                for key in self._awaited
+                if key in self._followed and self._followed[key].partition.is_awaited
+            }
         for key in self._stirred:
             if key in self._delayed:
                 continue
             followed = self._followed[key]
+            if followed.partition.is_awaited:
+                self._awaited[key] = None
             followed.want = following.wanted(
                 followed.partition, followed.leader_epoch, self._config.partition_max_bytes
             )

@@ -11,6 +11,7 @@ from dataplane.client_quotas import ClientQuotas
 from dataplane.connection import Client
 from dataplane.fetch_sessions import FetchSessions
 from dataplane.log.compaction import CleanerStatistics
+from dataplane.nearest_replica import RACK_AWARE_SELECTOR
 from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
@@ -82,6 +83,7 @@ class Worker:
         self.quotas = quotas
         # These do not change while a node runs.
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
+        self.selects_replicas = self.configs["replica.selector.class"] == RACK_AWARE_SELECTOR
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
         self.producer_ids = ProducerIds(gateway, session)
         # One at a time: a batch may decompress to a hundred megabytes.

@@ -416,6 +416,18 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         None,
         "The controllers, each as id@host:port (--quorum); none: this node alone.",
     ),
+    _worker(
+        "replica.selector.class",
+        _STRING,
+        None,
+        OneOf(
+            (
+                "org.apache.kafka.common.replica.LeaderSelector",
+                "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+            )
+        ),
+        "Who serves consumers: leaders, or (RackAwareReplicaSelector) a replica in their rack.",
+    ),
     _worker("broker.rack", _STRING, None, None, "The rack or zone, for placing replicas (--rack)."),
     _worker(
         "log.dir", _STRING, None, None, "The log directory, where log.dirs does not name several."

@@ -34,6 +34,7 @@ from wire.messages.fetch import (
 from wire.types import Uuid
 
 _TOPIC_IDS_SINCE: Final = 13
+_FOLLOWERS_SINCE: Final = 11  # consumers may read from followers: KIP-392
 # A client that asks to wait for longer is answered, emptily, after this.
 MAX_WAIT_MS: Final = 5 * 60 * 1000
 
@@ -64,7 +65,7 @@ class _Allowed:
     `throttle_ms` not 0: nothing. Nothing is read then.
     """
 
-    __slots__ = ("_request", "_worker", "max_bytes", "throttle_ms")
+    __slots__ = ("_from_followers", "_request", "_worker", "max_bytes", "throttle_ms")
 
     def __init__(
         self, worker: Worker, request: Request, message: FetchRequest, *, is_limited: bool
@@ -72,6 +73,7 @@ class _Allowed:
         self.throttle_ms = 0
         self.max_bytes = min(message.max_bytes, worker.fetch_max_bytes)
         self._worker = worker
+        self._from_followers = request.version >= _FOLLOWERS_SINCE and replica_of(message) == -1
         self._request: Request | None = None
         quotas = worker.quotas
         if is_limited and quotas.fetch is not None:
@@ -80,6 +82,15 @@ class _Allowed:
             most = quotas.fetch_bytes(request.client, request.client_id)
             if most is not None:
                 self.max_bytes = min(self.max_bytes, most)
+
+    def reader(self, message: FetchRequest, *, is_first: bool) -> FetchReader:
+        return FetchReader(
+            self._worker,
+            message,
+            self.max_bytes,
+            from_followers=self._from_followers,
+            is_first=is_first,
+        )
 
     def ask_again(self) -> int:
         """`throttle_ms`, after a wait, in which others may have used what it has a share of."""
@@ -200,7 +211,7 @@ class _Whole:
         return asked
 
     def _read(self, asked: _Asked, *, is_first: bool = True) -> tuple[FetchReader, _Rows]:
-        reader = FetchReader(self.worker, self.message, self.allowed.max_bytes, is_first=is_first)
+        reader = self.allowed.reader(self.message, is_first=is_first)
         read = reader.read
         return reader, [
             (topic.topic, topic.topic_id, read(data, partition, code))
@@ -312,7 +323,7 @@ class _Continued:
     ) -> tuple[FetchReader, list[tuple[SessionPartition, PartitionData]]]:
         """What is among the news, but for partitions that have turned out to be quiet."""
         session = self.session
-        reader = FetchReader(self.worker, self.message, self.allowed.max_bytes, is_first=is_first)
+        reader = self.allowed.reader(self.message, is_first=is_first)
         session.read_as((reader.replica_id, self.message.isolation_level))
         session.is_stirred = False
         looked = []
@@ -326,6 +337,7 @@ class _Continued:
                 partition is not None
                 and row.error_code == NO_ERROR
                 and row.diverging_epoch is None
+                and row.preferred_read_replica < 0
                 and part.is_quiet(reader.end_offset(partition))
             ):
                 del session.news[part]

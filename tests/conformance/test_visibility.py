@@ -1,11 +1,12 @@
 """Three workers of which some are gone: what mq-admin and Kafka's tools say of it."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.cli.test_mq_admin import Admin
@@ -24,6 +25,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(
         tmp_path_factory.mktemp("cluster"),
         controllers=(1,),
+        settings={
+            "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+        },
         racks=RACKS,
     )
     made.start()
@@ -128,3 +132,55 @@ def test_a_topic_is_explained(cluster: Cluster, admin: Admin) -> None:
     assert re.search(r"^! hosts +All replicas of partition 0 are on one host", text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 96
     admin("topics", "explain", "no-such", code=1)
+
+
+# Reading from the nearest replica (KIP-392). Leaders send such consumers on, without records.
+
+
+def test_librdkafka_reads_from_the_replica_in_its_rack(cluster: Cluster) -> None:
+    topic = create(cluster, unique("near"), [[1, 2, 3]])
+    produce(cluster, topic, 20)
+    read_from: list[int] = []
+
+    def note(statistics: str) -> None:
+        partitions = json.loads(statistics)["topics"].get(topic, {}).get("partitions", {})
+        if "0" in partitions:
+            read_from.append(partitions["0"]["broker"])
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "unused",
+            "client.rack": "b",
+            "statistics.interval.ms": 50,
+            "stats_cb": note,
+            "log_level": 0,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        seen: list[bytes | None] = []
+
+        def read_all(count: int) -> bool:
+            message = consumer.poll(0.1)
+            if message is not None:
+                assert message.error() is None, message.error()
+                seen.append(message.value())
+            return len(seen) >= count and read_from[-1:] == [2]
+
+        wait_until(lambda: read_all(20))
+        produce(cluster, topic, 20)
+        wait_until(lambda: read_all(40))
+        assert seen == [b"%d" % number for number in range(20)] * 2
+    finally:
+        consumer.close()
+
+
+def test_java_reads_from_the_replica_in_its_rack(cluster: Cluster, kafka_tool: KafkaTool) -> None:
+    topic = create(cluster, unique("near"), [[1, 2, 3]])
+    produce(cluster, topic, 20)
+    at = ["--bootstrap-server", cluster[1].bootstrap, "--topic", topic, "--partition", 0]
+    at += ["--offset", 0, "--max-messages", 20, "--timeout-ms", 30_000]
+    at += ["--command-property", "client.rack=c"]
+    done = kafka_tool("console-consumer", *at)
+    assert done.stdout.split() == [str(number) for number in range(20)], done.stderr
