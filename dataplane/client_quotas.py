@@ -127,12 +127,15 @@ class RateQuotas:
         """Allowances that are counted at present."""
         return len(self._allowances)
 
-    def use(self, name: Name, amount: float) -> float:
+    def use(self, name: Name, amount: float, now: float) -> float:
         """It has used so much more; for how many seconds it now has to be left alone."""
-        allowance = self.allowance(name)
-        if allowance is None:
-            return 0.0
-        return self._capped(allowance.window.use(amount, allowance.quota, self.now()))
+        allowance = self._by_name.get(name)
+        if allowance is None or allowance.is_forgotten:
+            allowance = self.allowance(name)
+            if allowance is None:
+                return 0.0
+        delay_s = allowance.window.use(amount, allowance.quota, now)
+        return self._capped(delay_s) if delay_s else 0.0
 
     def delay_s(self, name: Name) -> float:
         """As `use` says, without using anything."""
@@ -306,11 +309,15 @@ class ClientQuotas:
     def answering(self, client: Client, client_id: str | None, produced_bytes: int) -> int:
         """A request is about to be answered; its throttle time. It is muted if that is not 0."""
         name = client.named(client_id)
-        if self.produce is not None and produced_bytes:
-            self._throttle(client, self.produce, name, self.produce.use(name, produced_bytes))
-        if self.request is not None and not client.is_follower:
-            percent_s = self.meter.charge(client)
-            self._throttle(client, self.request, name, self.request.use(name, percent_s))
+        now = self._clock.monotonic()
+        if (produce := self.produce) is not None and produced_bytes:
+            delay_s = produce.use(name, produced_bytes, now)
+            if delay_s:
+                self._throttle(client, produce, name, delay_s)
+        if (request := self.request) is not None and not client.is_follower:
+            delay_s = request.use(name, self.meter.charge(client), now)
+            if delay_s:
+                self._throttle(client, request, name, delay_s)
         return 0 if client.mute is None else throttle_ms(client.mute.seconds)
 
     def may_fetch(self, client: Client, client_id: str | None) -> int:
@@ -318,13 +325,14 @@ class ClientQuotas:
         if self.fetch is None:
             return 0
         name = client.named(client_id)
-        self._throttle(client, self.fetch, name, self.fetch.delay_s(name))
+        if delay_s := self.fetch.delay_s(name):
+            self._throttle(client, self.fetch, name, delay_s)
         return 0 if client.mute is None else throttle_ms(client.mute.seconds)
 
     def fetched(self, client: Client, client_id: str | None, size_bytes: int) -> None:
         """It is given so much; if that was more than it may have, its next fetch pays for it."""
         if self.fetch is not None:
-            self.fetch.use(client.named(client_id), size_bytes)
+            self.fetch.use(client.named(client_id), size_bytes, self._clock.monotonic())
 
     def fetch_bytes(self, client: Client, client_id: str | None) -> int | None:
         """The most that one answer gives it, but for a batch that is larger; None: no limit."""
@@ -344,8 +352,6 @@ class ClientQuotas:
         self._mute(client, CONTROLLER_MUTATION_RATE, name, seconds)
 
     def _throttle(self, client: Client, kind: RateQuotas, name: Name, seconds: float) -> None:
-        if seconds <= 0:
-            return
         kind.throttled(name, seconds)
         self._mute(client, kind.key, name, seconds)
 
@@ -358,7 +364,7 @@ class ClientQuotas:
 
     def _used_cpu(self, name: Name, percent_s: float) -> None:
         if self.request is not None:
-            self.request.use(name, percent_s)
+            self.request.use(name, percent_s, self._clock.monotonic())
 
     def _delay_s(self, key: str, name: Name) -> float:
         for kind in self.kinds:

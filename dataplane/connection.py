@@ -50,6 +50,7 @@ class Client:
         "address",
         "asked_as",
         "cpu_from_s",
+        "cpu_owed_s",
         "is_follower",
         "mute",
         "principal",
@@ -63,7 +64,7 @@ class Client:
         # Set when it is answered: nothing more of it is handled until then.
         self.mute: Mute | None = None
         self.asked_as: Name | None = None
-        self.cpu_from_s = 0.0  # the `CpuMeter`'s
+        self.cpu_from_s = self.cpu_owed_s = 0.0  # the `CpuMeter`'s
         self.is_follower = False  # another worker, which has asked for records as such
 
     def named(self, client_id: str | None) -> Name:
@@ -173,6 +174,7 @@ class ClientConnection:
                 self._unfinished.reply.close()
             if self.client.mute is not None:
                 self.client.mute.end()
+            self._meter.end(self.client)
             self._release_memory()
             self._connection.close()
 

@@ -3,8 +3,8 @@
 One thread runs one loop, and whatever a node does for a client it does in slices of that loop, from
 one wait to the next. A slice of a connection begins with `resume` and ends with `pause`. A request
 answered in between is charged (`charge`) with all since the last charge: receiving, parsing,
-handling and encoding it. What is left at the end (sending, as a rule) is charged, too, but delays
-nobody before the next request. Time is that of the thread's CPU: what other processes of the
+handling and encoding it. What is left at the end (sending, as a rule) is charged with the next one,
+or when the connection ends. Time is that of the thread's CPU: what other processes of the
 machine take is on nobody's account. Reads and writes beside the loop are not either.
 
 So 100 percent is all that one loop can do. There is no second one in a process: a quota of 200
@@ -27,12 +27,13 @@ class Metered(Protocol):
     """What is kept with a connection's client: up to when it was charged, and as whom."""
 
     cpu_from_s: float
+    cpu_owed_s: float  # used since then, in slices that are over
     asked_as: Name | None  # None: it has not yet asked for anything
     is_follower: bool
 
 
 class CpuMeter:
-    """`used(name, percent_s)` takes what is told of nobody's answer; `is_on`: anybody cares."""
+    """`used(name, percent_s)` takes what a connection leaves behind; `is_on`: anybody cares."""
 
     __slots__ = ("_cpu_s", "_used", "exempt_s", "is_on")
 
@@ -48,17 +49,23 @@ class CpuMeter:
     def charge(self, client: Metered) -> float:
         """What was used since it was last charged, in seconds of a percent of the loop."""
         now = self._cpu_s()
-        used_s = now - client.cpu_from_s
+        used_s = now - client.cpu_from_s + client.cpu_owed_s
         client.cpu_from_s = now
-        if client.is_follower:
-            self.exempt_s += used_s
-            return 0.0
-        return max(0.0, used_s) * PERCENT
+        client.cpu_owed_s = 0.0
+        return used_s * PERCENT
 
     def pause(self, client: Metered) -> None:
-        percent_s = self.charge(client)
-        if client.asked_as is not None and percent_s:
-            self._used(client.asked_as, percent_s)
+        used_s = self._cpu_s() - client.cpu_from_s
+        if client.is_follower:
+            self.exempt_s += used_s
+        else:
+            client.cpu_owed_s += used_s
+
+    def end(self, client: Metered) -> None:
+        """It asks for nothing more."""
+        if client.asked_as is not None and client.cpu_owed_s:
+            self._used(client.asked_as, client.cpu_owed_s * PERCENT)
+            client.cpu_owed_s = 0.0
 
     @types.coroutine
     def slices(self, client: Metered, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:

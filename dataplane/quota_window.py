@@ -67,9 +67,10 @@ class RateWindow:
             self._total += amount
         else:
             self.record(amount, now)
-        self._leak(quota, now)
-        self._level += amount
-        if self._total <= quota * self.least_s and self._level <= quota * self._samples_s:
+        level = self._level - quota * (now - self._leaked_at)
+        self._level = level = (level if level > 0.0 else 0.0) + amount
+        self._leaked_at = now
+        if self._total <= quota * self.least_s and level <= quota * self._samples_s:
             return 0.0
         return self.delay_s(quota, now)
 

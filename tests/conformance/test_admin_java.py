@@ -50,6 +50,12 @@ def test_configs_of_a_topic(node: Peer, kafka_tool: KafkaTool) -> None:
             "user-principal 'alice', the default client-id",
             "consumer_byte_rate",
         ),
+        ("--entity-type clients --entity-name pump", "client-id 'pump'", "request_percentage"),
+        (
+            "--entity-type users --entity-default",
+            "the default user-principal",
+            "controller_mutation_rate",
+        ),
         ("--entity-type ips --entity-name 10.9.8.7", "ip '10.9.8.7'", "connection_creation_rate"),
     ],
 )

@@ -13,6 +13,7 @@ from metaquorum.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quota_rules import BY_CONFIG, CLIENT_ID, USER, EntityPart
 from metaquorum.rpc.methods import Asker
 from simulations.clock import PIECE_CPU_S
+from simulations.snapback import per_second, producer
 from tests.dataplane.serving import (
     FETCH_VERSION,
     RawClient,
@@ -281,29 +282,32 @@ def test_what_a_muted_client_sends_waits_in_its_own_buffers() -> None:
     simulated(story)
 
 
-def test_snapback() -> None:
+def test_snapback_is_what_the_picture_shows() -> None:
     """10 kB records at 100 kB/s: a burst, then the comb, and 100 kB/s on the average."""
+    drawn = per_second(list(producer(len(RECORD), 100_000, 44)), 44)
+    assert drawn[0] == 110  # T grows to eleven seconds while the burst lasts
+    assert set(drawn[1:11]) <= {0, 1}
+    assert drawn[12] >= 95
+    assert sum(drawn[11:44]) == pytest.approx(330, rel=0.03)
     times: list[float] = []
 
     async def story(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "producer_byte_rate", 100_000)
+        await trio.sleep(12)
         began = node.now
-        while node.now - began < 70:
+        while node.now - began < 44:
             throttle_ms = await send(client, batch_of(RECORD))
             times.append(node.now - began)
-            await trio.sleep(0.005 + throttle_ms / 1000)  # as clients heed it
+            await trio.sleep(0.004 + throttle_ms / 1000)  # as clients heed it
 
     simulated(story)
-    burst = sum(1 for at in times if at < 5)
-    assert 100 <= burst <= 117  # ten to eleven seconds' worth at once, then one a second
-    for cycle in range(6):
-        count = sum(1 for at in times if 11 * cycle <= at < 11 * cycle + 11)
-        assert count == pytest.approx(110, rel=0.11)  # records of 10 kB
-    assert len(times) * 10_100 <= 100_000 * (70 + 11) + 10_200
-    # The comb: pauses of about a sample, and runs without a pause between them.
+    assert len(times) == pytest.approx(sum(drawn), rel=0.03)
+    for second in range(0, 44, 11):
+        seen = sum(1 for at in times if second <= at < second + 11)
+        assert seen == pytest.approx(sum(drawn[second : second + 11]), abs=12)
     pauses = [b - a for a, b in pairwise(times)]
-    assert max(pauses) > 0.5
+    assert max(pauses) > 0.9
     assert min(pauses) < 0.05
 
 
@@ -492,7 +496,7 @@ def test_who_is_not_heard_of_is_forgotten_and_strangers_are_bounded() -> None:
         await set_quota(node, "producer_byte_rate", 1000)
         kind = node.worker.quotas.produce
         for number in range(1000):
-            kind.use(Name("User:u", f"stranger-{number}"), 1)
+            kind.use(Name("User:u", f"stranger-{number}"), 1, kind.now())
         assert len(kind) == 1000
         await trio.sleep(75)
         assert len(kind) == 0
@@ -500,7 +504,7 @@ def test_who_is_not_heard_of_is_forgotten_and_strangers_are_bounded() -> None:
             "producer_byte_rate", kind._quotas, node.worker.clock, 11, 1.0, max_clients=50
         )
         for number in range(1000):
-            small.use(Name("User:u", f"stranger-{number}"), 1)
+            small.use(Name("User:u", f"stranger-{number}"), 1, small.now())
             assert len(small) <= 50
 
     simulated(story)
