@@ -3,7 +3,8 @@
 #   make test     every test (ARGS="-k offsets" chooses some, JOBS=4 says how many processes)
 #   make lint     ruff, mypy --strict, import-linter
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
-#   make bench    our node and a real Kafka side by side; needs Java 17 and mvn (BENCH= for the long one)
+#   make bench    our node and a real Kafka side by side; needs Java 17 and mvn (BENCH= for the long one, NODES=3)
+#   make failover the same two, three nodes each: how long nobody leads when one is killed or stops (ROUNDS=3)
 #   make clean    removes what the others made, but never data
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -12,10 +13,12 @@ JOBS ?= auto
 ARGS ?=
 SECONDS ?= 60
 BENCH ?= --quick
+NODES ?= 1
+ROUNDS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint sim bench clean
+.PHONY: demo test lint sim bench failover clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -43,7 +46,10 @@ sim: $(VENV)/installed-test
 	$(BIN)/python -m simulations run $(if $(SEED),--start $(SEED),--start $$((RANDOM * 32768 + RANDOM))) --count 1000000 --seconds $(SECONDS) $(ARGS)
 
 bench: $(VENV)/installed-test
-	BIN="$(CURDIR)/$(BIN)" tests/peers/side_by_side $(BENCH)
+	BIN="$(CURDIR)/$(BIN)" NODES=$(NODES) tests/peers/side_by_side $(BENCH)
+
+failover: $(VENV)/installed-test
+	BIN="$(CURDIR)/$(BIN)" tests/peers/failover --rounds $(ROUNDS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
