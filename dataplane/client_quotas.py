@@ -144,6 +144,13 @@ class RateQuotas:
             return 0.0
         return self._capped(allowance.window.delay_s(allowance.quota, self.now()))
 
+    def delay_after_s(self, name: Name, amount: float) -> float:
+        """What `use` would say, without using anything."""
+        allowance = self.allowance(name)
+        if allowance is None:
+            return 0.0
+        return self._capped(allowance.window.delay_after_s(amount, allowance.quota, self.now()))
+
     def _capped(self, seconds: float) -> float:
         return seconds if self._most_s is None else min(seconds, self._most_s)
 

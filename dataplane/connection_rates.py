@@ -8,7 +8,7 @@ Plain state.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from dataplane.quota_window import RateWindow
 from metaquorum.config_layers import Configs
@@ -20,6 +20,12 @@ MAX_ADDRESSES: Final = 100_000  # remembered
 LOOKED_AT: Final = 4  # of those that came first, whenever another one comes
 UNLIMITED: Final = 2**31 - 1  # what max.connection.creation.rate says for it
 _ANYBODY: Final = QuotaEntity(ip=Part.DEFAULT)
+
+
+class ConnectionUse(NamedTuple):
+    quota: float  # connections a second
+    used: float  # within the window
+    window_s: float
 
 
 class ConnectionRates:
@@ -60,6 +66,14 @@ class ConnectionRates:
             if value is not None:
                 return value
         return None
+
+    def use(self, ip: str) -> "ConnectionUse | None":
+        """What the address has of its quota; None: it is not limited."""
+        quota, window, now = self.quota(ip), self._per_ip.get(ip), self._clock.monotonic()
+        if quota is None:
+            return None
+        window = window or RateWindow(self._samples, self._sample_s)
+        return ConnectionUse(quota, window.total(now), window.window_s(now))
 
     def refusal_s(self, ip: str) -> float:
         """It has connected. 0: it may; else it is refused after so many seconds."""

@@ -27,6 +27,7 @@ from dataplane.handlers import (
     produce,
     producer_ids,
     quorum,
+    quota_use,
     records,
     replicas,
     topics,
@@ -78,6 +79,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.UPDATE_FEATURES: quorum.handle_update_features,
     ApiKey.UNREGISTER_BROKER: quorum.handle_unregister_broker,
     ApiKey.DESCRIBE_WORKERS: quorum.handle_describe_workers,
+    ApiKey.DESCRIBE_QUOTA_USE: quota_use.handle_describe_quota_use,
     ApiKey.DESCRIBE_TRUNCATIONS: replicas.handle_describe_truncations,
     ApiKey.DESCRIBE_REPLICAS: replicas.handle_describe_replicas,
 }

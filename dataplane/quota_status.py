@@ -81,6 +81,13 @@ class QuotaStatus:
                 return self._use(kind, allowance, name)
         return None
 
+    def delay_after_s(
+        self, key: str, principal: str, client_id: str | None, amount: float
+    ) -> float:
+        """How long such a client would have to wait after using so much more now."""
+        name = Name(principal, client_id)
+        return sum(k.delay_after_s(name, amount) for k in self._quotas.kinds if k.key == key)
+
     def rules(self, key: str, principal: str, client_id: str | None) -> list[Rule]:
         """The eight, and perhaps the worker's own default; the first with a value applies."""
         return self._quotas.rules(key, Name(principal, client_id))

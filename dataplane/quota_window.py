@@ -115,11 +115,15 @@ class RateWindow:
 
     def delay_s(self, quota: float, now: float) -> float:
         """D: after so many seconds without use, the rate is at most `quota` again; 0 when it is."""
+        return self.delay_after_s(0.0, quota, now)
+
+    def delay_after_s(self, amount: float, quota: float, now: float) -> float:
+        """What D would be if so much more were used now."""
         window_s = self.window_s(now)
-        over = self._total / window_s - quota
+        over = (self._total + amount) / window_s - quota
         delay_s = window_s * over / quota if over > 0 else 0.0
         self._leak(quota, now)
-        return max(delay_s, self._level / quota - self._samples_s)
+        return max(delay_s, (self._level + amount) / quota - self._samples_s)
 
     def _leak(self, quota: float, now: float) -> None:
         self._level = max(0.0, self._level - quota * (now - self._leaked_at))

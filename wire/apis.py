@@ -52,6 +52,7 @@ class ApiKey(IntEnum):
     DESCRIBE_WORKERS = 10_001
     DESCRIBE_TRUNCATIONS = 10_002
     DESCRIBE_REPLICAS = 10_003
+    DESCRIBE_QUOTA_USE = 10_004
 
 
 class Api:
@@ -134,6 +135,7 @@ _ROWS: Final = (
     Api(ApiKey.DESCRIBE_WORKERS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_TRUNCATIONS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_REPLICAS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_QUOTA_USE, 0, 0, flexible_from=0),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

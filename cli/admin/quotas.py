@@ -38,6 +38,8 @@ _COLUMNS: Final = (
 )
 # Imported when they are asked for.
 _LATE: Final = {
+    "explain": ("quota_explain", "command"),
+    "top": ("quota_top", "command"),
     "diff": ("quota_files", "diff_command"),
     "apply": ("quota_files", "apply_command"),
 }

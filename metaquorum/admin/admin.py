@@ -14,6 +14,7 @@ from metaquorum.admin.connection import VersionRange
 from metaquorum.admin.errors import AdminError, BrokerError, broker_error
 from metaquorum.admin.health import ClusterHealth, PartitionHealth
 from metaquorum.admin.quorum import describe_quorum, describe_workers, unregister_worker
+from metaquorum.admin.quota_use import QuotaClient, WorkerQuotaUse, describe_quota_use
 from metaquorum.admin.quotas import Wanted, alter_client_quotas, describe_client_quotas
 from metaquorum.admin.replicas import (
     describe_cluster_health,
@@ -490,6 +491,20 @@ class AdminClient:
         What is asked for one entity is done whole or refused whole.
         """
         return await alter_client_quotas(self.cluster, changes, validate_only=validate_only)
+
+    async def describe_quota_use(
+        self,
+        worker: int,
+        clients: Sequence[QuotaClient] = (),
+        *,
+        most_used: int = 0,
+        include_muted: bool = False,
+    ) -> WorkerQuotaUse:
+        """What is used on that worker: by these clients, and of so many allowances nearest to
+        their limit. NotServedError by any Kafka."""
+        return await describe_quota_use(
+            self.cluster, worker, clients, most_used=most_used, include_muted=include_muted
+        )
 
     def _node_of(self, resource: ConfigResource) -> int:
         """A node tells its own configs; those of everything else any of them knows."""

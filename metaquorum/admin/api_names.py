@@ -106,6 +106,7 @@ API_NAMES: Final[Mapping[int, str]] = {
     10_001: "DescribeWorkers",  # of our own
     10_002: "DescribeTruncations",
     10_003: "DescribeReplicas",
+    10_004: "DescribeQuotaUse",
 }
 
 

@@ -130,6 +130,7 @@ class BlockingAdmin(Blocking[AdminClient]):
     describe_configs = _blocking(AdminClient.describe_configs)
     alter_configs = _blocking(AdminClient.alter_configs)
     describe_client_quotas = _blocking(AdminClient.describe_client_quotas)
+    describe_quota_use = _blocking(AdminClient.describe_quota_use)
     alter_client_quotas = _blocking(AdminClient.alter_client_quotas)
 
 

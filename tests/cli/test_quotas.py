@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from cli.admin.quota_entities import amount_text, parse_amount
+from metaquorum.admin.blocking import BlockingProducer, connect
+from metaquorum.admin.producer import Producer, ProducerRecord
 from tests.cli.admin import Admin
 from tests.nodes import Peer, unique, wait_until
 
@@ -163,6 +165,85 @@ def test_what_the_cluster_refuses_is_told(admin: Admin, user: str) -> None:
     admin("quotas", "set", "--user", user, "--ip", "10.0.0.1", "producer_byte_rate=5", code=1)
     assert "INVALID_REQUEST" in admin.errors
     assert shown(admin, "--user", user) == {}
+
+
+def test_explain_shows_the_rules_in_order_and_which_applies(admin: Admin, user: str) -> None:
+    admin("quotas", "set", "--user", user, "producer_byte_rate=3000")
+    admin("quotas", "set", "--user", user, "--default-client-id", "consumer_byte_rate=2000")
+    admin("quotas", "set", "--user", user, "--client-id", "c", "consumer_byte_rate=1000")
+    in_force(admin, {"consumer_byte_rate": 1000}, "--user", user, "--client-id", "c")
+
+    def explained(*whom: object) -> dict[str, Any]:
+        shown = admin.json("quotas", "explain", "--user", user, *whom)
+        assert shown["live"] == admin.serves("DescribeQuotaUse")
+        return {row["quota"]: row for row in shown["quotas"]}
+
+    rows = explained("--client-id", "c")
+    assert [rows["producer_byte_rate"][key] for key in ("applies", "value")] == [3, 3000]
+    assert rows["producer_byte_rate"]["shared_by"] == {"user": user, "client_id": None}
+    assert [rows["consumer_byte_rate"][key] for key in ("applies", "value")] == [1, 1000]
+    assert [rule["value"] for rule in rows["consumer_byte_rate"]["rules"][:3]] == [1000, 2000, None]
+    assert [rule["entity"] for rule in rows["consumer_byte_rate"]["rules"]] == [
+        {"user": user, "client-id": "c"},
+        {"user": user, "client-id": None},
+        {"user": user},
+        {"user": None, "client-id": "c"},
+        {"user": None, "client-id": None},
+        {"user": None},
+        {"client-id": "c"},
+        {"client-id": None},
+    ]
+    assert rows["request_percentage"]["applies"] is None
+    assert explained("--client-id", "other")["consumer_byte_rate"]["applies"] == 2
+    nameless = explained()["consumer_byte_rate"]
+    assert (nameless["applies"], nameless["rules"][0]["entity"]) == (2, None)
+
+    text = admin("quotas", "explain", "--user", user, "--client-id", "c", "--ip", "10.3.2.1")
+    assert (
+        f"consumer_byte_rate: 1000 B/s by rule 1, user={user}, client-id=c; "
+        f"shared by all clients with user {user} and client id c\n"
+    ) in text
+    assert re.search(rf"^-> +2 +user={user}, client-id=<default> +2000$", text, 8) is None
+    assert re.search(rf"^- +2 +user={user}, client-id=<default> +2000$", text, 8)
+    assert "request_percentage: no rule has a value: not limited\n" in text
+    assert "connection_creation_rate: " in text
+    if not admin.serves("DescribeQuotaUse"):
+        assert admin.errors.startswith("This cluster does not tell what is used of a quota")
+        admin("quotas", "top", code=1)
+        assert "does not serve DescribeQuotaUse" in admin.errors
+    for more in ((), ("--default-client-id",), ("--client-id", "c")):
+        admin("quotas", "delete", "--user", user, *more, "--yes")
+
+
+def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
+    admin, client_id = Admin(MQ_BOOTSTRAP=node.bootstrap), unique("client")
+    whom = ("--client-id", client_id)
+    topic = admin.create()
+    admin("quotas", "set", *whom, "producer_byte_rate=1000")
+    with connect(node.bootstrap, client_id=client_id) as cluster:
+        BlockingProducer(Producer(cluster)).send(topic, [ProducerRecord(bytes(30_000))])
+        shown = admin.json("quotas", "explain", *whom, "--bytes", "10kB")
+        (row,) = [row for row in shown["quotas"] if row["quota"] == "producer_byte_rate"]
+        (use,) = row["workers"]
+        assert (row["applies"], use["worker"], use["muted_connections"]) == (7, 1, 1)
+        assert use["used"] > 30_000
+        assert 10 < use["muted_longest_s"] <= use["throttle_longest_s"] < 30
+        assert 0 < use["delay_s"] <= use["throttle_longest_s"]
+        assert use["next_delay_s"] == pytest.approx(use["delay_s"] + 10, abs=0.5)
+        assert re.search(
+            r"^ +1 +\S+ KiB in .* 1, up to \d+\.\d s$", admin("quotas", "explain", *whom), 8
+        )
+
+        top = admin.json("quotas", "top")
+        (use,) = [use for use in top["uses"] if use["client_id"] == client_id]
+        assert (use["quota"], use["user"], use["throttle_count"]) == ("producer_byte_rate", None, 1)
+        assert use["utilization"] > 1
+        (muted,) = [one for one in top["muted"] if one["client_id"] == client_id]
+        assert (muted["user"], muted["quota"]) == ("ANONYMOUS", "producer_byte_rate")
+        assert 10 < muted["left_s"] <= muted["throttle_s"] < 30
+        assert client_id in admin("quotas", "top", "--count", 2, "--interval", 0.2)
+        admin("quotas", "delete", *whom, "--yes")
+        wait_until(lambda: admin.json("quotas", "top")["muted"] == [])
 
 
 @pytest.mark.parametrize(
