@@ -207,8 +207,9 @@ def test_explain_shows_the_rules_in_order_and_which_applies(admin: Admin, user: 
     assert re.search(rf"^- +2 +user={user}, client-id=<default> +2000$", text, 8)
     assert "request_percentage: no rule has a value: not limited\n" in text
     assert "connection_creation_rate: " in text
+    errors = admin.errors
     if not admin.serves("DescribeQuotaUse"):
-        assert admin.errors.startswith("This cluster does not tell what is used of a quota")
+        assert errors.startswith("This cluster does not tell what is used of a quota")
         admin("quotas", "top", code=1)
         assert "does not serve DescribeQuotaUse" in admin.errors
     for more in ((), ("--default-client-id",), ("--client-id", "c")):
