@@ -57,16 +57,13 @@ class FetchReader:
         max_bytes: int,
         *,
         from_followers: bool = False,
-        is_first: bool = True,
     ) -> None:
-        """`is_first`: not read again after a wait, when a follower has told no more.
-
-        `from_followers`: a consumer that knows that followers, too, have what is committed.
-        """
+        """`from_followers`: a consumer that knows that followers, too, have what is committed."""
         self.worker = worker
         self.from_followers = from_followers
         self.rack = message.rack_id if from_followers and worker.selects_replicas else ""
-        self.is_first = is_first
+        # What is read next is not read again after a wait, when a follower has told no more.
+        self.is_first = True
         self.replica_id = replica_of(message)
         state = message.replica_state
         self.broker_epoch = UNKNOWN_EPOCH if state is None else state.replica_epoch

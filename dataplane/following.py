@@ -99,7 +99,9 @@ def start_anew(partition: Partition, offset: int) -> None:
 def append(partition: Partition, records: Buffer, now_ms: int) -> int:
     """The whole batches in `records` are in the log; their bytes. KafkaError, StorageError.
 
-    What was damaged on its way is not written. CORRUPT_MESSAGE: to be fetched again.
+    What was damaged on its way is not written. CORRUPT_MESSAGE: to be fetched again. A leader whose
+    log begins within a batch, where records were deleted, sends all of that batch: an empty log
+    takes it, and begins with it.
     """
     headers: list[BatchHeader] = []
     end = 0
@@ -117,10 +119,18 @@ def append(partition: Partition, records: Buffer, now_ms: int) -> int:
         headers.append(header)
         end = position + header.batch_bytes
     if headers:
+        if _begins_within(partition, headers[0]):
+            start_anew(partition, headers[0].base_offset)
         partition.log.append_as_follower(memoryview(records)[:end], headers, now_ms)
         partition.is_growing(end)
         partition.replicated_bytes_in += end
     return end
+
+
+def _begins_within(partition: Partition, first: BatchHeader) -> bool:
+    log = partition.log
+    is_empty = log.log_start_offset == log.log_end_offset
+    return is_empty and first.base_offset < log.log_end_offset < first.next_offset
 
 
 def follow(partition: Partition, high_watermark: int, log_start_offset: int) -> None:

@@ -7,7 +7,7 @@ when enough has come, its time is over, or something else happened to one of the
 A request says all it asks for, or continues a session (`dataplane.fetch_sessions`).
 """
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Container, Coroutine, Iterable
 from typing import Any, Final, TypeAlias
 
 import trio
@@ -83,13 +83,12 @@ class _Allowed:
             if most is not None:
                 self.max_bytes = min(self.max_bytes, most)
 
-    def reader(self, message: FetchRequest, *, is_first: bool) -> FetchReader:
+    def reader(self, message: FetchRequest) -> FetchReader:
         return FetchReader(
             self._worker,
             message,
             self.max_bytes,
             from_followers=self._from_followers,
-            is_first=is_first,
         )
 
     def ask_again(self) -> int:
@@ -189,7 +188,7 @@ class _Whole:
         if self.allowed.ask_again():
             return FetchResponse(throttle_time_ms=self.allowed.throttle_ms)
         asked = self._resolve()
-        reader, rows = self._read(asked, is_first=False)
+        reader, rows = self._read(asked, watched)
         return self._respond(reader, asked, rows)
 
     def _resolve(self) -> _Asked:
@@ -210,13 +209,16 @@ class _Whole:
                 asked.append((topic, data, partition, code))
         return asked
 
-    def _read(self, asked: _Asked, *, is_first: bool = True) -> tuple[FetchReader, _Rows]:
-        reader = self.allowed.reader(self.message, is_first=is_first)
-        read = reader.read
-        return reader, [
-            (topic.topic, topic.topic_id, read(data, partition, code))
-            for topic, data, partition, code in asked
-        ]
+    def _read(
+        self, asked: _Asked, known: Container[Partition | None] = ()
+    ) -> tuple[FetchReader, _Rows]:
+        """`known`: those that were looked at for this request already."""
+        reader = self.allowed.reader(self.message)
+        rows: _Rows = []
+        for topic, data, partition, code in asked:
+            reader.is_first = partition not in known
+            rows.append((topic.topic, topic.topic_id, reader.read(data, partition, code)))
+        return reader, rows
 
     def _respond(self, reader: FetchReader, asked: _Asked, rows: _Rows) -> FetchResponse:
         self.allowed.given(reader)
@@ -323,15 +325,18 @@ class _Continued:
     ) -> tuple[FetchReader, list[tuple[SessionPartition, PartitionData]]]:
         """What is among the news, but for partitions that have turned out to be quiet."""
         session = self.session
-        reader = self.allowed.reader(self.message, is_first=is_first)
+        reader = self.allowed.reader(self.message)
         session.read_as((reader.replica_id, self.message.isolation_level))
         session.is_stirred = False
         looked = []
         for part in list(session.news):
-            partition, code = part.partition, NO_ERROR
+            before = partition = part.partition
+            code = NO_ERROR
             if partition is None or not partition.is_served:
                 partition, code = self._resolve(part)
             part.watch(partition)
+            # Of a topic that came while a follower waited, this is the first that it tells.
+            reader.is_first = is_first or partition is not before
             row = reader.read(part.asked, partition, code)
             if (
                 partition is not None

@@ -1,6 +1,6 @@
 """Clients of a cluster: they know all workers, find leaders by Metadata, and remember answers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Final
@@ -73,6 +73,14 @@ class ClusterClient:
         response: MetadataResponse = await connection.call(ApiKey.METADATA, message)
         return response
 
+    @staticmethod
+    def leader_of(response: MetadataResponse, name: str, partition: int) -> int:
+        for topic in response.topics:
+            for each in topic.partitions if topic.name == name else ():
+                if each.partition_index == partition:
+                    return int(each.leader_id)
+        return -1
+
 
 class Administrator(ClusterClient):
     """Makes and deletes topics, each name once, through any worker."""
@@ -104,13 +112,27 @@ class Administrator(ClusterClient):
             await sleep(runtime.clock, self._draw.random() * self.nation.settings.think_s)
 
     async def _create(self, connection: ClientConnection) -> None:
-        told, world = self.nation.told, self.nation.world
         self._made += 1
         name, partitions = f"{self.name}-{self._made}", self._draw.choice([1, 2, 4])
+        await self._ask_creation(connection, name, partitions, 1, _CONFIGS)
+
+    async def _ask_creation(
+        self,
+        connection: ClientConnection,
+        name: str,
+        partitions: int,
+        replicas: int,
+        overrides: Mapping[str, str],
+    ) -> bytes | None:
+        """The topic's id once it is made."""
+        told, world = self.nation.told, self.nation.world
         told.asked.add(name)
-        configs = [CreatableTopicConfig(name=key, value=text) for key, text in _CONFIGS.items()]
+        for outcomes in told.deletion_asked, told.deleted, told.refused:  # of an earlier one
+            outcomes.discard(name)
+        told.created.pop(name, None)
+        configs = [CreatableTopicConfig(name=key, value=text) for key, text in overrides.items()]
         topic = CreatableTopic(
-            name=name, num_partitions=partitions, replication_factor=1, configs=configs
+            name=name, num_partitions=partitions, replication_factor=replicas, configs=configs
         )
         message = CreateTopicsRequest(topics=[topic], timeout_ms=round(PATIENCE_S * 1000))
         asked_at = world.now
@@ -125,12 +147,15 @@ class Administrator(ClusterClient):
             world.count("topics created")
             world.count("commits")
             if world.now - asked_at > PATIENCE_S / 2:  # what is committed is answered in any case
-                return
+                return topic_id
             shown = await self.metadata(connection, name)
             names = {each.name or "": bytes(each.topic_id) for each in shown.topics}
-            self.nation.checker(CreatedIsVisible).shown(name, topic_id, names)
-        elif code not in _AMBIGUOUS:
+            if name not in told.deletion_asked:
+                self.nation.checker(CreatedIsVisible).shown(name, topic_id, names)
+            return topic_id
+        if code not in _AMBIGUOUS:
             told.refused.add(name)
+        return None
 
     async def _delete(self, connection: ClientConnection, name: str) -> None:
         told = self.nation.told
@@ -182,20 +207,12 @@ class ClusterProducer(ClusterClient):
         """Whether it was acknowledged."""
         try:
             async with self.connected(runtime) as connection:
-                leader = self._leader(await self.metadata(connection, name), name, partition)
+                leader = self.leader_of(await self.metadata(connection, name), name, partition)
             async with self.connected(runtime, leader) as connection:
                 return await self._write(runtime, connection, name, partition)
         except BROKEN as error:
             self.say(f"{name}-{partition}: {error!r}")
             return False
-
-    @staticmethod
-    def _leader(response: MetadataResponse, name: str, partition: int) -> int:
-        for topic in response.topics:
-            for each in topic.partitions if topic.name == name else ():
-                if each.partition_index == partition:
-                    return int(each.leader_id)
-        return -1
 
     async def _write(
         self, runtime: Runtime, connection: ClientConnection, name: str, partition: int
@@ -241,7 +258,7 @@ class Inspector(ClusterClient):
 
     async def _read(self, runtime: Runtime, name: str, partition: int) -> None:
         async with self.connected(runtime) as connection:
-            leader = ClusterProducer._leader(await self.metadata(connection, name), name, partition)
+            leader = ClusterClient.leader_of(await self.metadata(connection, name), name, partition)
         async with self.connected(runtime, leader) as connection:
             end = await self._end(connection, name, partition)
             records: list[tuple[int, bytes]] = []

@@ -260,7 +260,7 @@ async def full_disk(act: Act) -> None:
     storage.capacity_bytes = storage.used_bytes() + act.draw.choice([0, 10, 500, 3000])
     victim.machine.say(f"disk full at {storage.capacity_bytes} bytes")
     await act.last()
-    storage.capacity_bytes = None
+    victim.machine.storage.capacity_bytes = None  # which may be another disk by now
     victim.machine.say("disk has room again")
     victim.disk_sound()
     if victim.machine.faults.happened.get("disk full", 0) > before:

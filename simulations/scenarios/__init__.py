@@ -9,6 +9,7 @@ from simulations.checkers.metadata import AppliedStays
 from simulations.checkers.retention import RetentionIsDue
 from simulations.fleet.cluster import CLUSTER
 from simulations.fleet.quorum import QUORUM
+from simulations.fleet.replication import REPLICATION
 from simulations.observing import small_sizes, watched, watched_retirement
 from simulations.room import Room, Settings, draw_settings
 from simulations.scenario import Scenario
@@ -266,5 +267,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         QUORUM,
         CLUSTER,
+        REPLICATION,
     )
 }

@@ -140,6 +140,21 @@ def test_a_log_that_ends_before_its_leaders_begins_starts_anew(
     assert follower.high_watermark == 6
 
 
+def test_an_empty_log_takes_a_batch_within_which_its_leaders_log_begins(
+    pair: tuple[Partition, Partition],
+) -> None:
+    leader, follower = pair
+    for size in (4, 10, 3):
+        append(leader.log, make_batch(size), epoch=0)
+    leader.high_watermark = 17
+    leader.log.advance_log_start(9)
+    following.start_anew(follower, 9)
+    assert not fetch(follower, leader, epoch=0)
+    assert contents(follower) == contents(leader)
+    assert follower.log.log_start_offset == 9
+    assert follower.log.log_end_offset == 17
+
+
 TERMS = st.lists(
     st.tuples(
         st.integers(0, 2),  # who leads

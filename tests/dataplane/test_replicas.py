@@ -223,3 +223,22 @@ def test_a_full_disk_of_a_follower_takes_nothing_offline() -> None:
         assert cluster.replica(3, "t").log.log_end_offset == 6
 
     together(story, replica_lag_time_max_ms=2000)
+
+
+def test_a_leader_hears_of_followers_that_have_asked_before_it_knew_the_topic() -> None:
+    async def story(cluster: Together) -> None:
+        active = next(
+            number
+            for number in (1, 2, 3)
+            if cluster.nodes[number].node.controller_role.quorum.leadership.is_active
+        )
+        late, third = (number for number in (1, 2, 3) if number != active)
+        await cluster.create("known", (late, active, third))  # so there are sessions
+        cluster.world.internet.link(f"node-{active}", f"node-{late}").delay_s = 0.3
+        await cluster.create("t", (late, active, third))
+        await cluster.until(lambda: cluster.replica(late, "t").leadership is not None)
+        leadership = cluster.replica(late, "t").leadership
+        assert leadership is not None
+        await cluster.until(lambda: all(f.log_end_offset == 0 for f in leadership.followers))
+
+    together(story)

@@ -1,0 +1,226 @@
+"""Eyes on the shipped partitions and their logs: what happens to them is told to the chronicle.
+
+None of it is behaviour. Whatever a log's files hold when a process opens it is read from the
+simulated disk by nobody's code but ours.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from dataplane.log.names import parse_partition_folder
+from dataplane.log.partition_log import AppendResult, PartitionLog
+from dataplane.partition import Partition
+from simulations.checkers.log_files import naive_segments
+from simulations.fleet.replicas import Chronicle, Entry, Held, Identity, Name, PartitionStory, Role
+from simulations.machine import running_on
+from simulations.planting import swapped
+from simulations.storage import Storage
+from wire.batches import batches, parse_header
+from wire.types import ZERO_UUID
+
+
+def entries_of(records: Any) -> list[Entry]:
+    """Every record of these batches, by offset."""
+    found: list[Entry] = []
+    for _, header in batches(records):
+        for number in range(header.last_offset_delta + 1):
+            name = Name(header.leader_epoch, header.base_offset + number)
+            found.append(Entry(name, Identity(header.crc, number)))
+    return found
+
+
+def entries_on_disk(storage: Storage, folder: str) -> list[Entry]:
+    found: list[Entry] = []
+    for segment in naive_segments(storage, folder):
+        data = memoryview(bytes(storage.file(f"{segment.path}.log").data))
+        for batch in segment.batches:
+            header = parse_header(data, batch.position)
+            for number in range(header.last_offset_delta + 1):
+                name = Name(header.leader_epoch, header.base_offset + number)
+                found.append(Entry(name, Identity(header.crc, number)))
+    return found
+
+
+class Eyes:
+    def __init__(self, chronicle: Chronicle) -> None:
+        self._chronicle = chronicle
+        self._members = {m.name: m for m in chronicle.nation.members.values()}
+        # Which replica that log is; and which partition, once a worker has said so.
+        self._logs: dict[PartitionLog, tuple[PartitionStory, Held]] = {}
+        self._partitions: dict[PartitionLog, Partition] = {}
+
+    # Logs
+
+    def opened(self, log: PartitionLog) -> None:
+        member = self._members.get(running_on.get())
+        folder = log.folder.rsplit("/", 1)[1]
+        if member is None or log.topic_id == ZERO_UUID or parse_partition_folder(folder) is None:
+            return
+        chronicle = self._chronicle
+        story = chronicle.story(log.topic_id, log.partition)
+        story.topic = log.topic
+        held = chronicle.held(story, member.config.node_id)
+        self._logs[log] = story, held
+        start, end = log.log_start_offset, log.log_end_offset
+        found = entries_on_disk(member.kept.machine.storage, log.folder)
+        entries = [entry for entry in found if start <= entry.name.offset < end]
+        chronicle.opened(story, held, start, end, entries)
+
+    def appended(self, log: PartitionLog, records: Any, result: AppendResult) -> None:
+        known = self._logs.get(log)
+        if known is None or result.is_duplicate:
+            return
+        self._chronicle.appended(*known, entries_of(records), self._role(log))
+
+    def _role(self, log: PartitionLog) -> Role:
+        partition = self._partitions[log]
+        return Role(partition.leader_epoch, partition.is_leader)
+
+    def ends_at(self, log: PartitionLog, end: int) -> None:
+        known = self._logs.get(log)
+        if known is not None:
+            start = min(log.log_start_offset, end)
+            self._chronicle.cut(*known, end, start, self._role(log))
+
+    def starts_at(self, log: PartitionLog) -> None:
+        known = self._logs.get(log)
+        if known is not None:
+            self._chronicle.started(known[1], log.log_start_offset)
+
+    # Partitions
+
+    def made(self, partition: Partition) -> None:
+        self._partitions[partition.log] = partition
+
+    def advanced(self, partition: Partition, old: int) -> None:
+        known = self._logs.get(partition.log)
+        if known is not None and partition.is_leader and partition.high_watermark > old:
+            self._chronicle.advanced(*known, old, partition.high_watermark, partition.state)
+
+    def assigned(self, partition: Partition, before: tuple[int, int], old: int) -> None:
+        known = self._logs.get(partition.log)
+        if known is None or not partition.is_leader or partition.offline is not None:
+            return
+        if (partition.leader_id, partition.leader_epoch) != before:
+            self._chronicle.leads(*known, partition.leader_epoch, old)
+        self.advanced(partition, old)
+
+
+@contextmanager
+def watched_replicas(chronicle: Chronicle) -> Iterator[None]:
+    """What happens to any replica is told to the chronicle."""
+    eyes = Eyes(chronicle)
+    with ExitStack() as stack:
+        for owner, name, wrapped in (
+            (PartitionLog, "__init__", _opens),
+            (PartitionLog, "append", _appends),
+            (PartitionLog, "append_beside", _appends_beside),
+            (PartitionLog, "append_as_follower", _appends),
+            (PartitionLog, "_end_at", _ends_at),
+            (PartitionLog, "advance_log_start", _starts_at),
+            (Partition, "__init__", _made),
+            (Partition, "assign", _assigned),
+            (Partition, "advance", _advances),
+            (Partition, "appended", _advances),
+        ):
+            stack.enter_context(swapped(owner, name, wrapped(eyes)))
+        yield
+
+
+Wrap = Callable[[Any], Any]
+
+
+def _opens(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def __init__(self: PartitionLog, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            right(self, *args, **kwargs)
+            eyes.opened(self)
+
+        return __init__
+
+    return wrap
+
+
+def _appends(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def append(self: PartitionLog, records: Any, *args: Any) -> AppendResult:
+            result: AppendResult = right(self, records, *args)
+            eyes.appended(self, records, result)
+            return result
+
+        return append
+
+    return wrap
+
+
+def _appends_beside(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        async def append_beside(
+            self: PartitionLog, disk: Any, records: Any, *args: Any
+        ) -> AppendResult:
+            result: AppendResult = await right(self, disk, records, *args)
+            eyes.appended(self, records, result)
+            return result
+
+        return append_beside
+
+    return wrap
+
+
+def _ends_at(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def _end_at(self: PartitionLog, offset: int) -> None:
+            eyes.ends_at(self, offset)
+            right(self, offset)
+
+        return _end_at
+
+    return wrap
+
+
+def _starts_at(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def advance_log_start(self: PartitionLog, offset: int) -> bool:
+            moved: bool = right(self, offset)
+            eyes.starts_at(self)
+            return moved
+
+        return advance_log_start
+
+    return wrap
+
+
+def _made(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def __init__(self: Partition, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            right(self, *args, **kwargs)
+            eyes.made(self)
+
+        return __init__
+
+    return wrap
+
+
+def _assigned(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def assign(self: Partition, state: Any) -> None:
+            before, old = (self.leader_id, self.leader_epoch), self.high_watermark
+            right(self, state)
+            eyes.assigned(self, before, old)
+
+        return assign
+
+    return wrap
+
+
+def _advances(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def advance(self: Partition, *args: Any) -> None:
+            old = self.high_watermark
+            right(self, *args)
+            eyes.advanced(self, old)
+
+        return advance
+
+    return wrap

@@ -1,0 +1,581 @@
+"""What must hold among the replicas of a partition, at every moment (R1-R10, `replicas`).
+
+Each is a sentence about *true* logs and the metadata that is committed; what nodes believe of each
+other is looked at only where the belief itself is the subject (who leads, what is committed).
+Sources: Kip320.tla (WeakIsr, StrongIsr), KIP-101, KIP-320, KIP-497, KIP-903, KIP-966.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
+from simulations.fleet.cluster_checkers import (
+    AnswersHold,
+    AnswersInTheirOrder,
+    ClusterImagesAreOne,
+    ClusterIsOneLog,
+    CreatedIsVisible,
+)
+from simulations.fleet.nation import ClusterChecker, Nation
+from simulations.fleet.replica_nation import WatchedNation
+from simulations.fleet.replicas import (
+    FROM_DISK,
+    Chronicle,
+    Entry,
+    Held,
+    Identity,
+    Name,
+    PartitionStory,
+    Place,
+    ReplicaChecker,
+    Role,
+    Term,
+    changed_partitions,
+)
+
+MIN_ISR: Final = "min.insync.replicas"
+UNCLEAN: Final = "unclean.leader.election.enable"
+
+
+class _Checker(ReplicaChecker):
+    nation: WatchedNation
+
+    @property
+    def chronicle(self) -> Chronicle:
+        return self.nation.chronicle
+
+
+class LeadersIsrAgrees(_Checker):
+    """Below a leader's high watermark all of its ISR have what it has (WeakIsr)."""
+
+    invariant = "R1"
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        for worker_id in view.isr:
+            self._agrees(story, held, worker_id, old, new)
+
+    def _agrees(
+        self, story: PartitionStory, held: Held, worker_id: int, old: int, new: int
+    ) -> None:
+        other = story.held.get(worker_id)
+        for offset in range(max(old, story.deleted_to), new):
+            epoch = held.epochs.get(offset)
+            if epoch is None:
+                continue  # below where the log begins, of which the deletion will be told
+            name = Name(epoch, offset)
+            if other is None or other.epochs.get(offset) != epoch:
+                excused = other is not None and self.chronicle.may_lack(story, other, name)
+                self.compare(
+                    excused,
+                    "{}: worker {} says that {} is committed, and worker {}, in sync, has {}",
+                    story,
+                    held.worker_id,
+                    name,
+                    worker_id,
+                    None if other is None else other.epochs.get(offset),
+                )
+            else:
+                self.comparisons += 1
+
+
+class QuorumsIsrAgrees(LeadersIsrAgrees):
+    """So have all of the quorum's ISR, whoever it is that leads or says so (StrongIsr)."""
+
+    invariant = "R2"
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        for worker_id in self.chronicle.isr(story):
+            self._agrees(story, held, worker_id, old, new)
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Who comes into an ISR has all that is committed."""
+        for topic_id, index, was, now in changed_partitions(before, image):
+            story = self.chronicle.story(topic_id, index)
+            known = () if was is None else was.isr
+            for worker_id in now.isr:
+                if worker_id not in known:
+                    self._has_all(story, worker_id)
+
+    def _has_all(self, story: PartitionStory, worker_id: int) -> None:
+        held = story.held.get(worker_id)
+        for name in story.committed_names:
+            self.compare(
+                held is not None
+                and (held.holds(name) or self.chronicle.may_lack(story, held, name)),
+                "{}: worker {} is in sync now, and has {} where {} is committed",
+                story,
+                worker_id,
+                None if held is None else held.epochs.get(name.offset),
+                name,
+            )
+
+
+class CommittedIsOneSequence(_Checker):
+    """What was once below a high watermark is never replaced, by no later leader."""
+
+    invariant = "R2"
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        for offset in range(max(old, story.deleted_to), new):
+            known = story.committed.get(offset)
+            epoch = held.epochs.get(offset)
+            if known is not None and epoch is not None:
+                self.compare(
+                    known == epoch,
+                    "{}: at {} the record of epoch {} was committed, and worker {} has that of {}",
+                    story,
+                    offset,
+                    known,
+                    held.worker_id,
+                    epoch,
+                )
+
+    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+        """What a new leader takes for committed is."""
+        for offset in range(max(held.start, story.deleted_to), min(term.high_watermark, held.end)):
+            name = Name(held.epochs.get(offset, -1), offset)
+            self.compare(
+                name in story.ever_committed or story.has_lost,
+                "{}: worker {} begins to lead with high watermark {}, and {} never was committed",
+                story,
+                held.worker_id,
+                term.high_watermark,
+                name,
+            )
+
+
+class LeadersAreInSync(_Checker):
+    """Who leads is in the ISR."""
+
+    invariant = "R3"
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        for topic_id, index, _, now in changed_partitions(before, image):
+            self.compare(
+                now.leader < 0 or now.leader in now.isr,
+                "{}: worker {} leads, and in sync are {}",
+                self.chronicle.story(topic_id, index),
+                now.leader,
+                now.isr,
+            )
+
+
+class NamesAreForEver(_Checker):
+    """(epoch, offset) is one record on all replicas for ever; no worker leads twice in an epoch."""
+
+    invariant = "R4"
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        for name, identity in entries:
+            known = story.identities.setdefault(name, identity)
+            if known != identity and not held.rotten:
+                self.compare(
+                    False,
+                    "{}: worker {} has {} as {}, which was {}",
+                    story,
+                    held.worker_id,
+                    name,
+                    identity,
+                    known,
+                )
+            self.comparisons += 1
+
+    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+        known = story.terms.get(epoch, term)
+        self.compare(
+            (known.worker_id, known.run) == (term.worker_id, term.run),
+            "{}: epoch {} was led by worker {} in its run {}, and is by {} in its run {}",
+            story,
+            epoch,
+            known.worker_id,
+            known.run,
+            term.worker_id,
+            term.run,
+        )
+
+
+class LogsMatch(_Checker):
+    """Two logs that have the same record at an offset have the same record before it."""
+
+    invariant = "R7"
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        epochs = {} if role == FROM_DISK else held.epochs
+        last: Name | None = None
+        for name, _ in entries:
+            if last is not None and last.offset == name.offset - 1:
+                previous: int | None = last.leader_epoch
+            else:
+                previous = epochs.get(name.offset - 1)
+            last = name
+            if previous is None:
+                continue
+            known = story.before.setdefault(name, previous)
+            self.compare(
+                known == previous,
+                "{}: worker {} has {} behind a record of epoch {}, and others behind one of {}",
+                story,
+                held.worker_id,
+                name,
+                previous,
+                known,
+            )
+
+
+class CutByEpoch(_Checker):
+    """A follower cuts what its leader has not, and nothing else; nothing that is committed."""
+
+    invariant = "R7"
+
+    def cut(self, story: PartitionStory, held: Held, names: Sequence[Name], role: Role) -> None:
+        term = story.terms.get(role.leader_epoch)
+        for name in names:
+            self.compare(
+                term is None
+                or name.offset < term.log_start_offset
+                or not term.has(role.leader_epoch, name),
+                "{}: worker {} cuts {}, which the leader of epoch {} has",
+                story,
+                held.worker_id,
+                name,
+                role.leader_epoch,
+            )
+            if held.worker_id in self.chronicle.isr(story):
+                self.compare(
+                    story.committed.get(name.offset) != name.leader_epoch
+                    or name.offset < story.deleted_to,
+                    "{}: worker {}, in sync, cuts {}, which is committed",
+                    story,
+                    held.worker_id,
+                    name,
+                )
+
+
+class FencedByEpoch(_Checker):
+    """A leader writes in its own epoch; followers take what the leader of their epoch has."""
+
+    invariant = "R7"
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        if role == FROM_DISK:
+            return
+        epoch = role.leader_epoch
+        term = story.terms.get(epoch)
+        for name, _ in entries:
+            if role.leads:
+                holds = name.leader_epoch == epoch
+            else:
+                holds = term is not None and term.has(epoch, name)
+            self.compare(
+                holds,
+                "{}: worker {} appends {} in epoch {}, of which that is not",
+                story,
+                held.worker_id,
+                name,
+                epoch,
+            )
+
+
+class HighWatermarkNeedsIsr(_Checker):
+    """It does not advance while fewer than min.insync.replicas are in sync."""
+
+    invariant = "R5"
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        image = self.chronicle.image
+        topic = image.topic_by_id(story.place.topic_id)
+        if topic is None or len(view.replicas) < 2 or old >= new:
+            return
+        key = story.place.topic_id
+        least = min(self.nation.min_isrs.get(key, {1}))
+        self.compare(
+            len(view.isr) >= min(least, len(view.replicas)),
+            "{}: worker {} commits {} to {} with ISR {} and {} {}",
+            story,
+            held.worker_id,
+            old,
+            new,
+            view.isr,
+            MIN_ISR,
+            least,
+        )
+
+
+class HighWatermarkStays(_Checker):
+    """While one leads, it never goes back."""
+
+    invariant = "R5"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self._last: dict[tuple[Place, int], int] = {}
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        of_term = story.place, view.leader_epoch
+        last = self._last.get(of_term, 0)
+        self.compare(
+            new >= last, "{}: worker {}: {}, and it was {}", story, held.worker_id, new, last
+        )
+        self._last[of_term] = new
+
+
+class ReadsAreCommitted(_Checker):
+    """Consumers read what is committed, and the same as replicas hold."""
+
+    invariant = "R5"
+
+    def read(
+        self, story: PartitionStory, high_watermark: int, entries: Sequence[Entry], who: str
+    ) -> None:
+        for name, identity in entries:
+            self.compare(
+                name.offset < high_watermark and name in story.ever_committed,
+                "{}: {} reads {} below high watermark {}, and nobody has committed it",
+                story,
+                who,
+                name,
+                high_watermark,
+            )
+            self.compare(
+                story.identities.get(name) == identity,
+                "{}: {} reads {} as {}, which is {}",
+                story,
+                who,
+                name,
+                identity,
+                story.identities.get(name),
+            )
+
+
+class AcknowledgedIsCommitted(_Checker):
+    """Whoever is told so with acks=all: all in sync have it."""
+
+    invariant = "R6"
+
+    def acknowledged(self, story: PartitionStory, offset: int, identity: Identity) -> None:
+        self.compare(
+            any(
+                name.offset == offset and story.identities.get(name) == identity
+                for name in self._names(story, offset)
+            ),
+            "{}: {} was acknowledged at {}, where {} was ever committed",
+            story,
+            identity,
+            offset,
+            list(self._names(story, offset)),
+        )
+
+    @staticmethod
+    def _names(story: PartitionStory, offset: int) -> list[Name]:
+        epochs = sorted(story.terms)
+        return [Name(e, offset) for e in epochs if Name(e, offset) in story.ever_committed]
+
+
+class AcknowledgedStays(_Checker):
+    """It is where it was said to be, once all is well; at most once, if its producer can tell."""
+
+    invariant = "R6"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self.acked: dict[Place, dict[bytes, int]] = {}  # value: offset
+        self.idempotent: dict[Place, set[bytes]] = {}
+
+    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
+        places: dict[bytes, list[int]] = {}
+        for offset, value in found:
+            places.setdefault(value, []).append(offset)
+        gone = {name.offset for name in story.gone}
+        for value, offset in self.acked.get(story.place, {}).items():
+            if offset >= story.deleted_to and offset not in gone and not story.is_unclean:
+                self.compare(
+                    offset in places.get(value, []),
+                    "{}: {} was acknowledged at {}, and is at {}",
+                    story,
+                    value,
+                    offset,
+                    places.get(value),
+                )
+
+
+class DeliveredOnce(_Checker):
+    """What an idempotent producer sends, again and again, is there at most once."""
+
+    invariant = "T1"
+
+    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
+        stays = self.nation.checker(AcknowledgedStays)
+        idempotent = stays.idempotent.get(story.place, set())
+        places: dict[bytes, list[int]] = {}
+        for offset, value in found:
+            places.setdefault(value, []).append(offset)
+        for value, offsets in places.items():
+            if value in idempotent:
+                self.compare(
+                    len(offsets) == 1 or story.has_lost, "{}: {} is at {}", story, value, offsets
+                )
+
+    def lost_track(self, story: PartitionStory, text: str) -> None:
+        """A producer with one batch under way was told that its sequence does not follow."""
+        self.compare(story.has_lost, "{}: {}", story, text)
+
+
+class JoinsAreEarned(_Checker):
+    """Who joins has reached the start of the leader's epoch; who has lost records leaves."""
+
+    invariant = "R8"
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        for topic_id, index, was, now in changed_partitions(before, image):
+            story = self.chronicle.story(topic_id, index)
+            term = story.terms.get(now.leader_epoch)
+            for worker_id in now.isr:
+                if was is None or worker_id in was.isr or worker_id == now.leader or term is None:
+                    continue
+                held = story.held.get(worker_id)
+                self.compare(
+                    held is not None and (held.end >= term.start_offset or held.is_dark),
+                    "{}: worker {} is in sync at {}, and epoch {} began at {}",
+                    story,
+                    worker_id,
+                    None if held is None else held.end,
+                    now.leader_epoch,
+                    term.start_offset,
+                )
+                self.compare(
+                    image.is_live(worker_id), "{}: worker {} is not live", story, worker_id
+                )
+
+    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
+        """A process that is in sync with others, as the one before it was, has lost nothing."""
+        isr = self.chronicle.isr(story)
+        if held.worker_id in isr and len(isr) > 1:
+            lacks = [name for name in missing if name in story.ever_committed]
+            self.compare(
+                not lacks,
+                "{}: worker {} is another process, in ISR {}, and has lost {}",
+                story,
+                held.worker_id,
+                isr,
+                lacks[:3],
+            )
+
+
+class ElectionsAreClean(_Checker):
+    """Leaders come from the ISR, unless somebody wanted it otherwise; each has a new epoch."""
+
+    invariant = "R9"
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        for topic_id, index, was, now in changed_partitions(before, image):
+            story = self.chronicle.story(topic_id, index)
+            if was is None:
+                continue
+            self.compare(
+                now.partition_epoch == was.partition_epoch + 1
+                and now.leader_epoch == was.leader_epoch + (now.leader != was.leader),
+                "{}: {} and then {}",
+                story,
+                was,
+                now,
+            )
+            if now.leader in (was.leader, -1) or now.leader in was.isr:
+                continue
+            topic = image.topic_names.get(topic_id, "")
+            self.compare(
+                (topic, index) in self.chronicle.unclean_asked
+                # All logs are gone: there is nothing to choose.
+                or set(now.replicas) <= {*now.blank, now.leader},
+                "{}: worker {} is elected, and in sync were {}",
+                story,
+                now.leader,
+                was.isr,
+            )
+
+
+class TopicsAreTheirOwn(_Checker):
+    """A topic has no records of an earlier one of its name, and one that is gone is gone."""
+
+    invariant = "R10"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self._of_batch: dict[int, Place] = {}
+        # Batches sent by name may land in whatever has the name by then, and once more later.
+        self.by_name: set[int] = set()
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        for _, (crc, number) in entries:
+            if number == 0 and crc not in self.by_name:
+                known = self._of_batch.setdefault(crc, story.place)
+                self.compare(
+                    known == story.place,
+                    "worker {} has a batch of {} in {}",
+                    held.worker_id,
+                    known,
+                    story,
+                )
+
+    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
+        own = story.place.topic_id.hex().encode()
+        for offset, value in found:
+            self.compare(
+                value.startswith((own, b"by name ")), "{} has {} at {}", story, value, offset
+            )
+
+    def hosted(self, worker_id: int, topics: dict[str, bytes], image: MetadataImage) -> None:
+        """By that worker, on disk or in memory, when all is well."""
+        for name, topic_id in topics.items():
+            known = image.topic(name)
+            self.compare(
+                known is not None and known.topic_id == topic_id,
+                "worker {} has {} of topic {}, which is {}",
+                worker_id,
+                name,
+                topic_id.hex()[:6],
+                None if known is None else known.topic_id.hex()[:6],
+            )
+
+
+REPLICATION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
+    AnswersInTheirOrder,
+    ClusterIsOneLog,
+    ClusterImagesAreOne,
+    AnswersHold,
+    CreatedIsVisible,
+    LeadersIsrAgrees,
+    QuorumsIsrAgrees,
+    CommittedIsOneSequence,
+    LeadersAreInSync,
+    NamesAreForEver,
+    LogsMatch,
+    CutByEpoch,
+    FencedByEpoch,
+    HighWatermarkNeedsIsr,
+    HighWatermarkStays,
+    ReadsAreCommitted,
+    AcknowledgedIsCommitted,
+    AcknowledgedStays,
+    DeliveredOnce,
+    JoinsAreEarned,
+    ElectionsAreClean,
+    TopicsAreTheirOwn,
+)

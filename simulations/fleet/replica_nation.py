@@ -1,0 +1,77 @@
+"""A cluster with replicated topics: its settings, and what is known of its replicas."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from simulations.fleet.nation import ClusterChecker, ClusterSettings, Nation
+from simulations.fleet.replicas import Chronicle, PartitionStory
+from simulations.world import World
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplicationSettings(ClusterSettings):
+    workers: int
+    consumers: int
+    # Of topics: those where every record is synced before it counts.
+    flushed: float
+    # Of elections: those that may choose who is not in sync.
+    unclean: float
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+class WatchedNation(Nation):
+    settings: ReplicationSettings
+
+    def __init__(
+        self,
+        world: World,
+        settings: ReplicationSettings,
+        checkers: Sequence[type[ClusterChecker]],
+    ) -> None:
+        super().__init__(world, settings, checkers)
+        self.chronicle = Chronicle(self)
+        # Every value of min.insync.replicas that may have been in force, by topic id.
+        self.min_isrs: dict[bytes, set[int]] = {}
+
+    def is_gone(self, worker_id: int) -> bool:
+        """It will never be back."""
+        return self.members[worker_id].kept.is_out
+
+    def is_lost(self, story: PartitionStory) -> bool:
+        """Nobody who was in sync is left: nobody leads until somebody asks for it."""
+        state = self.chronicle.state(story)
+        if state is None:
+            return True
+        return state.leader < 0 and all(r in state.offline or self.is_gone(r) for r in state.isr)
+
+    def is_stuck(self, story: PartitionStory) -> bool:
+        """Nobody leads, or too few will ever be in sync."""
+        state = self.chronicle.state(story)
+        if state is None or self.is_lost(story):
+            return True
+        left = [r for r in state.replicas if r not in state.offline and not self.is_gone(r)]
+        return len(left) < max(self.min_isrs.get(story.place.topic_id, {1}))
+
+    def is_in_sync(self) -> bool:
+        """Every partition is led, and all replicas that can be are in its ISR."""
+        if not self.is_whole():
+            return False
+        for name, topic in self.chronicle.image.topics.items():
+            if name in self.told.deletion_asked:
+                continue
+            for index, state in enumerate(topic.partitions):
+                if self.is_lost(self.chronicle.story(topic.topic_id, index)):
+                    continue
+                missing = set(state.replicas) - set(state.isr) - set(state.offline)
+                if state.leader < 0 or any(not self.is_gone(r) for r in missing):
+                    return False
+        return True
+
+    def stands(self) -> str:
+        behind = [
+            f"{name}-{index} {state}"
+            for name, topic in self.chronicle.image.topics.items()
+            for index, state in enumerate(topic.partitions)
+            if state.leader < 0 or len(state.isr) < len(state.replicas)
+        ]
+        return f"{super().stands()}; not in sync: {behind[:4]}"

@@ -1,0 +1,328 @@
+"""What every replica of every partition holds, record by record, told by eyes on the shipped code.
+
+The checkers of replication compare *true* logs, not what nodes believe of each other. So there is a
+copy of each replica's log, kept from outside: of each offset, the leader epoch of the record there.
+(epoch, offset) names one record for ever (R4, checked here first of all), and therefore two logs
+agree where their epochs do.
+
+    appended, cut, opened    a replica's own log has changed, or was read from its disk
+    leads, advanced          somebody says that it leads, and that so much is committed
+    metadata                 the quorum has committed records; `image` is their fold
+
+A replica may *lose* records that it had: its machine lost power before they were synced, or its
+disk. What it cuts because its leader has them not it has not lost, and neither what it does not
+find any more after kill -9: that would be a mistake.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from metaquorum.batch import Batch
+from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, Replay
+from simulations.fleet.council import CLUSTER_ID
+from simulations.fleet.nation import ClusterChecker, Nation
+from simulations.machine import Machine
+
+
+class Place(NamedTuple):
+    topic_id: bytes
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic_id.hex()[:6]}-{self.partition}"
+
+
+class Name(NamedTuple):
+    """Of one record, for ever."""
+
+    leader_epoch: int
+    offset: int
+
+
+class Identity(NamedTuple):
+    """Which record that is: the checksum of its batch, and its place in there."""
+
+    crc: int
+    number: int
+
+
+class Entry(NamedTuple):
+    name: Name
+    identity: Identity
+
+
+class Role(NamedTuple):
+    """Of a replica, as its worker has heard from the metadata."""
+
+    leader_epoch: int
+    leads: bool
+
+
+# What was on a disk when a process opened it.
+FROM_DISK: Final = Role(-1, leads=False)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """What one worker's replica of a partition holds."""
+
+    worker_id: int
+    machine: Machine
+    incarnation: int = -1  # the broker epoch of the process that has opened it
+    start: int = 0
+    end: int = 0
+    epochs: dict[int, int] = field(default_factory=dict)  # by offset
+    # Names of records that this replica had, until its machine lost power or its disk.
+    lost: set[Name] = field(default_factory=set)
+    power_cuts: int = 0
+    rotten: bool = False
+
+    @property
+    def is_dark(self) -> bool:
+        """Its machine has lost power, and nobody has looked at the log since."""
+        return self.power_cuts != len(self.machine.power_cuts)
+
+    def holds(self, name: Name) -> bool:
+        return self.epochs.get(name.offset) == name.leader_epoch
+
+
+@dataclass(slots=True, eq=False)
+class Term:
+    """One leader epoch of a partition."""
+
+    worker_id: int
+    run: int  # of its machine
+    start_offset: int  # where its log ended when it began to lead
+    high_watermark: int
+    log_start_offset: int
+    epochs: dict[int, int]  # of the records that it had then, by offset
+
+    def has(self, epoch: int, name: Name) -> bool:
+        """The leader of `epoch`, which this is, has or had that record, as far as can be known."""
+        if name.leader_epoch == epoch or name.offset < self.log_start_offset:
+            return True
+        return self.epochs.get(name.offset) == name.leader_epoch
+
+
+@dataclass(slots=True, eq=False)
+class PartitionStory:
+    place: Place
+    topic: str = ""
+    held: dict[int, Held] = field(default_factory=dict)
+    identities: dict[Name, Identity] = field(default_factory=dict)
+    before: dict[Name, int | None] = field(default_factory=dict)  # the epoch at the offset before
+    terms: dict[int, Term] = field(default_factory=dict)
+    # Below the high watermark of any leader: the epoch at each offset.
+    committed: dict[int, int] = field(default_factory=dict)
+    ever_committed: set[Name] = field(default_factory=set)
+    gone: set[Name] = field(default_factory=set)  # committed, and lost with good reason
+    is_unclean: bool = False  # somebody outside the ISR has led
+    # Somebody asked for the deletion of all before.
+    deleted_to: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.place}"
+
+    @property
+    def committed_names(self) -> Iterator[Name]:
+        for offset, epoch in self.committed.items():
+            if offset >= self.deleted_to:
+                yield Name(epoch, offset)
+
+    @property
+    def has_lost(self) -> bool:
+        return bool(self.gone) or self.is_unclean
+
+
+class ReplicaChecker(ClusterChecker):
+    """Told of all that happens to replicas, in the order of the world."""
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        """The replica is about to have these records, as what it is."""
+
+    def cut(self, story: PartitionStory, held: Held, names: Sequence[Name], role: Role) -> None:
+        """The replica is about to give up these records."""
+
+    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
+        """A process has read the log from its disk; `missing` were there before."""
+
+    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+        """That replica says that it leads."""
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        """A leader says that all before `new` is committed, as the partition stands in `view`."""
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        """The quorum has committed a batch."""
+
+
+class Chronicle:
+    """All partitions of one world, and the metadata that is committed."""
+
+    def __init__(self, nation: Nation) -> None:
+        self.nation = nation
+        self.world = nation.world
+        self.image = MetadataImage.empty(CLUSTER_ID)
+        self.stories: dict[Place, PartitionStory] = {}
+        self.unclean_asked: set[tuple[str, int]] = set()
+        self._waiting: dict[int, Batch] = {}
+
+    @property
+    def checkers(self) -> list[ReplicaChecker]:
+        return [each for each in self.nation.checkers if isinstance(each, ReplicaChecker)]
+
+    def story(self, topic_id: bytes, partition: int) -> PartitionStory:
+        place = Place(topic_id, partition)
+        story = self.stories.get(place)
+        if story is None:
+            story = self.stories[place] = PartitionStory(place)
+        return story
+
+    def state(self, story: PartitionStory) -> PartitionImage | None:
+        """As the quorum has it; None when the topic is not there (any more)."""
+        topic = self.image.topic_by_id(story.place.topic_id)
+        if topic is None or story.place.partition >= len(topic.partitions):
+            return None
+        return topic.partitions[story.place.partition]
+
+    def isr(self, story: PartitionStory) -> tuple[int, ...]:
+        state = self.state(story)
+        return () if state is None else state.isr
+
+    def held(self, story: PartitionStory, worker_id: int) -> Held:
+        held = story.held.get(worker_id)
+        if held is None:
+            machine = self.nation.members[worker_id].kept.machine
+            held = story.held[worker_id] = Held(worker_id, machine)
+            held.power_cuts = len(machine.power_cuts)
+        return held
+
+    def may_lack(self, story: PartitionStory, held: Held, name: Name) -> bool:
+        """It lost that; the quorum takes it for the process that had it, or has no other."""
+        if not held.is_dark and not held.rotten and name not in held.lost:
+            return False
+        if held.is_dark and self.image.broker_epoch(held.worker_id) == held.incarnation:
+            return True
+        return self.isr(story) == (held.worker_id,)
+
+    # What happens
+
+    def appended(
+        self,
+        story: PartitionStory,
+        held: Held,
+        entries: Sequence[Entry],
+        role: Role,
+    ) -> None:
+        for checker in self.checkers:
+            checker.appended(story, held, entries, role)
+        for name, _ in entries:
+            held.epochs[name.offset] = name.leader_epoch
+            held.lost.discard(name)
+            held.end = name.offset + 1
+
+    def cut(self, story: PartitionStory, held: Held, end: int, start: int, role: Role) -> None:
+        names = [Name(e, o) for o, e in held.epochs.items() if o >= end]
+        for checker in self.checkers:
+            checker.cut(story, held, names, role)
+        for name in names:
+            del held.epochs[name.offset]
+        held.end = end
+        self.started(held, start)
+        if names:
+            self.world.count("truncations")
+            self.world.count("records cut by followers", len(names))
+
+    def started(self, held: Held, start: int) -> None:
+        """Nothing before `start` is there any more."""
+        if start > held.start:
+            for offset in [offset for offset in held.epochs if offset < start]:
+                del held.epochs[offset]
+        held.start = start
+
+    def opened(
+        self, story: PartitionStory, held: Held, start: int, end: int, entries: Sequence[Entry]
+    ) -> None:
+        now = {name.offset: name.leader_epoch for name, _ in entries}
+        missing = [Name(e, o) for o, e in held.epochs.items() if o >= start and now.get(o) != e]
+        if held.is_dark or held.rotten:
+            held.lost.update(missing)
+            self.world.count("records lost by replicas", len(missing))
+        held.power_cuts = len(held.machine.power_cuts)
+        held.rotten = False
+        held.incarnation = self.image.broker_epoch(held.worker_id)
+        for checker in self.checkers:
+            checker.opened(story, held, missing)
+            checker.appended(story, held, entries, FROM_DISK)
+        held.lost.difference_update(name for name, _ in entries)
+        held.epochs, held.start, held.end = now, start, end
+
+    def leads(self, story: PartitionStory, held: Held, epoch: int, high_watermark: int) -> None:
+        run = held.machine.runs
+        term = Term(held.worker_id, run, held.end, high_watermark, held.start, dict(held.epochs))
+        for checker in self.checkers:
+            checker.leads(story, held, epoch, term)
+        story.terms.setdefault(epoch, term)
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        for checker in self.checkers:
+            checker.advanced(story, held, old, new, view)
+        for offset in range(old, new):
+            epoch = held.epochs.get(offset)
+            if epoch is not None:
+                story.committed[offset] = epoch
+                story.ever_committed.add(Name(epoch, offset))
+
+    def applied(self, batch: Batch) -> None:
+        """Some node has taken this batch in: it is committed."""
+        if batch.expected_offset < self.image.end_offset:
+            return
+        self._waiting[batch.expected_offset] = batch
+        while (due := self._waiting.pop(self.image.end_offset, None)) is not None:
+            before, steps = self.image, Replay(self.image)
+            steps.apply(due.records())
+            self.image, delta = steps.finish()
+            self._elected(before)
+            for checker in self.checkers:
+                checker.metadata(before, self.image, delta)
+
+    def _elected(self, before: MetadataImage) -> None:
+        """A leader that has lost something, with good reason, takes it along from everybody."""
+        for topic, index, was, now in changed_partitions(before, self.image):
+            story = self.story(topic, index)
+            self.world.say("metadata", f"{self.image.topic_names.get(topic)}/{story.place}: {now}")
+            if was is None or now.leader == was.leader or now.leader < 0:
+                continue
+            if now.leader not in was.isr:
+                story.is_unclean = True
+                self.world.count("unclean elections")
+            held = story.held.get(now.leader)
+            if held is None or held.is_dark or now.isr != (now.leader,):
+                continue
+            for name in list(story.committed_names):
+                if not held.holds(name) and (story.is_unclean or name in held.lost):
+                    del story.committed[name.offset]
+                    story.gone.add(name)
+                    self.world.count("committed records lost by the last replica in sync")
+
+
+def changed_partitions(
+    before: MetadataImage, image: MetadataImage
+) -> Iterator[tuple[bytes, int, PartitionImage | None, PartitionImage]]:
+    """Topic id, number, and the partition before and now."""
+    for name, topic in image.topics.items():
+        known = before.topic(name)
+        if known is topic:
+            continue
+        old = known.partitions if known and known.topic_id == topic.topic_id else ()
+        for index, now in enumerate(topic.partitions):
+            was = old[index] if index < len(old) else None
+            if was is not now and was != now:
+                yield topic.topic_id, index, was, now

@@ -1,0 +1,226 @@
+"""Scenario `replication`: whole clusters whose topics have one to three replicas.
+
+As `cluster`, and besides: producers with every acks level, idempotent or not, that send several
+batches ahead; consumers that read at all times; topics that come again under their names, elections
+that are asked for, records that are deleted; disks that are lost, fail, or fill up. What every
+replica holds is followed record by record from outside (`replicas`), and compared at every step.
+
+peace -> troubles -> calm: within `LIVENESS_S` every partition is led and all its replicas are in
+sync, all clients are done -> everything is read -> clean stop -> compare
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import trio
+
+from dataplane.log.names import parse_partition_folder
+from simulations.fleet.eyes import watched_replicas
+from simulations.fleet.plan import draw_troubles, without
+from simulations.fleet.replica_checkers import (
+    REPLICATION_CHECKERS,
+    AcknowledgedStays,
+    DeliveredOnce,
+    TopicsAreTheirOwn,
+)
+from simulations.fleet.replica_clients import (
+    ReplicaAdministrator,
+    ReplicaConsumer,
+    ReplicaInspector,
+    ReplicaProducer,
+)
+from simulations.fleet.replica_nation import ReplicationSettings, WatchedNation
+from simulations.fleet.stage import (
+    LIVENESS_S,
+    compare,
+    finish_clients,
+    recover,
+    scene,
+    settle,
+    start_client,
+    stop,
+    watched,
+    within,
+)
+from simulations.fleet.troubles import TROUBLES, calm, play_troubles
+from simulations.observing import small_sizes
+from simulations.scenario import Scenario
+from simulations.world import World
+
+# Bits that rot in journals are `quorum`'s.
+_ELSEWHERE: Final = ("bit rot", "stop in snapshot")
+KINDS: Final = tuple(kind for kind in TROUBLES if kind not in _ELSEWHERE)
+
+
+def draw_settings(draw: Random) -> ReplicationSettings:
+    trouble_s = draw.choice([3.0, 6.0])
+    return ReplicationSettings(
+        controllers=3,
+        is_combined=draw.random() < 0.6,
+        workers=draw.choice([3, 3, 3, 4, 5]),
+        producers=draw.randint(1, 4),
+        consumers=draw.randint(0, 2),
+        records=draw.choice([20, 60, 150]),
+        administrators=draw.randint(1, 2),
+        changes=draw.choice([3, 8, 20]),
+        think_s=draw.choice([0.0, 0.05, 0.3]),
+        trouble_s=trouble_s,
+        peace_s=draw.choice([1.0, 3.0]),
+        delay_s=draw.choice([0.0002, 0.002, 0.02]),
+        disk_delay_s=draw.choice([0.0005, 0.005, 0.03]),
+        session_timeout_ms=draw.choice([2000, 9000]),
+        flushed=draw.choice([0.0, 0.5, 1.0]),
+        unclean=draw.choice([0.0, 0.0, 0.7]),
+        configs={
+            "replica.lag.time.max.ms": draw.choice(["300", "1000", "3000"]),
+            "replica.fetch.wait.max.ms": draw.choice(["20", "100", "500"]),
+            "replica.fetch.max.bytes": draw.choice(["100", "1048576"]),
+            "replica.fetch.response.max.bytes": draw.choice(["200", "10485760"]),
+            "num.replica.fetchers": draw.choice(["1", "2"]),
+            "replica.high.watermark.checkpoint.interval.ms": draw.choice(["100", "5000"]),
+            "log.segment.delete.delay.ms": draw.choice(["0", "1000"]),
+        },
+        troubles=draw_troubles(draw, KINDS, over_s=trouble_s, most=16),
+    )
+
+
+async def play(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_settings(world.stream("settings replication"))
+    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
+    settings.troubles = without(settings.troubles, leave_out)
+    await play_settings(world, settings)
+
+
+async def play_settings(world: World, settings: ReplicationSettings) -> None:
+    world.say("story", f"{settings}")
+    world.internet.default.delay_s = settings.delay_s
+    nation = WatchedNation(world, settings, REPLICATION_CHECKERS)
+    settle(nation, settings.workers, settings.configs)
+    with (
+        small_sizes(world.stream("sizes")),
+        watched(nation, nation.chronicle.applied),
+        watched_replicas(nation.chronicle),
+    ):
+        async with trio.open_nursery() as nursery:
+            for member in nation.members.values():
+                nursery.start_soon(member.kept.run)
+            clients = _start_clients(nation)
+            await world.sleep(settings.peace_s)
+            # Who is no voter may lose its disk.
+            weak = [m.kept for m in nation.members.values() if not m.config.is_controller]
+            stage = scene(nation, clients.names, weak)
+            await play_troubles(stage, settings.troubles)
+            await calm(stage)
+            await recover(nation)
+            await finish_clients(nation, lambda: clients.are_done)
+            await within(nation, LIVENESS_S, "all in sync", nation.is_in_sync)
+            await _inspect(nation)
+            _look_at_hosts(nation)
+            await stop(nation, nursery)
+    compare(nation)
+    world.count("events", len(world.trace.events))
+
+
+@dataclass(slots=True)
+class _Clients:
+    administrators: list[ReplicaAdministrator]
+    producers: list[ReplicaProducer]
+    consumers: list[ReplicaConsumer]
+
+    @property
+    def all(self) -> list[ReplicaAdministrator | ReplicaProducer | ReplicaConsumer]:
+        return [*self.administrators, *self.producers, *self.consumers]
+
+    @property
+    def are_done(self) -> bool:
+        return all(client.done for client in self.all)
+
+    @property
+    def names(self) -> list[str]:
+        return [client.name for client in self.all]
+
+
+def _start_clients(nation: WatchedNation) -> _Clients:
+    world, settings = nation.world, nation.settings
+    clients = _Clients([], [], [])
+    for number in range(settings.administrators):
+        name = f"admin-{number}"
+        clients.administrators.append(ReplicaAdministrator(nation, name, world.stream(name)))
+    for number in range(settings.producers):
+        name = f"producer-{number}"
+        clients.producers.append(ReplicaProducer(nation, name, world.stream(name)))
+    for number in range(settings.consumers):
+        name = f"consumer-{number}"
+        clients.consumers.append(ReplicaConsumer(nation, name, world.stream(name)))
+    for client in clients.all:
+        start_client(nation, client.name, client.run)
+    return clients
+
+
+async def _inspect(nation: WatchedNation) -> None:
+    """Everything that was acknowledged can be read."""
+    if nation.world.violations:
+        return
+    inspector = ReplicaInspector(nation, nation.world.stream("inspector"))
+    fate = nation.world.machine("inspector").start(inspector.run)
+    with trio.move_on_after(LIVENESS_S) as limit:
+        await fate.done.wait()
+        if fate.error is not None:
+            raise fate.error
+    if limit.cancelled_caught:
+        text = f"not all could be read in {LIVENESS_S:.0f} s; {nation.stands()}"
+        nation.world.violate("liveness", text)
+        return
+    for place, found in inspector.found.items():
+        story = nation.chronicle.story(*place)
+        nation.checker(AcknowledgedStays).finals(story, found)
+        nation.checker(DeliveredOnce).finals(story, found)
+        nation.checker(TopicsAreTheirOwn).finals(story, found)
+
+
+def _look_at_hosts(nation: WatchedNation) -> None:
+    """What workers have, on disk and in memory, is of topics that are there."""
+    if nation.world.violations:
+        return
+    checker, image = nation.checker(TopicsAreTheirOwn), nation.chronicle.image
+    for member in nation.workers:
+        worker = None if member.running is None else member.running.worker
+        if worker is None:
+            continue
+        hosted = {str(p): (p.topic, p.topic_id) for p in worker.partitions}
+        checker.hosted(member.config.node_id, dict(hosted.values()), image)
+        known = {f"{name}-{index}" for name, t in image.topics.items() for index in range(4)}
+        folders = member.kept.machine.storage.folder("/data").entries
+        for folder in folders:
+            if parse_partition_folder(folder) is not None:
+                checker.compare(
+                    folder in known, "worker {} has a folder {}", member.config.node_id, folder
+                )
+
+
+REPLICATION: Final = Scenario(
+    "replication",
+    "whole clusters with replicated topics: followers, elections, lost disks, every acks level",
+    play,
+    REPLICATION_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "acknowledged with acks=1",
+        "records sent with acks=0",
+        "batches sent again",
+        "records read",
+        "topics created",
+        "topics deleted",
+        "topics made again",
+        "configs changed",
+        "records deleted",
+        "elected, preferred",
+        "unclean elections",
+        "truncations",
+        "records cut by followers",
+        "records lost by replicas",
+        *(f"fault: {kind}" for kind in KINDS),
+    ),
+)
