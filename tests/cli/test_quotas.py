@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -306,3 +307,106 @@ def test_amounts_are_written_as_people_write_them() -> None:
     assert amount_text("producer_byte_rate", 20_000) == "19.5 KiB/s"
     assert amount_text("request_percentage", 12.5) == "12.5%"
     assert amount_text("controller_mutation_rate", 5) == "5 mutations/s"
+
+
+# Simulation
+
+SNAPBACK = ("--quota", "100kB", "--constant", "1MB", "--request", "10kB", "--step", "0.5")
+
+
+def simulated(*arguments: object) -> list[Any]:
+    found: list[Any] = Admin().json("quotas", "simulate", *arguments)
+    return found
+
+
+def test_a_producer_over_its_quota_bursts_and_then_waits_and_keeps_to_it_on_the_average() -> None:
+    (found,) = simulated(*SNAPBACK, "--seconds", 120)
+    rows = found["timeline"]
+    assert (found["quota"], found["value"], len(rows)) == ("producer_byte_rate", 100_000, 240)
+    # All that may be used at once, and then a comb of single requests and pauses.
+    assert sum(row["rate"] for row in rows[:3]) * 0.5 == pytest.approx(1e6, rel=0.15)
+    assert all(0.8 < row["delay_s"] < 1.3 for row in rows[4:18] if row["delayed"])
+    assert 100_000 <= found["average_rate"] < 100_000 * (120 + 11) / 120 * 1.02
+    assert found["most_queued_bytes"] == pytest.approx(900_000 * 119, rel=0.05)
+    assert all(row["offered_rate"] == pytest.approx(1e6) for row in rows)
+
+
+def test_traffic_below_its_quota_is_not_delayed() -> None:
+    one, other = simulated("--quota", "1MB", "--quota", "2MB", "--burst", "8MB", "--every", 20)
+    assert (one["delayed"], other["delayed"]) == (0, 0)
+    assert one["average_rate"] == pytest.approx(400_000, rel=0.01)
+    (consumer,) = simulated("--quota", "100kB", "--constant", "90kB", "--consumer")
+    assert consumer["delayed"] == 0
+    assert consumer["average_rate"] == pytest.approx(90_000, rel=0.01)
+
+
+def test_a_consumer_is_given_no_more_than_a_window_of_quota_at_once() -> None:
+    (found,) = simulated(
+        *("--quota", "10kB", "--constant", "1MB", "--consumer", "--request", "50MB"),
+        *("--seconds", 300, "--connections", 1),
+    )
+    assert 0 < found["longest_delay_s"] <= 11
+    assert 9_000 <= found["average_rate"] < 10_000 * (300 + 22) / 300
+
+
+def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "traffic.json"
+    file.write_text('{"interval_s": 2, "bytes": [2000000, 0]}')
+    (found,) = simulated("--quota", "5MB", "--profile-file", file, "--seconds", 8)
+    offered = [round(row["offered_rate"]) for row in found["timeline"]]
+    assert offered == [1_000_000, 1_000_000, 0, 0] * 2
+    text = Admin()("quotas", "simulate", "--quota", "5MB", "--profile-file", file, "--table")
+    assert re.search(r"^average rate +\d+\.\d KiB/s$", text, re.MULTILINE)
+    assert re.search(r"^ +1 +976.6 KiB/s +\S+ KiB/s +0.00 s +0 +", text, re.MULTILINE)
+    assert "█" in text
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_a_timeline_is_drawn(ending: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    image = tmp_path / f"plot.{ending}"
+    Admin()("quotas", "simulate", *SNAPBACK, "--seconds", 5, "--image", image)
+    assert image.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+
+
+def test_without_matplotlib_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    admin = Admin()
+    admin("quotas", "simulate", *SNAPBACK, "--image", "plot.png", code=2)
+    assert "pip install 'metaquorum[plot]'" in admin.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "say what is offered"),
+        (("--constant", "1MB", "--burst", "1MB"), "say what is offered"),
+        (("--constant", "1MB", "--every", "5"), "--every goes with --burst"),
+        (("--constant", "0"), "--constant must be greater than 0"),
+        (("--profile-file", "no-such-file"), "cannot read no-such-file"),
+        (("--constant", "1MB", "--image", "plot.gif"), "ends in .png or .svg"),
+    ],
+)
+def test_mistakes_in_a_simulation_are_told(arguments: tuple[str, ...], said: str) -> None:
+    admin = Admin()
+    admin("quotas", "simulate", "--quota", "1MB", *arguments, code=2)
+    assert said in admin.errors
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"interval_s": 0, "bytes": [1]}',
+        '{"interval_s": 1, "bytes": []}',
+        '{"interval_s": 1, "bytes": [-1]}',
+        '{"interval_s": 1, "bytes": [NaN]}',
+    ],
+)
+def test_profiles_that_are_wrong_are_told(content: str) -> None:
+    admin = Admin()
+    asked = ("quotas", "simulate", "--quota", "1MB", "--profile-file", "-")
+    admin(*asked, stdin=content, code=2)
+    assert "Traceback" not in admin.errors
