@@ -217,7 +217,7 @@ class Partitions:
                         topic,
                         index,
                     )
-                    log_dir.set_aside(topic, index, self._random)
+                    log_dir.set_aside(topic, index, self._random, self._clock.now_ms())
             except StorageError as error:
                 log.error("partition %s-%d stays where it is: %s", topic, index, error)
                 if isinstance(error, DirectoryFailedError):

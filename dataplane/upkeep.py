@@ -143,6 +143,7 @@ class Upkeep:
         """Folders of deleted logs go log.segment.delete.delay.ms after they were found."""
         now = self._clock.monotonic()
         for log_dir in self._log_dirs.online:
+            log_dir.expire_strays(self._clock.now_ms())
             if deleted := log_dir.take_deleted():
                 delay_ms = self._worker.configs.integer("log.segment.delete.delay.ms")
                 self._folders.append((now + delay_ms / 1000, log_dir, deleted))

@@ -9,7 +9,7 @@
     cleaner-offset-checkpoint         up to where compacted logs are cleaned
     <topic>-<partition>/              one log
     <topic>-<p>.<unique>-delete/      a log being deleted: readers may still be in it
-    <topic>-<p>.<unique>-stray/       a log the cluster does not know; kept, not served
+    <topic>-<p>.<unique>-stray/       a log the cluster does not know; kept for a week, not served
 
 The clean-shutdown mark is removed, and its removal synced, before any log is looked at
 (KAFKA-10471): a crash at any later point is then recovered from as a crash. A log that cannot be
@@ -58,6 +58,8 @@ from dataplane.log.names import (
     parse_partition_folder,
     partition_folder,
     retired_folder,
+    stray_since_ms,
+    stray_unique,
 )
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
@@ -70,6 +72,9 @@ logger = logging.getLogger(__name__)
 # Logs opened one behind the other in one call beside the loop, and such calls at a time.
 LOADS_PER_CALL: Final = 32
 CONCURRENT_CALLS: Final = 4
+# What the cluster does not know was deleted while this node was down, most likely. But it is not
+# removed at once, or a mistake (the metadata of another cluster) would cost everything.
+STRAY_KEPT_MS: Final = 7 * 24 * 3600 * 1000
 # So many changed logs are synced faster with all that the file system has.
 MANY_LOGS: Final = 100
 
@@ -108,6 +113,7 @@ class LogDir:
         self._offline_points: dict[Partition, int] = {}
         self._offline_starts: dict[Partition, int] = {}
         self._deleted: list[str] = []
+        self._strays: list[str] = []
         self._checkpointing = trio.Lock()
 
     @classmethod
@@ -210,7 +216,9 @@ class LogDir:
             self.was_clean = True
             self._disk.remove(mark)
             self._disk.sync_dir(self.path)
-        self._deleted = [n for n in self._disk.list(self.path) if n.endswith(DELETED_FOLDER)]
+        names = self._disk.list(self.path)
+        self._deleted = [name for name in names if name.endswith(DELETED_FOLDER)]
+        self._strays = [name for name in names if name.endswith(STRAY_FOLDER)]
         self.high_watermarks = self._read_offsets(HIGH_WATERMARK_CHECKPOINT)
         self._read_cleaner_offsets()
         recovery_points = self._read_offsets(RECOVERY_POINT_CHECKPOINT)
@@ -343,21 +351,37 @@ class LogDir:
 
     def delete(self, topic: str, partition: int, rng: random.Random) -> None:
         """The log is no more; its folder waits for `remove`, its readers go on."""
-        name = self._retire(topic, partition, rng, DELETED_FOLDER)
+        unique = f"{rng.getrandbits(128):032x}"
+        name = self._retire(topic, partition, unique, DELETED_FOLDER)
         if name is not None:
             self._deleted.append(name)
 
-    def set_aside(self, topic: str, partition: int, rng: random.Random) -> None:
-        """The log is not served any more but kept, as a stray."""
-        self._retire(topic, partition, rng, STRAY_FOLDER)
+    def set_aside(self, topic: str, partition: int, rng: random.Random, now_ms: int) -> None:
+        """The log is not served any more but kept for a while, as a stray."""
+        unique = stray_unique(now_ms, rng.getrandbits(128))
+        name = self._retire(topic, partition, unique, STRAY_FOLDER)
+        if name is not None:
+            self._strays.append(name)
 
-    def _retire(self, topic: str, partition: int, rng: random.Random, ending: str) -> str | None:
+    def expire_strays(self, now_ms: int) -> None:
+        """Those that have been strays for long enough are deleted: `take_deleted` tells them."""
+        old = [
+            name
+            for name in self._strays
+            if (since_ms := stray_since_ms(name)) is not None and now_ms - since_ms > STRAY_KEPT_MS
+        ]
+        if old:
+            logger.info("%s: %d strays are old enough to be removed", self.path, len(old))
+            self._strays = [name for name in self._strays if name not in old]
+            self._deleted += old
+
+    def _retire(self, topic: str, partition: int, unique: str, ending: str) -> str | None:
         """The folder's new name; None where no folder was made yet."""
         if self.failure is not None:  # what lies there is for the next start to find
             self.partitions.pop((topic, partition), None)
             self.offline.pop((topic, partition), None)
             return None
-        name = retired_folder(topic, partition, f"{rng.getrandbits(128):032x}", ending)
+        name = retired_folder(topic, partition, unique, ending)
         folder = self._path(partition_folder(topic, partition))
         log = self.partitions.get((topic, partition))
         is_made = log is None or log.is_made

@@ -30,6 +30,7 @@ STRAY_FOLDER: Final = "-stray"
 MAX_FOLDER_NAME: Final = 255
 
 _NUMBERED: Final = re.compile(r"(\d{20})(\.[a-z]+)\Z")
+_STRAY: Final = re.compile(r"-\d{1,10}\.([0-9a-f]{12})[0-9a-f]{20}-stray\Z")
 _PARTITION: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})\Z")
 
 
@@ -50,6 +51,17 @@ def partition_folder(topic: str, partition: int) -> str:
 def parse_partition_folder(name: str) -> tuple[str, int] | None:
     match = _PARTITION.match(name)
     return (match[1], int(match[2])) if match else None
+
+
+def stray_unique(now_ms: int, bits: int) -> str:
+    """What is unique about a stray's folder tells since when it is one."""
+    return f"{now_ms:012x}{bits & (1 << 80) - 1:020x}"
+
+
+def stray_since_ms(name: str) -> int | None:
+    """Since when that folder is a stray's; None for any other."""
+    match = _STRAY.search(name)
+    return int(match[1], 16) if match else None
 
 
 def retired_folder(topic: str, partition: int, unique: str, ending: str) -> str:

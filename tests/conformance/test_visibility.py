@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, ElectionType, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.cli.test_mq_admin import Admin
@@ -151,6 +151,7 @@ def test_librdkafka_reads_from_the_replica_in_its_rack(cluster: Cluster) -> None
         {
             "bootstrap.servers": cluster.bootstrap,
             "group.id": "unused",
+            "enable.auto.commit": False,
             "client.rack": "b",
             "statistics.interval.ms": 50,
             "stats_cb": note,
@@ -184,3 +185,78 @@ def test_java_reads_from_the_replica_in_its_rack(cluster: Cluster, kafka_tool: K
     at += ["--command-property", "client.rack=c"]
     done = kafka_tool("console-consumer", *at)
     assert done.stdout.split() == [str(number) for number in range(20)], done.stderr
+
+
+# Topics that are made again (R10)
+
+
+def values_at(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
+    """The first records of partition 0, and that there are no more."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found: list[bytes | None] = []
+        while True:
+            message = consumer.poll(20)
+            assert message is not None, found
+            if message.error() is not None:
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                assert len(found) == count
+                return found
+            found.append(message.value())
+    finally:
+        consumer.close()
+
+
+def test_a_worker_that_was_down_serves_nothing_of_the_topic_before(
+    cluster: Cluster, admin: Admin
+) -> None:
+    topic, other = unique("again"), unique("gone")
+    create(cluster, topic, [[3, 1, 2]])
+    create(cluster, other, [[3, 1, 2]])
+    produce(cluster, topic, 30)
+    produce(cluster, other, 30)
+    cluster[3].kill()
+    admin("topics", "delete", topic, other, "--yes")
+    create(cluster, topic, [[3, 1, 2]])
+    produce(cluster, topic, 5)
+    cluster[3].start()
+    wait_until(lambda: [sorted(isr) for isr in in_sync(admin, topic)] == [[1, 2, 3]])
+    data = cluster[3].data_dir
+    strays = [path.name for path in data.glob("*-stray")]
+    assert sorted(name.rpartition(".")[0] for name in strays) == sorted(
+        [f"{topic}-0", f"{other}-0"]
+    )
+    assert not (data / f"{other}-0").exists()
+    # Now it leads, and what it has is what there is.
+    client = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
+    client.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result(20)
+    wait_until(lambda: admin.json("topics", "describe", topic)[0]["partitions"][0]["leader"] == 3)
+    (described,) = admin.json("topics", "describe", topic)
+    (partition,) = described["partitions"]
+    assert (partition["start_offset"], partition["end_offset"]) == (0, 5)
+    assert values_at(cluster.bootstrap, topic, 5) == [b"%d" % number for number in range(5)]
+
+
+def test_a_topic_that_is_made_again_at_once_is_another_one_everywhere(
+    cluster: Cluster, admin: Admin
+) -> None:
+    """While followers fetch and a producer goes on."""
+    topic = unique("fast")
+    for attempt in range(3):
+        create(cluster, topic, [[1 + attempt % 3, 1 + (attempt + 1) % 3, 1 + (attempt + 2) % 3]])
+        produce(cluster, topic, 4 + attempt)
+        assert len(values_at(cluster.bootstrap, topic, 4 + attempt)) == 4 + attempt
+        if attempt < 2:
+            admin("topics", "delete", topic, "--yes")
+    folders = [cluster[number].data_dir / f"{topic}-0" for number in (1, 2, 3)]
+    ids = {(folder / "partition.metadata").read_text() for folder in folders}
+    assert len(ids) == 1, "all hold the last one"

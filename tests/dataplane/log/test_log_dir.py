@@ -140,6 +140,10 @@ def test_a_deleted_log_is_read_on_by_who_was_in_it_and_then_removed(tmp_path: Pa
     run(main)
 
 
+NOW_MS = 1_800_000_000_000
+DAY_MS = 24 * 3600 * 1000
+
+
 def test_folders_being_deleted_when_the_node_died_go_later(tmp_path: Path) -> None:
     async def main() -> None:
         log_dir = await opened(tmp_path)
@@ -147,7 +151,7 @@ def test_folders_being_deleted_when_the_node_died_go_later(tmp_path: Path) -> No
         append_many(log_dir.partitions["a", 0], 1)
         append_many(log_dir.partitions["b", 0], 1)
         log_dir.delete("a", 0, random.Random(1))
-        log_dir.set_aside("b", 0, random.Random(2))
+        log_dir.set_aside("b", 0, random.Random(2), now_ms=NOW_MS)
         log_dir.abandon()
         log_dir = await opened(tmp_path)
         assert not log_dir.partitions
@@ -155,6 +159,10 @@ def test_folders_being_deleted_when_the_node_died_go_later(tmp_path: Path) -> No
         (stray,) = [path.name for path in tmp_path.iterdir() if path.is_dir()]
         assert stray.startswith("b-0.")
         assert stray.endswith("-stray")
+        for days, left in ((1, [stray]), (7, [stray]), (8, [])):
+            log_dir.expire_strays(NOW_MS + days * DAY_MS)
+            await log_dir.remove(log_dir.take_deleted())
+            assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == left
         log_dir.abandon()
 
     run(main)
