@@ -7,10 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import click
+
 from cli.quorum_options import quorum_settings
 from cli.usage import UsageError, address
+from dataplane.listeners import (
+    ClientListener,
+    ListenerError,
+    Replicating,
+    client_listeners,
+    replicating,
+)
 from dataplane.node_config import NodeConfig
-from metaquorum.config import Scope, parse_all
+from metaquorum.config import Scope, find_key, parse_all
+from metaquorum.config_layers import WorkerLayers
 from wire.errors import KafkaError
 
 DEFAULT_DATA_DIR: Final = "mq-data"
@@ -60,6 +70,8 @@ def invocation(
         parse_all(Scope.WORKER, configs)
     except KafkaError as error:
         raise UsageError(error.message) from None
+    _warn_of_secrets(sets)
+    listeners, between_workers = _listeners(chosen, configs)
     listen = address(chosen.get("listen", DEFAULT_LISTEN), "--listen")
     node_id = _node_id(chosen, configs)
     data_dir, log_dirs = _directories(chosen.get("data-dir"), configs)
@@ -77,6 +89,8 @@ def invocation(
             log_dirs=log_dirs,
             listen=listen,
             advertise=_advertise(chosen.get("advertise"), listen),
+            listeners=listeners,
+            replicating=between_workers,
             host=chosen.get("host") or socket.gethostname(),
             rack=chosen.get("rack") or configs.get("broker.rack"),
             **quorum_settings(chosen, configs, node_id),
@@ -143,6 +157,33 @@ def _sets(sets: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--set takes KEY=VALUE, not {text!r}")
         configs[name.strip()] = value
     return configs
+
+
+def _warn_of_secrets(sets: Sequence[str]) -> None:
+    for name in _sets(sets):
+        if (key := find_key(Scope.WORKER, name)) is not None and key.is_secret:
+            click.echo(
+                f"mq-server: everybody on this machine can read {name} on the command line;"
+                " put it into a file (--config)",
+                err=True,
+            )
+
+
+def _listeners(
+    chosen: Mapping[str, Any], configs: Mapping[str, str]
+) -> tuple[tuple[ClientListener, ...], Replicating | None]:
+    """Those that the config `listeners` names; none: --listen says it all."""
+    static = WorkerLayers(configs).worker_configs()
+    try:
+        listeners = client_listeners(static)
+        if not listeners:
+            return (), None
+        for option in ("listen", "advertise"):
+            if chosen.get(option):
+                raise UsageError(f"--{option} and the config listeners exclude each other")
+        return listeners, replicating(static, listeners)
+    except ListenerError as error:
+        raise UsageError(str(error)) from None
 
 
 def _one_of(value: str, values: Sequence[str], name: str) -> str:

@@ -9,8 +9,10 @@ own frame and its own answer.
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
@@ -19,6 +21,7 @@ from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.log.partition_log import LogSlice
 from dataplane.memory import RequestMemory
 from dataplane.muting import Mute, Name
+from dataplane.sasl_session import SaslSession
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
 from wire.errors import WireError
@@ -37,6 +40,8 @@ SEND_AT_BYTES: Final = 256 * 1024
 RESERVE_ABOVE_BYTES: Final = 64 * 1024
 # Others have their turn after so many requests, however many one read has brought.
 FRAMES_PER_SLICE: Final = 128
+# Whoever has not shown who it is by then, where that is asked for, is not let in.
+AUTHENTICATION_SECONDS: Final = 30.0
 # And after so many answers with records.
 ANSWERS_PER_SLICE: Final = 16
 
@@ -52,15 +57,19 @@ class Client:
         "cpu_from_s",
         "cpu_owed_s",
         "is_follower",
+        "listener",
         "mute",
         "principal",
+        "sasl",
         "software",
     )
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], listener: str) -> None:
         self.address = address
+        self.listener = listener  # by which it came
+        self.principal = ANONYMOUS  # until it has shown that it is somebody
+        self.sasl: SaslSession | None = None  # where the listener asks for one
         self.software = ("", "")
-        self.principal = ANONYMOUS
         # Set when it is answered: nothing more of it is handled until then.
         self.mute: Mute | None = None
         self.asked_as: Name | None = None
@@ -101,6 +110,24 @@ class CloseConnectionError(Exception):
     """A handler's word that this connection ends without an answer; the message says why."""
 
 
+class LastAnswerError(CloseConnectionError):
+    """It ends after this answer, which `answer` waits for."""
+
+    def __init__(self, why: str, answer: Callable[[], Awaitable[bytes]]) -> None:
+        super().__init__(why)
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """How clients of one listener come in."""
+
+    listener: str
+    handle: Handle
+    # Where they have to show who they are: what they may send in one frame before.
+    max_unknown_bytes: int | None = None
+
+
 class _Unfinished(NamedTuple):
     """What a step had to leave: to be sent; then to be waited for, or the reason to close.
 
@@ -118,17 +145,18 @@ class ClientConnection:
     def __init__(
         self,
         connection: Connection,
-        handle: Handle,
+        entrance: Entrance,
         disk: Disk,
         memory: RequestMemory,
         buffers: BufferPool,
         max_frame_bytes: int,
         meter: CpuMeter = OFF,
     ) -> None:
-        self.client = Client(connection.peer)
+        self.client = Client(connection.peer, entrance.listener)
         self.progress = 0  # the server's sweep for idle connections watches it move
         self._connection = connection
-        self._handle = handle
+        self._handle = entrance.handle
+        self._max_frame_bytes = max_frame_bytes
         self._disk = disk
         self._memory = memory
         self._frames = FrameBuffer(max_frame_bytes, pool=buffers)
@@ -140,9 +168,22 @@ class ClientConnection:
         self._scope = trio.CancelScope()
         # Nothing of a request is held that a cancellation could take.
         self._waiting_for_request = False
+        self._is_known = True  # or nobody asks
         self._draining = False
         self._ended = False
         self._unfinished: _Unfinished | None = None
+        if entrance.max_unknown_bytes is not None:
+            self._await_who_it_is(entrance.max_unknown_bytes)
+
+    def _await_who_it_is(self, max_frame_bytes: int) -> None:
+        self._is_known = False
+        self._frames.max_frame_bytes = min(self._max_frame_bytes, max_frame_bytes)
+        self.client.sasl = SaslSession(self._let_in)
+
+    def _let_in(self) -> None:
+        self._is_known = True
+        self._frames.max_frame_bytes = self._max_frame_bytes
+        self._scope.deadline = inf
 
     def drain(self) -> None:
         """No further request is read; the answers to those that were read still leave."""
@@ -160,9 +201,13 @@ class ClientConnection:
         self._scope.cancel()
 
     async def serve(self) -> None:
+        if not self._is_known:
+            self._scope.deadline = trio.current_time() + AUTHENTICATION_SECONDS
         try:
             with self._scope:
                 await self._serve()
+            if not self._is_known and self._scope.cancelled_caught and not self._draining:
+                log.info("closed the connection from %s: it did not say who it is", self.client)
         except (WireError, CloseConnectionError) as error:
             log.warning("closed the connection from %s: %s", self.client, error)
         except (OSError, EOFError, trio.ClosedResourceError, trio.BrokenResourceError) as error:
@@ -258,6 +303,8 @@ class ClientConnection:
             if unfinished.unsent:
                 await self._send(unfinished.unsent)
             if unfinished.failure is not None:
+                if isinstance(unfinished.failure, LastAnswerError):
+                    await self._send(await unfinished.failure.answer())
                 raise unfinished.failure
             self._unfinished = None  # whoever awaits a reply closes it
             if isinstance(unfinished.reply, list):

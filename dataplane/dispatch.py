@@ -52,6 +52,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.LIST_OFFSETS: offsets.handle_list_offsets,
     ApiKey.METADATA: metadata.handle_metadata,
     ApiKey.FIND_COORDINATOR: cluster.handle_find_coordinator,
+    ApiKey.SASL_HANDSHAKE: access.handle_sasl_handshake,
+    ApiKey.SASL_AUTHENTICATE: access.handle_sasl_authenticate,
     ApiKey.API_VERSIONS: api_versions.handle_api_versions,
     ApiKey.CREATE_TOPICS: topics.handle_create_topics,
     ApiKey.DELETE_TOPICS: topics.handle_delete_topics,

@@ -42,6 +42,7 @@ class FetchReader:
         "is_committed",
         "is_first",
         "left_bytes",
+        "listener",
         "must_answer",
         "names_leaders",
         "rack",
@@ -53,13 +54,18 @@ class FetchReader:
     def __init__(
         self,
         worker: Worker,
+        listener: str,
         message: FetchRequest,
         max_bytes: int,
         *,
         from_followers: bool = False,
     ) -> None:
-        """`from_followers`: a consumer that knows that followers, too, have what is committed."""
+        """`listener` is that by which the client came.
+
+        `from_followers`: a consumer that knows that followers, too, have what is committed.
+        """
         self.worker = worker
+        self.listener = listener
         self.from_followers = from_followers
         self.rack = message.rack_id if from_followers and worker.selects_replicas else ""
         # What is read next is not read again after a wait, when a follower has told no more.
@@ -117,7 +123,7 @@ class FetchReader:
             return []
         return [
             NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
-            for w in self.worker.live_workers()
+            for w in self.worker.live_workers(self.listener)
         ]
 
     def _refuse(

@@ -63,6 +63,7 @@ class Node:
         self._owner = owner
         # Where it can be reached: by clients, or, where it is no worker, by other nodes.
         self.address: Address = config.listen
+        self.addresses: dict[str, Address] = {}  # of all listeners for clients
         self.quorum_address: Address | None = None
         self.metrics_address: Address | None = None
         self.cluster_id = ""
@@ -113,12 +114,15 @@ class Node:
         loader = MetadataLoader(self.cluster_id)
         metrics = await self._listen_for_metrics(stack, loader)
         endpoint = self._endpoint()
-        listener: Listener | None = None
+        listeners: list[Listener] = []
         log_dirs: LogDirs | None = None
         if config.is_worker:
-            listener = await self._listen(config.listen, "--listen")
-            stack.callback(listener.close)
-            self.address = listener.address
+            option = "listeners" if config.listeners else "--listen"
+            for asked in config.client_listeners:
+                listeners.append(await self._listen(asked.bind, option))
+                stack.callback(listeners[-1].close)
+                self.addresses[asked.name] = listeners[-1].address
+            self.address = listeners[0].address
             paths = config.log_dirs or (config.data_dir,)
             log_dirs = await disk.run(
                 lambda: LogDirs.open(disk, storage, paths, random, owner=self._owner)
@@ -136,7 +140,7 @@ class Node:
                 nursery.start_soon(MetadataFollower(runtime, links, loader).run)
             elif self.quorum_address is not None:
                 nursery.start_soon(own.introduce, links, self._incarnation_id, self.quorum_address)
-            if listener is not None and log_dirs is not None:
+            if log_dirs is not None:
                 self.worker_role = WorkerRole(
                     config,
                     runtime,
@@ -144,7 +148,7 @@ class Node:
                     loader,
                     links,
                     self._incarnation_id,
-                    listener,
+                    listeners,
                     None if metrics is None else metrics.collector,
                 )
                 await self.worker_role.run(lambda: self._started(started), self._stop)

@@ -4,6 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from dataplane.listeners import (
+    DEFAULT_NAME,
+    ClientListener,
+    Replicating,
+    SecurityProtocol,
+)
 from metaquorum.tls import TlsFiles
 
 CONTROLLER: Final = "controller"
@@ -19,6 +25,9 @@ class NodeConfig:
     data_dir: str  # absolute
     listen: Address  # for clients of a worker; port 0: any free one
     advertise: tuple[str, int | None]  # None: the port that was bound
+    # Where there is not just one in plain text, as above.
+    listeners: tuple[ClientListener, ...] = ()
+    replicating: Replicating | None = None  # None: by that one
     # Absolute; none: the data directory is the only one.
     log_dirs: tuple[str, ...] = ()
     roles: frozenset[str] = ALL_ROLES
@@ -33,7 +42,16 @@ class NodeConfig:
     rack: str | None = None
     metrics_listen: Address | None = None  # for Prometheus; None: nowhere
     # Kafka's worker configs, as text; checked by whoever read them.
-    configs: Mapping[str, str] = field(default_factory=dict)
+    configs: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def client_listeners(self) -> tuple[ClientListener, ...]:
+        plain = SecurityProtocol.PLAINTEXT
+        return self.listeners or (ClientListener(DEFAULT_NAME, plain, self.listen, self.advertise),)
+
+    @property
+    def between_workers(self) -> Replicating:
+        return self.replicating or Replicating(DEFAULT_NAME, SecurityProtocol.PLAINTEXT)
 
     @property
     def is_controller(self) -> bool:

@@ -35,8 +35,9 @@ from dataplane.following import Truncation
 from dataplane.log.config import NEVER
 from dataplane.partition import Partition
 from metaquorum.admin.connection import BrokerConnection
-from metaquorum.admin.errors import NotServedError
+from metaquorum.admin.errors import BrokerError, NotServedError
 from metaquorum.admin.seams import SeamTransport
+from metaquorum.admin.security import Login
 from metaquorum.runtime import Runtime, StorageError
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
@@ -90,6 +91,7 @@ class FetcherConfig:
     limits: FetchLimits
     partition_max_bytes: int
     max_backoff_s: float
+    login: Login | None = None  # who this worker is to the leader, where that asks
 
 
 @dataclass(slots=True, eq=False)
@@ -203,7 +205,7 @@ class ReplicaFetcher:
                     await self._talk(address)
             except _OvertakenError:
                 pass
-            except (OSError, EOFError, WireError, NotServedError) as error:
+            except (OSError, EOFError, WireError, NotServedError, BrokerError) as error:
                 if self._closed_at is None and isinstance(error, EOFError | ConnectionError):
                     self._closed_at = self._runtime.clock.monotonic()
                 if self._runtime.clock.monotonic() - began > self._config.max_backoff_s:
@@ -233,7 +235,14 @@ class ReplicaFetcher:
         clock = self._runtime.clock
         transport = SeamTransport(clock, self._runtime.network)
         stream = await transport.connect(address.host, address.port, clock.monotonic() + SILENCE_S)
-        connection = BrokerConnection(stream, address[:2], self._client_id)
+        connection = BrokerConnection(
+            stream,
+            address[:2],
+            self._client_id,
+            self._config.login,
+            clock.monotonic,
+            self._runtime.random,
+        )
         self._connected_to = address
         try:
             await connection.negotiate(clock.monotonic() + SILENCE_S)

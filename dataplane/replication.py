@@ -21,6 +21,7 @@ from dataplane.fetch_asking import FetchLimits, Key
 from dataplane.following import Truncation
 from dataplane.leadership import UNKNOWN, IsrChange
 from dataplane.ledger import TruncationLedger
+from dataplane.listeners import Replicating
 from dataplane.partition import Partition, ReplicaContext
 from dataplane.replica_fetcher import (
     FetcherConfig,
@@ -72,9 +73,12 @@ class Replication:
         runtime: Runtime,
         loader: MetadataLoader,
         configs: Configs,
+        between_workers: Replicating,
         gateway: Gateway,
         truncation_ledger: TruncationLedger,
     ) -> None:
+        """`between_workers` is how this worker reaches others."""
+        self._between_workers = between_workers
         self.worker_id: Final = worker_id
         self.ledger: Final = truncation_ledger
         self._broker_epoch = broker_epoch
@@ -91,6 +95,7 @@ class Replication:
             ),
             configs.integer("replica.fetch.max.bytes"),
             configs.integer("replica.fetch.backoff.ms") / 1000,
+            between_workers.login,
         )
         self.context: Final = ReplicaContext(
             worker_id,
@@ -237,10 +242,10 @@ class Replication:
 
     def _address(self, leader_id: int) -> LeaderAddress | None:
         worker = self._loader.image.workers.get(leader_id)
-        if worker is None or not worker.endpoints:
-            return None
-        endpoint = worker.endpoints[0]
-        return LeaderAddress(endpoint.host, endpoint.port, worker.broker_epoch)
+        for endpoint in () if worker is None else worker.endpoints:
+            if worker is not None and endpoint.listener == self._between_workers.listener:
+                return LeaderAddress(endpoint.host, endpoint.port, worker.broker_epoch)
+        return None
 
     async def _truncating(self, cuts: Sequence[tuple[Partition, Truncation]]) -> None:
         now_ms = self._runtime.clock.now_ms()

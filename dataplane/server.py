@@ -3,12 +3,13 @@
 import errno
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from dataplane.connection import ClientConnection, Handle
+from dataplane.connection import ClientConnection, Entrance
 from dataplane.connection_rates import ConnectionRates
 from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.memory import RequestMemory, Tardy
@@ -46,16 +47,14 @@ class Server:
     def __init__(
         self,
         runtime: Runtime,
-        listener: Listener,
-        handle: Handle,
+        entrances: Sequence[tuple[Listener, Entrance]],
         limits: ServerLimits,
         meter: CpuMeter = OFF,
         rates: ConnectionRates | None = None,
     ) -> None:
         self._clock: Clock = runtime.clock
         self._disk: Disk = runtime.disk
-        self._listener = listener
-        self._handle = handle
+        self._entrances = entrances
         self._limits = limits
         self._meter = meter
         self._rates = rates
@@ -64,7 +63,7 @@ class Server:
         self._buffers = BufferPool()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
         self._per_ip: Counter[str] = Counter()
-        self.accepted_count = 0
+        self.accepted_counts = {entrance.listener: 0 for _, entrance in entrances}
         self._all_closed = trio.Event()
         self._accepting = trio.CancelScope()
         self._refusal_logged_at = float("-inf")
@@ -72,6 +71,9 @@ class Server:
     @property
     def connection_count(self) -> int:
         return len(self._connections)
+
+    def connections_by_listener(self) -> Counter[str]:
+        return Counter(each.client.listener for each in self._connections)
 
     def limit(self, limits: ServerLimits) -> None:
         """New connections are counted against these; none that is open ends for it."""
@@ -84,7 +86,9 @@ class Server:
                 nursery.start_soon(self._close_idle)
             nursery.start_soon(self._close_tardy)
             with self._accepting:
-                await self._accept_all(nursery)
+                async with trio.open_nursery() as accepting:
+                    for listener, entrance in self._entrances:
+                        accepting.start_soon(self._accept_all, listener, entrance, nursery)
             if self._connections:
                 await self._all_closed.wait()
             nursery.cancel_scope.cancel()
@@ -92,7 +96,8 @@ class Server:
     async def drain(self) -> None:
         """No new connection is taken; those there are answer what they have read, then close."""
         self._accepting.cancel()
-        self._listener.close()
+        for listener, _ in self._entrances:
+            listener.close()
         for connection in list(self._connections):
             connection.drain()
         with trio.move_on_after(self._limits.drain_seconds):
@@ -104,10 +109,12 @@ class Server:
     def _is_stopping(self) -> bool:
         return self._accepting.cancel_called
 
-    async def _accept_all(self, nursery: trio.Nursery) -> None:
+    async def _accept_all(
+        self, listener: Listener, entrance: Entrance, nursery: trio.Nursery
+    ) -> None:
         while not self._is_stopping():
             try:
-                connection = await self._listener.accept()
+                connection = await listener.accept()
             except (OSError, trio.ClosedResourceError) as error:
                 if self._is_stopping():  # closed in the turn in which one came
                     return
@@ -121,12 +128,17 @@ class Server:
                 connection.close()
                 continue
             if self._rates is None:
-                nursery.start_soon(self._serve_one, self._admit(connection), connection.peer[0])
+                served = self._admit(connection, entrance)
+                nursery.start_soon(self._serve_one, served, connection.peer[0])
             else:
-                await self._admit_at_rate(nursery, connection, self._rates)
+                await self._admit_at_rate(nursery, connection, entrance, self._rates)
 
     async def _admit_at_rate(
-        self, nursery: trio.Nursery, connection: Connection, rates: ConnectionRates
+        self,
+        nursery: trio.Nursery,
+        connection: Connection,
+        entrance: Entrance,
+        rates: ConnectionRates,
     ) -> None:
         """It is served, and the next one taken in due time; or it is refused, after a delay."""
         host = connection.peer[0]
@@ -140,7 +152,7 @@ class Server:
             else:
                 connection.close()
             return
-        nursery.start_soon(self._serve_one, self._admit(connection), host)
+        nursery.start_soon(self._serve_one, self._admit(connection, entrance), host)
         if (pause_s := rates.pause_s()) > 0:
             await sleep(self._clock, pause_s)
 
@@ -174,11 +186,11 @@ class Server:
             self._refusal_logged_at = now
             log.warning("%s", sentence)
 
-    def _admit(self, connection: Connection) -> ClientConnection:
+    def _admit(self, connection: Connection, entrance: Entrance) -> ClientConnection:
         """It counts from now on; its task, which ends that, has yet to start."""
         served = ClientConnection(
             connection,
-            self._handle,
+            entrance,
             self._disk,
             self._memory,
             self._buffers,
@@ -186,7 +198,7 @@ class Server:
             self._meter,
         )
         self._connections[served] = 0
-        self.accepted_count += 1
+        self.accepted_counts[entrance.listener] += 1
         self._per_ip[connection.peer[0]] += 1
         return served
 

@@ -40,7 +40,7 @@ class Request(NamedTuple):
     @property
     def asker(self) -> Asker:
         """As the controller is told who asks."""
-        return Asker(client_id=self.client_id, host=self.client.address[0])
+        return Asker(self.client.principal, self.client_id, self.client.address[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,12 @@ class WorkerAddress:
     rack: str | None
 
     @classmethod
-    def of(cls, record: RegisterWorkerRecord) -> "WorkerAddress":
-        endpoint = record.endpoints[0]
-        return cls(record.worker_id, endpoint.host, endpoint.port, record.rack)
+    def of(cls, record: RegisterWorkerRecord, listener: str) -> "WorkerAddress | None":
+        """None: it has no listener of that name."""
+        for endpoint in record.endpoints:
+            if endpoint.listener == listener:
+                return cls(record.worker_id, endpoint.host, endpoint.port, record.rack)
+        return None
 
 
 class Worker:
@@ -120,10 +123,14 @@ class Worker:
         """The worker to which clients are to send administration: any will do, so this one."""
         return self.worker_id
 
-    def live_workers(self) -> Iterator[WorkerAddress]:
+    def live_workers(self, listener: str) -> Iterator[WorkerAddress]:
+        """Those that clients of such a listener can reach, by a listener of the same name."""
         for record in self.image.workers.values():
-            if not record.fenced:
-                yield WorkerAddress.of(record)
+            if not record.fenced and (address := WorkerAddress.of(record, listener)) is not None:
+                yield address
+
+    def live_worker_ids(self) -> Iterator[int]:
+        return (record.worker_id for record in self.image.workers.values() if not record.fenced)
 
     def stop_waiting(self) -> None:
         """Long polls are answered now, and none begins any more."""

@@ -13,14 +13,16 @@ Stopping goes the other way: the controllers let it go, no new connection, answe
 logs synced and marked.
 """
 
+import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import trio
 
+from dataplane.authentication import SaslGate
 from dataplane.client_quotas import ClientQuotas
-from dataplane.connection import Handle
+from dataplane.connection import Entrance, Handle
 from dataplane.dispatch import Dispatcher
 from dataplane.ledger import TruncationLedger
 from dataplane.log.log_dirs import LogDirs
@@ -45,9 +47,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LISTENER_NAME: Final = "PLAINTEXT"
 # queued.max.request.bytes where it is -1: no limit in Kafka, but memory has one.
 DEFAULT_QUEUED_BYTES: Final = 512 << 20
+DECOY_KEY_BYTES: Final = 32
 CONTROLLED_SHUTDOWN_S: Final = 10.0
 
 
@@ -62,17 +64,18 @@ class WorkerRole:
         loader: MetadataLoader,
         links: QuorumLinks,
         incarnation_id: bytes,
-        listener: Listener,
+        listeners: Sequence[Listener],
         metrics: "Collector | None" = None,
     ) -> None:
+        """`listeners` are those that the config names, in its order, bound."""
         self.worker: Worker | None = None
         self._config = config
         self._runtime = runtime
         self._log_dirs = log_dirs
         self._loader = loader
         self._links = links
-        self._listener = listener
         self._metrics = metrics
+        self._listeners = tuple(zip(config.client_listeners, listeners, strict=True))
         static = WorkerLayers(config.configs).worker_configs()
         self.session = WorkerSession(
             runtime,
@@ -124,6 +127,7 @@ class WorkerRole:
             runtime,
             loader,
             configs.own,
+            self._config.between_workers,
             Gateway(runtime, self._links, loader),
             ledger,
         )
@@ -167,10 +171,14 @@ class WorkerRole:
         if self._metrics is not None:
             handle = self._metrics.meter.metered(handle)
         server = Server(
-            self._runtime, self._listener, handle, limits, quotas.meter, quotas.connections
+            self._runtime,
+            self._entrances(worker, handle),
+            limits,
+            quotas.meter,
+            quotas.connections,
         )
         if self._metrics is not None:
-            self._metrics.serves(worker, server, self._log_dirs, LISTENER_NAME)
+            self._metrics.serves(worker, server, self._log_dirs)
         configs.call(lambda changed: server.limit(_limits(changed)))
         configs.call(quotas.connections.limit)
         async with trio.open_nursery() as serving:
@@ -187,13 +195,39 @@ class WorkerRole:
             serving.cancel_scope.cancel()
         return upkeep
 
+    def _entrances(self, worker: Worker, handle: Handle) -> list[tuple[Listener, Entrance]]:
+        entrances: list[tuple[Listener, Entrance]] = []
+        for asked, listener in self._listeners:
+            entrance = Entrance(asked.name, handle)
+            if asked.sasl is not None:
+                gate = SaslGate(
+                    self._runtime, asked.sasl, lambda: worker.image, handle, self._decoy_key()
+                )
+                entrance = Entrance(asked.name, gate.handle, asked.sasl.max_message_bytes)
+            entrances.append((listener, entrance))
+        return entrances
+
+    def _decoy_key(self) -> bytes:
+        """The same wherever there is the same secret."""
+        secret = self._config.secret
+        if secret is None:
+            return self._runtime.random.randbytes(DECOY_KEY_BYTES)
+        return hmac.digest(secret, b"SCRAM of users who are not there", "sha256")
+
     def _registration(self, incarnation_id: bytes) -> WorkerRegistration:
-        host, port = self._config.advertise
-        endpoint = Endpoint(LISTENER_NAME, host, port or self._listener.address[1], "PLAINTEXT")
+        endpoints = tuple(
+            Endpoint(
+                asked.name,
+                asked.advertise[0],
+                asked.advertise[1] or listener.address[1],
+                asked.protocol.name,
+            )
+            for asked, listener in self._listeners
+        )
         return WorkerRegistration(
             self._config.node_id,
             incarnation_id,
-            (endpoint,),
+            endpoints,
             self._config.host,
             self._config.rack,
             self._log_dirs.ids,

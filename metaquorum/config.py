@@ -9,7 +9,7 @@ Source: names, types, defaults and ranges of Apache Kafka 4.3 (LogConfig, KafkaC
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, TypeAlias
 
@@ -34,6 +34,7 @@ class ConfigType(IntEnum):
     LONG = 5
     DOUBLE = 6
     LIST = 7
+    PASSWORD = 9
 
 
 class Scope(IntEnum):
@@ -116,19 +117,26 @@ class ConfigKey:
     doc: str
     synonyms: tuple[tuple[str, int], ...] = ()
     internal: bool = False  # works when given, but is shown nowhere
+    per_listener: bool = False  # also as listener.name.<listener>.<name>
+    per_mechanism: bool = False  # also as listener.name.<listener>.<mechanism>.<name>
+
+    @property
+    def is_secret(self) -> bool:
+        return self.type is ConfigType.PASSWORD
 
     @property
     def default_text(self) -> str | None:
         return to_text(self.default)
 
 
-_BOOLEAN, _STRING, _INT, _LONG, _FLOAT, _LIST = (
+_BOOLEAN, _STRING, _INT, _LONG, _FLOAT, _LIST, _PASSWORD = (
     ConfigType.BOOLEAN,
     ConfigType.STRING,
     ConfigType.INT,
     ConfigType.LONG,
     ConfigType.DOUBLE,
     ConfigType.LIST,
+    ConfigType.PASSWORD,
 )
 _WEEK_MS: Final = 604_800_000
 _MINUTE_MS: Final = 60_000
@@ -180,6 +188,32 @@ def _worker(
     dynamic: bool = False,
 ) -> list[ConfigKey]:
     return [ConfigKey(name, type_, default, check, Scope.WORKER, dynamic, doc)]
+
+
+def _listener(
+    name: str,
+    type_: ConfigType,
+    default: ConfigValue,
+    check: Check,
+    doc: str,
+    *,
+    dynamic: bool = False,
+    per_mechanism: bool = False,
+) -> list[ConfigKey]:
+    """A worker's config that a listener may have of its own."""
+    return [
+        ConfigKey(
+            name,
+            type_,
+            default,
+            check,
+            Scope.WORKER,
+            dynamic,
+            doc,
+            per_listener=True,
+            per_mechanism=per_mechanism,
+        )
+    ]
 
 
 _ROWS: Final[tuple[list[ConfigKey], ...]] = (
@@ -723,6 +757,88 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         None,
         "Bytes of requests held in memory at once, over all connections; -1 for no limit.",
     ),
+    _worker(
+        "listeners",
+        _LIST,
+        None,
+        None,
+        "Where clients come in, each as NAME://HOST:PORT; none: one listener PLAINTEXT (--listen).",
+    ),
+    _worker(
+        "advertised.listeners",
+        _LIST,
+        None,
+        None,
+        "What clients are told instead, each as NAME://HOST:PORT (--advertise).",
+    ),
+    _worker(
+        "listener.security.protocol.map",
+        _LIST,
+        (
+            "PLAINTEXT:PLAINTEXT",
+            "SASL_PLAINTEXT:SASL_PLAINTEXT",
+        ),
+        None,
+        "How each listener is secured, as NAME:PROTOCOL.",
+    ),
+    _worker(
+        "inter.broker.listener.name",
+        _STRING,
+        None,
+        None,
+        "The listener by which the workers fetch from each other; PLAINTEXT, or the only one.",
+    ),
+    _listener(
+        "sasl.enabled.mechanisms",
+        _LIST,
+        ("SCRAM-SHA-256", "SCRAM-SHA-512"),
+        OneOf(
+            ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+            refused=("GSSAPI", "OAUTHBEARER"),
+        ),
+        "By which mechanisms clients may show who they are.",
+    ),
+    _worker(
+        "sasl.mechanism.inter.broker.protocol",
+        _STRING,
+        "SCRAM-SHA-512",
+        OneOf(
+            ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+            refused=("GSSAPI", "OAUTHBEARER"),
+        ),
+        "By which mechanism a worker shows the others who it is.",
+    ),
+    _listener(
+        "sasl.jaas.config",
+        _PASSWORD,
+        None,
+        None,
+        "Users and passwords for PLAIN (user_NAME), and this worker's own (username, password):"
+        ' MODULE required NAME="VALUE" NAME="VALUE" and so on, ended by a semicolon.',
+        per_mechanism=True,
+    ),
+    _listener(
+        "sasl.server.max.receive.size",
+        _INT,
+        524_288,
+        Range(1024),
+        "The largest request of a client that has not shown who it is.",
+    ),
+    _listener(
+        "connections.max.reauth.ms",
+        _LONG,
+        0,
+        Range(0),
+        "Clients have to show so often who they are, or are cut off (KIP-368); 0: once.",
+        per_mechanism=True,
+    ),
+    _listener(
+        "connection.failed.authentication.delay.ms",
+        _INT,
+        100,
+        Range(0, 60_000),
+        "How long one who could not show who it is waits for the answer.",
+    ),
     _worker("socket.request.max.bytes", _INT, 104_857_600, Range(1), "The largest request taken."),
 )
 
@@ -742,11 +858,33 @@ def keys(scope: Scope) -> Mapping[str, ConfigKey]:
     return TOPIC_KEYS if scope is Scope.TOPIC else WORKER_KEYS
 
 
-def key_named(scope: Scope, name: str) -> ConfigKey:
-    """That config; KafkaError (INVALID_CONFIG) with the closest name where there is none."""
+_OF_LISTENER: Final = re.compile(
+    r"listener\.name\.([a-z0-9_\-]{1,64})\.(?:(plain|scram-sha-256|scram-sha-512)\.)?(.+)"
+)
+
+
+def find_key(scope: Scope, name: str) -> ConfigKey | None:
+    """That config, also where a listener has one of its own."""
     known = keys(scope)
     if name in known:
         return known[name]
+    if scope is Scope.WORKER and (match := _OF_LISTENER.fullmatch(name)) is not None:
+        key = known.get(match[3])
+        if key is not None and (key.per_mechanism if match[2] else key.per_listener):
+            return replace(key, name=name)
+    return None
+
+
+def is_of_listener(name: str) -> bool:
+    """Whether that is a config that one listener has of its own."""
+    return name not in WORKER_KEYS and find_key(Scope.WORKER, name) is not None
+
+
+def key_named(scope: Scope, name: str) -> ConfigKey:
+    """That config; KafkaError (INVALID_CONFIG) with the closest name where there is none."""
+    if (found := find_key(scope, name)) is not None:
+        return found
+    known = keys(scope)
     import difflib  # only for a mistake, and costs milliseconds
 
     what = "topic" if scope is Scope.TOPIC else "worker"
@@ -803,6 +941,7 @@ _PARSERS: Final[Mapping[ConfigType, Callable[[ConfigType, str], ConfigValue]]] =
     ConfigType.LONG: _integer,
     ConfigType.DOUBLE: _double,
     ConfigType.LIST: _list,
+    ConfigType.PASSWORD: _string,
 }
 
 
@@ -810,6 +949,8 @@ def parse(key: ConfigKey, text: str) -> ConfigValue:
     """The value that `text` says, checked; KafkaError (INVALID_CONFIG) in Kafka's words."""
     text = text.strip()
     shown = text if len(text) <= 100 else text[:100] + "..."
+    if key.is_secret:
+        shown = "[hidden]"
     try:
         if len(text) > MAX_VALUE_CHARS:
             raise ValueError(f"Longer than {MAX_VALUE_CHARS} characters")

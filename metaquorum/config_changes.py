@@ -15,8 +15,8 @@ from metaquorum.config import (
     ConfigType,
     Scope,
     check_topic_values,
+    find_key,
     key_named,
-    keys,
     parse,
 )
 from metaquorum.decisions import Decision
@@ -114,11 +114,12 @@ def _changed(own: Mapping[str, str], resource: ResourceChange) -> dict[str, str]
 
 
 def _check_dynamic(resource: ResourceChange) -> None:
-    known = keys(resource.scope)
     fixed = [
         change.name
         for change in resource.changes
-        if change.op != ConfigOp.DELETE and change.name in known and not known[change.name].dynamic
+        if change.op != ConfigOp.DELETE
+        and (key := find_key(resource.scope, change.name)) is not None
+        and not key.dynamic
     ]
     if fixed:
         raise KafkaError(

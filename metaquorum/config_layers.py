@@ -17,7 +17,7 @@ from metaquorum.config import (
     ConfigKey,
     ConfigValue,
     Scope,
-    keys,
+    find_key,
     parse,
     shown_keys,
     to_text,
@@ -74,7 +74,9 @@ class Configs:
 
     def resolve(self, name: str) -> Resolved:
         """KeyError for a name that the scope does not know."""
-        key = keys(self.scope)[name]
+        key = find_key(self.scope, name)
+        if key is None:
+            raise KeyError(name)
         words: list[Synonym] = []
         values: list[ConfigValue] = []
         for synonym, value in self._words(key):
@@ -136,6 +138,38 @@ class Configs:
             if value is None
             else self.integer("internal.segment.bytes")
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerConfigs:
+    """A worker's configs as one of its listeners has them: its own, or else the worker's."""
+
+    worker: Configs
+    listener: str
+
+    def find(self, name: str, mechanism: str = "") -> ConfigValue:
+        prefix = f"listener.name.{self.listener.lower()}."
+        own = [f"{prefix}{mechanism.lower()}.{name}"] if mechanism else []
+        for each in (*own, prefix + name):
+            found = self.worker.resolve(each)
+            if found.source is not ConfigSource.DEFAULT:
+                return found.value
+        return self.worker[name]
+
+    def integer(self, name: str) -> int:
+        value = self.find(name)
+        assert isinstance(value, int), name
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.find(name)
+        assert isinstance(value, str), name
+        return value
+
+    def list(self, name: str) -> tuple[str, ...]:
+        value = self.find(name)
+        assert isinstance(value, tuple), name
+        return value
 
 
 def _parse_or_none(key: ConfigKey, name: str, text: str, factor: int) -> ConfigValue:

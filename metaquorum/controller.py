@@ -57,6 +57,7 @@ from metaquorum.registrations import (
     unregister_worker,
 )
 from metaquorum.runtime.seams import Clock
+from metaquorum.scram_changes import UserScramChange, change_scram_credentials
 from metaquorum.worker_sessions import (
     HeartbeatAnswer,
     Step,
@@ -224,6 +225,12 @@ class Controller:
     ) -> Changed[list[KafkaError | None]]:
         """For each entity: None once all of its changes are committed; or why none is."""
         return await self._change_each(changes, change_quotas, validate_only)
+
+    async def change_scram_credentials(
+        self, users: Sequence[UserScramChange]
+    ) -> Changed[list[KafkaError | None]]:
+        """For each user: None once all that was asked is committed; or why nothing is."""
+        return await self._change_each(users, change_scram_credentials, validate_only=False)
 
     async def _change_each(
         self,

@@ -199,7 +199,10 @@ def _damage(position: int, what: str) -> Row:
 def record_row(record: MetadataRecord) -> Row:
     """The record's kind and fields; ids as Kafka's tools write them."""
     schema = schema_of(record)
-    fields = {each.name: _plain(getattr(record, each.name)) for each in schema.fields}
+    fields = {
+        each.name: "[hidden]" if each.is_secret else _plain(getattr(record, each.name))
+        for each in schema.fields
+    }
     return {"type": type(record).__name__.removesuffix("Record"), **fields}
 
 

@@ -31,6 +31,7 @@ from metaquorum.rpc.methods import (
     ALTER_PARTITIONS,
     CHANGE_CONFIGS,
     CHANGE_QUOTAS,
+    CHANGE_SCRAM_CREDENTIALS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
@@ -45,6 +46,7 @@ from metaquorum.rpc.methods import (
     Asker,
     ChangeConfigs,
     ChangeQuotas,
+    ChangeScramCredentials,
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
@@ -58,6 +60,7 @@ from metaquorum.rpc.methods import (
     UpdateFeatures,
 )
 from metaquorum.runtime.seams import Runtime, sleep
+from metaquorum.scram_changes import UserScramChange
 from wire.errors import ErrorCode, KafkaError
 
 Q = TypeVar("Q")
@@ -158,6 +161,19 @@ class Gateway:
             CHANGE_QUOTAS,
             changes,
             lambda part: ChangeQuotas(asker, part, validate_only),
+            lambda _, error: error,
+            _code,
+            timeout_s,
+        )
+
+    async def change_scram_credentials(
+        self, asker: Asker, users: Sequence[UserScramChange], *, timeout_s: float
+    ) -> list[KafkaError | None]:
+        """For each user None, or why nothing was changed. No user may be in it twice."""
+        return await self._each(
+            CHANGE_SCRAM_CREDENTIALS,
+            users,
+            lambda part: ChangeScramCredentials(asker, part),
             lambda _, error: error,
             _code,
             timeout_s,

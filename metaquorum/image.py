@@ -23,7 +23,9 @@ from metaquorum.records import (
     ProducerIdsRecord,
     RegisterControllerRecord,
     RegisterWorkerRecord,
+    RemoveScramCredentialRecord,
     RemoveTopicRecord,
+    ScramCredentialRecord,
     TopicRecord,
     UnregisterWorkerRecord,
     WorkerChangeRecord,
@@ -70,6 +72,7 @@ class TopicImage:
 
 
 ConfigResource = tuple[int, str]  # a `config.Scope` and a name
+ScramUser = tuple[str, int]  # a name and a `scram.ScramMechanism`
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 
@@ -91,6 +94,10 @@ def _entity_bytes(entity: QuotaEntity) -> bytes:
         for kind, name in entity.parts()
         for word in (kind.encode(), b"" if name is None else _name_bytes(name))
     )
+
+
+def _scram_user_bytes(user: ScramUser) -> bytes:
+    return b"%s:%d" % (_name_bytes(user[0]), user[1])
 
 
 def collision_name(name: str) -> str:
@@ -117,6 +124,7 @@ class MetadataImage:
     partition_count: int
     # Of users, client-ids and addresses; only entities that have any.
     client_quotas: PersistentMap[QuotaEntity, Mapping[str, float]]
+    scram: PersistentMap[ScramUser, ScramCredentialRecord]
 
     @staticmethod
     def empty(cluster_id: str) -> "MetadataImage":
@@ -135,6 +143,7 @@ class MetadataImage:
             None,
             0,
             PersistentMap(_entity_bytes),
+            PersistentMap(_scram_user_bytes),
         )
 
     def topic(self, name: str) -> TopicImage | None:
@@ -189,6 +198,8 @@ class MetadataImage:
                 yield ClientQuotaRecord(entity.parts(), key, quota)
         if self.producer_ids is not None:
             yield self.producer_ids
+        for _, credential in self.scram.in_order():
+            yield credential
 
 
 def partition_record(topic_id: bytes, number: int, partition: PartitionImage) -> PartitionRecord:
@@ -265,6 +276,7 @@ class Replay:
         "_quota_entities",
         "_quotas",
         "_resources",
+        "_scram",
         "_topic_ids",
         "_topic_names",
         "_topics",
@@ -287,6 +299,7 @@ class Replay:
         self._producer_ids = image.producer_ids
         self._partition_count = image.partition_count
         self._quotas = image.client_quotas.edit()
+        self._scram = image.scram.edit()
         self._partitions: dict[bytes, list[PartitionImage]] = {}  # of topics being changed
         self._topic_ids: dict[bytes, None] = {}
         self._resources: dict[ConfigResource, None] = {}
@@ -324,6 +337,10 @@ class Replay:
                     self._controllers = {**self._controllers, record.controller_id: record}
                 case ClientQuotaRecord():
                     self._set_quota(record)
+                case ScramCredentialRecord():
+                    self._scram[record.name, record.mechanism] = record
+                case RemoveScramCredentialRecord():
+                    self._scram.discard((record.name, record.mechanism))
         if len(self._partitions) > MAX_OPEN_TOPICS:
             last = next(reversed(self._partitions))
             self._close_topics(last)
@@ -349,6 +366,7 @@ class Replay:
             self._producer_ids,
             self._partition_count,
             self._quotas.finish(),
+            self._scram.finish(),
         )
         delta = MetadataDelta(
             before,

@@ -27,6 +27,8 @@ MAX_FEATURES: Final = 256
 MAX_ENTITY_PARTS: Final = 3
 MAX_TOPIC_CHARS: Final = 249
 MAX_TEXT_CHARS: Final = 32_767
+MAX_SALT_BYTES: Final = 1024
+MAX_KEY_BYTES: Final = 64
 MAX_PARTITION: Final = 2**31 - 1
 _EPOCH_MAX: Final = 2**31 - 1
 _OFFSET_MAX: Final = 2**63 - 1
@@ -189,6 +191,26 @@ class ClientQuotaRecord:
     value: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class ScramCredentialRecord:
+    """The user can be known by this from here on; `mechanism` is a `scram.ScramMechanism`."""
+
+    name: str
+    mechanism: int
+    salt: bytes
+    iterations: int
+    stored_key: bytes
+    server_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveScramCredentialRecord:
+    """The user has no credential for this mechanism any more."""
+
+    name: str
+    mechanism: int
+
+
 MetadataRecord: TypeAlias = (
     FeatureLevelRecord
     | TopicRecord
@@ -201,6 +223,8 @@ MetadataRecord: TypeAlias = (
     | WorkerChangeRecord
     | RegisterControllerRecord
     | ClientQuotaRecord
+    | ScramCredentialRecord
+    | RemoveScramCredentialRecord
 )
 
 # A kind turns an unpacked value into a field's value, or raises ValueError saying what it is not.
@@ -252,6 +276,15 @@ def _uuid(value: Any) -> bytes:
     return value
 
 
+def _data(max_bytes: int) -> Kind:
+    def check(value: Any) -> bytes:
+        if type(value) is not bytes or len(value) > max_bytes:
+            raise ValueError(f"is not at most {max_bytes} bytes")
+        return value
+
+    return check
+
+
 def _boolean(value: Any) -> bool:
     if type(value) is not bool:
         raise ValueError("is not true or false")
@@ -278,12 +311,16 @@ def _struct(make: Callable[..., Any], *kinds: Kind) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a field holds. Records older than version `since` are read as having `default` there."""
+    """What a field holds. Records older than version `since` are read as having `default` there.
+
+    What `is_secret` is shown to nobody.
+    """
 
     name: str
     kind: Kind
     since: int = 0
     default: object = None
+    is_secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +356,7 @@ _LEADER: Final = _integer(-1, 2**31 - 1)
 _EPOCH: Final = _integer(0, _EPOCH_MAX)
 _OFFSET: Final = _integer(0, _OFFSET_MAX)
 _NAME: Final = _text(MAX_TOPIC_CHARS)
+_MECHANISM: Final = _integer(1, 2)
 _LONG_TEXT: Final = _text(MAX_TEXT_CHARS)
 _REPLICAS: Final = _array(_WORKER_ID, MAX_REPLICAS)
 _LEVEL: Final = _integer(0, 32_767)
@@ -427,6 +465,25 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("value", _nullable(_positive)),
         ),
     ),
+    Schema(
+        12,
+        0,
+        ScramCredentialRecord,
+        (
+            Field("name", _NAME),
+            Field("mechanism", _MECHANISM),
+            Field("salt", _data(MAX_SALT_BYTES), is_secret=True),
+            Field("iterations", _integer(1, 2**31 - 1)),
+            Field("stored_key", _data(MAX_KEY_BYTES), is_secret=True),
+            Field("server_key", _data(MAX_KEY_BYTES), is_secret=True),
+        ),
+    ),
+    Schema(
+        13,
+        0,
+        RemoveScramCredentialRecord,
+        (Field("name", _NAME), Field("mechanism", _MECHANISM)),
+    ),
 )
 
 _BY_ID: Final[Mapping[int, Schema]] = {schema.id: schema for schema in SCHEMAS}
@@ -532,5 +589,7 @@ def record_text(record: MetadataRecord) -> str:
     words = [type(record).__name__.removesuffix("Record")]
     for field in schema.fields:
         value = getattr(record, field.name)
+        if field.is_secret:
+            value = "[hidden]"
         words.append(f"{field.name}={value.hex() if isinstance(value, bytes) else value}")
     return " ".join(words)

@@ -111,7 +111,8 @@ class Node:
         sets = [
             part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")
         ]
-        where = ["--listen", self.bootstrap, "--data-dir", str(self.data_dir)]
+        listen = [] if "listeners" in self._settings else ["--listen", self.bootstrap]
+        where = [*listen, "--data-dir", str(self.data_dir)]
         return [sys.executable, "-m", "cli.mq_server", "run", *where, *sets, *self._arguments]
 
     @property

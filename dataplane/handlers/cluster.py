@@ -48,7 +48,8 @@ def handle_describe_cluster(
         )
         for record in image.workers.values()
         if message.include_fenced_brokers or not record.fenced
-        for address in (WorkerAddress.of(record),)
+        for address in (WorkerAddress.of(record, request.client.listener),)
+        if address is not None
     ]
     if message.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS

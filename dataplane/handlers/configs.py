@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dataplane.worker import Request, Worker
-from metaquorum.config import ConfigType, Scope, shown_keys, to_text
+from metaquorum.config import ConfigType, Scope, is_of_listener, shown_keys, to_text
 from metaquorum.config_changes import ALL_WORKERS
 from metaquorum.config_layers import Configs, Resolved
 from metaquorum.topic_names import check_topic_name
@@ -91,24 +91,29 @@ def config_scope(resource_type: int) -> Scope:
 
 
 def resolve_all(configs: Configs) -> Iterator[Resolved]:
-    """Every config that is shown, by name."""
-    for key in shown_keys(configs.scope):
-        yield configs.resolve(key.name)
+    """Every config that is shown, by name; then those that single listeners have of their own."""
+    names = dict.fromkeys(key.name for key in shown_keys(configs.scope))
+    yield from map(configs.resolve, names)
+    if configs.scope is Scope.WORKER:
+        given = sorted({name for _, texts in configs.layers for name in texts} - names.keys())
+        yield from (configs.resolve(name) for name in given if is_of_listener(name))
 
 
 def _entry(resolved: Resolved, message: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
     key = resolved.key
     entry = DescribeConfigsResourceResult(
         name=key.name,
-        value=to_text(resolved.value),
+        value=None if key.is_secret else to_text(resolved.value),
         read_only=not key.dynamic,
         config_source=resolved.source,
-        is_sensitive=False,
+        is_sensitive=key.is_secret,
         config_type=ConfigType(key.type),
     )
     if message.include_synonyms:
         entry.synonyms = [
-            DescribeConfigsSynonym(name=s.name, value=s.text, source=s.source)
+            DescribeConfigsSynonym(
+                name=s.name, value=None if key.is_secret else s.text, source=s.source
+            )
             for s in resolved.synonyms
             if s.text is not None
         ]
@@ -128,7 +133,7 @@ def handle_list_config_resources(
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     names: list[tuple[Scope, str]] = []
     if Scope.WORKER in wanted:
-        names += [(Scope.WORKER, str(address.worker_id)) for address in worker.live_workers()]
+        names += [(Scope.WORKER, str(worker_id)) for worker_id in worker.live_worker_ids()]
     if Scope.TOPIC in wanted:
         names += [(Scope.TOPIC, name) for name in worker.image.topics]
     return ListConfigResourcesResponse(

@@ -65,7 +65,14 @@ class _Allowed:
     `throttle_ms` not 0: nothing. Nothing is read then.
     """
 
-    __slots__ = ("_from_followers", "_request", "_worker", "max_bytes", "throttle_ms")
+    __slots__ = (
+        "_from_followers",
+        "_listener",
+        "_request",
+        "_worker",
+        "max_bytes",
+        "throttle_ms",
+    )
 
     def __init__(
         self, worker: Worker, request: Request, message: FetchRequest, *, is_limited: bool
@@ -73,6 +80,7 @@ class _Allowed:
         self.throttle_ms = 0
         self.max_bytes = min(message.max_bytes, worker.fetch_max_bytes)
         self._worker = worker
+        self._listener = request.client.listener  # by which it came
         self._from_followers = request.version >= _FOLLOWERS_SINCE and replica_of(message) == -1
         self._request: Request | None = None
         quotas = worker.quotas
@@ -86,6 +94,7 @@ class _Allowed:
     def reader(self, message: FetchRequest) -> FetchReader:
         return FetchReader(
             self._worker,
+            self._listener,
             message,
             self.max_bytes,
             from_followers=self._from_followers,

@@ -35,7 +35,9 @@ def handle_metadata(
     image = worker.image
     asked = message.topics
     if asked is None or (not asked and request.version == 0):
-        return _response(worker, message, [_topic(worker, t, message) for t in _all(image)])
+        return _response(
+            worker, request, message, [_topic(worker, t, message) for t in _all(image)]
+        )
     if request.version < _TOPIC_IDS_SINCE:
         for topic in asked:
             topic.topic_id = ZERO_UUID
@@ -43,7 +45,7 @@ def handle_metadata(
         names = [t.name for t in asked if t.name and image.topic(t.name) is None]
         if names:
             return _create_first(worker, request, message, names)
-    return _response(worker, message, [_one(worker, t, message) for t in asked])
+    return _response(worker, request, message, [_one(worker, t, message) for t in asked])
 
 
 def _all(image: MetadataImage) -> Iterable[TopicImage]:
@@ -66,7 +68,7 @@ async def _create_first(
         if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and asked.name in refused:
             answer.error_code = _creation_error(refused[asked.name].code)
         topics.append(answer)
-    response = _response(worker, message, topics)
+    response = _response(worker, request, message, topics)
     response.throttle_time_ms = allowed.throttle_ms
     return response
 
@@ -166,12 +168,12 @@ def _partition(
 
 
 def _response(
-    worker: Worker, message: MetadataRequest, topics: list[MetadataResponseTopic]
+    worker: Worker, request: Request, message: MetadataRequest, topics: list[MetadataResponseTopic]
 ) -> MetadataResponse:
     response = MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
-            for w in worker.live_workers()
+            for w in worker.live_workers(request.client.listener)
         ],
         cluster_id=worker.image.cluster_id,
         controller_id=worker.controller_id,

@@ -98,14 +98,18 @@ def handle_one(
     if worker.quotas.is_on:
         throttle_ms = worker.quotas.answering(client, header.client_id, len(frame))
     if failed:
-        response = _told_by_tables(worker, todo[0][0], appended, failed)
+        response = _told_by_tables(worker, client, todo[0][0], appended, failed)
         response.throttle_time_ms = throttle_ms
         return encode_response(_API, version, correlation_id, response)
     return encode_one(version, correlation_id, topic, appended, throttle_ms)
 
 
 def _told_by_tables(
-    worker: Worker, partition: Partition, appended: list[Appended], failed: dict[int, Answer]
+    worker: Worker,
+    client: Client,
+    partition: Partition,
+    appended: list[Appended],
+    failed: dict[int, Answer],
 ) -> ProduceResponse:
     asked = TopicProduceData(name=partition.topic, topic_id=partition.topic_id)
     answers: list[Answer | Pending] = [
@@ -113,7 +117,7 @@ def _told_by_tables(
         or Answer(index=index, base_offset=base, log_append_time_ms=time, log_start_offset=start)
         for number, (index, base, time, start) in enumerate(appended)
     ]
-    return _response(worker, [(asked, answers)])
+    return _response(worker, client, [(asked, answers)])
 
 
 def handle_produce(
@@ -137,8 +141,8 @@ def handle_produce(
             of_topic.append(answer)
         answers.append((topic, of_topic))
     if must_wait:
-        return _await_all(worker, acks, answers)
-    return _respond(worker, acks, answers)
+        return _await_all(worker, request.client, acks, answers)
+    return _respond(worker, request.client, acks, answers)
 
 
 # Clients are not told of paths on this machine; the log is.
@@ -146,17 +150,19 @@ _NOT_WRITTEN: Final = "the partition's log cannot be written at present"
 _NO_TRANSACTIONS: Final = "transactions are not served by this version"
 
 
-async def _await_all(worker: Worker, acks: int, answers: Answers) -> ProduceResponse | None:
+async def _await_all(
+    worker: Worker, client: Client, acks: int, answers: Answers
+) -> ProduceResponse | None:
     for _, of_topic in answers:
         for index, answer in enumerate(of_topic):
             if not isinstance(answer, PartitionProduceResponse):
                 of_topic[index] = await answer()
-    return _respond(worker, acks, answers)
+    return _respond(worker, client, acks, answers)
 
 
-def _respond(worker: Worker, acks: int, answers: Answers) -> ProduceResponse | None:
+def _respond(worker: Worker, client: Client, acks: int, answers: Answers) -> ProduceResponse | None:
     if acks != _NO_ACKS:
-        return _response(worker, answers)
+        return _response(worker, client, answers)
     for _, of_topic in answers:
         for answer in of_topic:
             assert isinstance(answer, PartitionProduceResponse)
@@ -167,7 +173,7 @@ def _respond(worker: Worker, acks: int, answers: Answers) -> ProduceResponse | N
     return None
 
 
-def _response(worker: Worker, answers: Answers) -> ProduceResponse:
+def _response(worker: Worker, client: Client, answers: Answers) -> ProduceResponse:
     response = ProduceResponse(
         responses=[
             TopicProduceResponse(
@@ -181,7 +187,7 @@ def _response(worker: Worker, answers: Answers) -> ProduceResponse:
     if any(a.current_leader for t in response.responses for a in t.partition_responses):
         response.node_endpoints = [
             NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
-            for w in worker.live_workers()
+            for w in worker.live_workers(client.listener)
         ]
     return response
 

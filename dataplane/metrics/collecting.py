@@ -59,7 +59,6 @@ class WorkerParts:
     worker: Worker
     server: Server
     log_dirs: LogDirs
-    listener: str  # its name
 
 
 class Collector:
@@ -76,9 +75,9 @@ class Collector:
         self._version = _version()
         self._collect_s = 0.0
 
-    def serves(self, worker: Worker, server: Server, log_dirs: LogDirs, listener: str) -> None:
-        """The node is a worker, and clients can connect to that listener."""
-        self.parts = WorkerParts(worker, server, log_dirs, listener)
+    def serves(self, worker: Worker, server: Server, log_dirs: LogDirs) -> None:
+        """The node is a worker, and clients can connect."""
+        self.parts = WorkerParts(worker, server, log_dirs)
 
     async def collect(self) -> Page:
         page = Page()
@@ -122,9 +121,11 @@ class Collector:
         page.add(_TRAFFIC + "totalproducerequests_total", meter.count(ApiKey.PRODUCE))
         page.add(_TRAFFIC + "totalfetchrequests_total", meter.count(ApiKey.FETCH))
         sockets = "kafka_server_socket_server_metrics_connection_"
-        of = {"listener": parts.listener, "networkProcessor": 0}
-        page.add(sockets + "count", parts.server.connection_count, **of)
-        page.add(sockets + "creation_total", parts.server.accepted_count, **of)
+        counts = parts.server.connections_by_listener()
+        for listener, accepted_count in parts.server.accepted_counts.items():
+            of = {"listener": listener, "networkProcessor": 0}
+            page.add(sockets + "count", counts[listener], **of)
+            page.add(sockets + "creation_total", accepted_count, **of)
         page.add(
             "kafka_server_kafkaserver_brokerstate", LEAVING if parts.worker.stopping else RUNNING
         )

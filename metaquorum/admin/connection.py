@@ -1,24 +1,36 @@
 """One connection to one broker: versions agreed upon, requests sent, answers read in order."""
 
 import importlib
+import time
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
+from math import inf
+from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
-from metaquorum.admin.errors import NotServedError
+from metaquorum.admin.errors import BrokerError, NotServedError, broker_error
+from metaquorum.admin.security import Login
 from metaquorum.admin.transport import Stream
+from metaquorum.sasl import AuthenticationError
 from wire.apis import ApiKey
 from wire.errors import ErrorCode, WireError
 from wire.frames import FrameBuffer
 from wire.headers import decode_response_as, encode_request
 from wire.message import Message
-from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from wire.messages.api_versions import ApiVersionsRequest
+from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 M = TypeVar("M", bound=Message)
 
 # A fetch may bring more than asked for where one batch is larger; nothing is ever larger than this.
 MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
 MAX_IN_FLIGHT: Final = 16
+MAX_LOGIN_STEPS: Final = 4
+# Of a session's time, after which we show again who we are (KIP-368).
+SESSION_SHARE: Final = 0.85
+_SASL_AUTHENTICATE_SINCE: Final = 1
 SOFTWARE_NAME: Final = "mq-admin"
 SOFTWARE_VERSION: Final = "0.1.0"
 
@@ -44,7 +56,20 @@ class BrokerConnection:
     Whatever it raises but NotServedError (OSError, EOFError, WireError) is its end: close it.
     """
 
-    def __init__(self, stream: Stream, address: tuple[str, int], client_id: str) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        address: tuple[str, int],
+        client_id: str,
+        login: Login | None = None,
+        now: Callable[[], float] = time.monotonic,
+        random: Random | None = None,
+    ) -> None:
+        """`now` is the clock of the deadlines, by which sessions end, too."""
+        self._login = login
+        self._now = now
+        self._random = random
+        self._log_in_again_at = inf
         self.address = address
         self.versions: dict[int, VersionRange] = {}
         self.features: dict[str, int] = {}  # finalized ones and their levels
@@ -73,13 +98,44 @@ class BrokerConnection:
         self.features = {
             feature.name: feature.max_version_level for feature in response.finalized_features
         }
+        if self._login is not None:
+            await self._log_in(self._login, deadline)
 
-    async def _ask(
-        self, request: ApiVersionsRequest, version: int, deadline: float
-    ) -> ApiVersionsResponse:
+    async def _log_in(self, login: Login, deadline: float) -> None:
+        """The broker knows who we are. BrokerError where it does not believe it."""
+        began = self._now()
+        mechanism = login.begin(self._random)
+        handshake = SaslHandshakeRequest(mechanism=login.mechanism)
+        version = self.version_of(SaslHandshakeRequest)
+        if version < _SASL_AUTHENTICATE_SINCE:
+            raise NotServedError("SaslAuthenticate", "this cluster is too old to log in to")
+        offered: SaslHandshakeResponse = await self._ask(handshake, version, deadline)
+        if offered.error_code:
+            there = ", ".join(offered.mechanisms) or "none"
+            text = f"the broker does not take the mechanism {login.mechanism}; it takes: {there}"
+            raise broker_error(offered.error_code, text, "log in")
+        version = self.version_of(SaslAuthenticateRequest)
+        token: bytes | None = mechanism.first()
+        for _ in range(MAX_LOGIN_STEPS):
+            if token is None:
+                break
+            step = SaslAuthenticateRequest(auth_bytes=token)
+            answer: SaslAuthenticateResponse = await self._ask(step, version, deadline)
+            if answer.error_code:
+                raise broker_error(answer.error_code, answer.error_message, "log in")
+            try:
+                token = mechanism.respond(bytes(answer.auth_bytes))
+            except AuthenticationError as error:
+                code = ErrorCode.SASL_AUTHENTICATION_FAILED
+                raise BrokerError(code, f"the broker is not to be trusted: {error}") from None
+            self._log_in_again_at = inf
+            if answer.session_lifetime_ms > 0:
+                lifetime_s = answer.session_lifetime_ms / 1000 * SESSION_SHARE
+                self._log_in_again_at = began + lifetime_s
+
+    async def _ask(self, request: Message, version: int, deadline: float) -> Any:
         await self._send(request, version, deadline)
-        response: ApiVersionsResponse = await self.receive(deadline)
-        return response
+        return await self.receive(deadline)
 
     def version_of(self, request: type[Message], *, max_version: int | None = None) -> int:
         """The newest version that both ends speak; NotServedError when there is none."""
@@ -104,6 +160,8 @@ class BrokerConnection:
     ) -> None:
         """It is on its way; its answer is to be taken by `receive`."""
         version = self.version_of(type(request), max_version=max_version)
+        if self._now() >= self._log_in_again_at and not self._waiting and self._login is not None:
+            await self._log_in(self._login, deadline)
         await self._send(request, version, deadline)
 
     async def send_unanswered(

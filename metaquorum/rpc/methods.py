@@ -20,6 +20,7 @@ from metaquorum.proposer import Changed
 from metaquorum.quota_changes import QuotaChange
 from metaquorum.registrations import ControllerRegistration, WorkerRegistration
 from metaquorum.rpc.codec import Codec
+from metaquorum.scram_changes import UserScramChange
 from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
 from wire.errors import ErrorCode, KafkaError
 
@@ -86,6 +87,12 @@ class TakeMutations:
     asker: Asker
     counts: Sequence[int]
     is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeScramCredentials:
+    asker: Asker
+    users: Sequence[UserScramChange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +290,9 @@ CHANGE_QUOTAS: Final[Method[ChangeQuotas, Changed[list[KafkaError | None]]]] = M
 TAKE_MUTATIONS: Final[Method[TakeMutations, MutationsTaken]] = Method(
     "take_mutations", TakeMutations, MutationsTaken, is_repeatable=True
 )
+CHANGE_SCRAM_CREDENTIALS: Final[
+    Method[ChangeScramCredentials, Changed[list[KafkaError | None]]]
+] = Method("change_scram_credentials", ChangeScramCredentials, _ERRORS)
 UPDATE_FEATURES: Final[Method[UpdateFeatures, Changed[None]]] = Method(
     "update_features", UpdateFeatures, _NOTHING
 )
@@ -337,6 +347,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         CHANGE_CONFIGS,
         CHANGE_QUOTAS,
         TAKE_MUTATIONS,
+        CHANGE_SCRAM_CREDENTIALS,
         UPDATE_FEATURES,
         UNREGISTER_WORKER,
         REGISTER_WORKER,

@@ -18,6 +18,7 @@ from metaquorum.rpc.methods import (
     ALTER_PARTITIONS,
     CHANGE_CONFIGS,
     CHANGE_QUOTAS,
+    CHANGE_SCRAM_CREDENTIALS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
@@ -94,6 +95,9 @@ class ControllerService:
             ),
             TAKE_MUTATIONS.name: lambda _, r: controller.take_mutations(
                 r.asker.user, r.asker.client_id, r.counts, is_strict=r.is_strict
+            ),
+            CHANGE_SCRAM_CREDENTIALS.name: lambda _, r: controller.change_scram_credentials(
+                r.users
             ),
             UPDATE_FEATURES.name: lambda _, r: controller.update_features(
                 r.updates, validate_only=r.validate_only

@@ -91,7 +91,13 @@ class Librdkafka:
         return [offsets[number] for number in range(len(records))]
 
     def read(
-        self, bootstrap: str, topic: str, count: int, start: int = BEGINNING, partition: int = 0
+        self,
+        bootstrap: str,
+        topic: str,
+        count: int,
+        start: int = BEGINNING,
+        partition: int = 0,
+        **config: Any,
     ) -> list[Stored]:
         consumer = confluent_kafka.Consumer(
             {
@@ -103,6 +109,7 @@ class Librdkafka:
                 "receive.message.max.bytes": 2 * LIMIT_BYTES,
                 "log_level": 2,
             }
+            | {key.replace("_", "."): value for key, value in config.items()}
         )
         try:
             consumer.assign([confluent_kafka.TopicPartition(topic, partition, start)])
@@ -159,13 +166,20 @@ class KafkaPython:
             producer.close(TIMEOUT_S)
 
     def read(
-        self, bootstrap: str, topic: str, count: int, start: int = BEGINNING, partition: int = 0
+        self,
+        bootstrap: str,
+        topic: str,
+        count: int,
+        start: int = BEGINNING,
+        partition: int = 0,
+        **config: Any,
     ) -> list[Stored]:
         consumer = kafka.KafkaConsumer(
             bootstrap_servers=bootstrap,
             enable_auto_commit=False,
             max_partition_fetch_bytes=LIMIT_BYTES,
             consumer_timeout_ms=TIMEOUT_S * 1000,
+            **config,
         )
         try:
             where = kafka.TopicPartition(topic, partition)
@@ -225,7 +239,13 @@ class Aiokafka:
         return asyncio.run(asyncio.wait_for(run(), TIMEOUT_S))
 
     def read(
-        self, bootstrap: str, topic: str, count: int, start: int = BEGINNING, partition: int = 0
+        self,
+        bootstrap: str,
+        topic: str,
+        count: int,
+        start: int = BEGINNING,
+        partition: int = 0,
+        **config: Any,
     ) -> list[Stored]:
         async def run() -> list[Stored]:
             where = AioTopicPartition(topic, partition)
@@ -234,6 +254,7 @@ class Aiokafka:
                 enable_auto_commit=False,
                 max_partition_fetch_bytes=LIMIT_BYTES,
                 auto_offset_reset="none",
+                **config,
             )
             consumer.assign([where])
             await consumer.start()

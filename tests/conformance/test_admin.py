@@ -369,9 +369,21 @@ def test_there_are_no_scram_credentials(node: Peer) -> None:
     assert refused(lambda: deleted.result(TIMEOUT_S)) == KafkaError.RESOURCE_NOT_FOUND
 
 
-@pytest.mark.skipif(bool(elsewhere()), reason="Kafka stores them")
-def test_scram_credentials_are_not_taken_and_forgotten(node: Peer) -> None:
+def test_scram_credentials_are_set_described_and_deleted(node: Peer) -> None:
+    client, user = admin(node.bootstrap), unique("user")
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 5000)
-    upsertion = UserScramCredentialUpsertion("somebody", info, b"secret", b"salt")
-    answer = admin(node.bootstrap).alter_user_scram_credentials([upsertion])["somebody"]
-    assert refused(lambda: answer.result(TIMEOUT_S)) == KafkaError.UNSUPPORTED_SASL_MECHANISM
+    upsertion = UserScramCredentialUpsertion(user, info, b"secret", b"salt")
+    client.alter_user_scram_credentials([upsertion])[user].result(TIMEOUT_S)
+
+    def described() -> object:
+        try:
+            found = client.describe_user_scram_credentials([user])[user].result(TIMEOUT_S)
+        except KafkaException:  # Kafka answers before it shows
+            return None
+        return [(i.mechanism, i.iterations) for i in found.scram_credential_infos]
+
+    shown = wait_until(described, TIMEOUT_S)
+    assert shown == [(ScramMechanism.SCRAM_SHA_256, 5000)]
+    deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
+    client.alter_user_scram_credentials([deletion])[user].result(TIMEOUT_S)
+    wait_until(lambda: described() is None, TIMEOUT_S)

@@ -15,8 +15,10 @@ from typing import Any, ParamSpec
 
 import trio
 
+from dataplane.listeners import client_listeners, replicating
 from dataplane.node import Node
 from dataplane.node_config import NodeConfig
+from metaquorum.config_layers import WorkerLayers
 from metaquorum.runtime import Buffer, Connection, Disk, File, Network, Runtime
 from metaquorum.runtime.real import RealDisk, RealFile, real_runtime
 from simulations.clock import EPOCH_S
@@ -361,6 +363,16 @@ async def serving(
                 node.stop()
 
 
+def listening(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a NodeConfig that say where clients come in, as these configs do."""
+    static = WorkerLayers(texts).worker_configs()
+    listeners = client_listeners(static)
+    return {
+        "listeners": listeners,
+        "replicating": replicating(static, listeners) if listeners else None,
+    }
+
+
 class Simulated:
     """A node on a machine of a simulated world, and the client's machine."""
 
@@ -386,15 +398,23 @@ class Simulated:
 
 
 def simulated(
-    story: Callable[[Simulated], Awaitable[None]], *, seed: int = 1, **configs: object
+    story: Callable[[Simulated], Awaitable[None]],
+    *,
+    seed: int = 1,
+    dotted: Mapping[str, str] | None = None,
+    **configs: object,
 ) -> World:
-    """The story has run from beginning to end, beside a node of its own."""
+    """The story has run from beginning to end, beside a node of its own.
+
+    Configs are written with _ for the dots; `dotted` ones as they are.
+    """
     world = World(seed)
 
     async def main(world: World) -> None:
         machine, other = world.machine("server"), world.machine("client")
         texts = {key.replace("_", "."): str(value) for key, value in configs.items()}
-        node = NodeOnMachine(world, machine, 9092, texts)
+        texts |= dotted or {}
+        node = NodeOnMachine(world, machine, 9092, texts, **listening(texts))
         fate = await node.start()
         assert not fate.done.is_set(), fate.error
 

@@ -1,7 +1,5 @@
 """Quotas set, removed and described by clients of a node: as a real Kafka answers."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from dataplane.handlers.client_quotas import SLICE_ENTITIES
@@ -9,25 +7,10 @@ from metaquorum.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quota_rules import EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import Simulated, simulated
+from tests.wire.golden import exchanges
 from wire.apis import ApiKey
-from wire.codec import decode
-from wire.headers import decode_request_header, decode_response
 from wire.messages.alter_client_quotas import AlterClientQuotasRequest
 from wire.messages.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
-
-GOLDEN = Path(__file__).resolve().parents[1] / "wire" / "golden_messages"
-
-
-def exchanges(key: ApiKey, request: type[Any]) -> list[tuple[int, Any, Any]]:
-    """Version, what a real Kafka was asked, and what it answered."""
-    found = []
-    for each in json.loads((GOLDEN / f"{key.name.lower()}.json").read_text()):
-        frame = bytes.fromhex(each["request"])
-        _, body = decode_request_header(memoryview(frame))
-        response = memoryview(bytes.fromhex(each["response"]))
-        asked = decode(request, each["version"], frame[body:])
-        found.append((each["version"], asked, decode_response(key, each["version"], response)[1]))
-    return found
 
 
 def in_any_order(entries: Any) -> Any:

@@ -15,6 +15,7 @@ from dataplane.connection import (
     Client,
     ClientConnection,
     CloseConnectionError,
+    Entrance,
     PendingReply,
     Reply,
 )
@@ -120,7 +121,12 @@ class Setting:
 
     def another(self, network: PlayedConnection) -> ClientConnection:
         return ClientConnection(
-            network, self.handler, RealDisk(), self.memory, self.buffers, 1 << 24
+            network,
+            Entrance("PLAINTEXT", self.handler),
+            RealDisk(),
+            self.memory,
+            self.buffers,
+            1 << 24,
         )
 
 

@@ -381,7 +381,12 @@ def test_other_workers_are_exempt() -> None:
 def test_every_version_that_can_say_a_throttle_time_does(api: Api) -> None:
     response = api.response
     if not hasattr(response(), "throttle_time_ms"):
-        assert api.key in (ApiKey.DESCRIBE_QUORUM, ApiKey.UPDATE_FEATURES)
+        assert api.key in (
+            ApiKey.DESCRIBE_QUORUM,
+            ApiKey.UPDATE_FEATURES,
+            ApiKey.SASL_HANDSHAKE,
+            ApiKey.SASL_AUTHENTICATE,
+        )
         return
     said = []
     for version in range(api.min_version, api.max_version + 1):
@@ -418,7 +423,7 @@ def test_the_clients_of_the_chapter(default: bool) -> None:
         status = QuotaStatus(quotas)
         seen = {}
         for number in range(8):
-            client = Client(("10.0.0.1", number))
+            client = Client(("10.0.0.1", number), "PLAINTEXT")
             client.principal = "User:bob" if number == 7 else "User:alice"
             client_id = CHAPTER.get(f"C{number}")
             quotas.fetched(client, client_id, 10**number)

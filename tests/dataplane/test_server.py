@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.connection import Client, PendingReply, Reply
+from dataplane.connection import Client, Entrance, Handle, PendingReply, Reply
 from dataplane.server import Server, ServerLimits
 from metaquorum.runtime import Connection, Runtime
 from metaquorum.runtime.real import RealClock, RealDisk, RealNetwork
@@ -59,10 +59,11 @@ def echo(frame: memoryview, client: Client) -> Reply | PendingReply:
     return bytes(frame)
 
 
-def played(**limits: Any) -> tuple[Server, PlayedListener]:
+def played(handle: Handle = echo, **limits: Any) -> tuple[Server, PlayedListener]:
     listener = PlayedListener()
     runtime = Runtime(RealClock(), RealNetwork(), RealDisk(), random.Random(1))
-    return Server(runtime, listener, echo, ServerLimits(**LIMITS | limits)), listener
+    entrances = [(listener, Entrance("PLAINTEXT", handle))]
+    return Server(runtime, entrances, ServerLimits(**LIMITS | limits)), listener
 
 
 @asynccontextmanager
@@ -175,7 +176,7 @@ async def test_a_server_may_be_stopped_before_it_has_begun_to_accept() -> None:
     for _ in range(10):  # the order of the two tasks is random
         listener = await network.listen("127.0.0.1", 0)
         runtime = Runtime(RealClock(), network, RealDisk(), random.Random(1))
-        server = Server(runtime, listener, echo, ServerLimits(**LIMITS))
+        server = Server(runtime, [(listener, Entrance("PLAINTEXT", echo))], ServerLimits(**LIMITS))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.serve)
             nursery.start_soon(server.drain)
@@ -258,8 +259,7 @@ def test_a_bug_in_a_handler_ends_one_connection(caplog: pytest.LogCaptureFixture
 
     @in_trio
     async def test() -> None:
-        server, listener = played()
-        server._handle = buggy
+        server, listener = played(buggy)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.serve)
             bad, good = PlayedConnection(), PlayedConnection()
@@ -283,7 +283,7 @@ async def test_real_sockets_hang_up_in_every_way_and_leave_nothing_behind() -> N
     network = RealNetwork()
     listener = await network.listen("127.0.0.1", 0)
     runtime = Runtime(RealClock(), network, RealDisk(), random.Random(1))
-    server = Server(runtime, listener, echo, ServerLimits(**LIMITS))
+    server = Server(runtime, [(listener, Entrance("PLAINTEXT", echo))], ServerLimits(**LIMITS))
     linger = b"\1\0\0\0\0\0\0\0"
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.serve)

@@ -147,10 +147,7 @@ def together(
             cluster = Together(world, nodes, runtime)
             everybody = set(NODES)
             await cluster.until(
-                lambda: all(
-                    everybody == {w.worker_id for w in cluster.worker(n).live_workers()}
-                    for n in NODES
-                )
+                lambda: all(everybody == set(cluster.worker(n).live_worker_ids()) for n in NODES)
             )
             await story(cluster)
 

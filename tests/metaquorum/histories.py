@@ -26,6 +26,7 @@ from metaquorum.registrations import (
     unfence_worker,
     unregister_worker,
 )
+from metaquorum.scram_changes import ScramUpsertion, UserScramChange, change_scram_credentials
 from wire.errors import KafkaError
 
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -39,6 +40,7 @@ WISHES: st.SearchStrategy[list[Wish]] = st.lists(
         st.tuples(st.sampled_from(["register", "restart"]), st.integers(1, 3), st.integers(0, 3)),
         st.tuples(st.just("ids"), st.integers(1, 3), st.none()),
         st.tuples(st.just("config"), NAMES, st.sampled_from([None, "1", "2"])),
+        st.tuples(st.just("scram"), NAMES, st.sampled_from([None, 4096, 8192])),
         st.tuples(st.just("quota"), NAMES, st.sampled_from([None, 1.0, 2.0])),
         st.tuples(
             st.sampled_from(["unregister", "unfence", "fence", "shut down"]),
@@ -78,6 +80,15 @@ def decide(image: MetadataImage, wish: Wish, random: Random) -> Decision[object]
                     4, str(subject), "num.partitions", None if value is None else str(value)
                 )
             ],
+        ),
+        "scram": lambda: change_scram_credentials(  # type: ignore[dict-item, return-value]
+            image,
+            UserScramChange(str(subject), deletions=(1,))
+            if value is None
+            else UserScramChange(
+                str(subject),
+                upsertions=(ScramUpsertion(1, int(str(value)), b"salt", bytes(32)),),
+            ),
         ),
         "quota": lambda: change_quotas(  # type: ignore[dict-item, return-value]
             image,

@@ -28,7 +28,9 @@ from metaquorum.records import (
     ProducerIdsRecord,
     RecordError,
     RegisterWorkerRecord,
+    RemoveScramCredentialRecord,
     RemoveTopicRecord,
+    ScramCredentialRecord,
     TopicRecord,
     UnregisterWorkerRecord,
     decode_record,
@@ -76,6 +78,16 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         NAMES,
         st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
     ),
+    st.builds(
+        ScramCredentialRecord,
+        NAMES,
+        st.integers(1, 2),
+        st.binary(max_size=1024),
+        st.integers(1, 2**31 - 1),
+        st.binary(max_size=64),
+        st.binary(max_size=64),
+    ),
+    st.builds(RemoveScramCredentialRecord, NAMES, st.integers(1, 2)),
 )
 
 

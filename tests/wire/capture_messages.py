@@ -49,6 +49,8 @@ from wire.messages import (
     metadata,
     offset_for_leader_epoch,
     produce,
+    sasl_authenticate,
+    sasl_handshake,
     unregister_broker,
     update_features,
 )
@@ -503,17 +505,62 @@ def ask_acls(peer: Peer) -> None:
         peer.ask(ApiKey.DELETE_ACLS, version, delete_acls.DeleteAclsRequest(filters=[matching]))
 
 
+def ask_sasl(peer: Peer) -> None:
+    """What a listener without SASL answers."""
+    for version in versions(ApiKey.SASL_HANDSHAKE):
+        peer.ask(
+            ApiKey.SASL_HANDSHAKE, version, sasl_handshake.SaslHandshakeRequest(mechanism="PLAIN")
+        )
+    for version in versions(ApiKey.SASL_AUTHENTICATE):
+        asked = sasl_authenticate.SaslAuthenticateRequest(auth_bytes=b"\0alice\0secret")
+        peer.ask(ApiKey.SASL_AUTHENTICATE, version, asked)
+
+
+# (user, mechanism) to be deleted; (user, mechanism, iterations) to be set.
+SCRAM_CHANGES: tuple[tuple[list[tuple[str, int]], list[tuple[str, int, int]]], ...] = (
+    ([("nobody", 1), ("other", 9)], []),
+    ([("", 1)], [("", 1, 4096), ("few", 1, 4095), ("many", 2, 16_385), ("what", 9, 4096)]),
+    ([("zero", 0)], [("none", 0, 4096)]),
+    ([], [("alice", 1, 4096), ("bob", 1, 16_384)]),
+    ([], [("alice", 2, 8192)]),
+    ([], [("alice", 1, 5000), ("alice", 1, 6000), ("carol", 1, 4096)]),
+    ([("alice", 1)], [("alice", 1, 5000)]),
+    ([("alice", 1), ("alice", 1)], []),
+    ([("alice", 1), ("bob", 2)], []),
+    ([("alice", 2), ("bob", 1), ("carol", 1)], []),
+)
+
+
 def ask_scram(peer: Peer) -> None:
-    for names in (None, [], ["nobody"], ["nobody", "nobody", "other"]):
+    describe_scram(peer)
+    for deleted, upserted in SCRAM_CHANGES:
+        deletions = [
+            alter_user_scram_credentials.ScramCredentialDeletion(name=name, mechanism=mechanism)
+            for name, mechanism in deleted
+        ]
+        upsertions = [
+            alter_user_scram_credentials.ScramCredentialUpsertion(
+                name=name,
+                mechanism=mechanism,
+                iterations=iterations,
+                salt=b"a salt",
+                salted_password=bytes(64 if mechanism == 2 else 32),
+            )
+            for name, mechanism, iterations in upserted
+        ]
+        request = alter_user_scram_credentials.AlterUserScramCredentialsRequest(
+            deletions=deletions, upsertions=upsertions
+        )
+        peer.ask(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, request)
+        time.sleep(0.3)  # it answers before it shows
+        describe_scram(peer)
+
+
+def describe_scram(peer: Peer) -> None:
+    for names in (None, [], ["nobody"], ["nobody", "nobody", "alice"]):
         users = names and [describe_user_scram_credentials.UserName(name=name) for name in names]
         asked = describe_user_scram_credentials.DescribeUserScramCredentialsRequest(users=users)
         peer.ask(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, asked)
-    deletions = [
-        alter_user_scram_credentials.ScramCredentialDeletion(name=name, mechanism=mechanism)
-        for name, mechanism in (("nobody", 1), ("other", 9))
-    ]
-    request = alter_user_scram_credentials.AlterUserScramCredentialsRequest(deletions=deletions)
-    peer.ask(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, request)
 
 
 def ask_describe_quorum(peer: Peer) -> None:
@@ -651,6 +698,7 @@ def main() -> None:
         ask_describe_configs,
         ask_find_coordinator,
         ask_acls,
+        ask_sasl,
         ask_scram,
         ask_alter_configs,
         ask_incremental_alter_configs,

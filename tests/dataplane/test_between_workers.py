@@ -1,0 +1,51 @@
+"""Workers that log in to each other."""
+
+from tests.dataplane.serving import listening
+from tests.dataplane.test_replicas import fill
+from tests.dataplane.together import PORT, Together, together
+
+MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+
+
+def logging_in(node_id: int, password: str = "a password") -> dict[str, object]:
+    """Between workers by a listener with PLAIN; clients in plain text, where `Together` asks."""
+    return listening(
+        {
+            "listeners": f"PLAINTEXT://node-{node_id}:{PORT},INSIDE://node-{node_id}:19093",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,INSIDE:SASL_PLAINTEXT",
+            "inter.broker.listener.name": "INSIDE",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "sasl.mechanism.inter.broker.protocol": "PLAIN",
+            "connections.max.reauth.ms": "2000",
+            "listener.name.inside.plain.sasl.jaas.config": (
+                f'{MODULE} username="worker" password="{password}" user_worker="a password";'
+            ),
+        }
+    )
+
+
+def test_followers_log_in_to_their_leader_and_again_in_time() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
+        client = await cluster.connect(1)
+        for _ in range(5):  # of which most sessions' ends are in between
+            await fill(client, "t", 5)
+            await cluster.world.sleep(1.5)
+        assert cluster.state("t", 2).isr == (1, 2, 3)
+
+    together(story, node_options=logging_in)
+
+
+def test_who_does_not_know_the_password_follows_nobody() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        client = await cluster.connect(1)
+        await fill(client, "t", 5)
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
+        assert cluster.replica(3, "t").log.log_end_offset == 0
+
+    together(
+        story,
+        node_options=lambda n: logging_in(n, "wrong" if n == 3 else "a password"),
+        replica_lag_time_max_ms=2000,
+    )
