@@ -28,7 +28,7 @@ Plain state: `now` is monotonic seconds. Offsets are ends, the offset of the nex
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 UNKNOWN: Final = -1
@@ -65,13 +65,25 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a replica is behind, and how long it has not been caught up."""
+
+    records: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class IsrChange:
-    """A proposal to the quorum: this set, as a successor of that of `partition_epoch`."""
+    """A proposal to the quorum: this set, as a successor of that of `partition_epoch`.
+
+    `lags`: of those that are to leave.
+    """
 
     isr: tuple[int, ...]
     broker_epochs: tuple[int, ...]  # of each; UNKNOWN for one that has not fetched
     leader_epoch: int
     partition_epoch: int
+    lags: Mapping[int, Lag] = field(default_factory=dict)
 
 
 class Leadership:
@@ -86,6 +98,7 @@ class Leadership:
         "epoch_start_offset",
         "isr",
         "leader_epoch",
+        "made",
         "partition_epoch",
         "proposed",
         "replica_id",
@@ -112,6 +125,7 @@ class Leadership:
         self.isr: tuple[int, ...] = ()
         self.partition_epoch = UNKNOWN
         self.proposed: IsrChange | None = None
+        self.made: IsrChange | None = None  # the partition is in that state
         self._perhaps: frozenset[int] = frozenset()  # in sync, if an outcome were known
 
     @property
@@ -147,9 +161,17 @@ class Leadership:
             del self._followers[replica_id]
         self.replicas, self.isr = tuple(replicas), tuple(isr)
         if partition_epoch > self.partition_epoch:
+            self.made = self.proposed if self._is_made(partition_epoch, isr) else None
             self.proposed, self._perhaps = None, frozenset()  # made, or overtaken
         self.partition_epoch = partition_epoch
         return True
+
+    def _is_made(self, partition_epoch: int, isr: Sequence[int]) -> bool:
+        return (
+            self.proposed is not None
+            and partition_epoch == self.proposed.partition_epoch + 1
+            and set(isr) == set(self.proposed.isr)
+        )
 
     def forget(self, replica_id: int) -> None:
         """What that replica had is gone: only what it fetches from now on counts."""
@@ -252,8 +274,12 @@ class Leadership:
             tuple(self._broker_epoch(replica_id) for replica_id in isr),
             self.leader_epoch,
             self.partition_epoch,
+            {r: self._lag(self._followers[r], log_end_offset, now) for r in gone},
         )
         return self.proposed
+
+    def _lag(self, follower: Follower, log_end_offset: int, now: float) -> Lag:
+        return Lag(log_end_offset - max(0, follower.log_end_offset), now - follower.caught_up_at)
 
     def _broker_epoch(self, replica_id: int) -> int:
         if replica_id == self.replica_id:

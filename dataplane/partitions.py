@@ -184,19 +184,22 @@ class Partitions:
             await self._reconfigure_all(image)
 
     async def _assign(self, partition: Partition, state: PartitionImage) -> None:
-        before = partition.state
-        if before is state:
+        if partition.state is state:
+            return
+        if not partition.appending.locked():  # thousands at a time, few of them written to
+            self._assign_nowait(partition, state)
             return
         async with partition.appending:  # what is being written is of the epoch before
-            try:
-                partition.assign(state)
-            except StorageError as error:
-                self.fail(partition, error)
-            if (
-                partition.is_leader
-                and state.leader_epoch == state.unclean_epoch > before.leader_epoch
-            ):
-                self.replication.elected_unclean(partition, before)
+            self._assign_nowait(partition, state)
+
+    def _assign_nowait(self, partition: Partition, state: PartitionImage) -> None:
+        before = partition.state
+        try:
+            partition.assign(state)
+        except StorageError as error:
+            self.fail(partition, error)
+        if partition.is_leader and state.leader_epoch == state.unclean_epoch > before.leader_epoch:
+            self.replication.elected_unclean(partition, before)
         self.replication.assigned(partition)
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:

@@ -49,6 +49,15 @@ from wire.messages.list_offsets import (
 
 log = logging.getLogger(__name__)
 
+# Leader and follower do not hear of an election at the same time: thousands of partitions say so.
+_PASSING: Final = frozenset(
+    (
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    )
+)
+
 FIRST_BACKOFF_S: Final = 0.02
 EARLIEST: Final = -2
 # An older version goes by names, not ids.
@@ -465,7 +474,8 @@ class ReplicaFetcher:
             self._delayed[key] = None
         if followed.told is not code and followed.failures > 1:
             followed.told = code
-            log.info(
+            log.log(
+                logging.DEBUG if code in _PASSING else logging.INFO,
                 "%s cannot be fetched from worker %d: %s",
                 followed.partition,
                 self.leader_id,

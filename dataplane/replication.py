@@ -19,6 +19,7 @@ import trio
 from dataplane import ledger
 from dataplane.fetch_asking import FetchLimits, Key
 from dataplane.following import Truncation
+from dataplane.isr_news import IsrNews
 from dataplane.leadership import UNKNOWN, IsrChange
 from dataplane.ledger import TruncationLedger
 from dataplane.listeners import Replicating
@@ -109,7 +110,9 @@ class Replication:
         self._events = FollowerEvents(self._truncating, self._failed)
         self._fetchers: dict[tuple[int, int], tuple[ReplicaFetcher, trio.CancelScope]] = {}
         self._fetched_by: dict[Key, tuple[int, int]] = {}
-        self._led: dict[Partition, None] = {}  # those with other replicas
+        # Those with other replicas, and their ISR as it was told.
+        self._led: dict[Partition, tuple[int, ...]] = {}
+        self._isr_news = IsrNews()
         self._due: dict[Partition, None] = {}
         self._is_due = trio.Event()
         self._lost: dict[Key, None] = {}  # logs that failed, of which the controller has not heard
@@ -143,11 +146,17 @@ class Replication:
             self._fetched_by[key] = fetcher_at
             self._fetcher(fetcher_at).add(partition, partition.leader_epoch)
         if partition.leadership is not None:
-            self._led[partition] = None
+            self._note_isr(partition, partition.leadership.made)
             self._isr_due(partition)
         else:
             self._led.pop(partition, None)
             self._due.pop(partition, None)
+
+    def _note_isr(self, partition: Partition, own: IsrChange | None) -> None:
+        before, state = self._led.get(partition), partition.state
+        if before is not None and before != state.isr:
+            self._isr_news.note(str(partition), before, state, own, self._loader.image)
+        self._led[partition] = state.isr
 
     def removed(self, partition: Partition) -> None:
         """This worker hosts it no more, or cannot."""
@@ -191,6 +200,7 @@ class Replication:
         if self._losses:
             losses, self._losses = self._losses, []
             await self.ledger.record(losses)
+        self._isr_news.tell()
         if delta.worker_ids:
             for fetcher, _ in list(self._fetchers.values()):
                 fetcher.look_at_leader()
@@ -379,6 +389,7 @@ class Replication:
         *,
         lost: bool,
     ) -> None:
+        refused: list[tuple[Partition, ErrorCode]] = []
         for (partition, change), code in zip(changes, codes, strict=True):
             leadership = partition.leadership
             if leadership is None or leadership.proposed is not change:
@@ -389,8 +400,12 @@ class Replication:
                 leadership.lost(change)
             else:
                 leadership.refused(change)
-                log.info("%s: ISR %s is refused: %s", partition, change.isr, code.name)
+                refused.append((partition, code))
             self._isr_due(partition)
+        if refused:
+            partition, code = refused[0]
+            others = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
+            log.info("another ISR for %s is refused: %s%s", partition, code.name, others)
 
 
 def _row(partition: Partition, change: IsrChange) -> PartitionChange:

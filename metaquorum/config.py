@@ -496,6 +496,13 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         "Whether asking for an unknown topic's metadata creates it, where the client allows it.",
     ),
     _worker(
+        "auto.leader.rebalance.enable",
+        _BOOLEAN,
+        True,
+        None,
+        "Whether leaders return by themselves to the first of their replicas, once it is in sync.",
+    ),
+    _worker(
         "broker.heartbeat.interval.ms",
         _INT,
         2000,
@@ -600,6 +607,20 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         300_000,
         Range(1),
         "How often logs are looked at for segments to delete.",
+    ),
+    _worker(
+        "leader.imbalance.check.interval.seconds",
+        _LONG,
+        300,
+        Range(1),
+        "How often it is looked whether leaders have to return to the first of their replicas.",
+    ),
+    _worker(
+        "leader.imbalance.per.broker.percentage",
+        _INT,
+        10,
+        Range(0),
+        "Which share of the partitions that a worker should lead others may lead.",
     ),
     _worker(
         "max.incremental.fetch.session.cache.slots",

@@ -30,6 +30,7 @@ from metaquorum.decisions import (
     create_topic,
     delete_topic,
 )
+from metaquorum.effects import Effects, tell
 from metaquorum.features import (
     FeatureUpdate,
     check_features,
@@ -38,6 +39,7 @@ from metaquorum.features import (
 )
 from metaquorum.image import MetadataImage
 from metaquorum.isr_changes import PartitionChange, alter_partition
+from metaquorum.leader_balance import keep_balance
 from metaquorum.leader_election import LeaderWish, elect_leader
 from metaquorum.loader import MetadataLoader
 from metaquorum.mutation_quotas import MutationQuotas, MutationsTaken
@@ -132,8 +134,10 @@ class Controller:
         while True:
             term = await self._quorum.wait_active()
             check_features(self._loader.image)
+            configs = self._configs(self._loader.image)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tend)
+                nursery.start_soon(keep_balance, self._proposer, self._clock, configs)
                 known = self._quorum.status.leadership
                 while known.is_active and known.term == term:
                     known = await self._quorum.wait_change(known)
@@ -272,7 +276,7 @@ class Controller:
         """
         if (error := _too_many(logs)) is not None:
             return Changed([error for _ in logs], 0)
-        return await self._proposer.change_all(
+        changed = await self._proposer.change_all(
             logs,
             lambda image, at: lose_log(
                 image,
@@ -284,6 +288,11 @@ class Controller:
             ),
             lambda _, error: error,
         )
+        told = changed.answer.count(None)
+        if told:
+            how = "has lost" if begun_anew else "cannot use"
+            logger.warning("worker %d %s its logs of %d partitions", worker_id, how, told)
+        return changed
 
     async def elect_leaders(self, wishes: Sequence[LeaderWish]) -> Changed[list[KafkaError | None]]:
         """For each wish: None once the partition is led so; or why it is not."""
@@ -307,7 +316,7 @@ class Controller:
 
         identity = worker.worker_id, worker.incarnation_id
 
-        def decide(image: MetadataImage) -> Decision[None]:
+        def decide(image: MetadataImage) -> Decision[Effects]:
             is_held = self._sessions.is_held(*identity, self._clock.monotonic())
             committed = self._loader.image
             # One that is not committed yet is another process's, and that is alive.
@@ -322,6 +331,7 @@ class Controller:
         await self._wait_roll_call(worker.worker_id)
         self._follow()
         changed = await self._proposer.change(decide)
+        tell(f"worker {worker.worker_id} is another process", changed.answer, quietly=True)
         self._follow()
         self._sessions.seen(*identity, self._clock.monotonic())
         known = self._loader.image.workers.get(worker.worker_id)
@@ -372,9 +382,11 @@ class Controller:
 
     async def unregister_worker(self, worker_id: int) -> Changed[None]:
         """The worker is forgotten; where it is alive, it will have to register anew."""
-        return await self._proposer.change(
+        changed = await self._proposer.change(
             lambda image: unregister_worker(image, worker_id, self._may_be_unclean)
         )
+        tell(f"worker {worker_id} is unregistered", changed.answer)
+        return Changed(None, changed.end_offset)
 
     async def register_controller(self, controller: ControllerRegistration) -> Changed[None]:
         """It is known which feature levels the controller can run at."""
@@ -423,7 +435,7 @@ class Controller:
         """The step is taken, and committed."""
         if step is Step.UNFENCE:
             try:
-                await self._proposer.change(
+                changed = await self._proposer.change(
                     lambda image: unfence_worker(
                         image, worker_id, broker_epoch, self._may_be_unclean
                     )
@@ -433,12 +445,12 @@ class Controller:
                 raise
             finally:
                 self._tend_again.set()
-            logger.info("worker %d is live", worker_id)
+            tell(f"worker {worker_id} is live", changed.answer)
         elif step is Step.SHUT_DOWN:
-            await self._proposer.change(
+            changed = await self._proposer.change(
                 lambda image: shut_down_worker(image, worker_id, broker_epoch, self._may_be_unclean)
             )
-            logger.info("worker %d shuts down, and leads nothing any more", worker_id)
+            tell(f"worker {worker_id} shuts down, and leads nothing any more", changed.answer)
         elif step is Step.FENCE:
             await self._proposer.change(
                 lambda image: fence_workers(image, {worker_id}, self._may_be_unclean)
@@ -474,21 +486,28 @@ class Controller:
         if self._wants_election:
             self._wants_election = False
             try:
-                await self._proposer.change(
+                changed = await self._proposer.change(
                     lambda image: elect_leaders(image, self._may_be_unclean)
                 )
             except BaseException:
                 self._wants_election = True
                 raise
+            tell("leaders were looked for", changed.answer, quietly=True)
             self._follow()
         if overdue := self._overdue():
-            await self._proposer.change(
+            changed = await self._proposer.change(
                 lambda image: fence_workers(image, overdue & self._overdue(), self._may_be_unclean)
             )
             self._follow()
-            for worker_id in sorted(overdue & self._loader.image.fenced_workers()):
-                why = self._sessions.why_fenced(worker_id)
-                logger.warning("worker %d is fenced: %s", worker_id, why)
+            self._tell_fenced(sorted(overdue & self._loader.image.fenced_workers()), changed.answer)
+
+    def _tell_fenced(self, worker_ids: Sequence[int], effects: Effects) -> None:
+        for worker_id in worker_ids:
+            why = self._sessions.why_fenced(worker_id)
+            logger.warning("worker %d is fenced: %s", worker_id, why)
+        if worker_ids:
+            one = len(worker_ids) == 1
+            tell(f"without {'it' if one else 'them'}", effects, quietly=True)
 
     def _overdue(self) -> set[int]:
         return set(self._sessions.overdue(self._clock.monotonic()))

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from metaquorum.decisions import Decision, check_epoch
+from metaquorum.effects import Effects
 from metaquorum.elections import (
     IsAllowed,
     begun_anew,
@@ -86,7 +87,7 @@ def register_worker(
     *,
     is_held: bool = False,
     may_be_unclean: MayBeUnclean = never_unclean,
-) -> Decision[None]:
+) -> Decision[Effects]:
     """The worker is registered by this incarnation, and fenced; its broker epoch is in the image.
 
     What it led before is led by others, or by none until it is live, so that no incarnation leads
@@ -96,7 +97,7 @@ def register_worker(
     """
     known = image.workers.get(worker.worker_id)
     if known is not None and known.incarnation_id == worker.incarnation_id:
-        return Decision(None)
+        return Decision(Effects())
     if is_held:
         raise KafkaError(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
@@ -105,14 +106,19 @@ def register_worker(
             " expires.",
         )
     check_covered(image, worker.features, f"worker {worker.worker_id}")
-    return Decision(None, _registration(image, worker, may_be_unclean), divisible=True)
+    effects = Effects()
+    records = _registration(image, worker, may_be_unclean, effects)
+    return Decision(effects, records, divisible=True)
 
 
 def _registration(
-    image: MetadataImage, worker: WorkerRegistration, may_be_unclean: MayBeUnclean
+    image: MetadataImage,
+    worker: WorkerRegistration,
+    may_be_unclean: MayBeUnclean,
+    effects: Effects,
 ) -> Iterator[MetadataRecord | None]:
     end_offset = image.end_offset
-    for record in _restarted(image, worker, may_be_unclean):
+    for record in _restarted(image, worker, may_be_unclean, effects):
         yield record
         end_offset += record is not None
     yield RegisterWorkerRecord(
@@ -130,7 +136,7 @@ def _registration(
 
 def fence_workers(
     image: MetadataImage, worker_ids: Set[int], may_be_unclean: MayBeUnclean = never_unclean
-) -> Decision[None]:
+) -> Decision[Effects]:
     """None of these workers leads, or is thought to be in sync, until it is unfenced."""
     gone = [
         worker_id
@@ -138,14 +144,16 @@ def fence_workers(
         if worker_id in image.workers and not image.workers[worker_id].fenced
     ]
     if not gone:
-        return Decision(None)
+        return Decision(Effects())
+
+    effects = Effects()
 
     def records() -> Iterator[MetadataRecord | None]:
-        yield from _leaving(image, frozenset(gone), may_be_unclean)
+        yield from _leaving(image, frozenset(gone), may_be_unclean, effects)
         for worker_id in gone:
             yield WorkerChangeRecord(worker_id, image.workers[worker_id].broker_epoch, fenced=True)
 
-    return Decision(None, records(), divisible=True)
+    return Decision(effects, records(), divisible=True)
 
 
 def unfence_worker(
@@ -153,19 +161,21 @@ def unfence_worker(
     worker_id: int,
     broker_epoch: int,
     may_be_unclean: MayBeUnclean = never_unclean,
-) -> Decision[None]:
+) -> Decision[Effects]:
     """The worker is live, and leads what only it can. KafkaError when it is not that one."""
     check_epoch(image, worker_id, broker_epoch)
     worker = image.workers[worker_id]
     if not worker.fenced:
-        return Decision(None)
+        return Decision(Effects())
     in_shutdown = False if worker.in_controlled_shutdown else None
+
+    effects = Effects()
 
     def records() -> Iterator[MetadataRecord | None]:
         yield WorkerChangeRecord(worker_id, broker_epoch, False, in_shutdown)
-        yield from _coming(image, worker_id, may_be_unclean)
+        yield from _coming(image, worker_id, may_be_unclean, effects)
 
-    return Decision(None, records(), divisible=True)
+    return Decision(effects, records(), divisible=True)
 
 
 def shut_down_worker(
@@ -173,23 +183,25 @@ def shut_down_worker(
     worker_id: int,
     broker_epoch: int,
     may_be_unclean: MayBeUnclean = never_unclean,
-) -> Decision[None]:
+) -> Decision[Effects]:
     """The worker leads nothing and will not, while it serves what it still has. KafkaError."""
     check_epoch(image, worker_id, broker_epoch)
     worker = image.workers[worker_id]
     if worker.fenced or worker.in_controlled_shutdown:
-        return Decision(None)
+        return Decision(Effects())
+
+    effects = Effects()
 
     def records() -> Iterator[MetadataRecord | None]:
-        yield from _leaving(image, {worker_id}, may_be_unclean)
+        yield from _leaving(image, {worker_id}, may_be_unclean, effects)
         yield WorkerChangeRecord(worker_id, broker_epoch, in_controlled_shutdown=True)
 
-    return Decision(None, records(), divisible=True)
+    return Decision(effects, records(), divisible=True)
 
 
 def unregister_worker(
     image: MetadataImage, worker_id: int, may_be_unclean: MayBeUnclean = never_unclean
-) -> Decision[None]:
+) -> Decision[Effects]:
     """The worker is forgotten, whether or not it is alive (as Kafka does). KafkaError."""
     worker = image.workers.get(worker_id)
     if worker is None:
@@ -198,19 +210,23 @@ def unregister_worker(
             f"Broker ID {worker_id} is not currently registered",
         )
 
+    effects = Effects()
+
     def records() -> Iterator[MetadataRecord | None]:
-        yield from _leaving(image, {worker_id}, may_be_unclean)
+        yield from _leaving(image, {worker_id}, may_be_unclean, effects)
         yield UnregisterWorkerRecord(worker_id, worker.broker_epoch)
 
-    return Decision(None, records(), divisible=True)
+    return Decision(effects, records(), divisible=True)
 
 
 def elect_leaders(
     image: MetadataImage, may_be_unclean: MayBeUnclean = never_unclean
-) -> Decision[None]:
+) -> Decision[Effects]:
     """Every partition that somebody live may lead is led."""
-    records = _changes(image, may_be_unclean, partial(with_workers, is_live=image.is_live))
-    return Decision(None, records, divisible=True)
+    effects = Effects()
+    change = partial(with_workers, is_live=image.is_live)
+    records = _changes(image, may_be_unclean, change, effects)
+    return Decision(effects, records, divisible=True)
 
 
 def lose_log(
@@ -256,16 +272,20 @@ def register_controller(image: MetadataImage, controller: ControllerRegistration
 
 
 def _leaving(
-    image: MetadataImage, gone: Set[int], may_be_unclean: MayBeUnclean
+    image: MetadataImage, gone: Set[int], may_be_unclean: MayBeUnclean, effects: Effects
 ) -> Iterator[MetadataRecord | None]:
     def is_live(worker_id: int) -> bool:
         return worker_id not in gone and image.is_live(worker_id)
 
-    return _changes(image, may_be_unclean, partial(without_workers, gone=gone, is_live=is_live))
+    change = partial(without_workers, gone=gone, is_live=is_live)
+    return _changes(image, may_be_unclean, change, effects)
 
 
 def _restarted(
-    image: MetadataImage, worker: WorkerRegistration, may_be_unclean: MayBeUnclean
+    image: MetadataImage,
+    worker: WorkerRegistration,
+    may_be_unclean: MayBeUnclean,
+    effects: Effects,
 ) -> Iterator[MetadataRecord | None]:
     """The process before leads nothing, and no replica is known to be without its log."""
     known = image.workers.get(worker.worker_id)
@@ -278,20 +298,21 @@ def _restarted(
         # With new disks it has nothing, as it will say itself: it is not the last who knows.
         is_new=known is not None and set(known.log_dirs).isdisjoint(worker.log_dirs),
     )
-    return _changes(image, may_be_unclean, change)
+    return _changes(image, may_be_unclean, change, effects)
 
 
 def _coming(
-    image: MetadataImage, worker_id: int, may_be_unclean: MayBeUnclean
+    image: MetadataImage, worker_id: int, may_be_unclean: MayBeUnclean, effects: Effects
 ) -> Iterator[MetadataRecord | None]:
     def is_live(other: int) -> bool:
         return other == worker_id or image.is_live(other)
 
-    return _changes(image, may_be_unclean, partial(with_workers, is_live=is_live))
+    change = partial(with_workers, is_live=is_live)
+    return _changes(image, may_be_unclean, change, effects)
 
 
 def _changes(
-    image: MetadataImage, may_be_unclean: MayBeUnclean, change: _Change
+    image: MetadataImage, may_be_unclean: MayBeUnclean, change: _Change, effects: Effects
 ) -> Iterator[MetadataRecord | None]:
     """A record for each partition that `change` changes."""
     looked_at = 0
@@ -302,4 +323,5 @@ def _changes(
             if looked_at % SCAN_PARTITIONS == 0:
                 yield None
             if (after := change(partition, unclean=unclean)) is not None:
+                effects.note(topic.name, number, partition, after)
                 yield partition_record(topic.topic_id, number, after)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.leadership import UNKNOWN, IsrChange, Leadership
+from dataplane.leadership import UNKNOWN, IsrChange, Lag, Leadership
 
 LAG_S = 10.0
 
@@ -71,7 +71,7 @@ def test_who_lags_behind_is_proposed_to_leave_after_the_lag_time() -> None:
     fetch(leadership, 3, 5, 10, 1.0)
     assert leadership.propose(5, 20, LAG_S, anybody) is None
     change = leadership.propose(5, 20, LAG_S + 0.5, anybody)
-    assert change == IsrChange((1, 2), (100, 102), 5, 7)
+    assert change == IsrChange((1, 2), (100, 102), 5, 7, {3: Lag(15, LAG_S + 0.5)})
 
 
 def test_who_stands_still_at_the_end_of_the_log_stays_in_sync() -> None:
