@@ -35,7 +35,7 @@ from metaquorum.quota_changes import (
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
-from metaquorum.quota_rules import QuotaEntity, Rule, Sharers, applying, rules_for
+from metaquorum.quota_rules import OBSERVED, QuotaEntity, Rule, Sharers, applying, rules_for
 from metaquorum.runtime import Clock
 
 MAX_CLIENTS: Final = 100_000
@@ -54,11 +54,21 @@ Quotas: TypeAlias = Mapping[QuotaEntity, Mapping[str, float]]
 class Throttles:
     """How often and for how long those with one allowance were delayed, and lately."""
 
-    __slots__ = ("count", "longest_s", "recent_count", "recent_s", "total_s")
+    __slots__ = (
+        "count",
+        "longest_s",
+        "recent_count",
+        "recent_s",
+        "told_count",
+        "told_s",
+        "total_s",
+    )
 
     def __init__(self, samples: int, sample_s: float) -> None:
         self.count = 0
         self.total_s = self.longest_s = 0.0
+        self.told_count = 0  # in the last report
+        self.told_s = 0.0
         self.recent_count = RateWindow(samples, sample_s)
         self.recent_s = RateWindow(samples, sample_s)
 
@@ -189,6 +199,12 @@ class RateQuotas:
             if not one.is_unused(now) and self.allowance(one.name) is one:
                 yield one
 
+    def throttled_ever(self) -> Iterator[Allowance]:
+        """Those of which somebody had to wait since they are counted."""
+        for one in list(self._allowances.values()):
+            if one.throttles is not None:
+                yield one
+
     def change(self, quotas: Quotas) -> None:
         """From now on these are in force."""
         self._quotas = quotas
@@ -256,9 +272,11 @@ class ClientQuotas:
         self.produce: RateQuotas | None = None
         self.fetch: RateQuotas | None = None
         self.request: RateQuotas | None = None
+        # Quotas that delay nobody, by the names of those that would.
+        self.observed: dict[str, RateQuotas] = {}
         self.connections = ConnectionRates(self._quotas, clock, configs)
         self.meter = CpuMeter(clock.cpu_s, self._used_cpu)
-        self.is_on = False
+        self.is_on = self.is_on_for_fetches = False
         self._follow(image)
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -270,7 +288,8 @@ class ClientQuotas:
     @property
     def kinds(self) -> list[RateQuotas]:
         """Those of which somebody has a quota."""
-        return [kind for kind in (self.produce, self.fetch, self.request) if kind is not None]
+        limiting = [kind for kind in (self.produce, self.fetch, self.request) if kind is not None]
+        return [*limiting, *self.observed.values()]
 
     def rules(self, key: str, name: Name) -> list[Rule]:
         """All that there are for that client, whether or not they have a value, in their order."""
@@ -291,8 +310,15 @@ class ClientQuotas:
         self.produce = self._kind(PRODUCER_BYTE_RATE, self.produce)
         self.fetch = self._kind(CONSUMER_BYTE_RATE, self.fetch)
         self.request = self._kind(REQUEST_PERCENTAGE, self.request)
-        self.meter.is_on = self.request is not None
-        self.is_on = self.produce is not None or self.request is not None
+        for key in (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE):
+            observed = self._kind(OBSERVED + key, self.observed.pop(key, None))
+            if observed is not None:
+                self.observed[key] = observed
+        self.meter.is_on = self.request is not None or REQUEST_PERCENTAGE in self.observed
+        self.is_on = (
+            self.produce is not None or self.meter.is_on or PRODUCER_BYTE_RATE in self.observed
+        )
+        self.is_on_for_fetches = self.fetch is not None or CONSUMER_BYTE_RATE in self.observed
 
     def _kind(self, key: str, kind: RateQuotas | None) -> RateQuotas | None:
         if not self._counts[key] and key not in self._defaults:
@@ -310,7 +336,7 @@ class ClientQuotas:
             self._samples,
             self._sample_s,
             default=self._defaults.get(key),
-            most_s=self._sample_s if key == REQUEST_PERCENTAGE else None,
+            most_s=self._sample_s if key.endswith(REQUEST_PERCENTAGE) else None,
         )
 
     def answering(self, client: Client, client_id: str | None, produced_bytes: int) -> int:
@@ -321,10 +347,16 @@ class ClientQuotas:
             delay_s = produce.use(name, produced_bytes, now)
             if delay_s:
                 self._throttle(client, produce, name, delay_s)
-        if (request := self.request) is not None and not client.is_follower:
-            delay_s = request.use(name, self.meter.charge(client), now)
-            if delay_s:
-                self._throttle(client, request, name, delay_s)
+        if self.observed and produced_bytes:
+            self._observe(PRODUCER_BYTE_RATE, name, produced_bytes, now)
+        if self.meter.is_on and not client.is_follower:
+            percent_s = self.meter.charge(client)
+            if (request := self.request) is not None:
+                delay_s = request.use(name, percent_s, now)
+                if delay_s:
+                    self._throttle(client, request, name, delay_s)
+            if self.observed:
+                self._observe(REQUEST_PERCENTAGE, name, percent_s, now)
         return 0 if client.mute is None else throttle_ms(client.mute.seconds)
 
     def may_fetch(self, client: Client, client_id: str | None) -> int:
@@ -338,8 +370,11 @@ class ClientQuotas:
 
     def fetched(self, client: Client, client_id: str | None, size_bytes: int) -> None:
         """It is given so much; if that was more than it may have, its next fetch pays for it."""
+        name, now = client.named(client_id), self._clock.monotonic()
         if self.fetch is not None:
-            self.fetch.use(client.named(client_id), size_bytes, self._clock.monotonic())
+            self.fetch.use(name, size_bytes, now)
+        if self.observed:
+            self._observe(CONSUMER_BYTE_RATE, name, size_bytes, now)
 
     def fetch_bytes(self, client: Client, client_id: str | None) -> int | None:
         """The most that one answer gives it, but for a batch that is larger; None: no limit."""
@@ -358,6 +393,12 @@ class ClientQuotas:
     def mute_for_mutations(self, client: Client, name: Name, seconds: float) -> None:
         self._mute(client, CONTROLLER_MUTATION_RATE, name, seconds)
 
+    def _observe(self, key: str, name: Name, amount: float, now: float) -> None:
+        """So much was used; what that would have been delayed is counted."""
+        kind = self.observed.get(key)
+        if kind is not None and (delay_s := kind.use(name, amount, now)):
+            kind.throttled(name, delay_s)
+
     def _throttle(self, client: Client, kind: RateQuotas, name: Name, seconds: float) -> None:
         kind.throttled(name, seconds)
         self._mute(client, kind.key, name, seconds)
@@ -372,6 +413,8 @@ class ClientQuotas:
     def _used_cpu(self, name: Name, percent_s: float) -> None:
         if self.request is not None:
             self.request.use(name, percent_s, self._clock.monotonic())
+        if (observed := self.observed.get(REQUEST_PERCENTAGE)) is not None:
+            observed.use(name, percent_s, self._clock.monotonic())
 
     def _delay_s(self, key: str, name: Name) -> float:
         for kind in self.kinds:

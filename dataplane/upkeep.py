@@ -17,6 +17,7 @@ from dataplane.cleaner import LogCleaner
 from dataplane.log.log_dir import LogDir
 from dataplane.log.log_dirs import LogDirs
 from dataplane.partition import Partition
+from dataplane.quota_reports import QuotaReports
 from dataplane.retention import retention_start
 from dataplane.worker import Worker
 from metaquorum.runtime import Runtime, StorageError, sleep
@@ -46,6 +47,7 @@ class Upkeep:
         self._clock = runtime.clock
         self._disk = runtime.disk
         self._log_dirs = log_dirs
+        self._quota_reports = QuotaReports(worker.quotas)
         self.cleaner = LogCleaner(worker, runtime, log_dirs, worker.removals.add)
         # Folders of deleted logs, and when they may go: times of the monotonic clock, ascending as
         # long as the delay is not made shorter.
@@ -63,7 +65,7 @@ class Upkeep:
                 (self._remove_segments, REMOVAL_LOOK_MS),
                 (self._remove_folders, REMOVAL_LOOK_MS),
                 (self._log_dirs.probe, PROBE_LOOK_MS),
-                (self._worker.quotas.forget_unused, UNUSED_QUOTAS_LOOK_MS),
+                (self._tend_quotas, UNUSED_QUOTAS_LOOK_MS),
                 (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
                 (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
                 (
@@ -96,6 +98,12 @@ class Upkeep:
             yield
         except StorageError as error:
             self._worker.partition_failed(partition, error)
+
+    async def _tend_quotas(self) -> None:
+        """It is told who is held to a quota; who has used nothing of one is forgotten."""
+        if line := self._quota_reports.line():
+            log.info("%s", line)
+        await self._worker.quotas.forget_unused()
 
     async def _flush(self) -> None:
         """Complete segments, and what flush.ms asks for, are synced."""

@@ -14,7 +14,16 @@ from typing import Final
 
 from metaquorum.decisions import Decision
 from metaquorum.image import MetadataImage
-from metaquorum.quota_rules import CLIENT_ID, IP, USER, EntityPart, QuotaEntity
+from metaquorum.quota_rules import (
+    CLIENT_ID,
+    IP,
+    OBSERVED_CONSUMER_BYTE_RATE,
+    OBSERVED_PRODUCER_BYTE_RATE,
+    OBSERVED_REQUEST_PERCENTAGE,
+    USER,
+    EntityPart,
+    QuotaEntity,
+)
 from metaquorum.quota_rules import CONNECTION_CREATION_RATE as CONNECTION_CREATION_RATE
 from metaquorum.quota_rules import CONSUMER_BYTE_RATE as CONSUMER_BYTE_RATE
 from metaquorum.quota_rules import CONTROLLER_MUTATION_RATE as CONTROLLER_MUTATION_RATE
@@ -29,6 +38,9 @@ CLIENT_QUOTAS: Final[Mapping[str, bool]] = {
     CONSUMER_BYTE_RATE: True,
     REQUEST_PERCENTAGE: False,
     CONTROLLER_MUTATION_RATE: False,
+    OBSERVED_PRODUCER_BYTE_RATE: True,
+    OBSERVED_CONSUMER_BYTE_RATE: True,
+    OBSERVED_REQUEST_PERCENTAGE: False,
 }
 # Those of addresses, whose rate Kafka holds in 32 bits.
 IP_QUOTAS: Final[Mapping[str, bool]] = {CONNECTION_CREATION_RATE: True}

@@ -42,6 +42,11 @@ CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 REQUEST_PERCENTAGE: Final = "request_percentage"
 CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
+# Before the name of a quota: it is counted like that one, and delays nobody.
+OBSERVED: Final = "observed_"
+OBSERVED_PRODUCER_BYTE_RATE: Final = OBSERVED + PRODUCER_BYTE_RATE
+OBSERVED_CONSUMER_BYTE_RATE: Final = OBSERVED + CONSUMER_BYTE_RATE
+OBSERVED_REQUEST_PERCENTAGE: Final = OBSERVED + REQUEST_PERCENTAGE
 
 
 class EntityPart(NamedTuple):

@@ -22,6 +22,9 @@ from metaquorum.quota_rules import (
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
     IP,
+    OBSERVED_CONSUMER_BYTE_RATE,
+    OBSERVED_PRODUCER_BYTE_RATE,
+    OBSERVED_REQUEST_PERCENTAGE,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
     USER,
@@ -38,9 +41,27 @@ UNITS: Final[Mapping[str, str]] = {
     REQUEST_PERCENTAGE: "%",
     CONTROLLER_MUTATION_RATE: "mutations/s",
     CONNECTION_CREATION_RATE: "connections/s",
+    OBSERVED_PRODUCER_BYTE_RATE: "B/s",
+    OBSERVED_CONSUMER_BYTE_RATE: "B/s",
+    OBSERVED_REQUEST_PERCENTAGE: "%",
 }
-BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
-CLIENT_KEYS: Final = tuple(key for key in UNITS if key != CONNECTION_CREATION_RATE)
+OBSERVED_KEYS: Final = (
+    OBSERVED_PRODUCER_BYTE_RATE,
+    OBSERVED_CONSUMER_BYTE_RATE,
+    OBSERVED_REQUEST_PERCENTAGE,
+)
+CLIENT_KEYS: Final = (
+    PRODUCER_BYTE_RATE,
+    CONSUMER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    CONTROLLER_MUTATION_RATE,
+)
+BYTE_RATES: Final = (
+    PRODUCER_BYTE_RATE,
+    CONSUMER_BYTE_RATE,
+    OBSERVED_PRODUCER_BYTE_RATE,
+    OBSERVED_CONSUMER_BYTE_RATE,
+)
 
 MAX_FILE_BYTES: Final = 64 << 20
 
@@ -104,7 +125,7 @@ def parse_amount(key: str, text: str) -> float:
     if found is None or not math.isfinite(number):
         raise click.UsageError(f"{key} takes a number, such as 200, 10MB or 10MiB, not {text!r}")
     prefix, unit = found[2] or "", found[3] or ""
-    allowed = "B" if key in BYTE_RATES else "%" if key == REQUEST_PERCENTAGE else ""
+    allowed = "B" if key in BYTE_RATES else "%" if UNITS.get(key) == "%" else ""
     if unit and (not allowed or not unit.startswith(allowed)):
         raise click.UsageError(f"{key} counts {UNITS.get(key, 'no bytes')}, not {unit}")
     base: int = 1024 if prefix.endswith("i") else 1000

@@ -8,7 +8,9 @@ import click
 
 from cli.admin.output import Column, Row, plain, show_table
 from cli.admin.quota_entities import (
+    BYTE_RATES,
     CLIENT_KEYS,
+    OBSERVED_KEYS,
     UNITS,
     amount_text,
     entity_data,
@@ -24,7 +26,6 @@ from metaquorum.quota_rules import (
     CONNECTION_CREATION_RATE,
     CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
-    REQUEST_PERCENTAGE,
     Part,
     QuotaEntity,
     Rule,
@@ -116,6 +117,7 @@ def command(
     there = _relevant(session, client)
     uses, muted, why_not = _live(session, client)
     keys = [*CLIENT_KEYS, *([CONNECTION_CREATION_RATE] if ip else [])]
+    keys += [key for key in OBSERVED_KEYS if any(key in quotas for quotas in there.values())]
     explained = [
         Explained(key, rules_of(key, there, client), [use for use in uses if use.key == key])
         for key in keys
@@ -175,7 +177,9 @@ def _show(
     if one.key == CONTROLLER_MUTATION_RATE and one.applying is not None:
         click.echo("  The active controller counts this one, and does not tell it.")
     if one.uses:
-        if one.key in (PRODUCER_BYTE_RATE, "consumer_byte_rate"):
+        if one.key in OBSERVED_KEYS:
+            click.echo("  Observed: delays are what they would have been, and nobody had to wait.")
+        if one.key in BYTE_RATES:
             text = amount_text(PRODUCER_BYTE_RATE, client.amount).removesuffix("/s")
             click.echo(f"  Used now; `delay then`: after {text} more")
         show_table([_use_row(use, muted.get((use.worker, use.key), [])) for use in one.uses], _USES)
@@ -220,7 +224,7 @@ def _rule_row(rule: Rule, applies: bool, client: QuotaClient) -> Row:
 
 
 def _use_row(use: QuotaUse, muted: list[float]) -> Row:
-    is_bytes = use.key != REQUEST_PERCENTAGE and use.key in CLIENT_KEYS
+    is_bytes = use.key in BYTE_RATES
     return {
         "worker": use.worker,
         "used": f"{amount_text(use.key, use.used).removesuffix('/s')} in {use.window_s:.1f} s"

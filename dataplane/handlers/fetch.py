@@ -84,7 +84,7 @@ class _Allowed:
         self._from_followers = request.version >= _FOLLOWERS_SINCE and replica_of(message) == -1
         self._request: Request | None = None
         quotas = worker.quotas
-        if is_limited and quotas.fetch is not None:
+        if is_limited and quotas.is_on_for_fetches:
             self._request = request
             self.throttle_ms = quotas.may_fetch(request.client, request.client_id)
             most = quotas.fetch_bytes(request.client, request.client_id)

@@ -12,6 +12,7 @@ from dataplane.worker import Request, Worker
 from metaquorum.quota_rules import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
+    OBSERVED,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
@@ -28,7 +29,8 @@ MAX_CLIENTS: Final = 100  # in one request
 MAX_USES: Final = 1000  # and of muted connections, in one answer
 MAX_LOOKED_AT: Final = 100_000
 SLICE_USES: Final = 100
-_KEYS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
+_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
+_KEYS: Final = (*_RATES, *[OBSERVED + key for key in _RATES])
 
 
 async def handle_describe_quota_use(
@@ -79,7 +81,7 @@ def _of_client(
         if use is not None:
             row = _row(use)
             row.asked = number
-            amount = 0.0 if key == REQUEST_PERCENTAGE else client.amount
+            amount = 0.0 if key.endswith(REQUEST_PERCENTAGE) else client.amount
             row.next_delay_s = status.delay_after_s(key, principal, client.client_id, amount)
             yield row
     if client.ip is not None:

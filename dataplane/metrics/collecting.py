@@ -28,7 +28,14 @@ from dataplane.worker import Worker
 from metaquorum.controller_role import ControllerRole
 from metaquorum.image import MetadataImage
 from metaquorum.loader import MetadataLoader
-from metaquorum.quota_rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
+from metaquorum.quota_rules import (
+    CONSUMER_BYTE_RATE,
+    OBSERVED_CONSUMER_BYTE_RATE,
+    OBSERVED_PRODUCER_BYTE_RATE,
+    OBSERVED_REQUEST_PERCENTAGE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+)
 from metaquorum.runtime import Clock
 from wire.apis import APIS, ApiKey
 
@@ -43,6 +50,9 @@ RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     PRODUCER_BYTE_RATE: ("Produce", "kafka_server_quota_byte_rate"),
     CONSUMER_BYTE_RATE: ("Fetch", "kafka_server_quota_byte_rate"),
     REQUEST_PERCENTAGE: ("Request", "kafka_server_quota_request_time"),
+    OBSERVED_PRODUCER_BYTE_RATE: ("ObservedProduce", "kafka_server_quota_byte_rate"),
+    OBSERVED_CONSUMER_BYTE_RATE: ("ObservedFetch", "kafka_server_quota_byte_rate"),
+    OBSERVED_REQUEST_PERCENTAGE: ("ObservedRequest", "kafka_server_quota_request_time"),
 }
 RUNNING, LEAVING = 3, 6  # Kafka's BrokerState
 

@@ -309,6 +309,24 @@ def test_amounts_are_written_as_people_write_them() -> None:
     assert amount_text("controller_mutation_rate", 5) == "5 mutations/s"
 
 
+def test_an_observed_quota_is_set_and_explained(node: Peer) -> None:
+    admin, client_id = Admin(MQ_BOOTSTRAP=node.bootstrap), unique("client")
+    whom = ("--client-id", client_id)
+    topic = admin.create()
+    admin("quotas", "set", *whom, "observed_producer_byte_rate=1kB")
+    with connect(node.bootstrap, client_id=client_id) as cluster:
+        BlockingProducer(Producer(cluster)).send(topic, [ProducerRecord(bytes(30_000))])
+    rows = {row["quota"]: row for row in admin.json("quotas", "explain", *whom)["quotas"]}
+    assert rows["producer_byte_rate"]["applies"] is None
+    observed = rows["observed_producer_byte_rate"]
+    assert (observed["applies"], observed["value"]) == (7, 1000)
+    (use,) = observed["workers"]
+    assert (use["throttle_count"], use["muted_connections"]) == (1, 0)
+    text = admin("quotas", "explain", *whom)
+    assert "Observed: delays are what they would have been" in text
+    admin("quotas", "delete", *whom, "--yes")
+
+
 # Simulation
 
 SNAPBACK = ("--quota", "100kB", "--constant", "1MB", "--request", "10kB", "--step", "0.5")
