@@ -13,7 +13,7 @@ Here is when to change it:
     in shutdown         heartbeat, a live worker has not applied that yet     none
     in shutdown         heartbeat, all live workers have                      FENCE, it may go
     live or in shutdown silent for broker.session.timeout.ms                  it is overdue
-    live or in shutdown its last connection closed, 200 ms ago                it is overdue
+    live or in shutdown its last connection closed, 100 ms ago                it is overdue
     live or in shutdown so did the stream of its process's voter, and it is   it is overdue
                         not connected otherwise
     live or in shutdown a new term, and not heard of for its first 600 ms     it is overdue
@@ -44,7 +44,7 @@ from typing import Final
 
 from metaquorum.records import RegisterWorkerRecord
 
-RECONNECT_GRACE_S: Final = 0.2
+RECONNECT_GRACE_S: Final = 0.1
 COMEBACK_GRACE_S: Final = 0.6
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Container, Coroutine, Iterable
 from typing import Any, Final
 
+import trio
+
 from dataplane import mutations
 from dataplane.handlers.cluster import CLUSTER_OPERATIONS
 from dataplane.worker import Request, Worker
@@ -24,6 +26,8 @@ _TOPIC_IDS_SINCE: Final = 10
 _NO_LEADER: Final = -1
 # How long an answer waits for the topics that it makes. The client asks again for what is missing.
 AUTO_CREATE_S: Final = 5.0
+# How long it waits for the next leader. Requests behind it on the connection wait, too.
+NEXT_LEADER_S: Final = 0.4
 # Until there are ACLs: READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS,
 # ALTER_CONFIGS (KIP-430).
 TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
@@ -45,7 +49,42 @@ def handle_metadata(
         names = [t.name for t in asked if t.name and image.topic(t.name) is None]
         if names:
             return _create_first(worker, request, message, names)
+    if _has_suspect_leader(worker, asked):
+        return _once_led(worker, request, message, asked)
     return _response(worker, request, message, [_one(worker, t, message) for t in asked])
+
+
+def _has_suspect_leader(worker: Worker, asked: list[MetadataRequestTopic]) -> bool:
+    suspects = worker.replication.suspects()
+    if not suspects:
+        return False
+    topics = (_topic_of(worker.image, each) for each in asked)
+    return any(
+        partition.leader in suspects
+        for topic in topics
+        if topic is not None
+        for partition in topic.partitions
+    )
+
+
+async def _once_led(
+    worker: Worker, request: Request, message: MetadataRequest, asked: list[MetadataRequestTopic]
+) -> MetadataResponse:
+    """The answer waits until it can name the next leader, but not for long.
+
+    Its process is gone, most likely, and the controller about to say who takes over. A client that
+    was told of no leader would ask again after a while, each time a longer one.
+    """
+    with trio.move_on_after(NEXT_LEADER_S):
+        while _has_suspect_leader(worker, asked) and not worker.stopping:
+            await worker.loader.wait_visible(worker.loader.visible.end_offset + 1)
+    return _response(worker, request, message, [_one(worker, t, message) for t in asked])
+
+
+def _topic_of(image: MetadataImage, asked: MetadataRequestTopic) -> TopicImage | None:
+    if asked.name is None:
+        return image.topic_by_id(asked.topic_id)
+    return image.topic(asked.name)
 
 
 def _all(image: MetadataImage) -> Iterable[TopicImage]:

@@ -6,9 +6,12 @@ from pathlib import Path
 import trio
 
 from dataplane.fetch_asking import FetchLimits
+from dataplane.handlers.metadata import NEXT_LEADER_S
 from dataplane.replica_fetcher import FetcherConfig, FollowerEvents, LeaderAddress, ReplicaFetcher
 from metaquorum.runtime.real import real_runtime
 from tests.dataplane.test_following import replica
+from tests.dataplane.together import Together, together
+from wire.errors import ErrorCode
 
 CONFIG = FetcherConfig(FetchLimits(500, 1, 1 << 20), 1 << 20, 0.1)
 HOST = "127.0.0.1"
@@ -55,3 +58,31 @@ def test_a_leader_that_closes_the_connection_is_suspect(tmp_path: Path) -> None:
 
 def test_a_leader_that_refuses_connections_is_suspect(tmp_path: Path) -> None:
     trio.run(lambda: suspects_one_that(tmp_path, accepts=False))
+
+
+def test_metadata_is_told_when_the_next_leader_is_known() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.until(lambda: cluster.replica(2, "t").is_follower)
+        await cluster.kill(1)
+        await cluster.until(lambda: 1 in cluster.worker(2).replication.suspects())
+        assert cluster.state("t", 2).leader == 1
+        told = await cluster.described(2, "t")
+        assert (told.error_code, told.leader_id) == (ErrorCode.NONE, 2)
+
+    together(story)
+
+
+def test_metadata_is_told_in_time_where_there_is_no_next_leader() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.until(lambda: cluster.replica(2, "t").is_follower)
+        await cluster.kill(3)
+        await cluster.kill(1)
+        await cluster.until(lambda: 1 in cluster.worker(2).replication.suspects())
+        began = cluster.world.now
+        told = await cluster.described(2, "t")
+        assert (told.error_code, told.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
+        assert cluster.world.now - began < NEXT_LEADER_S + 0.1
+
+    together(story)
