@@ -84,6 +84,7 @@ def command(
     except KeyboardInterrupt:
         if not follow:  # of a follower, it is the way to end it
             raise
+    session.note_delays("Fetch")
 
 
 def _start(text: str | None) -> Start:

@@ -183,3 +183,4 @@ def _summary(session: Session, topic: str, totals: dict[int, Appended]) -> None:
         for partition, total in sorted(totals.items())
     ]
     session.show_rows(rows, _COLUMNS)
+    session.note_delays("Produce")

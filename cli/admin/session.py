@@ -95,6 +95,15 @@ class Session:
     def note(self, text: str) -> None:
         click.echo(text, err=True)
 
+    def note_delays(self, api: str) -> None:
+        """Whether a quota has slowed this command down."""
+        times = self.cluster.throttle_times.get(api)
+        if times is not None and times.delayed:
+            self.note(
+                f"A quota has delayed {times.delayed} of {times.answers} answers, by up to "
+                f"{times.max_ms / 1000:.1f} s; `mq-admin quotas explain` shows which"
+            )
+
     def ask(self, question: str, yes: bool) -> None:
         """Return if the person agrees; leave if not, or if there is nobody to ask."""
         if yes:

@@ -25,6 +25,7 @@ from metaquorum.admin.errors import (
     NotServedError,
     UnreachableError,
 )
+from metaquorum.admin.throttling import ThrottleTimes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -38,6 +39,7 @@ __all__ = [
     "InterruptedChangeError",
     "Node",
     "NotServedError",
+    "ThrottleTimes",
     "TopicPartition",
     "UnreachableError",
     "connect",

@@ -17,6 +17,7 @@ from metaquorum.admin.errors import (
     UnreachableError,
     broker_error,
 )
+from metaquorum.admin.throttling import ThrottleTimes
 from metaquorum.admin.transport import Transport
 from wire.errors import ErrorCode, WireError
 from wire.message import Message
@@ -109,6 +110,8 @@ class Cluster:
         self.cluster_id: str | None = None
         self.controller_id = -1
         self._bootstrap = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else bootstrap
+        # How long brokers have made us wait, by the API (Produce, Fetch, ...).
+        self.throttle_times: dict[str, ThrottleTimes] = {}
         self._first: BrokerConnection | None = None
         self._connections: dict[int, BrokerConnection] = {}
         self._topics: dict[str, MetadataResponseTopic] = {}
@@ -218,6 +221,7 @@ class Cluster:
         soon = min(deadline, self.deadline(CONNECT_TIMEOUT_S))
         stream = await self.transport.connect(*address, soon)
         connection = BrokerConnection(stream, address, self.client_id)
+        connection.throttle_times = self.throttle_times
         try:
             await connection.negotiate(soon)
         except BaseException:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from metaquorum.admin.errors import BrokerError, NotServedError, broker_error
 from metaquorum.admin.security import Login
+from metaquorum.admin.throttling import ThrottleTimes
 from metaquorum.admin.transport import Stream
 from metaquorum.sasl import AuthenticationError
 from wire.apis import ApiKey
@@ -77,6 +78,7 @@ class BrokerConnection:
         self._client_id = client_id
         self._received = FrameBuffer(MAX_RESPONSE_BYTES)
         self._waiting: deque[Pending] = deque()
+        self.throttle_times: dict[str, ThrottleTimes] = {}  # by API
         self._last_id = 0
 
     async def negotiate(self, deadline: float) -> None:
@@ -191,6 +193,9 @@ class BrokerConnection:
             raise WireError(
                 f"answer {correlation_id} where {pending.correlation_id} was due: not Kafka?"
             )
+        if (throttle_time_ms := getattr(message, "throttle_time_ms", None)) is not None:
+            name = pending.request.__name__.removesuffix("Request")
+            self.throttle_times.setdefault(name, ThrottleTimes()).add(throttle_time_ms)
         return message
 
     async def _frame(self, deadline: float) -> memoryview:

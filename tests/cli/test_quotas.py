@@ -224,6 +224,10 @@ def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
     admin("quotas", "set", *whom, "producer_byte_rate=1000")
     with connect(node.bootstrap, client_id=client_id) as cluster:
         BlockingProducer(Producer(cluster)).send(topic, [ProducerRecord(bytes(30_000))])
+        times = cluster.throttle_times["Produce"]
+        assert (times.answers, times.delayed) == (1, 1)
+        assert 10_000 < times.max_ms == times.average_ms < 30_000
+        assert cluster.throttle_times["Metadata"].max_ms == 0
         shown = admin.json("quotas", "explain", *whom, "--bytes", "10kB")
         (row,) = [row for row in shown["quotas"] if row["quota"] == "producer_byte_rate"]
         (use,) = row["workers"]
@@ -307,6 +311,18 @@ def test_amounts_are_written_as_people_write_them() -> None:
     assert amount_text("producer_byte_rate", 20_000) == "19.5 KiB/s"
     assert amount_text("request_percentage", 12.5) == "12.5%"
     assert amount_text("controller_mutation_rate", 5) == "5 mutations/s"
+
+
+def test_a_producer_is_told_that_a_quota_has_slowed_it_down(node: Peer) -> None:
+    admin = Admin(MQ_BOOTSTRAP=node.bootstrap)
+    topic = admin.create()
+    whom = ("--client-id", "mq-admin")
+    admin("quotas", "set", *whom, "producer_byte_rate=20kB")
+    try:
+        admin("produce", topic, stdin="x" * 205_000)
+        assert admin.errors.startswith("A quota has delayed 1 of 1 answers, by up to 0.")
+    finally:
+        admin("quotas", "delete", *whom, "--yes")
 
 
 def test_an_observed_quota_is_set_and_explained(node: Peer) -> None:
