@@ -18,12 +18,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import trio
 
 from dataplane.cpu_meter import OFF, CpuMeter
+from dataplane.listener_tls import ListenerTls
 from dataplane.log.partition_log import LogSlice
 from dataplane.memory import RequestMemory
 from dataplane.muting import Mute, Name
 from dataplane.sasl_session import SaslSession
+from metaquorum.certificate_names import CertificateError
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
+from metaquorum.tls import TlsConnection, TlsError
 from wire.errors import WireError
 from wire.frames import BufferPool, FrameBuffer
 from wire.types import RecordsHole
@@ -126,6 +129,7 @@ class Entrance:
     handle: Handle
     # Where they have to show who they are: what they may send in one frame before.
     max_unknown_bytes: int | None = None
+    tls: ListenerTls | None = None
 
 
 class _Unfinished(NamedTuple):
@@ -168,7 +172,8 @@ class ClientConnection:
         self._scope = trio.CancelScope()
         # Nothing of a request is held that a cancellation could take.
         self._waiting_for_request = False
-        self._is_known = True  # or nobody asks
+        self._tls = entrance.tls
+        self._is_known = self._tls is None  # or nobody asks
         self._draining = False
         self._ended = False
         self._unfinished: _Unfinished | None = None
@@ -200,11 +205,29 @@ class ClientConnection:
     def abort(self) -> None:
         self._scope.cancel()
 
+    async def _shake_hands(self, tls: ListenerTls) -> None:
+        """Nobody reads along, and who has a certificate is known by it, unless SASL is to come."""
+        self._waiting_for_request = True
+        self._connection = secured = TlsConnection(self._connection, tls.context.current)
+        try:
+            await secured.handshake()
+        except TlsError as error:
+            raise CloseConnectionError(str(error)) from None
+        if self.client.sasl is None:
+            try:
+                self.client.principal = tls.principal_of(secured.ssl)
+            except CertificateError as error:
+                raise CloseConnectionError(f"whose its certificate is: {error}") from None
+            self._let_in()
+        self._tls = None
+
     async def serve(self) -> None:
         if not self._is_known:
             self._scope.deadline = trio.current_time() + AUTHENTICATION_SECONDS
         try:
             with self._scope:
+                if self._tls is not None:
+                    await self._shake_hands(self._tls)
                 await self._serve()
             if not self._is_known and self._scope.cancelled_caught and not self._draining:
                 log.info("closed the connection from %s: it did not say who it is", self.client)

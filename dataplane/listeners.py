@@ -12,14 +12,17 @@ same name.
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
 from dataplane.authentication import SaslSettings
+from dataplane.listener_tls import TlsSettings
+from dataplane.principal_rules import PrincipalRules
 from metaquorum.admin.security import Login
 from metaquorum.config_layers import Configs, ListenerConfigs
 from metaquorum.sasl import PLAIN, jaas_options, plain_users
+from metaquorum.tls import ClientCertificates, TlsFiles, TlsFilesError, server_context
 
 Address = tuple[str, int]
 
@@ -35,11 +38,17 @@ class ListenerError(Exception):
 
 class SecurityProtocol(Enum):
     PLAINTEXT = "PLAINTEXT"
+    SSL = "SSL"
     SASL_PLAINTEXT = "SASL_PLAINTEXT"
+    SASL_SSL = "SASL_SSL"
 
     @property
     def has_sasl(self) -> bool:
         return self.name.startswith("SASL_")
+
+    @property
+    def has_tls(self) -> bool:
+        return self.name.endswith("SSL")
 
 
 class ClientListener(NamedTuple):
@@ -50,6 +59,7 @@ class ClientListener(NamedTuple):
     bind: Address
     advertise: tuple[str, int | None]
     sasl: SaslSettings | None = None
+    tls: TlsSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class Replicating:
     listener: str
     protocol: SecurityProtocol
     login: Login | None = None
+    tls: TlsFiles | None = None
 
 
 def client_listeners(configs: Configs) -> tuple[ClientListener, ...]:
@@ -94,7 +105,8 @@ def replicating(configs: Configs, listeners: Sequence[ClientListener]) -> Replic
         raise ListenerError(f"inter.broker.listener.name is {name}, which listeners has not")
     listener = by_name[name.upper()]
     login = _login(configs, listener) if listener.protocol.has_sasl else None
-    return Replicating(listener.name, listener.protocol, login)
+    tls = None if listener.tls is None else _dialing(configs, listener.name, listener.tls)
+    return Replicating(listener.name, listener.protocol, login, tls)
 
 
 def _entries(configs: Configs, key: str) -> dict[str, Address]:
@@ -149,8 +161,15 @@ def _listener(
     )
     if advertise[0] in _ANYWHERE:
         raise ListenerError(f"advertised.listeners: clients cannot reach {name} at no host")
-    sasl = _sasl(ListenerConfigs(configs, name)) if protocol.has_sasl else None
-    return ClientListener(name, protocol, (host or "0.0.0.0", port), advertise, sasl)  # noqa: S104
+    own = ListenerConfigs(configs, name)
+    return ClientListener(
+        name,
+        protocol,
+        (host or "0.0.0.0", port),  # noqa: S104
+        advertise,
+        _sasl(own) if protocol.has_sasl else None,
+        _tls(own, protocol) if protocol.has_tls else None,
+    )
 
 
 def _sasl(configs: ListenerConfigs) -> SaslSettings:
@@ -172,6 +191,51 @@ def _sasl(configs: ListenerConfigs) -> SaslSettings:
         configs.integer("connection.failed.authentication.delay.ms"),
         configs.integer("sasl.server.max.receive.size"),
     )
+
+
+def _tls(configs: ListenerConfigs, protocol: SecurityProtocol) -> TlsSettings:
+    store, trusted = configs.find("ssl.keystore.location"), configs.find("ssl.truststore.location")
+    if not store:
+        raise ListenerError(
+            f"ssl.keystore.location has to name the PEM file with the key and the certificate of"
+            f" {configs.listener}"
+        )
+    # Beside SASL a certificate is asked for only where that listener says so (KIP-684).
+    asks = configs.find("ssl.client.auth", inherits=not protocol.has_sasl)
+    clients = _CLIENT_CERTIFICATES[str(asks)]
+    if clients != "none" and not trusted:
+        raise ListenerError(
+            f"ssl.client.auth of {configs.listener} is {clients}, so that ssl.truststore.location"
+            " has to name the PEM file with the authorities of clients' certificates"
+        )
+    files = TlsFiles(str(store), str(store), None if not trusted else str(trusted))
+    try:
+        rules = PrincipalRules(configs.worker.text("ssl.principal.mapping.rules"))
+    except ValueError as error:
+        raise ListenerError(f"ssl.principal.mapping.rules: {error}") from None
+    try:
+        server_context(files, client_certificates=clients)
+    except TlsFilesError as error:
+        raise ListenerError(f"listener {configs.listener}: {error}") from None
+    return TlsSettings(files, clients, rules)
+
+
+_CLIENT_CERTIFICATES: Final[Mapping[str, ClientCertificates]] = {
+    "none": "none",
+    "requested": "requested",
+    "required": "required",
+}
+
+
+def _dialing(configs: Configs, listener: str, tls: TlsSettings) -> TlsFiles:
+    """What a worker shows others, and believes of them."""
+    if tls.files.authorities is None:
+        raise ListenerError(
+            f"nodes reach each other by {listener}, so that ssl.truststore.location has to name"
+            " the PEM file with the authorities of their certificates"
+        )
+    algorithm = ListenerConfigs(configs, listener).find("ssl.endpoint.identification.algorithm")
+    return replace(tls.files, verify_hostname=bool(algorithm))
 
 
 def _login(configs: Configs, listener: ClientListener) -> Login:

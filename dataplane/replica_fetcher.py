@@ -32,6 +32,7 @@ from dataplane.fetch_asking import (
 )
 from dataplane.fetch_link import FetchLink
 from dataplane.following import Truncation
+from dataplane.listener_tls import ReloadedContext
 from dataplane.log.config import NEVER
 from dataplane.partition import Partition
 from metaquorum.admin.connection import BrokerConnection
@@ -101,6 +102,7 @@ class FetcherConfig:
     partition_max_bytes: int
     max_backoff_s: float
     login: Login | None = None  # who this worker is to the leader, where that asks
+    tls: ReloadedContext | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -242,7 +244,9 @@ class ReplicaFetcher:
 
     async def _talk(self, address: LeaderAddress) -> None:
         clock = self._runtime.clock
-        transport = SeamTransport(clock, self._runtime.network)
+        tls = self._config.tls
+        context = None if tls is None else tls.current
+        transport = SeamTransport(clock, self._runtime.network, context)
         stream = await transport.connect(address.host, address.port, clock.monotonic() + SILENCE_S)
         connection = BrokerConnection(
             stream,

@@ -22,6 +22,7 @@ from dataplane.following import Truncation
 from dataplane.isr_news import IsrNews
 from dataplane.leadership import UNKNOWN, IsrChange
 from dataplane.ledger import TruncationLedger
+from dataplane.listener_tls import ReloadedContext
 from dataplane.listeners import Replicating
 from dataplane.partition import Partition, ReplicaContext
 from dataplane.replica_fetcher import (
@@ -75,10 +76,11 @@ class Replication:
         loader: MetadataLoader,
         configs: Configs,
         between_workers: Replicating,
+        tls: ReloadedContext | None,
         gateway: Gateway,
         truncation_ledger: TruncationLedger,
     ) -> None:
-        """`between_workers` is how this worker reaches others."""
+        """`between_workers` is how this worker reaches others, over `tls` if any."""
         self._between_workers = between_workers
         self.worker_id: Final = worker_id
         self.ledger: Final = truncation_ledger
@@ -97,6 +99,7 @@ class Replication:
             configs.integer("replica.fetch.max.bytes"),
             configs.integer("replica.fetch.backoff.ms") / 1000,
             between_workers.login,
+            tls,
         )
         self.context: Final = ReplicaContext(
             worker_id,

@@ -25,6 +25,12 @@ from dataplane.client_quotas import ClientQuotas
 from dataplane.connection import Entrance, Handle
 from dataplane.dispatch import Dispatcher
 from dataplane.ledger import TruncationLedger
+from dataplane.listener_tls import (
+    ListenerTls,
+    ReloadedContext,
+    context_for_dialing,
+    keep_reloading,
+)
 from dataplane.log.log_dirs import LogDirs
 from dataplane.node_config import NodeConfig
 from dataplane.partitions import Partitions
@@ -76,6 +82,7 @@ class WorkerRole:
         self._links = links
         self._metrics = metrics
         self._listeners = tuple(zip(config.client_listeners, listeners, strict=True))
+        self._contexts: list[ReloadedContext] = []
         static = WorkerLayers(config.configs).worker_configs()
         self.session = WorkerSession(
             runtime,
@@ -128,6 +135,7 @@ class WorkerRole:
             loader,
             configs.own,
             self._config.between_workers,
+            self._dialing(),
             Gateway(runtime, self._links, loader),
             ledger,
         )
@@ -184,6 +192,7 @@ class WorkerRole:
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)
             serving.start_soon(upkeep.run)
+            serving.start_soon(keep_reloading, self._runtime.clock, self._contexts)
             serving.start_soon(self._log_dirs.wait_none_left)
             started()
             await stop.wait()
@@ -198,14 +207,25 @@ class WorkerRole:
     def _entrances(self, worker: Worker, handle: Handle) -> list[tuple[Listener, Entrance]]:
         entrances: list[tuple[Listener, Entrance]] = []
         for asked, listener in self._listeners:
-            entrance = Entrance(asked.name, handle)
+            tls = None if asked.tls is None else ListenerTls(asked.tls)
+            if tls is not None:
+                self._contexts.append(tls.context)
+            entrance = Entrance(asked.name, handle, tls=tls)
             if asked.sasl is not None:
                 gate = SaslGate(
                     self._runtime, asked.sasl, lambda: worker.image, handle, self._decoy_key()
                 )
-                entrance = Entrance(asked.name, gate.handle, asked.sasl.max_message_bytes)
+                entrance = Entrance(asked.name, gate.handle, asked.sasl.max_message_bytes, tls)
             entrances.append((listener, entrance))
         return entrances
+
+    def _dialing(self) -> ReloadedContext | None:
+        """TLS to other workers."""
+        files = self._config.between_workers.tls
+        if files is None:
+            return None
+        self._contexts.append(context_for_dialing(files))
+        return self._contexts[-1]
 
     def _decoy_key(self) -> bytes:
         """The same wherever there is the same secret."""

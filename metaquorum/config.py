@@ -797,7 +797,9 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         _LIST,
         (
             "PLAINTEXT:PLAINTEXT",
+            "SSL:SSL",
             "SASL_PLAINTEXT:SASL_PLAINTEXT",
+            "SASL_SSL:SASL_SSL",
         ),
         None,
         "How each listener is secured, as NAME:PROTOCOL.",
@@ -808,6 +810,59 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         None,
         None,
         "The listener by which the workers fetch from each other; PLAINTEXT, or the only one.",
+    ),
+    _listener(
+        "ssl.keystore.type",
+        _STRING,
+        "PEM",
+        OneOf(("PEM",), refused=("JKS", "PKCS12")),
+        "The form of ssl.keystore.location.",
+    ),
+    _listener(
+        "ssl.keystore.location",
+        _STRING,
+        None,
+        None,
+        "A PEM file with this node's key, not encrypted, and its certificate and those between it"
+        " and an authority; read again when it is replaced.",
+    ),
+    _listener(
+        "ssl.truststore.type",
+        _STRING,
+        "PEM",
+        OneOf(("PEM",), refused=("JKS", "PKCS12")),
+        "The form of ssl.truststore.location.",
+    ),
+    _listener(
+        "ssl.truststore.location",
+        _STRING,
+        None,
+        None,
+        "A PEM file with the authorities whose certificates are believed: clients', and other"
+        " workers'; read again when it is replaced.",
+    ),
+    _listener(
+        "ssl.client.auth",
+        _STRING,
+        "none",
+        OneOf(("none", "requested", "required")),
+        "Whether clients show certificates. Of listeners with SASL only those that have this"
+        " config of their own ask for any (KIP-684).",
+    ),
+    _worker(
+        "ssl.principal.mapping.rules",
+        _STRING,
+        "DEFAULT",
+        None,
+        "What the owner of a certificate is called: RULE:PATTERN/REPLACEMENT/[LU] or DEFAULT, of"
+        " which the first that fits (KIP-371).",
+    ),
+    _listener(
+        "ssl.endpoint.identification.algorithm",
+        _STRING,
+        "https",
+        OneOf(("https", "")),
+        "Whether another worker's certificate has to name its host: https, or nothing for no.",
     ),
     _listener(
         "sasl.enabled.mechanisms",

@@ -147,14 +147,15 @@ class ListenerConfigs:
     worker: Configs
     listener: str
 
-    def find(self, name: str, mechanism: str = "") -> ConfigValue:
+    def find(self, name: str, mechanism: str = "", *, inherits: bool = True) -> ConfigValue:
+        """Where it `inherits`, the worker's if it has none of its own; else the default."""
         prefix = f"listener.name.{self.listener.lower()}."
         own = [f"{prefix}{mechanism.lower()}.{name}"] if mechanism else []
         for each in (*own, prefix + name):
             found = self.worker.resolve(each)
             if found.source is not ConfigSource.DEFAULT:
                 return found.value
-        return self.worker[name]
+        return self.worker[name] if inherits else WORKER_KEYS[name].default
 
     def integer(self, name: str) -> int:
         value = self.find(name)

@@ -1,11 +1,13 @@
 """The transport on trio, over a node's seams: for programs with a loop, and for the simulator."""
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import trio
 
 from metaquorum.runtime.seams import Buffer, Clock, Connection, Network
+from metaquorum.tls import TlsConnection
 
 
 class SeamStream:
@@ -26,9 +28,10 @@ class SeamStream:
 
 
 class SeamTransport:
-    def __init__(self, clock: Clock, network: Network) -> None:
+    def __init__(self, clock: Clock, network: Network, tls: ssl.SSLContext | None = None) -> None:
         self._clock = clock
         self._network = network
+        self._tls = tls
 
     def monotonic(self) -> float:
         return self._clock.monotonic()
@@ -41,7 +44,16 @@ class SeamTransport:
 
     async def connect(self, host: str, port: int, deadline: float) -> SeamStream:
         with _until(deadline, self._clock):
-            return SeamStream(await self._network.connect(host, port), self._clock)
+            connection = await self._network.connect(host, port)
+            if self._tls is None:
+                return SeamStream(connection, self._clock)
+            secured = TlsConnection(connection, self._tls, server_hostname=host)
+            try:
+                await secured.handshake()
+            except BaseException:
+                secured.close()
+                raise
+            return SeamStream(secured, self._clock)
 
 
 @contextmanager

@@ -1,7 +1,11 @@
 """Clients that nobody here wrote, on listeners that ask who they are."""
 
+import socket
+import ssl
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -13,10 +17,10 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from metaquorum.tls import TlsFiles
 from tests.conformance.clients import (
     CLIENTS,
     TIMEOUT_S,
-    Aiokafka,
     Client,
     KafkaPython,
     Librdkafka,
@@ -24,11 +28,14 @@ from tests.conformance.clients import (
     admin,
     create,
 )
+from tests.metaquorum.certificates import Authority
 from tests.nodes import Node, elsewhere, free_ports, unique, wait_until
 
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+LISTENERS = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 SESSION_MS = 1500
+API_VERSIONS = bytes.fromhex("0000000a00120000000000010000")
 PASSWORD = "s3cret, of alice"
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="another cluster has other users")
@@ -37,26 +44,38 @@ pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="another cluster has o
 class Secured:
     """A node with a listener of each kind, and alice, who has a password for each mechanism."""
 
-    def __init__(self, node: Node, base_port: int) -> None:
+    def __init__(self, node: Node, base_port: int, authority: Authority) -> None:
         self.node = node
-        self.plaintext, self.sasl_plaintext = (
-            f"127.0.0.1:{base_port + offset}" for offset in range(2)
+        self.authority = authority
+        self.plaintext, self.sasl_plaintext, self.ssl, self.sasl_ssl = (
+            f"127.0.0.1:{base_port + offset}" for offset in range(len(LISTENERS))
         )
+
+    def has_said(self, words: str) -> bool:
+        return words in self.node.errors.read_text()
+
+    def at(self, protocol: str) -> str:
+        return str(getattr(self, protocol.lower()))
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    folder, port = tmp_path_factory.mktemp("secured"), free_ports(range(1, 2))
-    listeners = ("PLAINTEXT", "SASL_PLAINTEXT")
+    folder, port = tmp_path_factory.mktemp("secured"), free_ports(range(1, len(LISTENERS)))
+    authority = Authority(folder)
     settings = {
         "listeners": ",".join(
-            f"{name}://127.0.0.1:{port + offset}" for offset, name in enumerate(listeners)
+            f"{name}://127.0.0.1:{port + offset}" for offset, name in enumerate(LISTENERS)
         ),
         "sasl.enabled.mechanisms": ",".join(MECHANISMS),
         "connections.max.reauth.ms": SESSION_MS,
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
             f'{MODULE} user_alice="{PASSWORD}";'
         ),
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{MODULE} user_alice="{PASSWORD}";',
+        "ssl.keystore.location": authority.store("node"),
+        "ssl.truststore.location": authority.path,
+        "ssl.client.auth": "required",
+        "ssl.principal.mapping.rules": "RULE:^CN=(.*?),.*$/$1/,DEFAULT",
     }
     node = Node(folder, settings)
     node.start()
@@ -65,25 +84,105 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         info = ScramCredentialInfo(mechanism, 4096)
         upsertion = UserScramCredentialUpsertion("alice", info, PASSWORD.encode())
         client.alter_user_scram_credentials([upsertion])["alice"].result(TIMEOUT_S)
-    yield Secured(node, port)
+    yield Secured(node, port, authority)
     node.stop()
 
 
-def settings_for(client: Client, protocol: str, mechanism: str, password: str) -> dict[str, Any]:
+def settings_for(
+    client: Client, protocol: str, mechanism: str = "PLAIN", password: str = PASSWORD
+) -> dict[str, Any]:
+    settings: dict[str, Any] = {"security_protocol": protocol}
+    if protocol.startswith("SASL_"):
+        name = "sasl" if isinstance(client, Librdkafka) else "sasl_plain"
+        settings |= {f"{name}_username": "alice", f"{name}_password": password}
+        settings["sasl_mechanism"] = mechanism
+    return settings
+
+
+def tls_for(client: Client, authority: Authority, own: TlsFiles | None = None) -> dict[str, Any]:
+    """`own`: with a certificate to show."""
     if isinstance(client, Librdkafka):
-        return {
-            "security_protocol": protocol,
-            "sasl_mechanism": mechanism,
-            "sasl_username": "alice",
-            "sasl_password": password,
-        }
-    assert isinstance(client, KafkaPython | Aiokafka)
-    return {
-        "security_protocol": protocol,
-        "sasl_mechanism": mechanism,
-        "sasl_plain_username": "alice",
-        "sasl_plain_password": password,
-    }
+        shown = (
+            {} if own is None
+            else {"ssl_certificate_location": own.certificate, "ssl_key_location": own.key}
+        )  # fmt: skip
+        return {"ssl_ca_location": authority.path, **shown}
+    if isinstance(client, KafkaPython):
+        shown = {} if own is None else {"ssl_certfile": own.certificate, "ssl_keyfile": own.key}
+        return {"ssl_cafile": authority.path, **shown}
+    context = ssl.create_default_context(cafile=authority.path)
+    if own is not None:
+        context.load_cert_chain(own.certificate, own.key)
+    return {"ssl_context": context}
+
+
+@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_records_go_through_tls_small_and_large(
+    secured: Secured, client: Client, protocol: str
+) -> None:
+    topic = create(secured.plaintext, unique("tls"))
+    own = secured.authority.files("alice", common_name="alice") if protocol == "SSL" else None
+    settings = settings_for(client, protocol, "SCRAM-SHA-512")
+    settings |= tls_for(client, secured.authority, own)
+    values = [b"%d" % i * (1 if i % 3 else 150_000) for i in range(10)]
+    records = [Record(None, value) for value in values]
+    client.send(secured.at(protocol), topic, records, "none", **settings)
+    stored = client.read(secured.at(protocol), topic, 10, **settings)
+    assert [one.record.value for one in stored] == values
+
+
+def is_served(context: ssl.SSLContext, address: tuple[str, int]) -> bool:
+    with socket.create_connection(address, TIMEOUT_S) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=address[0]) as secure:
+                secure.sendall(API_VERSIONS)
+                return bool(secure.recv(1))
+        except OSError:
+            return False
+
+
+def test_who_shows_no_certificate_or_a_foreign_one_is_not_let_in(
+    secured: Secured, tmp_path: Path
+) -> None:
+    host, _, port = secured.ssl.partition(":")
+    stranger = Authority(tmp_path, "stranger").files("mallory")
+    for own in (None, stranger):
+        context = ssl.create_default_context(cafile=secured.authority.path)
+        if own is not None:
+            context.load_cert_chain(own.certificate, own.key)
+        assert not is_served(context, (host, int(port)))
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as plain:
+        plain.sendall(API_VERSIONS)
+        plain.settimeout(TIMEOUT_S)
+        while plain.recv(4096):
+            pass  # an alert of TLS, and the end
+    for words in ("it showed no certificate", "an authority we do not know", "does not speak TLS"):
+        wait_until(partial(secured.has_said, words), TIMEOUT_S, words)
+
+
+def test_a_certificate_that_is_replaced_is_shown_without_a_restart(secured: Secured) -> None:
+    def serial() -> object:
+        context = ssl.create_default_context(cafile=secured.authority.path)
+        host, _, port = secured.sasl_ssl.partition(":")
+        with (
+            socket.create_connection((host, int(port)), TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            certificate = secure.getpeercert()
+            assert certificate is not None
+            return certificate["serialNumber"]
+
+    before = serial()
+    path = Path(secured.authority.store("node"))
+    wait_until(lambda: serial() != before, TIMEOUT_S)
+    now = serial()
+    path.write_text("no certificate")
+    wait_until(
+        lambda: "TLS goes on with what was there" in secured.node.errors.read_text(), TIMEOUT_S
+    )
+    assert serial() == now
+    secured.authority.store("node")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -92,7 +191,7 @@ def test_who_knows_the_password_produces_and_consumes(
     secured: Secured, client: Client, mechanism: str
 ) -> None:
     topic = create(secured.plaintext, unique("sasl"))
-    settings = settings_for(client, "SASL_PLAINTEXT", mechanism, PASSWORD)
+    settings = settings_for(client, "SASL_PLAINTEXT", mechanism)
     records = [Record(b"k", b"%d" % i) for i in range(10)]
     offsets = client.send(secured.sasl_plaintext, topic, records, "none", **settings)
     assert offsets == list(range(10))

@@ -1,5 +1,7 @@
 """Listeners as Kafka's configs describe them: what is taken, and in what words the rest is not."""
 
+from pathlib import Path
+
 import pytest
 
 from dataplane.listeners import (
@@ -12,6 +14,8 @@ from dataplane.listeners import (
 )
 from metaquorum.config import Scope, parse_all
 from metaquorum.config_layers import WorkerLayers
+from metaquorum.tls import TlsFiles
+from tests.metaquorum.certificates import Authority
 from wire.errors import KafkaError
 
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
@@ -171,3 +175,49 @@ def test_workers_that_could_not_reach_each_other_are_refused(
 def test_what_is_not_there_is_not_taken(name: str, text: str) -> None:
     with pytest.raises(KafkaError):
         parse_all(Scope.WORKER, {name: text})
+
+
+def test_a_listener_with_tls_has_the_files_that_its_configs_name(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    store = authority.store("node")
+    texts = {
+        "listeners": "SSL://a:1,SASL_SSL://a:2",
+        "inter.broker.listener.name": "SSL",
+        "ssl.keystore.location": store,
+        "ssl.truststore.location": authority.path,
+        "ssl.client.auth": "required",
+    }
+    mutual, with_sasl = parsed(texts)
+    assert mutual.tls is not None
+    assert with_sasl.tls is not None
+    assert mutual.tls.files == TlsFiles(store, store, authority.path)
+    assert mutual.tls.client_certificates == "required"
+    assert with_sasl.tls.client_certificates == "none", "KIP-684"
+    own = {"listener.name.sasl_ssl.ssl.client.auth": "requested"}
+    _, with_sasl = parsed(texts | own)
+    assert with_sasl.tls is not None
+    assert with_sasl.tls.client_certificates == "requested"
+    found = between(texts | {"ssl.endpoint.identification.algorithm": ""})
+    assert found.tls == TlsFiles(store, store, authority.path, verify_hostname=False)
+
+
+@pytest.mark.parametrize(
+    ("texts", "complaint"),
+    [
+        ({}, "ssl.keystore.location has to name"),
+        ({"ssl.keystore.location": "/nowhere"}, "/nowhere cannot be read"),
+        ({"ssl.keystore.location": "store", "ssl.client.auth": "required"}, "ssl.truststore"),
+        (
+            {"ssl.keystore.location": "store", "ssl.principal.mapping.rules": "RULE:x"},
+            "ssl.principal.mapping.rules: no rule",
+        ),
+        ({"ssl.keystore.location": "store"}, "nodes reach each other by SSL"),
+    ],
+)
+def test_tls_that_cannot_be_is_refused(
+    texts: dict[str, str], complaint: str, tmp_path: Path
+) -> None:
+    store = Authority(tmp_path).store("node")
+    texts = {name: store if text == "store" else text for name, text in texts.items()}
+    with pytest.raises(ListenerError, match=complaint):
+        between(texts | {"listeners": "SSL://a:1"})

@@ -1,0 +1,56 @@
+"""Principals of clients that show a certificate: `ssl.principal.mapping.rules` (KIP-371, KIP-492).
+
+    RULE:^CN=(.*?),OU=Sales.*$/$1/L, RULE:^UID=(.*?),.*$/$1/, DEFAULT
+
+The first rule whose pattern is the whole name says what the principal is called; DEFAULT, the name
+as it is. Without any that fits, it is the name, too.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+_ESCAPE: Final = r"(?:[^/\\]|\\.)*"
+_RULE: Final = re.compile(
+    rf"\s*(?:(DEFAULT)|RULE:(?P<pattern>{_ESCAPE})/(?P<replacement>{_ESCAPE})/(?P<case>[LU]?))"
+    r"\s*(?:,|$)"
+)
+_GROUP: Final = re.compile(r"\\(.)|\$(\d)")
+_CASES: Final[Mapping[str, Callable[[str], str]]] = {"": str, "L": str.lower, "U": str.upper}
+MAX_RULES: Final = 100
+
+
+class PrincipalRules:
+    def __init__(self, text: str) -> None:
+        """ValueError says what is wrong."""
+        self._rules: list[tuple[re.Pattern[str], str, str]] = []
+        position = 0
+        while position < len(text):
+            found = _RULE.match(text, position)
+            if found is None or len(self._rules) >= MAX_RULES:
+                raise ValueError(f"no rule: {text[position:]!r}")
+            position = found.end()
+            if found[1]:
+                self._rules.append((re.compile("(.*)", re.DOTALL), "$1", ""))
+                continue
+            try:
+                pattern = re.compile(found["pattern"])
+            except re.error as error:
+                raise ValueError(f"no pattern: {found['pattern']!r}: {error}") from None
+            groups = [int(group[2]) for group in _GROUP.finditer(found["replacement"]) if group[2]]
+            if max(groups, default=0) > pattern.groups:
+                raise ValueError(f"{found['pattern']!r} has no group {max(groups)}")
+            self._rules.append((pattern, found["replacement"], found["case"]))
+
+    def name_of(self, subject: str) -> str:
+        for pattern, replacement, case in self._rules:
+            if (found := pattern.fullmatch(subject)) is not None:
+                return _CASES[case](_replaced(replacement, found))
+        return subject
+
+
+def _replaced(replacement: str, found: re.Match[str]) -> str:
+    def part(group: re.Match[str]) -> str:
+        return group[1] if group[2] is None else (found[int(group[2])] or "")
+
+    return _GROUP.sub(part, replacement)

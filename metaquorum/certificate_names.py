@@ -1,0 +1,132 @@
+"""Whose a certificate is: its subject as text, as Java writes it (RFC 2253), by which Kafka's users
+know principals: `CN=alice,OU=Sales,O=Example`, the most specific part first.
+
+Python's own reading of a certificate drops the structure that this needs (which parts stand
+together, what type a value is), so that it is read here: DER, as far as the subject.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+MAX_PARTS: Final = 100
+_SEQUENCE: Final = 0x30
+_OBJECT_ID: Final = 0x06
+_VERSION: Final = 0xA0
+_FIELDS_BEFORE_SUBJECT: Final = 4  # serial number, algorithm, issuer, validity
+_ENCODINGS: Final = {
+    0x0C: "utf-8",
+    0x13: "ascii",  # PrintableString
+    0x14: "latin-1",  # T61String
+    0x16: "ascii",  # IA5String
+    0x1C: "utf-32-be",
+    0x1E: "utf-16-be",
+}
+_KEYWORDS: Final = {
+    "2.5.4.3": "CN",
+    "2.5.4.6": "C",
+    "2.5.4.7": "L",
+    "2.5.4.8": "ST",
+    "2.5.4.9": "STREET",
+    "2.5.4.10": "O",
+    "2.5.4.11": "OU",
+    "0.9.2342.19200300.100.1.1": "UID",
+    "0.9.2342.19200300.100.1.25": "DC",
+}
+_ESCAPED: Final = frozenset(',=+<>#;"\\')
+
+
+class CertificateError(Exception):
+    """The certificate's name cannot be read."""
+
+
+class _Value(NamedTuple):
+    tag: int
+    content: bytes
+    whole: bytes
+
+
+def subject_of(certificate: bytes) -> str:
+    """Of a certificate in DER. CertificateError."""
+    content = certificate
+    for _ in range(2):
+        outer = next(_values(content), None)
+        if outer is None or outer.tag != _SEQUENCE:
+            raise CertificateError("it is no certificate")
+        content = outer.content
+    parts = list(_values(content))
+    if parts and parts[0].tag == _VERSION:
+        del parts[0]
+    if len(parts) <= _FIELDS_BEFORE_SUBJECT:
+        raise CertificateError("it is no certificate")
+    return name_text(parts[_FIELDS_BEFORE_SUBJECT].content)
+
+
+def name_text(content: bytes) -> str:
+    """Of the content of a name in DER."""
+    names = [
+        "+".join(_pair(pair) for pair in _values(relative.content)) for relative in _values(content)
+    ]
+    return ",".join(reversed(names))
+
+
+def _pair(pair: _Value) -> str:
+    both = list(_values(pair.content))
+    if len(both) != 2 or both[0].tag != _OBJECT_ID:
+        raise CertificateError("its name makes no sense")
+    kind, value = both
+    oid = _object_id(kind.content)
+    keyword, encoding = _KEYWORDS.get(oid), _ENCODINGS.get(value.tag)
+    if keyword is None or encoding is None:
+        return f"{keyword or oid}=#{value.whole.hex()}"
+    try:
+        return f"{keyword}={_escaped(value.content.decode(encoding))}"
+    except UnicodeDecodeError:
+        raise CertificateError("its name is no text") from None
+
+
+def _escaped(text: str) -> str:
+    inner = text.strip(" ")
+    start = len(text) - len(text.lstrip(" "))
+    escaped = "".join(f"\\{c}" if c in _ESCAPED else "\\00" if c == "\0" else c for c in inner)
+    return "\\ " * start + escaped + "\\ " * (len(text) - start - len(inner))
+
+
+def _object_id(content: bytes) -> str:
+    numbers: list[int] = []
+    number = 0
+    for byte in content:
+        number = number << 7 | byte & 0x7F
+        if not byte & 0x80:
+            numbers.append(number)
+            number = 0
+    if not numbers or len(content) > MAX_PARTS:
+        raise CertificateError("its name makes no sense")
+    first = min(numbers[0] // 40, 2)
+    return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:])))
+
+
+def _values(data: bytes) -> Iterator[_Value]:
+    """What stands in a DER structure, one after another."""
+    position = 0
+    for _ in range(MAX_PARTS):
+        if position >= len(data):
+            return
+        start, tag = position, data[position]
+        length, position = _length(data, position + 1)
+        if length > len(data) - position:
+            raise CertificateError("it ends too early")
+        position += length
+        yield _Value(tag, data[position - length : position], data[start:position])
+
+
+def _length(data: bytes, position: int) -> tuple[int, int]:
+    if position >= len(data):
+        raise CertificateError("it ends too early")
+    first = data[position]
+    position += 1
+    if first < 0x80:
+        return first, position
+    count = first & 0x7F
+    if not 0 < count <= 4 or position + count > len(data):
+        raise CertificateError("a length in it makes no sense")
+    return int.from_bytes(data[position : position + count], "big"), position + count
