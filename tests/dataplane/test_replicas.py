@@ -74,6 +74,52 @@ def test_deleting_records_does_not_wait_for_a_replica_that_is_fenced() -> None:
     together(story)
 
 
+def test_an_empty_replica_follows_a_log_that_begins_within_a_batch() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.kill(3)
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
+        client = await cluster.connect(1)
+        await client.produce("t", batch_of(*[b"%d" % number for number in range(10)]))
+        await fill(client, "t", 2)
+        row = await delete_records(client, "t", 7)
+        assert (row.error_code, row.low_watermark) == (E.NONE, 7)
+        await cluster.restart(3)
+        await cluster.until(lambda: set(cluster.state("t", 1).isr) == {1, 2, 3})
+        found = cluster.replica(3, "t").log
+        assert (found.log_start_offset, found.log_end_offset) == (7, 12)
+
+    together(story)
+
+
+def test_what_catches_up_is_not_fetched_with_what_is_in_sync() -> None:
+    """Else who waits for all in sync would wait behind all that a new replica lacks."""
+
+    async def story(cluster: Together) -> None:
+        await cluster.create("a", (1, 2, 3))
+        await cluster.create("b", (1, 2, 3))
+        client = await cluster.connect(1)
+        await fill(client, "a", 1)
+        machine = cluster.nodes[3].machine
+        machine.faults.refusing = lambda path: errno.ENOSPC if "/a-0/" in path else 0
+        await client.produce("a", batch_of(b"x"), acks=1)
+        await cluster.until(lambda: cluster.state("a", 3).isr == (1, 2))
+        assert cluster.state("b", 3).isr == (1, 2, 3)
+        assert fetched_together(cluster, 3) == [{"a"}, {"b"}]
+        await fill(client, "b", 1)
+        machine.faults.refusing = None
+        await cluster.until(lambda: cluster.state("a", 3).isr == (1, 2, 3))
+        await cluster.until(lambda: fetched_together(cluster, 3) == [{"a", "b"}])
+
+    together(story, replica_lag_time_max_ms=2000)
+
+
+def fetched_together(cluster: Together, node: int) -> list[set[str]]:
+    """The topics of each of the worker's fetchers."""
+    fetchers = [fetcher for fetcher, _ in cluster.worker(node).replication._fetchers.values()]
+    return sorted(({each.topic for each in one.partitions()} for one in fetchers), key=sorted)
+
+
 def test_deleting_records_says_so_where_a_live_replica_does_not_follow_in_time() -> None:
     async def story(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
