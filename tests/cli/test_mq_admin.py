@@ -74,6 +74,25 @@ def test_a_cluster_that_lost_nothing_says_so(admin: Admin) -> None:
     assert admin.json("ledger", "--topic", "some", "--lost") == []
 
 
+def test_health_is_shown_and_a_topic_explained_by_any_cluster(admin: Admin) -> None:
+    name = admin.create("-p", 2)
+    health = admin.json("cluster", "health")
+    assert (health["workers"], health["offline"], health["under_replicated"]) == (1, 0, 0)
+    assert re.search(r"^healthy +yes$", admin("cluster", "health"), re.MULTILINE)
+    assert name not in [row["topic"] for row in admin.json("topics", "list", "--unhealthy")]
+    (described,) = admin.json("topics", "describe", name, "--health")
+    for partition in described["partitions"]:
+        assert (partition["min_isr"], partition["troubles"], partition["missing"]) == (1, [], [])
+    text = admin("topics", "describe", name, "--health")
+    assert re.search(r"^ +1 +1 +1 +1 +1 +healthy +-$", text, re.MULTILINE)
+    explained = admin.json("topics", "explain", name)
+    assert (explained["replication_factor"], explained["min_insync_replicas"]) == (1, 1)
+    levels = {sentence["about"]: sentence["level"] for sentence in explained["sentences"]}
+    assert levels["acks=all"] == "bad"
+    assert levels["now"] == "good"
+    assert "racks" not in levels, "there is one replica"
+
+
 def test_unregistering_asks_and_needs_a_worker_that_is_there(admin: Admin) -> None:
     admin("workers", "unregister", 7, code=2)
     assert "Forget worker 7?" in admin.errors
