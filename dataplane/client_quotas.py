@@ -88,12 +88,13 @@ class Throttles:
 class Allowance:
     """What all clients that share a quota have used of it. `name`: one of them."""
 
-    __slots__ = ("is_forgotten", "name", "quota", "throttles", "window")
+    __slots__ = ("is_forgotten", "name", "quota", "throttles", "used", "window")
 
     def __init__(self, name: Name, quota: float, window: RateWindow) -> None:
         self.quota = quota  # units a second
         self.name = name
         self.window = window
+        self.used = 0.0  # since it is counted
         self.throttles: Throttles | None = None  # never yet
         self.is_forgotten = False
 
@@ -144,6 +145,7 @@ class RateQuotas:
             allowance = self.allowance(name)
             if allowance is None:
                 return 0.0
+        allowance.used += amount
         delay_s = allowance.window.use(amount, allowance.quota, now)
         return self._capped(delay_s) if delay_s else 0.0
 

@@ -22,6 +22,7 @@ class Use:
     key: str  # producer_byte_rate ...
     rule: Rule  # with the quota's value
     used: float  # units within the window
+    used_total: float  # since the allowance is counted
     window_s: float
     delay_s: float  # of whoever uses a little more now
     throttle_count: int  # since the allowance is counted
@@ -110,6 +111,7 @@ class QuotaStatus:
             key=kind.key,
             rule=rule,
             used=allowance.window.total(now),
+            used_total=allowance.used,
             window_s=allowance.window.window_s(now),
             delay_s=kind.delay_s(name),
             throttle_count=throttles.count if throttles else 0,

@@ -270,6 +270,7 @@ def use_data(use: QuotaUse, muted: list[float]) -> Row:
     return {
         "worker": use.worker,
         "used": use.used,
+        "used_total": use.used_total,
         "window_s": use.window_s,
         "rate": use.rate,
         "utilization": use.utilization,

@@ -40,6 +40,7 @@ _COLUMNS: Final = (
 _LATE: Final = {
     "explain": ("quota_explain", "command"),
     "top": ("quota_top", "command"),
+    "record": ("quota_record", "command"),
     "simulate": ("quota_simulate", "command"),
     "diff": ("quota_files", "diff_command"),
     "apply": ("quota_files", "apply_command"),

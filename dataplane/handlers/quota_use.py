@@ -105,6 +105,7 @@ def _row(use: Use) -> DescribedUse:
         precedence=use.rule.precedence,
         quota=use.quota,
         used=use.used,
+        used_total=use.used_total,
         window_s=use.window_s,
         delay_s=use.delay_s,
         throttle_count=use.throttle_count,

@@ -34,6 +34,7 @@ class QuotaUse:
     precedence: int
     quota: float
     used: float  # units within the window
+    used_total: float  # since the worker counts it
     window_s: float
     delay_s: float  # of whoever asks now
     next_delay_s: float  # of whoever has used the amount that was asked about
@@ -115,6 +116,7 @@ async def describe_quota_use(
             row.precedence,
             row.quota,
             row.used,
+            row.used_total,
             row.window_s,
             row.delay_s,
             row.next_delay_s,

@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +313,35 @@ def test_amounts_are_written_as_people_write_them() -> None:
     assert amount_text("producer_byte_rate", 20_000) == "19.5 KiB/s"
     assert amount_text("request_percentage", 12.5) == "12.5%"
     assert amount_text("controller_mutation_rate", 5) == "5 mutations/s"
+
+
+def test_live_use_is_recorded_for_a_simulation(node: Peer) -> None:
+    admin, client_id = Admin(MQ_BOOTSTRAP=node.bootstrap), unique("client")
+    topic = admin.create()
+    whom = ("--client-id", client_id)
+    asked = ("quotas", "record", *whom, "--seconds", "1.5", "--interval", "0.5")
+    admin(*asked, code=1)
+    assert "no producer_byte_rate applies to it" in admin.errors
+    admin("quotas", "set", *whom, "observed_producer_byte_rate=1GB")
+
+    def produce() -> None:
+        with connect(node.bootstrap, client_id=client_id) as cluster:
+            producer = BlockingProducer(Producer(cluster))
+            while not done.is_set():
+                producer.send(topic, [ProducerRecord(bytes(10_000))])
+
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(produce)
+        profile = admin(*asked)
+        done.set()
+        running.result(60)
+    sizes = json.loads(profile)["bytes"]
+    assert len(sizes) == 3
+    assert sum(sizes) > 10_000
+    text = admin("quotas", "simulate", "--quota", "1kB", "--profile-file", "-", stdin=profile)
+    assert "longest delay" in text
+    admin("quotas", "delete", *whom, "--yes")
 
 
 def test_a_producer_is_told_that_a_quota_has_slowed_it_down(node: Peer) -> None:

@@ -41,6 +41,7 @@ class DescribedUse(Struct):
     precedence: int = int8()
     quota: float = float64()
     used: float = float64()
+    used_total: float = float64()
     window_s: float = float64()
     delay_s: float = float64()
     next_delay_s: float = float64()
