@@ -27,6 +27,7 @@ from dataplane.connection import (
     CloseConnectionError,
     Handle,
     LastAnswerError,
+    LaterReply,
     PendingReply,
     Reply,
 )
@@ -91,7 +92,7 @@ class SaslGate:
         self._handle = handle
         self._decoy_key = decoy_key
 
-    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply:
+    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
         session = client.sasl
         assert session is not None
         if session.is_open:
@@ -114,7 +115,7 @@ class SaslGate:
 
     def _take(
         self, frame: memoryview, client: Client, session: SaslSession
-    ) -> Reply | PendingReply:
+    ) -> Reply | PendingReply | LaterReply:
         header, body = decode_request_header(frame)
         api = APIS.get(header.api_key)
         if api is None or not api.serves(header.api_version):

@@ -2,13 +2,18 @@
 
 All frames that one read has brought are handled before anything is sent, and their answers leave in
 one send: that halves the cost of pipelined requests. Who has used too much is answered, and then
-left alone for a while (`dataplane.muting`). A handler that has to wait (a long poll, a big
-append) returns a coroutine; what was answered before it is sent first, and nothing behind it is
-looked at until it is done, so that order needs no queue and a slow reader holds no memory but its
-own frame and its own answer.
+left alone for a while (`dataplane.muting`).
+
+A handler that has to wait for something beside the loop (a big append) returns a coroutine; what
+was answered before it is sent first, and nothing behind it is looked at until it is done, so that a
+slow reader holds no memory but its own frame and its own answer. One that waits for what other
+requests do returns a `Later`: the connection goes on in steps, one of which sends it when it is
+ready. Behind some of them (produce) requests are handled already: their answers queue, at most
+MAX_LATERS of them.
 """
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import trio
 
 from dataplane.cpu_meter import OFF, CpuMeter
+from dataplane.later import Later
 from dataplane.listener_tls import ListenerTls
 from dataplane.log.partition_log import LogSlice
 from dataplane.memory import RequestMemory
@@ -47,6 +53,8 @@ FRAMES_PER_SLICE: Final = 128
 AUTHENTICATION_SECONDS: Final = 30.0
 # And after so many answers with records.
 ANSWERS_PER_SLICE: Final = 16
+# Answers that queue behind one that is not ready: more than Java's producer has under way.
+MAX_LATERS: Final = 16
 
 Reply: TypeAlias = bytes | list[bytes | RecordsHole] | None
 
@@ -106,7 +114,41 @@ class PendingReply:
         self._answer.close()
 
 
-Handle: TypeAlias = Callable[[memoryview, Client], "Reply | PendingReply"]
+class LaterReply:
+    """The reply that a `Later` gives."""
+
+    __slots__ = ("_given", "_later", "_reply_of")
+
+    def __init__(self, later: Later, reply_of: Callable[[Any], Reply]) -> None:
+        self._later = later
+        self._reply_of = reply_of
+        self._given: Callable[[], object] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._later.is_ready
+
+    @property
+    def lets_others(self) -> bool:
+        return self._later.lets_others
+
+    def tell(self, told: Callable[[], object]) -> None:
+        self._later.tell(told)
+
+    def when_given(self, call: Callable[[], object]) -> None:
+        self._given = call
+
+    def give(self) -> Reply:
+        reply = self._reply_of(self._later.give())
+        if self._given is not None:
+            self._given()
+        return reply
+
+    def drop(self) -> None:
+        self._later.drop()
+
+
+Handle: TypeAlias = Callable[[memoryview, Client], "Reply | PendingReply | LaterReply"]
 
 
 class CloseConnectionError(Exception):
@@ -143,6 +185,9 @@ class _Unfinished(NamedTuple):
     failure: WireError | CloseConnectionError | None = None
 
 
+_NOTHING: Final = _Unfinished(b"")
+
+
 class ClientConnection:
     """Serves one connection until it ends, is drained, or brings nonsense."""
 
@@ -177,6 +222,7 @@ class ClientConnection:
         self._draining = False
         self._ended = False
         self._unfinished: _Unfinished | None = None
+        self._laters: deque[LaterReply | Reply] = deque()  # in the order of the requests
         if entrance.max_unknown_bytes is not None:
             self._await_who_it_is(entrance.max_unknown_bytes)
 
@@ -240,6 +286,9 @@ class ClientConnection:
         finally:
             if self._unfinished and isinstance(self._unfinished.reply, PendingReply):
                 self._unfinished.reply.close()
+            for later in self._laters:
+                if isinstance(later, LaterReply):
+                    later.drop()
             if self.client.mute is not None:
                 self.client.mute.end()
             self._meter.end(self.client)
@@ -261,15 +310,21 @@ class ClientConnection:
 
         False: `_finish` or `_make_room` has to wait for something.
         """
-        if not self._meter.is_on:
-            self._waiting_for_request = more = not self._draining and self._read_and_answer()
-            return more
-        self._meter.resume(self.client)
-        self._waiting_for_request = more = not self._draining and self._read_and_answer()
-        self._meter.pause(self.client)
+        return self._metered(self._read_and_answer)
+
+    def _metered(self, step: Callable[[], bool]) -> bool:
+        meter = self._meter
+        if meter.is_on:
+            meter.resume(self.client)
+        more = not self._draining and step()
+        self._waiting_for_request = more and not self._laters
+        if meter.is_on:
+            meter.pause(self.client)
         return more
 
     def _read_and_answer(self) -> bool:
+        if self._laters and not self._may_go_on:
+            return False
         frames = self._frames
         count = self._connection.receive_nowait(frames.writable())
         if count <= 0:
@@ -287,9 +342,19 @@ class ClientConnection:
         claimed = self._frames.claimed_bytes
         return self.reserved_bytes == (claimed if claimed > RESERVE_ABOVE_BYTES else 0)
 
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether requests may be handled before all answers have left."""
+        laters = self._laters
+        if not laters:
+            return True
+        last = laters[-1]
+        return len(laters) < MAX_LATERS and (not isinstance(last, LaterReply) or last.lets_others)
+
     def _answer_now(self) -> _Unfinished | None:
         """Every whole frame in the buffer is answered, or else all before one that has to wait."""
         next_frame, handle, client = self._frames.next_frame, self._handle, self.client
+        laters = self._laters
         gathered: list[bytes] = []
         gathered_bytes = handled = 0
         try:
@@ -298,7 +363,13 @@ class ClientConnection:
                 reply = handle(frame, client)
                 if type(reply) is list:
                     reply = _read_at_once(reply) or reply
-                if isinstance(reply, bytes):
+                if isinstance(reply, LaterReply) or (laters and isinstance(reply, bytes)):
+                    laters.append(reply)
+                    if isinstance(reply, LaterReply):
+                        reply.tell(self._tell)
+                    if not self._may_go_on:
+                        break
+                elif isinstance(reply, bytes):
                     gathered.append(reply)
                     gathered_bytes += len(reply)
                 elif reply is not None:
@@ -319,12 +390,57 @@ class ClientConnection:
         sent = self._connection.send_nowait(data)
         return None if sent == len(data) else _Unfinished(data[sent:])
 
+    def _tell(self) -> None:
+        """Some answer is ready."""
+        if self._laters and _is_ready(self._laters[0]):
+            self._connection.call_soon(self._step_ready)
+
+    def _step_ready(self) -> bool:
+        """Answers are ready: they are sent, and requests behind them are handled. As `_step`."""
+        return self._metered(self._send_ready)
+
+    def _send_ready(self) -> bool:
+        laters = self._laters
+        gathered: list[bytes] = []
+        while laters and _is_ready(laters[0]):
+            first = laters.popleft()
+            reply = first.give() if isinstance(first, LaterReply) else first
+            if type(reply) is list:
+                reply = _read_at_once(reply) or reply
+            if isinstance(reply, list):
+                laters.appendleft(reply)  # for the task, which may wait for the disk
+                break
+            if reply:
+                gathered.append(reply)
+        data = b"".join(gathered)
+        sent = self._connection.send_nowait(data) if data else 0
+        if sent < len(data) or self.client.mute is not None or (laters and _is_ready(laters[0])):
+            self._unfinished = _Unfinished(data[sent:])
+            return False
+        if self._may_go_on and self._frames.pending_bytes:
+            self._unfinished = self._answer_now()
+        return self._unfinished is None and self._has_room
+
+    async def _send_laters(self) -> None:
+        """All of them have been waited for, and sent."""
+        laters = self._laters
+        while laters:
+            first = laters[0]
+            if isinstance(first, LaterReply):
+                is_ready = trio.Event()
+                first.tell(is_ready.set)
+                await is_ready.wait()
+            laters.popleft()
+            await self._send_reply(first.give() if isinstance(first, LaterReply) else first)
+
     async def _finish(self) -> None:
         """What the last step left is done, and the frames behind it are answered, too."""
         turn = 0
-        while (unfinished := self._unfinished) is not None:
+        while self._unfinished is not None or self._laters:
+            unfinished = self._unfinished or _NOTHING
             if unfinished.unsent:
                 await self._send(unfinished.unsent)
+            await self._send_laters()
             if unfinished.failure is not None:
                 if isinstance(unfinished.failure, LastAnswerError):
                     await self._send(await unfinished.failure.answer())
@@ -440,6 +556,10 @@ class ClientConnection:
                 position += size
         finally:
             part.release()
+
+
+def _is_ready(reply: LaterReply | Reply) -> bool:
+    return not isinstance(reply, LaterReply) or reply.is_ready
 
 
 def _read_at_once(parts: list[bytes | RecordsHole]) -> bytes | None:

@@ -10,7 +10,13 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, Final, cast
 
-from dataplane.connection import Client, CloseConnectionError, PendingReply, Reply
+from dataplane.connection import (
+    Client,
+    CloseConnectionError,
+    LaterReply,
+    PendingReply,
+    Reply,
+)
 from dataplane.handlers import (
     access,
     alter_configs,
@@ -32,6 +38,7 @@ from dataplane.handlers import (
     replicas,
     topics,
 )
+from dataplane.later import Later
 from dataplane.worker import Request, Worker
 from wire.apis import APIS, Api, ApiKey
 from wire.codec import decoder
@@ -44,7 +51,7 @@ from wire.headers import (
 from wire.message import Message
 
 Answer = Message | None
-Handler = Callable[[Worker, Request, Any], "Answer | Coroutine[Any, Any, Answer]"]
+Handler = Callable[[Worker, Request, Any], "Answer | Coroutine[Any, Any, Answer] | Later"]
 
 HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.PRODUCE: produce.handle_produce,
@@ -116,7 +123,7 @@ class Dispatcher:
         self._worker = worker
         self._routes: dict[tuple[int, int], Route] = {}
 
-    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply:
+    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
         header, body = decode_request_header(frame)
         version = header.api_version
         if not header.api_key:  # Produce
@@ -143,6 +150,10 @@ class Dispatcher:
             return PendingReply(
                 answer,
                 partial(self._reply, route, request, size_bytes, header.correlation_id),
+            )
+        if isinstance(answer, Later):
+            return LaterReply(
+                answer, partial(self._reply, route, request, size_bytes, header.correlation_id)
             )
         return self._reply(route, request, size_bytes, header.correlation_id, cast(Answer, answer))
 

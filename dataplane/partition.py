@@ -49,30 +49,36 @@ class Watcher(Protocol):
 class FetchWaiter:
     """A long poll: woken when enough bytes have come, over all partitions it watches."""
 
-    __slots__ = ("missing_bytes", "woken")
+    __slots__ = ("_woken", "missing_bytes")
 
-    def __init__(self, missing_bytes: int) -> None:
+    def __init__(self, missing_bytes: int, woken: Callable[[], object]) -> None:
+        """`woken` is called then, perhaps more than once."""
         self.missing_bytes = missing_bytes
-        self.woken = trio.Event()
+        self._woken = woken
 
     def note(self, new_bytes: int) -> bool:
         self.missing_bytes -= new_bytes
         if self.missing_bytes <= 0:
-            self.woken.set()
+            self._woken()
         return True
 
     def wake(self) -> None:
-        self.woken.set()
+        self._woken()
 
 
 class CommitWaiter:
     """A producer that waits until everything before `offset` is committed, or can never be."""
 
-    __slots__ = ("offset", "woken")
+    __slots__ = ("_woken", "is_woken", "offset")
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, woken: Callable[[], object]) -> None:
         self.offset = offset
-        self.woken = trio.Event()
+        self.is_woken = False
+        self._woken = woken
+
+    def wake(self) -> None:
+        self.is_woken = True
+        self._woken()
 
 
 @dataclass(slots=True)
@@ -402,9 +408,12 @@ class Partition:
                 )
             )
 
-    def wait_committed(self, offset: int) -> CommitWaiter:
-        """Woken when everything before `offset` is committed, or something else has happened."""
-        waiter = CommitWaiter(offset)
+    def wait_committed(self, offset: int, woken: Callable[[], object]) -> CommitWaiter:
+        """`woken()` when everything before `offset` is committed, or something else has happened.
+
+        It is called in the middle of what has happened: it looks at nothing here.
+        """
+        waiter = CommitWaiter(offset, woken)
         at = len(self.commit_waiters)
         while at and self.commit_waiters[at - 1].offset > offset:
             at -= 1  # a batch that was sent again: its offset is an earlier one
@@ -412,7 +421,7 @@ class Partition:
         return waiter
 
     def stop_waiting(self, waiter: CommitWaiter) -> None:
-        if not waiter.woken.is_set():
+        if not waiter.is_woken:
             self.commit_waiters.remove(waiter)
 
     def follow_to(self, high_watermark: int) -> None:
@@ -431,7 +440,7 @@ class Partition:
         self.high_watermark = high_watermark
         waiting = self.commit_waiters
         while waiting and waiting[0].offset <= high_watermark:
-            waiting.popleft().woken.set()
+            waiting.popleft().wake()
         new_bytes = 0
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0] <= high_watermark:
@@ -476,7 +485,6 @@ class Partition:
     def wake_waiters(self) -> None:
         for watcher in (*self.waiters, *self.end_waiters):
             watcher.wake()
-        for waiter in self.commit_waiters:
-            waiter.woken.set()
-        self.commit_waiters.clear()
+        while self.commit_waiters:
+            self.commit_waiters.popleft().wake()
         self.look_at_starts()

@@ -10,6 +10,7 @@ import trio
 from dataplane.client_quotas import ClientQuotas
 from dataplane.connection import Client
 from dataplane.fetch_sessions import FetchSessions
+from dataplane.later import Timers
 from dataplane.log.compaction import CleanerStatistics
 from dataplane.nearest_replica import RACK_AWARE_SELECTOR
 from dataplane.partition import FetchWaiter, Partition
@@ -95,6 +96,7 @@ class Worker:
         self.fetch_sessions = FetchSessions(
             self.configs.integer("max.incremental.fetch.session.cache.slots"), runtime.random
         )
+        self.timers = Timers(runtime.clock)
         self.cleaner = CleanerStatistics()
         self.removals = Removals(runtime.clock)
         self.stopping = False

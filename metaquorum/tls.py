@@ -229,6 +229,8 @@ class TlsConnection:
         self._repeated_bytes = 0  # encrypted, and said not to have been taken
         self._ended = False  # the peer has
         self._drained = False  # the last receive found nothing
+        self._going = False  # somebody pumps
+        self._soon: Callable[[], bool] | None = None
         self._broken = False  # what the peer got ends in the middle of a record
         self._closed = False
 
@@ -326,24 +328,40 @@ class TlsConnection:
         return count
 
     async def pump(self, step: Callable[[], bool]) -> None:
-        going = True
+        self._soon = None
 
         def step_until_drained() -> bool:
-            nonlocal going
             for _ in range(MAX_STEPS_PER_TURN):
-                going = step()
-                if not going or self._drained:
-                    return going
+                soon, self._soon = self._soon, None
+                self._going = (soon or step)()
+                if not self._going or (self._drained and self._soon is None):
+                    return self._going
             return False
 
         self._check()
         await trio.lowlevel.checkpoint_if_cancelled()
-        while going:
-            if self._drained:
-                await self._inner.pump(step_until_drained)
-            else:
-                await trio.lowlevel.checkpoint()
-                step_until_drained()
+        self._going = True
+        try:
+            while self._going:
+                if self._drained:
+                    await self._inner.pump(step_until_drained)
+                else:
+                    await trio.lowlevel.checkpoint()
+                    step_until_drained()
+        finally:
+            self._going = False
+
+    def call_soon(self, step: Callable[[], bool]) -> None:
+        if not self._going:
+            return
+        self._soon = step
+        self._inner.call_soon(self._step_soon)
+
+    def _step_soon(self) -> bool:
+        soon, self._soon = self._soon, None
+        if soon is not None:
+            self._going = soon()
+        return self._going
 
     # Sending
 

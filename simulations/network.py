@@ -206,6 +206,8 @@ class SimulatedConnection:
         self._out = outward
         self.peer = peer
         self.closed = False
+        self._is_pumped = False
+        self._soon: Callable[[], bool] | None = None
         inward.on_refused = self._refuse
         process.holdings[self] = None
         net.connections[self] = None
@@ -229,7 +231,7 @@ class SimulatedConnection:
         pipe = self._in
         if pipe.reader is not None:
             raise trio.BusyResourceError("another task is already receiving")
-        if not pipe.readable:
+        if not pipe.readable and self._soon is None:
             pipe.reader = Wait(self._process)
             try:
                 await pipe.reader.park()
@@ -246,10 +248,21 @@ class SimulatedConnection:
         return pipe.take(memoryview(buffer).cast("B")) if pipe.readable else -1
 
     async def pump(self, step: Callable[[], bool]) -> None:
-        more = True
-        while more:
-            await self._wait_readable()
-            more = step()
+        self._soon = None
+        self._is_pumped = more = True
+        try:
+            while more:
+                await self._wait_readable()
+                soon, self._soon = self._soon, None
+                more = (soon or step)()
+        finally:
+            self._is_pumped = False
+
+    def call_soon(self, step: Callable[[], bool]) -> None:
+        if self._is_pumped:
+            self._soon = step
+            if self._in.reader is not None:
+                self._in.reader.wake()
 
     def send_nowait(self, data: Buffer) -> int:
         self._check()

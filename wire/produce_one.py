@@ -27,8 +27,9 @@ _unpack_compact_partition = Struct(">iB").unpack_from
 _END_TAGS: Final = b"\0\0"  # of topic and request
 
 
-# acks; the topic by its name or, from v13 on, its id; index and records of each partition.
-ProduceOne: TypeAlias = tuple[int, bytes, list[tuple[int, memoryview]]]
+# acks and timeout; the topic by its name or, from v13 on, its id; index and records of each
+# partition.
+ProduceOne: TypeAlias = tuple[int, int, bytes, list[tuple[int, memoryview]]]
 
 
 def decode_one(frame: memoryview, position: int, version: int) -> ProduceOne | None:
@@ -42,7 +43,7 @@ def decode_one(frame: memoryview, position: int, version: int) -> ProduceOne | N
 
 
 def _decode_plain(frame: memoryview, position: int) -> ProduceOne | None:
-    transactional, acks, _, topics, length = _unpack_start(frame, position)
+    transactional, acks, timeout_ms, topics, length = _unpack_start(frame, position)
     at = position + 14 + length
     if transactional != -1 or topics != 1 or length < 0:
         return None
@@ -57,15 +58,15 @@ def _decode_plain(frame: memoryview, position: int) -> ProduceOne | None:
             return None
         partitions.append((index, frame[at - size : at]))
         count -= 1
-    return (acks, topic, partitions) if partitions and at == len(frame) else None
+    return (acks, timeout_ms, topic, partitions) if partitions and at == len(frame) else None
 
 
 def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOne | None:
     if version >= FIRST_WITH_TOPIC_ID:
-        transactional, acks, _, topics, topic = _unpack_id_start(frame, position)
+        transactional, acks, timeout_ms, topics, topic = _unpack_id_start(frame, position)
         at = position + 8 + _ID_BYTES
     else:
-        transactional, acks, _, topics, length = _unpack_named_start(frame, position)
+        transactional, acks, timeout_ms, topics, length = _unpack_named_start(frame, position)
         if length < 1:
             return None
         at = position + 8 + length
@@ -96,7 +97,7 @@ def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOn
         at = end + 1
     if frame[at:].tobytes() != _END_TAGS:
         return None
-    return acks, topic, partitions
+    return acks, timeout_ms, topic, partitions
 
 
 # What is said of one partition: index, base offset, log append time, log start offset.

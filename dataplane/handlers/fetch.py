@@ -7,10 +7,9 @@ when enough has come, its time is over, or something else happened to one of the
 A request says all it asks for, or continues a session (`dataplane.fetch_sessions`).
 """
 
-from collections.abc import Container, Coroutine, Iterable
-from typing import Any, Final, TypeAlias
-
-import trio
+from collections.abc import Callable, Container, Iterable
+from functools import partial
+from typing import Final, TypeAlias
 
 from dataplane.fetch_reader import FetchReader, replica_of, size_of
 from dataplane.fetch_sessions import (
@@ -20,6 +19,7 @@ from dataplane.fetch_sessions import (
     SessionPartition,
     is_whole,
 )
+from dataplane.later import Later
 from dataplane.partition import NO_ERROR, FetchWaiter, Partition
 from dataplane.worker import Request, Worker
 from wire.errors import ErrorCode, KafkaError
@@ -38,8 +38,7 @@ _FOLLOWERS_SINCE: Final = 11  # consumers may read from followers: KIP-392
 # A client that asks to wait for longer is answered, emptily, after this.
 MAX_WAIT_MS: Final = 5 * 60 * 1000
 
-Answer: TypeAlias = FetchResponse | Coroutine[Any, Any, FetchResponse]
-_Seen: TypeAlias = tuple[int, int, bool]
+Answer: TypeAlias = FetchResponse | Later
 _Asked: TypeAlias = list[tuple[FetchTopic, FetchPartition, Partition | None, ErrorCode]]
 _Rows: TypeAlias = list[tuple[str, Uuid, PartitionData]]
 
@@ -120,15 +119,37 @@ def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
     return min(message.min_bytes, allowed.max_bytes)
 
 
-async def _wait(worker: Worker, message: FetchRequest, waiter: FetchWaiter) -> None:
-    if worker.stopping:
-        return
-    worker.fetch_waiters.add(waiter)
-    try:
-        with trio.move_on_after(min(message.max_wait_ms, MAX_WAIT_MS) / 1000):
-            await waiter.woken.wait()
-    finally:
-        worker.fetch_waiters.discard(waiter)
+class _Poll(Later):
+    """A long poll: answered when enough has come, its time is over, or something has happened."""
+
+    __slots__ = ("_answer", "_of_worker", "_timer", "_unwatch", "waiter")
+
+    def __init__(
+        self,
+        worker: Worker,
+        message: FetchRequest,
+        missing_bytes: int,
+        answer: Callable[[], FetchResponse],
+        unwatch: Callable[["_Poll"], None],
+    ) -> None:
+        """Somebody is to watch for `waiter`, until `unwatch`."""
+        super().__init__()
+        self.waiter = FetchWaiter(missing_bytes, self.ready)
+        self._answer = answer
+        self._unwatch = unwatch
+        self._of_worker = worker.fetch_waiters
+        self._of_worker.add(self.waiter)
+        wait_s = min(message.max_wait_ms, MAX_WAIT_MS) / 1000
+        self._timer = worker.timers.call_after(wait_s, self.ready)
+
+    def give(self) -> FetchResponse:
+        self.drop()
+        return self._answer()
+
+    def drop(self) -> None:
+        self._timer.cancel()
+        self._of_worker.discard(self.waiter)
+        self._unwatch(self)
 
 
 def _response(
@@ -174,26 +195,23 @@ class _Whole:
             or worker.stopping
         ):
             return self._respond(reader, asked, rows)
-        watched = {p: _seen(p, reader) for _, _, p, _ in asked if p is not None}
+        watched = {partition for _, _, partition, _ in asked if partition is not None}
         if not watched:
             return self._respond(reader, asked, rows)
-        return self._wait_for_more(reader, watched, min_bytes - reader.size_bytes)
-
-    async def _wait_for_more(
-        self, reader: FetchReader, watched: dict[Partition, _Seen], missing_bytes: int
-    ) -> FetchResponse:
-        waiter = FetchWaiter(missing_bytes)
-        # Earlier answers of this connection were sent in between, which may have taken long.
-        if any(_seen(partition, reader) != seen for partition, seen in watched.items()):
-            waiter.wake()
         watchers = [p.end_waiters if reader.replica_id >= 0 else p.waiters for p in watched]
-        for of_partition in watchers:
-            of_partition.add(waiter)
-        try:
-            await _wait(self.worker, self.message, waiter)
-        finally:
+
+        def unwatch(poll: _Poll) -> None:
             for of_partition in watchers:
-                of_partition.discard(waiter)
+                of_partition.discard(poll.waiter)
+
+        missing_bytes = min_bytes - reader.size_bytes
+        answer = partial(self._answer_again, watched)
+        poll = _Poll(worker, message, missing_bytes, answer, unwatch)
+        for of_partition in watchers:
+            of_partition.add(poll.waiter)
+        return poll
+
+    def _answer_again(self, watched: set[Partition]) -> FetchResponse:
         if self.allowed.ask_again():
             return FetchResponse(throttle_time_ms=self.allowed.throttle_ms)
         asked = self._resolve()
@@ -255,10 +273,6 @@ class _Whole:
         return session.id if session.is_open else NO_SESSION
 
 
-def _seen(partition: Partition, reader: FetchReader) -> _Seen:
-    return reader.end_offset(partition), partition.leader_epoch, partition.is_served
-
-
 # Requests of a session
 
 
@@ -306,21 +320,17 @@ class _Continued:
             or not any(part.partition for part in self.session.partitions.values())
         ):
             return self._respond(reader, looked)
-        return self._wait_for_news(min_bytes - reader.size_bytes)
+        missing_bytes = min_bytes - reader.size_bytes
+        poll = _Poll(worker, message, missing_bytes, self._answer_again, self._unwatch)
+        self.session.waiter = poll.waiter
+        return poll
 
-    async def _wait_for_news(self, missing_bytes: int) -> FetchResponse:
+    def _unwatch(self, poll: _Poll) -> None:
+        if self.session.waiter is poll.waiter:
+            self.session.waiter = None
+
+    def _answer_again(self) -> FetchResponse:
         session = self.session
-        waiter = FetchWaiter(missing_bytes)
-        # Earlier answers of this connection were sent in between, which may have taken long.
-        if session.is_stirred or not session.is_open:
-            waiter.wake()
-        if session.epoch == self.epoch:
-            session.waiter = waiter
-            try:
-                await _wait(self.worker, self.message, waiter)
-            finally:
-                if session.waiter is waiter:
-                    session.waiter = None
         if session.epoch != self.epoch:  # another connection has gone on with it
             return FetchResponse(
                 error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.id

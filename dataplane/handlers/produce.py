@@ -12,7 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from dataplane.connection import Client, CloseConnectionError
+from dataplane.connection import Client, CloseConnectionError, LaterReply
+from dataplane.later import Later
 from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
 from dataplane.opening import COMMON_BYTES, InvalidRecordsError, is_slow, opened
@@ -54,18 +55,18 @@ Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 
 def handle_one(
     worker: Worker, frame: memoryview, body: int, header: RequestHeader, client: Client
-) -> bytes | None:
+) -> bytes | LaterReply | None:
     """The answer to a request to one topic that can be appended in place, which most can.
 
     None has changed nothing: what has another form, or has to wait, goes to `handle_produce`.
     """
-    version, correlation_id = header.api_version, header.correlation_id
+    version = header.api_version
     if not _MIN_VERSION <= version <= _MAX_VERSION:
         return None
     one = decode_one(frame, body, version)
     if one is None:
         return None
-    acks, topic, asked = one
+    acks, timeout_ms, topic, asked = one
     hosted = worker.partitions.of_raw(topic, by_id=version >= _TOPIC_IDS_SINCE)
     if hosted is None or not acks or not -1 <= acks <= 1:
         return None
@@ -74,50 +75,127 @@ def handle_one(
         partition = hosted.get(index)
         if (
             partition is None
-            or (acks == _ALL_ACKS and partition.leadership is not None)
             or partition.log.config.flush_messages != NEVER
             or _must_wait(partition, records)
         ):
             return None
         todo.append((partition, records))
     now_ms = worker.clock.now_ms()
-    appended: list[Appended] = []
-    failed: dict[int, Answer] = {}  # by where it stands in the request
+    outcome = _Outcome(worker, client, header, len(frame), topic)
+    uncommitted: list[_Uncommitted] = []
     for partition, records in todo:
         try:
             result = _append_now(partition, records, version, acks, now_ms)
         except (KafkaError, StorageError) as error:
-            failed[len(appended)] = _failed(worker, partition, partition.index, error)
-            appended.append((partition.index, -1, -1, -1))
-        else:
-            first_offset, _, append_time_ms, _ = result
-            appended.append(
-                (partition.index, first_offset, append_time_ms, partition.log.log_start_offset)
-            )
-    throttle_ms = 0
-    if worker.quotas.is_on:
-        throttle_ms = worker.quotas.answering(client, header.client_id, len(frame))
-    if failed:
-        response = _told_by_tables(worker, client, todo[0][0], appended, failed)
-        response.throttle_time_ms = throttle_ms
-        return encode_response(_API, version, correlation_id, response)
-    return encode_one(version, correlation_id, topic, appended, throttle_ms)
+            outcome.appended.append((partition.index, -1, -1, -1))
+            outcome.fail(len(outcome.appended) - 1, partition, error)
+            continue
+        first_offset, last_offset, append_time_ms, _ = result
+        if acks == _ALL_ACKS and last_offset >= partition.high_watermark:
+            number = len(outcome.appended)
+            uncommitted.append((number, partition, partition.leader_epoch, last_offset + 1))
+        outcome.appended.append(
+            (partition.index, first_offset, append_time_ms, partition.log.log_start_offset)
+        )
+    if uncommitted:
+        return LaterReply(_Commits(worker, uncommitted, outcome, timeout_ms), _as_it_is)
+    return outcome.answer()
 
 
-def _told_by_tables(
-    worker: Worker,
-    client: Client,
-    partition: Partition,
-    appended: list[Appended],
-    failed: dict[int, Answer],
-) -> ProduceResponse:
-    asked = TopicProduceData(name=partition.topic, topic_id=partition.topic_id)
-    answers: list[Answer | Pending] = [
-        failed.get(number)
-        or Answer(index=index, base_offset=base, log_append_time_ms=time, log_start_offset=start)
-        for number, (index, base, time, start) in enumerate(appended)
-    ]
-    return _response(worker, client, [(asked, answers)])
+class _Outcome:
+    """What has become of the partitions of a request, and who is to be told."""
+
+    __slots__ = ("_client", "_failed", "_header", "_size_bytes", "_topic", "_worker", "appended")
+
+    def __init__(
+        self, worker: Worker, client: Client, header: RequestHeader, size_bytes: int, topic: bytes
+    ) -> None:
+        self._worker = worker
+        self._client = client
+        self._header = header
+        self._size_bytes = size_bytes
+        self._topic = topic
+        self.appended: list[Appended] = []  # in the order of the request, those that failed, too
+        self._failed: dict[int, tuple[Partition, Answer]] = {}  # by their places in there
+
+    def fail(self, number: int, partition: Partition, error: KafkaError | StorageError) -> None:
+        answer = _failed(self._worker, partition, partition.index, error)
+        self._failed[number] = partition, answer
+
+    def answer(self) -> bytes:
+        """The whole frame."""
+        worker, header = self._worker, self._header
+        version, correlation_id = header.api_version, header.correlation_id
+        throttle_ms = 0
+        if worker.quotas.is_on:
+            throttle_ms = worker.quotas.answering(self._client, header.client_id, self._size_bytes)
+        if self._failed:
+            response = self._by_tables()
+            response.throttle_time_ms = throttle_ms
+            return encode_response(_API, version, correlation_id, response)
+        return encode_one(version, correlation_id, self._topic, self.appended, throttle_ms)
+
+    def _by_tables(self) -> ProduceResponse:
+        partition, _ = next(iter(self._failed.values()))
+        asked = TopicProduceData(name=partition.topic, topic_id=partition.topic_id)
+        answers: list[Answer | Pending] = [
+            Answer(index=index, base_offset=base, log_append_time_ms=time, log_start_offset=start)
+            for index, base, time, start in self.appended
+        ]
+        for number, (_, answer) in self._failed.items():
+            answers[number] = answer
+        return _response(self._worker, self._client, [(asked, answers)])
+
+
+# Where it stands in the request, the leader epoch it was appended in, and where it ends.
+_Uncommitted: TypeAlias = tuple[int, Partition, int, int]
+
+
+class _Commits(Later):
+    """The answer to a request with acks=all, once all in sync have what it has appended.
+
+    Requests behind it are appended meanwhile, so that followers fetch all of them at once; not
+    while there are quotas, which are to slow down who uses too much before it does.
+    """
+
+    __slots__ = ("_missing", "_outcome", "_timer", "_uncommitted", "_waiters")
+
+    def __init__(
+        self, worker: Worker, uncommitted: list[_Uncommitted], outcome: _Outcome, timeout_ms: int
+    ) -> None:
+        super().__init__(lets_others=not worker.quotas.is_on)
+        self._outcome = outcome
+        self._uncommitted = uncommitted
+        self._missing = len(uncommitted)
+        self._waiters = [
+            (partition, partition.wait_committed(end_offset, self._one_done))
+            for _, partition, _, end_offset in uncommitted
+        ]
+        self._timer = worker.timers.call_after(max(0, timeout_ms) / 1000, self.ready)
+
+    def _one_done(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self.ready()
+
+    def give(self) -> bytes:
+        self.drop()
+        for number, partition, leader_epoch, end_offset in self._uncommitted:
+            try:
+                _check_committed(partition, leader_epoch, end_offset)
+            except KafkaError as error:
+                self._outcome.fail(number, partition, error)
+        return self._outcome.answer()
+
+    def drop(self) -> None:
+        self._timer.cancel()
+        for partition, waiter in self._waiters:
+            partition.stop_waiting(waiter)
+        self._waiters.clear()
+
+
+def _as_it_is(answer: bytes) -> bytes:
+    return answer
 
 
 def handle_produce(
@@ -233,25 +311,31 @@ class _Commit:
         """All in sync hold it. KafkaError: it is in the log, and may or may not stay there."""
         end_offset = result.last_offset + 1
         if partition.high_watermark < end_offset and _leads_in(partition, leader_epoch):
-            waiter = partition.wait_committed(end_offset)
+            woken = trio.Event()
+            waiter = partition.wait_committed(end_offset, woken.set)
             with trio.move_on_after(max(0.0, self._deadline - self._worker.clock.monotonic())):
-                await waiter.woken.wait()
+                await woken.wait()
             partition.stop_waiting(waiter)
-        if not _leads_in(partition, leader_epoch):
-            raise KafkaError(
-                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} got another leader meanwhile"
-            )
-        if partition.high_watermark < end_offset:
-            raise KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT,
-                f"the replicas of {partition} in sync did not all have it in time",
-            )
-        if len(partition.isr) < partition.least_isr:
-            raise KafkaError(
-                ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-                f"{len(partition.isr)} replicas of {partition} are in sync, "
-                f"min.insync.replicas is {partition.config.min_insync_replicas}",
-            )
+        _check_committed(partition, leader_epoch, end_offset)
+
+
+def _check_committed(partition: Partition, leader_epoch: int, end_offset: int) -> None:
+    """KafkaError unless all in sync hold it, and are enough."""
+    if not _leads_in(partition, leader_epoch):
+        raise KafkaError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} got another leader meanwhile"
+        )
+    if partition.high_watermark < end_offset:
+        raise KafkaError(
+            ErrorCode.REQUEST_TIMED_OUT,
+            f"the replicas of {partition} in sync did not all have it in time",
+        )
+    if len(partition.isr) < partition.least_isr:
+        raise KafkaError(
+            ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+            f"{len(partition.isr)} replicas of {partition} are in sync, "
+            f"min.insync.replicas is {partition.config.min_insync_replicas}",
+        )
 
 
 def _leads_in(partition: Partition, leader_epoch: int) -> bool:

@@ -5,9 +5,10 @@ request is from when its frame is whole to when its answer is ready; waits are i
 """
 
 from collections.abc import Generator
+from functools import partial
 from typing import Any, Final
 
-from dataplane.connection import Client, Handle, PendingReply, Reply
+from dataplane.connection import Client, Handle, LaterReply, PendingReply, Reply
 from dataplane.metrics.histogram import Times
 from metaquorum.runtime import Clock
 from wire.apis import APIS
@@ -27,7 +28,7 @@ class RequestMeter:
         """Does as `handle` does, and is counted here."""
         counts, monotonic, record = self.counts, self._monotonic, self._record
 
-        def metered(frame: memoryview, client: Client) -> Reply | PendingReply:
+        def metered(frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
             began = monotonic()
             reply = handle(frame, client)
             key = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]
@@ -37,6 +38,9 @@ class RequestMeter:
                 self._first(key)
             if isinstance(reply, PendingReply):
                 return _MeteredReply(reply, self, key[0], began)
+            if isinstance(reply, LaterReply):
+                reply.when_given(partial(self.ended, key[0], began))
+                return reply
             record(key[0], began)
             return reply
 

@@ -233,6 +233,7 @@ class Poller(trio.abc.Instrument):
         self._token: trio.lowlevel.TrioToken | None = None
         self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
         self._registered: set[int] = set()
+        self._soon: dict[int, Callable[[], bool]] = {}  # steps for which nothing has to come
         self._stepping = -1  # whose step is being called
         self._raise_cancel: trio.lowlevel.RaiseCancelT | None = (
             None  # that step had its own task cancelled
@@ -267,6 +268,10 @@ class Poller(trio.abc.Instrument):
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
+    def call_soon(self, fd: int, step: Callable[[], bool]) -> None:
+        if fd in self._steps:
+            self._soon[fd] = step
+
     def forget(self, fd: int) -> None:
         """The descriptor is about to be closed, by the task that would wait for it."""
         assert fd not in self._steps
@@ -279,6 +284,7 @@ class Poller(trio.abc.Instrument):
         """Nobody waits for the descriptor now, and it is not looked at."""
         assert self._epoll is not None
         self._epoll.modify(fd, 0)
+        self._soon.pop(fd, None)
         _, task = self._steps.pop(fd)
         return task
 
@@ -294,13 +300,17 @@ class Poller(trio.abc.Instrument):
         now = time.monotonic()
         until = now + timeout
         while True:
-            events = epoll.poll(max(until - now, 0), MAX_STEPS_PER_TURN)
+            if self._soon:
+                self._call_waiting()
+            idle_s = 0.0 if runner.runq or self._soon else max(until - now, 0.0)
+            events = epoll.poll(idle_s, MAX_STEPS_PER_TURN)
             trio_is_ready = False
             for fd, _ in events:
                 if fd == self._trio_fd:
                     trio_is_ready = True
                 else:
-                    self._call(fd)
+                    waiting = self._steps.get(fd)
+                    self._call(fd, waiting and waiting[0])
             if trio_is_ready:
                 return
             now = time.monotonic()
@@ -311,9 +321,15 @@ class Poller(trio.abc.Instrument):
         if trio_sleeps and (timeout > 0 or runner.runq):
             token.run_sync_soon(_nothing)
 
-    def _call(self, fd: int) -> None:
-        waiting = self._steps.get(fd)
-        if waiting is None:
+    def _call_waiting(self) -> None:
+        """Those for which nothing has to come; what they ask for has its turn later."""
+        soon, self._soon = self._soon, {}
+        for fd, step in soon.items():
+            if fd in self._steps:
+                self._call(fd, step)
+
+    def _call(self, fd: int, step: Callable[[], bool] | None) -> None:
+        if step is None:
             # Hung up while its task is busy: epoll tells of that unasked, and would do so for ever.
             assert self._epoll is not None
             self._epoll.unregister(fd)
@@ -321,7 +337,7 @@ class Poller(trio.abc.Instrument):
             return
         self._stepping = fd
         try:
-            more = waiting[0]()
+            more = step()
         except BaseException as error:  # noqa: BLE001 - it is raised in the waiting task
             trio.lowlevel.reschedule(self._rest(fd), outcome.Error(error))
             return
@@ -367,6 +383,9 @@ class RealConnection:
 
     async def pump(self, step: Callable[[], bool]) -> None:
         await self._poller.call_when_readable(self._socket.fileno(), step)
+
+    def call_soon(self, step: Callable[[], bool]) -> None:
+        self._poller.call_soon(self._socket.fileno(), step)
 
     def send_nowait(self, data: Buffer) -> int:
         try:

@@ -156,6 +156,12 @@ class Connection(Protocol):
         may be called outside of the waiting task, which saves waking it for each of them.
         """
 
+    def call_soon(self, step: Callable[[], bool]) -> None:
+        """`step()` is called once under `pump`, in the place of its own, though nothing has come.
+
+        Nothing happens if nobody pumps, or if the pump ends before. The last of several counts.
+        """
+
     def send_nowait(self, data: Buffer) -> int:
         """How many bytes of `data`, from its start, were taken without waiting; may be 0."""
 

@@ -11,14 +11,17 @@ import trio.testing
 
 from dataplane.connection import (
     FRAMES_PER_SLICE,
+    MAX_LATERS,
     RESERVE_ABOVE_BYTES,
     Client,
     ClientConnection,
     CloseConnectionError,
     Entrance,
+    LaterReply,
     PendingReply,
     Reply,
 )
+from dataplane.later import Later
 from dataplane.memory import RequestMemory
 from metaquorum.runtime import Buffer, File
 from metaquorum.runtime.real import RealDisk
@@ -38,6 +41,8 @@ class PlayedConnection:
         self.window_bytes = 1 << 30
         self._feed, self._source = trio.open_memory_channel[bytes](100)
         self._rest = b""
+        self._waiting: trio.CancelScope | None = None
+        self._soon: Callable[[], bool] | None = None
 
     def feed(self, data: bytes) -> None:
         self._feed.send_nowait(data)
@@ -57,12 +62,20 @@ class PlayedConnection:
     async def pump(self, step: Callable[[], bool]) -> None:
         more = True
         while more:
+            self._soon = None
             if not self._rest:
-                try:
-                    self._rest = await self._source.receive()
-                except trio.EndOfChannel:
-                    pass
-            more = step()
+                with trio.CancelScope() as self._waiting:
+                    try:
+                        self._rest = await self._source.receive()
+                    except trio.EndOfChannel:
+                        pass
+            more = (self._soon or step)()
+        self._waiting = None
+
+    def call_soon(self, step: Callable[[], bool]) -> None:
+        if self._waiting is not None:
+            self._soon = step
+            self._waiting.cancel()
 
     def send_nowait(self, data: Buffer) -> int:
         if self.is_broken:
@@ -83,14 +96,28 @@ class PlayedConnection:
         self.is_closed = True
 
 
+class Promised(Later):
+    def __init__(self, data: bytes, *, lets_others: bool) -> None:
+        super().__init__(lets_others=lets_others)
+        self.data = data
+        self.is_dropped = False
+
+    def give(self) -> bytes:
+        return self.data
+
+    def drop(self) -> None:
+        self.is_dropped = True
+
+
 class Handler:
     """Answers each frame as its first byte says."""
 
     def __init__(self) -> None:
         self.handled: list[bytes] = []
         self.go_on = trio.Event()
+        self.laters: list[Promised] = []
 
-    def __call__(self, frame: memoryview, client: Client) -> Reply | PendingReply:
+    def __call__(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
         data = bytes(frame)
         self.handled.append(data[:8])
         match data[:1]:
@@ -98,6 +125,10 @@ class Handler:
                 return PendingReply(self._later(data), lambda answer: answer)
             case b"n":
                 return None
+            case b"P" | b"L":  # a produce, say, and a long poll
+                later = Promised(data[:8], lets_others=data[:1] == b"P")
+                self.laters.append(later)
+                return LaterReply(later, lambda answer: answer)
             case b"x":
                 raise CloseConnectionError("nonsense")
         return data[:8]
@@ -301,3 +332,91 @@ async def test_a_reply_is_awaited_or_closed_once() -> None:
     one.close()
     with pytest.raises(RuntimeError):
         await one
+
+
+@in_trio
+async def test_what_is_promised_is_answered_in_the_order_of_the_requests() -> None:
+    setting = Setting()
+    sent = setting.network.sent
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.connection.serve)
+        setting.network.feed(framed(b"a", b"P1", b"P2", b"b", b"n", b"L3", b"c"))
+        await trio.testing.wait_all_tasks_blocked()
+        first, second, third = setting.handler.laters
+        assert sent == b"a"
+        second.ready()
+        await trio.testing.wait_all_tasks_blocked()
+        assert sent == b"a"
+        first.ready()
+        await trio.testing.wait_all_tasks_blocked()
+        assert sent == b"aP1P2b"
+        assert setting.handler.handled[-1] == b"L3", "what is behind a long poll waits for it"
+        third.ready()
+        await trio.testing.wait_all_tasks_blocked()
+        assert sent == b"aP1P2bL3c"
+        setting.network.end()
+    assert not any(later.is_dropped for later in setting.handler.laters)
+
+
+@in_trio
+async def test_more_is_read_while_promises_wait_but_not_without_bound() -> None:
+    setting = Setting()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.connection.serve)
+        for number in range(MAX_LATERS + 3):
+            setting.network.feed(framed(b"P%d" % number))
+            await trio.testing.wait_all_tasks_blocked()
+        laters = setting.handler.laters
+        assert len(laters) == MAX_LATERS
+        for later in laters:
+            later.ready()
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(laters) == MAX_LATERS + 3
+        for later in laters[MAX_LATERS:]:
+            later.ready()
+        setting.network.end()
+    assert bytes(setting.network.sent) == b"".join(later.data for later in laters)
+
+
+@in_trio
+async def test_answers_of_other_kinds_keep_their_place_behind_promises() -> None:
+    for behind in (b"wait", b"x", b"P2"):
+        setting = Setting()
+        setting.handler.go_on.set()
+        setting.network.window_bytes = 6  # and what is left of an answer, too
+        setting.network.feed(framed(b"first", b"P1", b"b", behind))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(setting.connection.serve)
+            await trio.testing.wait_all_tasks_blocked()
+            assert setting.network.sent == b"first"
+            for later in setting.handler.laters:
+                later.ready()
+            await trio.testing.wait_all_tasks_blocked()
+            assert setting.network.sent == b"firstP"
+            setting.connection.abort()
+
+
+@in_trio
+async def test_draining_waits_for_what_was_promised() -> None:
+    setting = Setting()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.connection.serve)
+        setting.network.feed(framed(b"P1", b"L2"))
+        await trio.testing.wait_all_tasks_blocked()
+        setting.connection.drain()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not setting.network.is_closed
+        for later in setting.handler.laters:
+            later.ready()
+    assert bytes(setting.network.sent) == b"P1L2"
+
+
+@in_trio
+async def test_promises_to_a_connection_that_ends_are_dropped() -> None:
+    setting = Setting()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.connection.serve)
+        setting.network.feed(framed(b"P1", b"L2"))
+        await trio.testing.wait_all_tasks_blocked()
+        setting.connection.abort()
+    assert [later.is_dropped for later in setting.handler.laters] == [True, True]

@@ -72,24 +72,24 @@ async def test_waiters_wake_when_enough_has_come_or_something_has_happened(tmp_p
     partition = partition_in(tmp_path)
     partition.assign(state(1, 0, (1,), (1,)))
 
-    def waiter(missing_bytes: int) -> FetchWaiter:
-        made = FetchWaiter(missing_bytes)
-        partition.waiters.add(made)
-        return made
+    def waiter(missing_bytes: int) -> trio.Event:
+        woken = trio.Event()
+        partition.waiters.add(FetchWaiter(missing_bytes, woken.set))
+        return woken
 
     little, much = waiter(10), waiter(1000)
     append(partition.log, make_batch(1))
     partition.appended(9)
-    assert not little.woken.is_set()
+    assert not little.is_set()
     partition.appended(1)
-    assert little.woken.is_set()
-    assert not much.woken.is_set()
+    assert little.is_set()
+    assert not much.is_set()
     assert partition.high_watermark == 1
     partition.assign(state(1, 1, (1,), (1,)))
-    assert much.woken.is_set()
+    assert much.is_set()
     last = waiter(1000)
     partition.fail("broken")
-    assert last.woken.is_set()
+    assert last.is_set()
     partition.log.close()
 
 
@@ -167,30 +167,32 @@ def test_what_is_appended_is_committed_once_all_in_sync_have_it(tmp_path: Path) 
 
 def test_who_follows_is_woken_by_appends_and_who_consumes_by_commits(tmp_path: Path) -> None:
     partition = led(tmp_path, Setting())
-    follower, consumer = FetchWaiter(1), FetchWaiter(100)
-    partition.end_waiters.add(follower)
-    partition.waiters.add(consumer)
+    follower, consumer = trio.Event(), trio.Event()
+    partition.end_waiters.add(FetchWaiter(1, follower.set))
+    partition.waiters.add(FetchWaiter(100, consumer.set))
     grow(partition, 2)
-    assert follower.woken.is_set()
-    assert not consumer.woken.is_set()
+    assert follower.is_set()
+    assert not consumer.is_set()
     partition.fetched_by(2, 102, 2, 0)
     partition.fetched_by(3, 103, 1, 0)
-    assert not consumer.woken.is_set(), "80 of 100 bytes are committed"
+    assert not consumer.is_set(), "80 of 100 bytes are committed"
     partition.fetched_by(3, 103, 2, 0)
-    assert consumer.woken.is_set()
+    assert consumer.is_set()
     partition.log.close()
 
 
 def test_a_producer_that_waits_is_woken_in_order_of_offsets(tmp_path: Path) -> None:
     partition = led(tmp_path, Setting())
     grow(partition, 3)
-    third, first = partition.wait_committed(3), partition.wait_committed(1)
+    third, first = trio.Event(), trio.Event()
+    partition.wait_committed(3, third.set)
+    partition.wait_committed(1, first.set)
     for replica_id in (2, 3):
         partition.fetched_by(replica_id, 100 + replica_id, 1, 0)
-    assert first.woken.is_set()
-    assert not third.woken.is_set()
+    assert first.is_set()
+    assert not third.is_set()
     partition.assign(state(2, 4, REPLICAS))
-    assert third.woken.is_set()
+    assert third.is_set()
     assert not partition.commit_waiters
     partition.log.close()
 

@@ -97,3 +97,51 @@ def test_a_loop_ends_without_complaint_from_the_instrument(
     with caplog.at_level(logging.DEBUG):
         trio.run(main)
     assert caplog.records == []
+
+
+def test_a_step_is_called_soon_without_anything_to_read() -> None:
+    """An answer is ready because of what another connection has brought."""
+
+    async def main() -> None:
+        network = RealNetwork()
+        (ours, other), (theirs, another) = await _pair(network), await _pair(network)
+        calls: list[str] = []
+
+        def answer() -> bool:
+            calls.append("answer")
+            return len(calls) < 3  # a step that was called soon can end the pump, too
+
+        def pumped() -> bool:
+            calls.append("pumped")
+            return True
+
+        def bring() -> bool:
+            theirs.receive_nowait(bytearray(10))
+            ours.call_soon(answer)
+            return True
+
+        async def pump_theirs() -> None:
+            await theirs.pump(bring)
+
+        async with trio.open_nursery() as nursery:
+            ours.call_soon(pumped)  # nobody pumps: nothing happens
+            nursery.start_soon(pump_theirs)
+            with trio.fail_after(LOST_S):
+                async with trio.open_nursery() as waiting:
+
+                    async def pump_ours() -> None:
+                        await ours.pump(pumped)
+                        waiting.cancel_scope.cancel()
+
+                    waiting.start_soon(pump_ours)
+                    await trio.testing.wait_all_tasks_blocked()
+                    for count in (1, 2, 3):
+                        another.send(b"records")
+                        while len(calls) < count:
+                            await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+        assert calls == ["answer"] * 3
+        for end in (ours, other, theirs, another):
+            end.close()
+
+    trio.run(main)

@@ -118,6 +118,34 @@ async def test_what_is_sent_arrives(
 
 
 @in_trio
+async def test_a_step_is_called_soon_whether_or_not_anything_comes(files: TlsFiles) -> None:
+    async with tls_pair(server_context(files), client_context(files)) as (ours, theirs):
+        seen: list[str] = []
+
+        def soon() -> bool:
+            seen.append("soon")
+            return len(seen) < 4
+
+        def step() -> bool:
+            while theirs.receive_nowait(bytearray(10)) > 0:
+                seen.append("bytes")
+                theirs.call_soon(soon)
+            return True
+
+        theirs.call_soon(soon)  # nobody pumps: nothing happens
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(theirs.pump, step)
+            await ours.send(b"one")
+            while seen != ["bytes", "soon"]:
+                await trio.sleep(0.001)
+            theirs.call_soon(soon)
+            while len(seen) < 3:
+                await trio.sleep(0.001)
+            theirs.call_soon(soon)  # which ends it
+        assert seen == ["bytes", "soon", "soon", "soon"]
+
+
+@in_trio
 async def test_both_directions_flow_at_once(files: TlsFiles) -> None:
     contexts = server_context(files), client_context(files)
     async with tls_pair(*contexts) as (ours, theirs):

@@ -63,9 +63,9 @@ def test_the_commonest_request_is_read_as_the_tables_write_it(
     _, body = decode_request_header(frame)
     one = decode_one(frame, body, version)
     assert one is not None
-    told_acks, topic, told_partitions = one
+    told_acks, timeout_ms, topic, told_partitions = one
     assert topic == (TOPIC_ID if version >= FIRST_WITH_TOPIC_ID else name.encode())
-    assert told_acks == acks
+    assert (told_acks, timeout_ms) == (acks, 30_000)
     assert [(index, bytes(records)) for index, records in told_partitions] == partitions
 
 

@@ -1,0 +1,124 @@
+"""Answers that have to wait for something that other requests do, without a task that waits.
+
+A long poll waits for an append, a produce with acks=all for its followers' fetches: each is ended
+by a request of somebody else. Such an answer is a `Later`: whatever it waits for calls `ready`, or
+its time is over, and its connection is told, which sends it in a slice of its own.
+
+    waiting --ready--> ready --give--> given
+       `----------drop----------> dropped (the connection has ended)
+
+Waking a task for it costs as much as all the rest of the request.
+"""
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any, Final
+
+import trio
+
+from metaquorum.runtime import Clock
+
+# So many timers that were cancelled may be left among those that count, and half of all.
+LEAST_DEAD: Final = 1000
+
+
+class Later:
+    """What a handler returns. Its owner calls `give` once it is ready, or `drop`."""
+
+    __slots__ = ("_told", "is_ready", "lets_others")
+
+    def __init__(self, *, lets_others: bool = False) -> None:
+        """`lets_others`: requests behind it on its connection may be handled before it is given."""
+        self.lets_others = lets_others
+        self.is_ready = False
+        self._told: Callable[[], object] | None = None
+
+    def ready(self) -> None:
+        """There is nothing to wait for any more. Any number of times."""
+        if not self.is_ready:
+            self.is_ready = True
+            if self._told is not None:
+                self._told()
+
+    def tell(self, told: Callable[[], object]) -> None:
+        """`told` is called when it is ready, and nobody who was to be told before."""
+        self._told = told
+        if self.is_ready:
+            told()
+
+    def give(self) -> Any:
+        """The answer; all that was to make it ready is forgotten."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Nobody wants it."""
+        raise NotImplementedError
+
+
+class Timer:
+    __slots__ = ("_timers", "call")
+
+    def __init__(self, call: Callable[[], object], timers: "Timers") -> None:
+        self.call: Callable[[], object] | None = call
+        self._timers = timers
+
+    def cancel(self) -> None:
+        if self.call is not None:
+            self.call = None
+            self._timers.died()
+
+
+class Timers:
+    """Calls made at their time, nearly all of which are cancelled before it. One task for all."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._queue: list[tuple[float, int, Timer]] = []
+        self._numbers = count()
+        self._dead = 0
+        self._sleeping = trio.CancelScope()
+        self._sleeps_until = float("inf")
+        self._added = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def call_after(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """`call()` is made then, or a little later, unless it is cancelled."""
+        at = self._clock.monotonic() + seconds
+        timer = Timer(call, self)
+        heappush(self._queue, (at, next(self._numbers), timer))
+        if at < self._sleeps_until:
+            self._added.set()
+            self._sleeping.cancel()
+        return timer
+
+    def died(self) -> None:
+        """One of them was cancelled."""
+        self._dead += 1
+        if self._dead > LEAST_DEAD and self._dead > len(self._queue) // 2:
+            self._queue = [entry for entry in self._queue if entry[2].call is not None]
+            heapify(self._queue)
+            self._dead = 0
+
+    async def run(self) -> None:
+        while True:
+            self._call_due()
+            if not self._queue:
+                self._added = trio.Event()
+                self._sleeps_until = float("inf")
+                await self._added.wait()
+            self._sleeps_until = self._queue[0][0]
+            with trio.CancelScope() as self._sleeping:
+                await self._clock.sleep_until(self._sleeps_until)
+
+    def _call_due(self) -> None:
+        now = self._clock.monotonic()
+        while self._queue and self._queue[0][0] <= now:
+            _, _, timer = heappop(self._queue)
+            if timer.call is None:
+                self._dead -= 1
+            else:
+                call, timer.call = timer.call, None
+                call()
