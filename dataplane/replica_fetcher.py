@@ -50,9 +50,13 @@ from wire.messages.list_offsets import (
 
 log = logging.getLogger(__name__)
 
-# Leader and follower do not hear of an election at the same time: thousands of partitions say so.
+# Leader and follower do not hear of a topic or an election at the same time: thousands of
+# partitions say so, and hardly any for long.
+MOST_PASSING: Final = 10  # failures, of growing distance, that are not told
 _PASSING: Final = frozenset(
     (
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.FENCED_LEADER_EPOCH,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -476,10 +480,10 @@ class ReplicaFetcher:
             self._session.drop(key)
             self._stirred.pop(key, None)
             self._delayed[key] = None
-        if followed.told is not code and followed.failures > 1:
+        most = MOST_PASSING if code in _PASSING else 1
+        if followed.told is not code and followed.failures > most:
             followed.told = code
-            log.log(
-                logging.DEBUG if code in _PASSING else logging.INFO,
+            log.info(
                 "%s cannot be fetched from worker %d: %s",
                 followed.partition,
                 self.leader_id,
