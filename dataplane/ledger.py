@@ -9,6 +9,7 @@ have been acknowledged. Here every cut leaves an entry, synced before the cut is
                         at its followers, what they cut
     leader lost it      the leader was in sync, and has not what was committed: a disk or power
     leader starts later the leader has deleted all that this replica had
+    lost log            a start that found no log where there was one: a new disk, a folder removed
     recovery            a start that found a torn or damaged tail, or less than had been committed
 
 In the data directory, two files of lines that people can read, each with its checksum:
@@ -52,6 +53,7 @@ class Reason(Enum):
     LEADER_LOST_IT = "leader lost it"
     LEADER_STARTS_LATER = "leader starts later"
     RECOVERY = "recovery"
+    LOST_LOG = "lost log"
 
 
 class Acknowledged(Enum):
@@ -180,6 +182,25 @@ def of_recovery(partition: Partition, now_ms: int) -> Entry | None:
         partition.known_high_watermark,
         acknowledged(Reason.RECOVERY, end, partition.known_high_watermark),
         f"{log.lost_bytes} bytes could not be read" if log.lost_bytes else "the log is shorter",
+    )
+
+
+def of_lost_log(partition: Partition, noted_end: int | None, now_ms: int) -> Entry:
+    """A log begins anew, of which no more is known than that it ended there or later."""
+    return Entry(
+        now_ms,
+        partition.topic,
+        partition.topic_id,
+        partition.index,
+        Reason.LOST_LOG,
+        0,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN if noted_end is None else noted_end,
+        Acknowledged.PERHAPS,
+        "" if noted_end is None else f"it reached offset {noted_end} at least",
     )
 
 

@@ -270,8 +270,10 @@ class Partitions:
             if log_dirs.offline_reason((topic.name, index)) is None:
                 log.error("partition %s-%d is offline: %s", topic.name, index, failure)
                 log_dirs.set_offline((topic.name, index), failure)
-        await self.replication.recovered(added)
         wanted = {(one.topic, one.partition) for one in new}
+        await self.replication.recovered(
+            [one for one in added if (one.topic, one.index) not in wanted]
+        )
         return [
             (topic, index)
             for topic, index in missing
@@ -294,6 +296,12 @@ class Partitions:
             len(lost),
             ", ".join(names),
             ", ..." if len(lost) > MOST_NAMED else "",
+        )
+        await self.replication.lost_logs(
+            [
+                (partition, self.log_dirs.noted_end((partition.topic, partition.index)))
+                for partition in (self._by_id[topic_id][index] for topic_id, index in untold)
+            ]
         )
         await self.replication.tell_begun_anew(untold)
 

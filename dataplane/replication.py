@@ -285,6 +285,11 @@ class Replication:
         now_ms = self._runtime.clock.now_ms()
         self._losses.append(ledger.of_unclean_leader(partition, before.isr, now_ms))
 
+    async def lost_logs(self, lost: Sequence[tuple[Partition, int | None]]) -> None:
+        """Logs that begin anew are recorded, with where they ended at least, if that was noted."""
+        now_ms = self._runtime.clock.now_ms()
+        await self.ledger.record([ledger.of_lost_log(each, end, now_ms) for each, end in lost])
+
     async def recovered(self, partitions: Sequence[Partition]) -> None:
         """What these logs lack since they were opened is recorded."""
         now_ms = self._runtime.clock.now_ms()

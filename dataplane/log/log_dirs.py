@@ -135,10 +135,13 @@ class LogDirs:
         One that never had any has no folder, so that checkpoints have to tell. Those that are new,
         as after the loss of a disk, tell nothing: then it is taken for lost.
         """
+        noted = self.noted_end(partition)
+        return any(one.is_new for one in self._all) if noted is None else noted > 0
+
+    def noted_end(self, partition: Partition) -> int | None:
+        """Up to where, at least, a log reached that is nowhere now; None: nothing was noted."""
         noted = [one.missing[partition] for one in self._all if partition in one.missing]
-        if noted:
-            return max(noted) > 0
-        return any(one.is_new for one in self._all)
+        return max(noted, default=None)
 
     def set_offline(self, partition: Partition, reason: StorageError) -> None:
         """It has no log, and gets none."""

@@ -29,6 +29,7 @@ from simulations.machine import Machine
 from tests.dataplane.log.logs import append, make_batch, open_log
 from tests.dataplane.replicas import Setting
 from tests.dataplane.serving import batch_of
+from tests.dataplane.test_lost_disks import RECORDS, come_back, filled, lose_logs
 from tests.dataplane.test_partition import config_of
 from tests.dataplane.together import Together, together
 from wire.apis import ApiKey
@@ -261,3 +262,20 @@ def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened() -> None:
         assert (found.offset, found.end_offset, found.high_watermark) == (4, 5, 5)
 
     together(story, replica_high_watermark_checkpoint_interval_ms=100)
+
+
+def test_a_lost_log_is_recorded_with_what_was_noted_of_it() -> None:
+    async def story(cluster: Together) -> None:
+        await filled(cluster, (1, 2))
+        await cluster.kill(2)
+        lose_logs(cluster, 2)
+        await come_back(cluster, 2)
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
+        (found,) = await told(cluster, 2)
+        assert (found.topic, found.reason, found.acknowledged) == ("t", "lost log", "perhaps")
+        assert (found.offset, found.end_offset, found.high_watermark) == (0, -1, RECORDS)
+        assert found.detail == f"it reached offset {RECORDS} at least"
+        await cluster.restart(2)
+        assert await told(cluster, 2) == [found]
+
+    together(story)
