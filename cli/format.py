@@ -11,8 +11,10 @@ from random import SystemRandom
 import click
 
 from cli.quorum_options import cluster_id_option
+from cli.scram_option import scram_records
 from cli.usage import UsageError
 from metaquorum.channel.identity import SecretError, create_secret
+from metaquorum.first_records import write_first_records
 from metaquorum.runtime.real import RealDisk
 from metaquorum.runtime.seams import StorageError
 from metaquorum.storage import is_formatted, new_id, open_storage
@@ -60,7 +62,16 @@ def secret_command(file: str) -> None:
 @click.option(
     "--ignore-formatted", is_flag=True, help="No complaint where it is this node's already."
 )
-def format_command(data_dir: str, cluster_id: str, node_id: int, ignore_formatted: bool) -> None:
+@click.option(
+    "--add-scram",
+    "scram",
+    multiple=True,
+    metavar="MECHANISM=[name=N,password-file=F]",
+    help="A user that the new cluster knows. Say the same to each controller.",
+)
+def format_command(
+    data_dir: str, cluster_id: str, node_id: int, ignore_formatted: bool, scram: tuple[str, ...]
+) -> None:
     """Write down that a data directory is this node's, in this cluster.
 
     The directory must be empty, or not be there yet. A node that starts on one of another cluster
@@ -69,10 +80,13 @@ def format_command(data_dir: str, cluster_id: str, node_id: int, ignore_formatte
     \b
     Examples:
       mq-server format --data-dir /srv/log --cluster-id Q2x1c3RlciBvZiBtaW5lIQ --node-id 1
+      mq-server format --data-dir /srv/log --cluster-id Q2x1c3RlciBvZiBtaW5lIQ --node-id 1
+      --add-scram 'SCRAM-SHA-512=[name=admin,password-file=/root/password]'
     """
     path, disk, random = os.path.abspath(data_dir), RealDisk(), SystemRandom()
     try:
         cluster_id_option(cluster_id)
+        records = scram_records(scram)
         if is_formatted(disk, path) and not ignore_formatted:
             raise UsageError(
                 f"{path} is formatted already; --ignore-formatted leaves it as it is, if it is"
@@ -81,6 +95,8 @@ def format_command(data_dir: str, cluster_id: str, node_id: int, ignore_formatte
         storage = open_storage(
             disk, path, node_id, random, owner=f"process {os.getpid()}", cluster_id=cluster_id
         )
+        if records and storage.is_new:
+            write_first_records(disk, path, records)
         storage.close()
     except (UsageError, StorageError, OSError) as error:
         click.echo(f"mq-server: {error}", err=True)

@@ -5,6 +5,8 @@ from typing import Final, NamedTuple
 
 import click
 
+from cli.admin.security import security_options
+
 
 class Place(NamedTuple):
     """Where a command is, and what is said of it before it is loaded."""
@@ -69,12 +71,13 @@ class LazyGroup(click.Group):
     metavar="SECONDS",
     help="How long one request may take, retries included.  [default: 30]",
 )
+@security_options
 @click.version_option(package_name="metaquorum", prog_name="mq-admin")
 @click.pass_context
 def main(ctx: click.Context, /, **options: object) -> None:
     """Administer any Kafka-compatible cluster.
 
-    The four options below may also stand behind the command. The cluster is the first of:
+    The first four options below may also stand behind the command. The cluster is the first of:
     --bootstrap, --profile, MQ_BOOTSTRAP, MQ_PROFILE, the default profile, 127.0.0.1:9092.
 
     \b

@@ -25,6 +25,7 @@ from dataplane.worker_role import WorkerRole
 from metaquorum.channel.endpoint import Endpoint
 from metaquorum.channel.identity import ChannelIdentity, SecretError
 from metaquorum.controller_role import ControllerRole
+from metaquorum.first_records import read_first_records
 from metaquorum.loader import MetadataLoader
 from metaquorum.raft.core import RaftFatalError
 from metaquorum.rpc.follower import MetadataFollower
@@ -205,6 +206,9 @@ class Node:
             endpoint,
             loader,
             config.configs,
+            await self._runtime.disk.run(
+                lambda: read_first_records(self._runtime.disk, storage.data_dir)
+            ),
         )
         if endpoint is not None:
             address = config.quorum_listen or config.controllers[config.node_id]

@@ -46,6 +46,7 @@ from metaquorum.mutation_quotas import MutationQuotas, MutationsTaken
 from metaquorum.proposer import Changed, Proposer
 from metaquorum.quorum import Quorum
 from metaquorum.quota_changes import QuotaChange, change_quotas
+from metaquorum.records import MetadataRecord
 from metaquorum.registrations import (
     ControllerRegistration,
     WorkerRegistration,
@@ -97,13 +98,15 @@ class Controller:
         clock: Clock,
         random: Random,
         static_configs: Mapping[str, str],
+        first_records: Sequence[MetadataRecord] = (),
     ) -> None:
+        """`first_records` are what a new cluster has from its beginning."""
         self._quorum = quorum
         self._loader = loader
         self._clock = clock
         self._random = random
         self._static_configs = static_configs
-        self._proposer = Proposer(quorum, loader, clock)
+        self._proposer = Proposer(quorum, loader, clock, first_records)
         configs = self._configs(loader.image)
         self._mutations = MutationQuotas(
             configs.integer("controller.quota.window.num"),

@@ -6,7 +6,7 @@ running               votes, follows or leads; answers calls of other nodes
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
@@ -22,6 +22,7 @@ from metaquorum.loader import MetadataLoader
 from metaquorum.raft.peers import NoPeers, Peers
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter
+from metaquorum.records import MetadataRecord
 from metaquorum.registrations import ControllerRegistration
 from metaquorum.rpc.feed import MetadataFeed
 from metaquorum.rpc.links import QuorumLinks
@@ -52,6 +53,7 @@ class ControllerRole:
         endpoint: Endpoint | None,
         loader: MetadataLoader,
         static_configs: Mapping[str, str],
+        first_records: Sequence[MetadataRecord] = (),
     ) -> None:
         """`endpoint` None: this node is alone, and nothing is listened on."""
         self._runtime = runtime
@@ -72,7 +74,7 @@ class ControllerRole:
             QUORUM_TIMINGS,
         )
         self.controller = Controller(
-            self.quorum, loader, runtime.clock, runtime.random, static_configs
+            self.quorum, loader, runtime.clock, runtime.random, static_configs, first_records
         )
         if self._mesh is not None:
             self._mesh.watch(self.controller)

@@ -14,7 +14,7 @@ from typing import Final
 
 from metaquorum.decisions import Decision
 from metaquorum.image import MetadataImage
-from metaquorum.records import FeatureLevelRecord, FeatureRange
+from metaquorum.records import FeatureLevelRecord, FeatureRange, MetadataRecord
 from wire.errors import ErrorCode, KafkaError
 
 METADATA_VERSION: Final = "metadata.version"
@@ -42,10 +42,16 @@ class FeatureUpdate:
     upgrade_type: int = UpgradeType.UPGRADE
 
 
-def found_cluster(image: MetadataImage) -> Decision[None]:
-    """The cluster runs at known feature levels; nothing changes where it does already."""
+def found_cluster(
+    image: MetadataImage, first_records: Sequence[MetadataRecord] = ()
+) -> Decision[None]:
+    """The cluster runs at known feature levels; nothing changes where it does already.
+
+    `first_records` are what a new cluster has from its beginning.
+    """
     missing = [each for each in SUPPORTED_FEATURES if each.name not in image.features]
-    return Decision(None, [FeatureLevelRecord(each.name, each.most) for each in missing])
+    records: list[MetadataRecord] = [FeatureLevelRecord(each.name, each.most) for each in missing]
+    return Decision(None, [*records, *(first_records if records else ())])
 
 
 def check_features(image: MetadataImage) -> None:

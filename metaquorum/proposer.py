@@ -70,7 +70,15 @@ class _Pending(Generic[T]):
 class Proposer:
     """The decisions of this controller, for as long as it is the active one."""
 
-    def __init__(self, quorum: Quorum, loader: MetadataLoader, clock: Clock) -> None:
+    def __init__(
+        self,
+        quorum: Quorum,
+        loader: MetadataLoader,
+        clock: Clock,
+        first_records: Sequence[MetadataRecord] = (),
+    ) -> None:
+        """`first_records` are what a new cluster has from its beginning."""
+        self._first_records = first_records
         self._quorum = quorum
         self._loader = loader
         self._clock = clock
@@ -173,7 +181,7 @@ class Proposer:
         elif committed.end_offset >= self._decided.end_offset:
             self._decided, self._last = committed, None
         if not self._decided.features:
-            await self._propose(found_cluster(self._decided))
+            await self._propose(found_cluster(self._decided, self._first_records))
 
     def _forget_pending(self) -> None:
         self._decided, self._last = self._loader.image, None

@@ -48,6 +48,9 @@ _NEXT: Final = {
     ErrorCode.POLICY_VIOLATION: "the configs decide: `mq-admin configs describe topic NAME`",
     ErrorCode.TOPIC_DELETION_DISABLED: "the nodes' config delete.topic.enable forbids it",
     ErrorCode.INVALID_RECORD: "a compacted topic needs a key with each record",
+    ErrorCode.SASL_AUTHENTICATION_FAILED: "--username, --password-file, the environment or a "
+    "profile say who you are",
+    ErrorCode.UNSUPPORTED_SASL_MECHANISM: "--mechanism chooses another",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "somebody with the right to must grant it, or do this",
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "somebody with the right to must grant it, or do this",
 }
@@ -68,8 +71,13 @@ class Session:
             addresses = parse_bootstrap(self.settings.bootstrap)
         except ValueError as error:
             raise click.UsageError(f"{self.settings.source}: {error}") from None
-        connected = connect(addresses, timeout_s=self.settings.timeout_s)
-        return click.get_current_context().with_resource(connected)
+        connected = connect(
+            addresses, timeout_s=self.settings.timeout_s, security=self.settings.security
+        )
+        try:
+            return click.get_current_context().with_resource(connected)
+        except ValueError as error:  # of the files for TLS
+            raise click.UsageError(str(error)) from None
 
     @functools.cached_property
     def admin(self) -> BlockingAdmin:
@@ -209,7 +217,9 @@ def complete_topics(ctx: click.Context, parameter: click.Parameter, incomplete: 
     """Topics that begin so, if the cluster can tell within a moment."""
     try:
         settings = resolve(merged(ctx, ctx.params), os.environ)
-        with connect(settings.bootstrap, timeout_s=COMPLETION_TIMEOUT_S) as cluster:
+        with connect(
+            settings.bootstrap, timeout_s=COMPLETION_TIMEOUT_S, security=settings.security
+        ) as cluster:
             names = [topic.name for topic in BlockingAdmin(cluster).topics()]
     except (KafkaError, AdminError, WireError, ValueError, click.UsageError):
         return []

@@ -8,12 +8,16 @@ from typing import Any, Final
 
 import click
 
+from cli.admin.security import KEYS, resolve_security
+from metaquorum.admin.security import PLAINTEXT, Security
+
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 OUTPUTS: Final = ("text", "json", "yaml")
 _KEYS: Final[Mapping[str, tuple[type, ...]]] = {
     "bootstrap": (str,),
     "output": (str,),
     "timeout": (int, float),
+    **dict.fromkeys(KEYS, (str,)),
 }
 
 
@@ -23,6 +27,7 @@ class Settings:
     output: str
     timeout_s: float
     source: str  # of the bootstrap, for whoever wonders why it is this one
+    security: Security = PLAINTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +113,7 @@ def resolve(options: Mapping[str, Any], environment: Mapping[str, str]) -> Setti
         output=options.get("output") or profile.get("output", "text"),
         timeout_s=float(options.get("timeout_s") or profile.get("timeout", 30)),
         source=source,
+        security=resolve_security(
+            options, profile if bootstrap == profile.get("bootstrap") else {}, environment
+        ),
     )

@@ -25,6 +25,7 @@ from metaquorum.admin.errors import (
     NotServedError,
     UnreachableError,
 )
+from metaquorum.admin.security import PLAINTEXT, Login, Security, Tls
 from metaquorum.admin.throttling import ThrottleTimes
 
 if TYPE_CHECKING:
@@ -37,9 +38,12 @@ __all__ = [
     "BrokerError",
     "Cluster",
     "InterruptedChangeError",
+    "Login",
     "Node",
     "NotServedError",
+    "Security",
     "ThrottleTimes",
+    "Tls",
     "TopicPartition",
     "UnreachableError",
     "connect",
@@ -53,8 +57,12 @@ async def connect(
     client_id: str = "metaquorum",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     runtime: Runtime | None = None,
+    security: Security = PLAINTEXT,
 ) -> AsyncIterator[Cluster]:
-    """A cluster whose connections end with the block; the first is made by the first call."""
+    """A cluster whose connections end with the block; the first is made by the first call.
+
+    ValueError where the files for TLS cannot be used.
+    """
     from metaquorum.admin.seams import SeamTransport
 
     if runtime is None:
@@ -62,11 +70,16 @@ async def connect(
 
         runtime = real_runtime()
     cluster = Cluster(
-        SeamTransport(runtime.clock, runtime.network),
+        SeamTransport(
+            runtime.clock,
+            runtime.network,
+            None if security.tls is None else security.tls.context(),
+        ),
         bootstrap,
         client_id=client_id,
         timeout_s=timeout_s,
         random=runtime.random,
+        login=security.login,
     )
     try:
         yield cluster

@@ -11,13 +11,17 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from metaquorum.admin.admin import AdminClient
 from metaquorum.admin.cluster import DEFAULT_TIMEOUT_S, Cluster
 from metaquorum.admin.consumer import Consumer
 from metaquorum.admin.producer import Producer
+from metaquorum.admin.security import PLAINTEXT, Security, Tls
 from wire.types import Buffer
+
+if TYPE_CHECKING:
+    import ssl
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +47,10 @@ class BlockingStream:
 
 
 class BlockingTransport:
+    def __init__(self, tls: Tls | None = None) -> None:
+        """ValueError where the files for TLS cannot be used."""
+        self._context = None if tls is None else tls.context()
+
     def monotonic(self) -> float:
         return time.monotonic()
 
@@ -55,7 +63,18 @@ class BlockingTransport:
     async def connect(self, host: str, port: int, deadline: float) -> BlockingStream:
         sock = socket.create_connection((host, port), _left(deadline))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._context is not None:
+            sock = _secured(sock, self._context, host)
         return BlockingStream(sock)
+
+
+def _secured(sock: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
+    try:
+        return context.wrap_socket(sock, server_hostname=host)
+    except OSError as error:
+        sock.close()
+        why = getattr(error, "verify_message", None) or getattr(error, "reason", None) or error
+        raise ConnectionError(f"no TLS with it: {why}") from None
 
 
 def _left(deadline: float) -> float:
@@ -79,9 +98,19 @@ def connect(
     *,
     client_id: str = "mq-admin",
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    security: Security = PLAINTEXT,
 ) -> Iterator[Cluster]:
-    """A cluster whose connections end with the block; the first is made by the first call."""
-    cluster = Cluster(BlockingTransport(), bootstrap, client_id=client_id, timeout_s=timeout_s)
+    """A cluster whose connections end with the block; the first is made by the first call.
+
+    ValueError where the files for TLS cannot be used.
+    """
+    cluster = Cluster(
+        BlockingTransport(security.tls),
+        bootstrap,
+        client_id=client_id,
+        timeout_s=timeout_s,
+        login=security.login,
+    )
     try:
         yield cluster
     finally:

@@ -17,6 +17,7 @@ from metaquorum.admin.errors import (
     UnreachableError,
     broker_error,
 )
+from metaquorum.admin.security import Login
 from metaquorum.admin.throttling import ThrottleTimes
 from metaquorum.admin.transport import Transport
 from wire.errors import ErrorCode, WireError
@@ -100,8 +101,13 @@ class Cluster:
         client_id: str = "mq-admin",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         random: Random | None = None,
+        login: Login | None = None,
     ) -> None:
-        """Nothing is connected yet. `random` spreads what may go anywhere."""
+        """Nothing is connected yet. `random` spreads what may go anywhere.
+
+        `login` is who we are to brokers.
+        """
+        self._login = login
         self.transport = transport
         self.timeout_s = timeout_s
         self.client_id = client_id
@@ -220,7 +226,9 @@ class Cluster:
     async def _open(self, address: tuple[str, int], deadline: float) -> BrokerConnection:
         soon = min(deadline, self.deadline(CONNECT_TIMEOUT_S))
         stream = await self.transport.connect(*address, soon)
-        connection = BrokerConnection(stream, address, self.client_id)
+        connection = BrokerConnection(
+            stream, address, self.client_id, self._login, self.transport.monotonic
+        )
         connection.throttle_times = self.throttle_times
         try:
             await connection.negotiate(soon)

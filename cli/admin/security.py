@@ -1,0 +1,120 @@
+"""Who mq-admin is to a cluster, and over what wire: from options, environment or a profile.
+
+All of it comes from where the cluster's address does, so that no password goes to another cluster:
+a profile's own, or else the environment's (MQ_USERNAME and so on); options go before either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from metaquorum.admin.security import Login, Security, Tls
+
+DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
+MAX_PASSWORD_BYTES: Final = 4096
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+# What a profile may say, the options and (with MQ_, in capitals) the environment.
+KEYS: Final[Mapping[str, str]] = {
+    "security-protocol": "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.  [default: what is given]",
+    "mechanism": f"PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.  [default: {DEFAULT_MECHANISM}]",
+    "username": "Who you are, where the cluster asks.",
+    "password-file": "A file with the password (or MQ_PASSWORD).",
+    "tls-authorities": "PEM file: whose certificates are believed.  [default: the machine's]",
+    "tls-certificate": "PEM file: your certificate, where the cluster asks for it.",
+    "tls-key": "PEM file: its key.  [default: in the same file]",
+}
+_OF_TLS: Final = ("tls-authorities", "tls-certificate", "tls-key")
+
+
+def security_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for key, text in reversed(list(KEYS.items())):
+        kind = "FILE" if "file" in text or "FILE" in text or "PEM" in text else "TEXT"
+        function = click.option(f"--{key}", metavar=kind, help=text)(function)
+    return function
+
+
+def resolve_security(
+    options: Mapping[str, Any], profile: Mapping[str, Any], environment: Mapping[str, str]
+) -> Security:
+    """click.UsageError."""
+    given: dict[str, str] = {}
+    for key in KEYS:
+        name = key.replace("-", "_")
+        base = profile.get(key) if profile else environment.get(f"MQ_{name.upper()}")
+        if value := options.get(name) or base:
+            given[key] = value
+    password = "" if profile else environment.get("MQ_PASSWORD", "")
+    protocol = given.get("security-protocol", "").upper() or _implied(given)
+    if protocol not in PROTOCOLS:
+        raise click.UsageError(
+            f"the security protocol is one of {', '.join(PROTOCOLS)}, not {protocol}"
+        )
+    has_sasl, has_tls = protocol.startswith("SASL_"), protocol.endswith("SSL")
+    if ("username" in given and not has_sasl) or (not has_tls and any(k in given for k in _OF_TLS)):
+        raise click.UsageError(
+            f"the security protocol {protocol} does not go with what else is given"
+        )
+    return _security(
+        _tls(given) if has_tls else None, _login(given, password) if has_sasl else None
+    )
+
+
+def _security(tls: Tls | None, login: Login | None) -> Security:
+    import metaquorum.admin.security as made  # not for --help
+
+    return made.Security(tls, login)
+
+
+def _implied(given: Mapping[str, str]) -> str:
+    has_tls = any(key in given for key in _OF_TLS)
+    if "username" in given:
+        return "SASL_SSL" if has_tls else "SASL_PLAINTEXT"
+    return "SSL" if has_tls else "PLAINTEXT"
+
+
+def _tls(given: Mapping[str, str]) -> Tls:
+    if "tls-key" in given and "tls-certificate" not in given:
+        raise click.UsageError("a key for TLS (tls-key) is of no use without tls-certificate")
+    import metaquorum.admin.security as made
+
+    return made.Tls(
+        given.get("tls-authorities"), given.get("tls-certificate"), given.get("tls-key")
+    )
+
+
+def _login(given: Mapping[str, str], password: str) -> Login:
+    from metaquorum.sasl import MECHANISMS
+
+    mechanism = given.get("mechanism", DEFAULT_MECHANISM).upper()
+    if mechanism not in MECHANISMS:
+        raise click.UsageError(f"the mechanism is one of {', '.join(MECHANISMS)}, not {mechanism}")
+    if "username" not in given:
+        raise click.UsageError("with SASL, a username is needed (--username)")
+    if path := given.get("password-file"):
+        password = _read_password(path)
+    if not password:
+        raise click.UsageError(
+            "a password is needed: in a file (--password-file), or in MQ_PASSWORD"
+        )
+    import metaquorum.admin.security as made
+
+    return made.Login(mechanism, given["username"], password)
+
+
+def _read_password(path: str) -> str:
+    """The file's first line."""
+    try:
+        with open(os.path.expanduser(path), "rb") as file:
+            data = file.read(MAX_PASSWORD_BYTES + 1)
+        if len(data) > MAX_PASSWORD_BYTES:
+            raise click.UsageError(f"{path} is too long to be a password")
+        return data.decode().split("\n")[0].rstrip("\r")
+    except OSError as error:
+        raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise click.UsageError(f"{path} is no text") from None
