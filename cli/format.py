@@ -81,7 +81,7 @@ def format_command(
     Examples:
       mq-server format --data-dir /srv/log --cluster-id Q2x1c3RlciBvZiBtaW5lIQ --node-id 1
       mq-server format --data-dir /srv/log --cluster-id Q2x1c3RlciBvZiBtaW5lIQ --node-id 1
-      --add-scram 'SCRAM-SHA-512=[name=admin,password-file=/root/password]'
+      --add-scram 'SCRAM-SHA-512=[name=admin,password-file=/etc/metaquorum/password]'
     """
     path, disk, random = os.path.abspath(data_dir), RealDisk(), SystemRandom()
     try:

@@ -1,7 +1,7 @@
 """`--add-scram`, as Kafka's storage tool has it: a user that a new cluster knows from the start.
 
 SCRAM-SHA-256=[name=admin,password=secret]
-SCRAM-SHA-512=[name=admin,password-file=/root/password,iterations=8192]
+SCRAM-SHA-512=[name=admin,password-file=/etc/metaquorum/password,iterations=8192]
 """
 
 import base64
