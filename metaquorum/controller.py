@@ -331,7 +331,11 @@ class Controller:
                 may_be_unclean=self._may_be_unclean,
             )
 
-        await self._wait_roll_call(worker.worker_id)
+        self._follow()
+        self._sessions.seen(*identity, self._clock.monotonic())
+        known = self._loader.image.workers.get(worker.worker_id)
+        if known is None or known.incarnation_id != worker.incarnation_id:
+            await self._wait_roll_call(worker.worker_id)
         self._follow()
         changed = await self._proposer.change(decide)
         tell(f"worker {worker.worker_id} is another process", changed.answer, quietly=True)

@@ -16,7 +16,7 @@ from metaquorum.raft.peers import NoPeers
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.records import Endpoint, FeatureRange
 from metaquorum.registrations import ControllerRegistration, WorkerRegistration
-from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
+from metaquorum.worker_sessions import RECONNECT_GRACE_S, HeartbeatAnswer, WorkerHeartbeat
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER
 from wire.errors import ErrorCode, KafkaError
@@ -157,14 +157,14 @@ async def test_a_closed_connection_fences_after_its_grace_unless_it_is_made_agai
     controller, incarnation = quorum.controller, bytes([1] * 16)
     controller.connected(1, incarnation)
     controller.disconnected(1, incarnation)
-    await trio.sleep(0.19)
+    await trio.sleep(RECONNECT_GRACE_S - 0.01)
     assert quorum.fenced() == set()
     controller.connected(1, incarnation)
     await trio.sleep(1)
     assert quorum.fenced() == set()
     quorum.beating[1].cancel()
     controller.disconnected(1, incarnation)
-    await trio.sleep(0.21)
+    await trio.sleep(RECONNECT_GRACE_S + 0.01)
     assert quorum.fenced() == {1}
 
 
@@ -185,6 +185,46 @@ def test_a_new_controller_fences_who_does_not_come_back() -> None:
         await trio.sleep(0.02)
         assert quorum.fenced() == {2}
         assert sorted(quorum.leaders("t")) == [NO_LEADER, NO_LEADER, 1, 1]
+
+    for work in (first, second):
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(Quorum(disk).run, work, clock=clock)
+
+
+@pytest.mark.parametrize("other_is_there", [False, True])
+def test_who_comes_back_first_does_not_leave_the_isrs_to_who_does_not(
+    *, other_is_there: bool
+) -> None:
+    disk = CrashDisk()
+
+    async def first(quorum: Quorum) -> None:
+        await quorum.join(1, 2)
+        await quorum.controller.create_topics([NewTopic("t", 2, 2)])
+
+    async def second(quorum: Quorum) -> None:
+        controller, image = quorum.controller, quorum.loader.image
+        quorum.epochs = {each: worker.broker_epoch for each, worker in image.workers.items()}
+        if other_is_there:
+            await quorum.beat(2)
+        began = trio.current_time()
+        anew = WorkerRegistration(
+            1, b"anew" * 4, (), "host-1", previous_broker_epoch=quorum.epochs[1]
+        )
+        quorum.epochs[1] = (await controller.register_worker(anew)).answer
+        waited = trio.current_time() - began
+        partitions = quorum.loader.image.topics["t"].partitions
+        if other_is_there:
+            assert waited < 0.1
+            assert [each.isr for each in partitions] == [(2,), (2,)]
+            return
+        assert 0.5 < waited < 0.7
+        assert [set(each.isr) for each in partitions] == [{1, 2}, {1, 2}]
+        assert quorum.fenced() == {1, 2}
+        await quorum.beat(1)
+        assert quorum.leaders("t") == [1, 1]
+        again = trio.current_time()
+        await controller.register_worker(anew)
+        assert trio.current_time() == again, "it is known"
 
     for work in (first, second):
         clock = trio.testing.MockClock(autojump_threshold=0)
