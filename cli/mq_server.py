@@ -146,10 +146,13 @@ def _run_node(invocation: Invocation, began: float) -> int:
 
     import trio
 
+    from cli.process_figures import process_figures
     from dataplane.node import Node, NodeError
     from metaquorum.runtime.real import real_runtime
 
-    node = Node(invocation.node, real_runtime(), owner=f"process {os.getpid()}")
+    node = Node(
+        invocation.node, real_runtime(), owner=f"process {os.getpid()}", process=process_figures
+    )
     is_ready = False
 
     def started(node: Node) -> None:

@@ -12,7 +12,7 @@ Stopping goes the other way; the controller is last, as workers need it to leave
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -58,10 +58,18 @@ _TOLD: Final = (StorageError, KafkaError, SecretError, TlsFilesError, RaftFatalE
 class Node:
     """A process's worth of metaquorum, in its roles, on the machine that `runtime` is."""
 
-    def __init__(self, config: NodeConfig, runtime: Runtime, owner: str = "a node") -> None:
-        """`owner` is whom the data directory's lock file names, for people to find."""
+    def __init__(
+        self,
+        config: NodeConfig,
+        runtime: Runtime,
+        owner: str = "a node",
+        process: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        """`owner` is whom the data directory's lock file names, for people to find; `process`
+        gives what metrics tell of the process."""
         self.config = config
         self._owner = owner
+        self._process = process
         # Where it can be reached: by clients, or, where it is no worker, by other nodes.
         self.address: Address = config.listen
         self.addresses: dict[str, Address] = {}  # of all listeners for clients
@@ -251,6 +259,7 @@ class Node:
         host, port = self.metrics_address = listener.address
         log.info("metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
         collector = Collector(self.cluster_id, self.config.node_id, loader, self._runtime.clock)
+        collector.process = self._process
         return MetricsEndpoint(self._runtime, listener, collector)
 
     async def _listen(self, address: Address, option: str) -> Listener:

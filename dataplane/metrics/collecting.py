@@ -10,7 +10,7 @@ only, and `metaquorum_metrics_left_out` says how many they are.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
@@ -84,6 +84,8 @@ class Collector:
         self._clock = clock
         self._version = _version()
         self._collect_s = 0.0
+        # What the system knows of the process, by the names in the table.
+        self.process: Callable[[], Mapping[str, float]] = dict
 
     def serves(self, worker: Worker, server: Server, log_dirs: LogDirs) -> None:
         """The node is a worker, and clients can connect."""
@@ -103,6 +105,8 @@ class Collector:
             "kafka_server_broker_metadata_metrics_last_applied_record_offset",
             self._loader.image.end_offset - 1,
         )
+        for name, value in self.process().items():
+            page.add(name, value)
         if self.parts is not None:
             self._add_requests(page, self.parts)
             self._add_logs(page, self.parts)
@@ -117,7 +121,7 @@ class Collector:
 
     def _add_requests(self, page: Page, parts: WorkerParts) -> None:
         now, meter = self._clock.monotonic(), self.meter
-        for (key, api_version), count in sorted(meter.counts.items()):
+        for key, api_version, count in meter.counts():
             page.add(
                 "kafka_network_requestmetrics_requests_total",
                 count,

@@ -259,6 +259,13 @@ _ROWS: Final = (
     Metric(
         _RAFT + "current_state_info", _GAUGE, ("state",), "1 for the state that the voter is in."
     ),
+    # The process, as Prometheus' own clients tell it
+    Metric(
+        "process_cpu_seconds_total", _COUNTER, (), "Processor time, user and system, in seconds."
+    ),
+    Metric("process_resident_memory_bytes", _GAUGE, (), "Memory that the process has."),
+    Metric("process_open_fds", _GAUGE, (), "File descriptors that are open."),
+    Metric("process_start_time_seconds", _GAUGE, (), "When it started, in seconds since 1970."),
     # Of our own
     Metric(
         "metaquorum_build_info", _GAUGE, ("version", "cluster_id", "node_id"), "1, for its labels."

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import trio
@@ -19,7 +20,7 @@ from metaquorum.runtime.real import real_runtime
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.dataplane.test_quota_enforcement import send, set_quota
 from tests.dataplane.together import Together, together
-from tests.nodes import ROOT
+from tests.nodes import ROOT, Node
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -150,6 +151,22 @@ async def test_quotas_are_told_by_who_shares_them(tmp_path: Path) -> None:
         assert told_ms == pytest.approx(throttle_ms, abs=1)
         assert value(samples, "metaquorum_quota_throttles_total", **of) == 1
         assert value(samples, "metaquorum_muted_connections", resource="Produce") == 1
+
+
+def test_the_process_is_told(tmp_path: Path) -> None:
+    node = Node(tmp_path, None, "--metrics-listen", "127.0.0.1:0")
+    node.start()
+    try:
+        found = re.search(r"metrics at (http://\S+/metrics)", node.errors.read_text())
+        assert found is not None
+        with urlopen(found[1], timeout=60) as answer:
+            samples = read(answer.read().decode())
+    finally:
+        node.stop()
+    assert 0 < value(samples, "process_cpu_seconds_total") < 60
+    assert value(samples, "process_resident_memory_bytes") > 10_000_000
+    assert value(samples, "process_open_fds") > 5
+    assert abs(value(samples, "process_start_time_seconds") - time.time()) < 300
 
 
 def test_replication_is_told() -> None:
