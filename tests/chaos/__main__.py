@@ -42,7 +42,7 @@ def storm(seed: int, faults: list[str], until: float) -> int:
         while order and time.monotonic() < until:
             show(one.happen(order.pop()))
         show(one.end())
-    except (AssertionError, TimeoutError) as failure:
+    except (AssertionError, RuntimeError, TimeoutError) as failure:
         print(f"seed {seed}: {failure}\nleft in {folder}", file=sys.stderr)
         return 1
     finally:
