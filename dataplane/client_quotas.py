@@ -268,7 +268,7 @@ class ClientQuotas:
         for key, config in DEFAULT_CONFIGS.items():
             if (value := configs.integer(config)) < UNLIMITED:
                 self._defaults[key] = float(value)
-        self.mutes: set[Mute] = set()
+        self.mutes: dict[Mute, None] = {}
         self._quotas = MetadataImage.empty(image.cluster_id).client_quotas
         self._counts: Counter[str] = Counter()  # entities that have such a quota
         self.produce: RateQuotas | None = None

@@ -29,7 +29,12 @@ class Mute:
     __slots__ = ("_mutes", "address", "key", "name", "scope", "seconds")
 
     def __init__(
-        self, seconds: float, key: str, name: Name, address: tuple[str, int], mutes: set["Mute"]
+        self,
+        seconds: float,
+        key: str,
+        name: Name,
+        address: tuple[str, int],
+        mutes: dict["Mute", None],
     ) -> None:
         """It is among `mutes` until its end."""
         self.seconds = seconds
@@ -38,7 +43,7 @@ class Mute:
         self.address = address
         self.scope = trio.CancelScope(deadline=trio.current_time() + seconds)
         self._mutes = mutes
-        mutes.add(self)
+        mutes[self] = None
 
     @property
     def left_s(self) -> float:
@@ -50,7 +55,7 @@ class Mute:
 
     def end(self) -> None:
         """Nobody waits for it any more."""
-        self._mutes.discard(self)
+        self._mutes.pop(self, None)
 
 
 def throttle_ms(seconds: float) -> int:

@@ -26,6 +26,7 @@ from metaquorum.journal import Journal
 from metaquorum.runtime.seams import write_atomically
 from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
+from simulations.quota_defects import QUOTA_DEFECTS
 from simulations.upkeep_defects import UPKEEP_DEFECTS
 
 __all__ = ["DEFECTS", "Defect", "planted"]
@@ -389,5 +390,6 @@ DEFECTS: Final[dict[str, Defect]] = {
         *UPKEEP_DEFECTS,
         *QUORUM_DEFECTS,
         *CLUSTER_DEFECTS,
+        *QUOTA_DEFECTS,
     )
 }

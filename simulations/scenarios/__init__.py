@@ -11,6 +11,7 @@ from simulations.fleet.cluster import CLUSTER
 from simulations.fleet.quorum import QUORUM
 from simulations.fleet.replication import REPLICATION
 from simulations.observing import small_sizes, watched, watched_retirement
+from simulations.quotas import QUOTAS
 from simulations.room import Room, Settings, draw_settings
 from simulations.scenario import Scenario
 from simulations.story import play
@@ -268,5 +269,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         QUORUM,
         CLUSTER,
         REPLICATION,
+        QUOTAS,
     )
 }

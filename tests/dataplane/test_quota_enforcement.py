@@ -361,22 +361,6 @@ def test_an_answer_that_was_waited_for_is_metered_and_says_the_throttle_time() -
     simulated(story)
 
 
-def test_other_workers_are_exempt() -> None:
-    async def story(node: Simulated) -> None:
-        client = await topic(node)
-        await send(client, batch_of(RECORD))
-        for key in ("request_percentage", "consumer_byte_rate"):
-            await set_quota(node, key, 1)
-        asked = fetch_message({"t": [(0, 0)]})
-        asked.replica_id = 7
-        for _ in range(100):
-            answer = await client.call(ApiKey.FETCH, asked, FETCH_VERSION)
-            assert answer.throttle_time_ms == 0
-        assert QuotaStatus(node.worker.quotas).exempt_cpu_s >= 100 * PIECE_CPU_S
-
-    simulated(story)
-
-
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
 def test_every_version_that_can_say_a_throttle_time_does(api: Api) -> None:
     response = api.response

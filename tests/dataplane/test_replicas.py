@@ -3,6 +3,14 @@
 import errno
 from typing import Any
 
+from metaquorum.quota_changes import (
+    CONSUMER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    QuotaChange,
+    QuotaOp,
+)
+from metaquorum.quota_rules import CLIENT_ID, USER, EntityPart
+from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.together import Together, together
 from wire.apis import ApiKey
@@ -42,6 +50,26 @@ async def latest(client: RawClient, topic: str, replica_id: int = -1) -> Any:
         replica_id=replica_id, topics=[ListOffsetsTopic(name=topic, partitions=[asked])]
     )
     return (await client.call(ApiKey.LIST_OFFSETS, message)).topics[0].partitions[0]
+
+
+def test_quotas_of_clients_do_not_slow_down_replication() -> None:
+    """Q5: their fetches are exempt from every quota that each client has a share of."""
+
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        for key in (CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE):
+            for entity in (EntityPart(CLIENT_ID, None), EntityPart(USER, None)):
+                change = QuotaChange((entity,), [QuotaOp(key, 1.0)])
+                gateway = cluster.worker(1).gateway
+                assert await gateway.change_quotas(Asker(), [change], timeout_s=20) == [None]
+        client = await cluster.connect(1)
+        began = cluster.world.now
+        for _ in range(20):
+            await client.produce("t", batch_of(bytes(50_000)), acks=-1)
+        assert cluster.world.now - began < 5
+        assert cluster.replica(3, "t").log.log_end_offset == 20
+
+    together(story)
 
 
 def test_deleted_records_are_gone_at_all_live_replicas_when_it_is_answered() -> None:
