@@ -210,7 +210,7 @@ def _tls(configs: ListenerConfigs, protocol: SecurityProtocol) -> TlsSettings:
         )
     files = TlsFiles(str(store), str(store), None if not trusted else str(trusted))
     try:
-        rules = PrincipalRules(configs.worker.text("ssl.principal.mapping.rules"))
+        rules = PrincipalRules(configs.text("ssl.principal.mapping.rules"))
     except ValueError as error:
         raise ListenerError(f"ssl.principal.mapping.rules: {error}") from None
     try:

@@ -849,7 +849,7 @@ _ROWS: Final[tuple[list[ConfigKey], ...]] = (
         "Whether clients show certificates. Of listeners with SASL only those that have this"
         " config of their own ask for any (KIP-684).",
     ),
-    _worker(
+    _listener(
         "ssl.principal.mapping.rules",
         _STRING,
         "DEFAULT",

@@ -107,6 +107,11 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
+    def configure(self, settings: Mapping[str, object], *arguments: str) -> None:
+        """From its next start on, these too."""
+        self._settings |= settings
+        self._arguments += arguments
+
     def command(self) -> list[str]:
         sets = [
             part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")

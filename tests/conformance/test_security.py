@@ -12,12 +12,14 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import (
     AdminClient,
+    NewTopic,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
 
 from metaquorum.tls import TlsFiles
+from tests.clusters import Cluster
 from tests.conformance.clients import (
     CLIENTS,
     TIMEOUT_S,
@@ -234,3 +236,63 @@ def test_librdkafka_is_told_that_its_password_is_wrong(secured: Secured, mechani
     text = secured.node.errors.read_text()
     assert "wr0ng" not in text
     assert PASSWORD not in text.split("on the command line")[-1]
+
+
+# Three nodes, of which nobody can read anything along the way
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Authority]]:
+    """TLS between all: clients and workers over SASL_SSL, the quorum with certificates of both."""
+    folder = tmp_path_factory.mktemp("three")
+    authority = Authority(folder)
+    store, port = authority.store("node"), free_ports(range(1, 3))
+    quorum = authority.files("quorum")
+    cluster = Cluster(folder)
+    for number, node in cluster.nodes.items():
+        node.configure(
+            {
+                "listeners": f"SASL_SSL://127.0.0.1:{port + number - 1}",
+                "sasl.enabled.mechanisms": "PLAIN",
+                "sasl.mechanism.inter.broker.protocol": "PLAIN",
+                "listener.name.sasl_ssl.plain.sasl.jaas.config": (
+                    f'{MODULE} username="node" password="of nodes" user_node="of nodes"'
+                    f' user_alice="{PASSWORD}";'
+                ),
+                "ssl.keystore.location": store,
+                "ssl.truststore.location": authority.path,
+            },
+            *("--quorum-tls-certificate", quorum.certificate),
+            *("--quorum-tls-key", quorum.key),
+            *("--quorum-tls-authorities", authority.path),
+        )
+    cluster.start()
+    yield cluster, authority
+    cluster.stop()
+
+
+def test_three_nodes_replicate_and_fail_over_with_tls_between_all(
+    three: tuple[Cluster, Authority],
+) -> None:
+    cluster, authority = three
+    settings = settings_for(Librdkafka(), "SASL_SSL") | tls_for(Librdkafka(), authority)
+    dotted = {name.replace("_", "."): value for name, value in settings.items()}
+    client = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0} | dotted)
+    wanted = NewTopic("t", 3, 3, config={"min.insync.replicas": "2"})
+
+    def created() -> bool:
+        try:
+            client.create_topics([wanted], request_timeout=5)["t"].result()
+        except confluent_kafka.KafkaException as error:
+            return bool(error.args[0].code() == confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS)
+        return True
+
+    wait_until(created, TIMEOUT_S)
+    records = [Record(None, b"%d" % i) for i in range(10)]
+    Librdkafka().send(cluster.bootstrap, "t", records, "none", acks="all", **settings)
+    cluster[2].kill()
+    more = [Record(None, b"%d" % i) for i in range(10, 20)]
+    Librdkafka().send(cluster.bootstrap, "t", more, "none", acks="all", **settings)
+    stored = Librdkafka().read(cluster.bootstrap, "t", 20, **settings)
+    assert [one.record.value for one in stored] == [b"%d" % i for i in range(20)]
+    cluster.start(2)
