@@ -1,7 +1,6 @@
 """Fetch through the wire: bounds, long polls, epochs; and where ListOffsets says things are."""
 
 import gc
-import time
 from pathlib import Path
 from typing import Any
 
@@ -342,7 +341,7 @@ async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) ->
         client, other = await served.connect(), await served.connect()
         await client.create("t")
         await client.produce("t", bytearray(record_bomb(1_000_000)))
-        longest_s = 0.0
+        answered = 0
         looked = trio.Event()
         async with trio.open_nursery() as nursery:
 
@@ -353,10 +352,10 @@ async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) ->
 
             nursery.start_soon(look)
             while not looked.is_set():
-                began_s = time.monotonic()
                 await offset_of(other, offsets.LATEST)
-                longest_s = max(longest_s, time.monotonic() - began_s)
-        assert 0 < longest_s < 0.25
+                answered += 1
+        # In the loop each of the two look-ups would let a few through.
+        assert answered > 100
 
 
 @in_trio
