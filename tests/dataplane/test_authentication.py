@@ -11,12 +11,22 @@ import pytest
 
 from dataplane.authentication import MAX_REQUESTS
 from dataplane.connection import AUTHENTICATION_SECONDS
+from dataplane.quota_status import QuotaStatus
+from metaquorum.quota_changes import QuotaChange, QuotaOp
+from metaquorum.quota_rules import USER, EntityPart
 from metaquorum.rpc.methods import Asker
 from metaquorum.sasl import PLAIN, client_mechanism
 from metaquorum.scram import ScramMechanism, salted_password
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange
 from simulations.world import World
-from tests.dataplane.serving import RawClient, Simulated, request, simulated
+from tests.dataplane.serving import (
+    RawClient,
+    Simulated,
+    batch_of,
+    produce_message,
+    request,
+    simulated,
+)
 from tests.wire.golden import exchanges, in_any_order
 from wire.apis import ApiKey
 from wire.errors import ErrorCode as E
@@ -340,3 +350,28 @@ def test_a_listener_without_sasl_says_so_as_a_real_kafka_does(tmp_path: Path) ->
                 assert await client.call(key, asked, version) == golden
 
     simulated(story)
+
+
+def test_quotas_of_a_user_hold_for_whoever_is_logged_in_as_it() -> None:
+    async def story(node: Simulated) -> None:
+        change = QuotaChange(
+            (EntityPart(USER, "alice"),), [QuotaOp("controller_mutation_rate", 1e-6)]
+        )
+        assert await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20) == [None]
+        change = QuotaChange((EntityPart(USER, "alice"),), [QuotaOp("producer_byte_rate", 100.0)])
+        assert await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20) == [None]
+        client = await node.connect()
+        await log_in(client, SCRAM_256)
+        assert (await client.create("t")).error_code == 0
+        assert (await client.create("u")).error_code == E.THROTTLING_QUOTA_EXCEEDED
+        (muted,) = QuotaStatus(node.worker.quotas).muted()
+        assert (muted.principal, muted.key) == ("User:alice", "controller_mutation_rate")
+        client = await node.connect()
+        await log_in(client, PLAIN)
+        asked = produce_message("t", batch_of(bytes(2000)))
+        answer = await client.call(ApiKey.PRODUCE, asked, 9)
+        assert answer.throttle_time_ms == pytest.approx(11_000, rel=0.05)  # of 2 kB and a little
+        (use,) = QuotaStatus(node.worker.quotas).uses("producer_byte_rate")
+        assert (use.rule.sharers.user, use.rule.precedence) == ("alice", 3)
+
+    secured(story)
