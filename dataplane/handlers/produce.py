@@ -81,22 +81,28 @@ def handle_one(
             return None
         todo.append((partition, records))
     now_ms = worker.clock.now_ms()
-    outcome = _Outcome(worker, client, header, len(frame), topic)
+    appended: list[Appended] = []
+    failures: list[tuple[int, Partition, KafkaError | StorageError]] = []
     uncommitted: list[_Uncommitted] = []
     for partition, records in todo:
         try:
             result = _append_now(partition, records, version, acks, now_ms)
         except (KafkaError, StorageError) as error:
-            outcome.appended.append((partition.index, -1, -1, -1))
-            outcome.fail(len(outcome.appended) - 1, partition, error)
+            failures.append((len(appended), partition, error))
+            appended.append((partition.index, -1, -1, -1))
             continue
         first_offset, last_offset, append_time_ms, _ = result
         if acks == _ALL_ACKS and last_offset >= partition.high_watermark:
-            number = len(outcome.appended)
-            uncommitted.append((number, partition, partition.leader_epoch, last_offset + 1))
-        outcome.appended.append(
+            end_offset = last_offset + 1
+            uncommitted.append((len(appended), partition, partition.leader_epoch, end_offset))
+        appended.append(
             (partition.index, first_offset, append_time_ms, partition.log.log_start_offset)
         )
+    if not (failures or uncommitted or worker.quotas.is_on):
+        return encode_one(version, header.correlation_id, topic, appended)
+    outcome = _Outcome(worker, client, header, len(frame), topic, appended)
+    for failure in failures:
+        outcome.fail(*failure)
     if uncommitted:
         return LaterReply(_Commits(worker, uncommitted, outcome, timeout_ms), _as_it_is)
     return outcome.answer()
@@ -105,17 +111,24 @@ def handle_one(
 class _Outcome:
     """What has become of the partitions of a request, and who is to be told."""
 
-    __slots__ = ("_client", "_failed", "_header", "_size_bytes", "_topic", "_worker", "appended")
+    __slots__ = ("_appended", "_client", "_failed", "_header", "_size_bytes", "_topic", "_worker")
 
     def __init__(
-        self, worker: Worker, client: Client, header: RequestHeader, size_bytes: int, topic: bytes
+        self,
+        worker: Worker,
+        client: Client,
+        header: RequestHeader,
+        size_bytes: int,
+        topic: bytes,
+        appended: list[Appended],
     ) -> None:
+        """`appended` are all, in the order of the request, those that failed, too."""
         self._worker = worker
         self._client = client
         self._header = header
         self._size_bytes = size_bytes
         self._topic = topic
-        self.appended: list[Appended] = []  # in the order of the request, those that failed, too
+        self._appended = appended
         self._failed: dict[int, tuple[Partition, Answer]] = {}  # by their places in there
 
     def fail(self, number: int, partition: Partition, error: KafkaError | StorageError) -> None:
@@ -133,14 +146,14 @@ class _Outcome:
             response = self._by_tables()
             response.throttle_time_ms = throttle_ms
             return encode_response(_API, version, correlation_id, response)
-        return encode_one(version, correlation_id, self._topic, self.appended, throttle_ms)
+        return encode_one(version, correlation_id, self._topic, self._appended, throttle_ms)
 
     def _by_tables(self) -> ProduceResponse:
         partition, _ = next(iter(self._failed.values()))
         asked = TopicProduceData(name=partition.topic, topic_id=partition.topic_id)
         answers: list[Answer | Pending] = [
             Answer(index=index, base_offset=base, log_append_time_ms=time, log_start_offset=start)
-            for index, base, time, start in self.appended
+            for index, base, time, start in self._appended
         ]
         for number, (_, answer) in self._failed.items():
             answers[number] = answer
