@@ -42,14 +42,21 @@ class Sender:
     def __init__(self, name: str) -> None:
         self.name = name
         self.acknowledged: dict[Place, str] = {}
+        # Librdkafka also reports what it knows to be there by later ones of the sequence that were
+        # taken; the answer that had the offset is lost.
+        self.somewhere: dict[str, int] = {}  # the partition
         self.counts: dict[int, int] = {}  # of acknowledged records, by partition
         self.errors: list[str] = []
 
-    def _note(self, place: Place, value: str) -> None:
+    def _note(self, partition: int, offset: int | None, value: str) -> None:
+        self.counts[partition] = self.counts.get(partition, 0) + 1
+        if offset is None:
+            self.somewhere[value] = partition
+            return
+        place = Place(partition, offset)
         if place in self.acknowledged:
             self.errors.append(f"{place} was acknowledged twice")
         self.acknowledged[place] = value
-        self.counts[place.partition] = self.counts.get(place.partition, 0) + 1
 
     def begin(self, bootstrap: str, topic: str, partitions: int) -> None:
         raise NotImplementedError
@@ -90,7 +97,7 @@ class Librdkafka(Sender):
         if error is not None:
             self.errors.append(f"{value}: {error}")
         else:
-            self._note(Place(message.partition(), message.offset()), value)
+            self._note(message.partition(), message.offset(), value)
 
     def _run(self, topic: str, partitions: int) -> None:
         try:
@@ -162,7 +169,7 @@ class Java(Sender):
         for line in self._process.stdout:
             said = json.loads(line)
             if said["name"] == "producer_send_success":
-                self._note(Place(said["partition"], said["offset"]), said["value"])
+                self._note(said["partition"], said["offset"], said["value"])
             elif said["name"] == "producer_send_error":
                 self.errors.append(f"{said['value']}: {said['message']}")
         self._process.stdout.close()

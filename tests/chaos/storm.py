@@ -75,6 +75,7 @@ class Storm:
         for sender in self.load.senders:
             acknowledged[sender.name] = len(sender.acknowledged)
             check_kept(sender.acknowledged, found)
+            check_there(sender.somewhere, found)
         check_kept(self.load.reader.read, found)
         check_once_and_in_order(found)
         self.machines.stop()
@@ -113,6 +114,13 @@ def check_kept(known: dict[Place, str], found: dict[Place, str]) -> None:
     wrong = {place: value for place, value in known.items() if found.get(place) != value}
     shown = [(*place, value, found.get(place)) for place, value in sorted(wrong.items())[:5]]
     assert not wrong, f"{len(wrong)} of {len(known)} lost or changed: {shown}"
+
+
+def check_there(known: dict[str, int], found: dict[Place, str]) -> None:
+    """What was acknowledged without its offset is in its partition."""
+    there = {(value, place.partition) for place, value in found.items()}
+    lost = [value for value, partition in known.items() if (value, partition) not in there]
+    assert not lost, f"{len(lost)} of {len(known)} lost: {lost[:5]}"
 
 
 def check_once_and_in_order(found: dict[Place, str]) -> None:

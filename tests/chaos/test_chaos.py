@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tests.chaos.load import Place
-from tests.chaos.storm import FAULTS, Storm, check_kept, check_once_and_in_order, show
+from tests.chaos.storm import FAULTS, Storm, check_kept, check_once_and_in_order, check_there, show
 from tests.nodes import elsewhere
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts a cluster of our own")
@@ -35,6 +35,9 @@ def test_loss_repetition_and_disorder_are_noticed() -> None:
     for lost in ({Place(0, 3): "0.3"}, {Place(0, 2): "0.3"}):
         with pytest.raises(AssertionError, match="lost"):
             check_kept(lost, found)
+    check_there({"0.2": 0}, found)
+    with pytest.raises(AssertionError, match="lost"):
+        check_there({"0.2": 1}, found)
     with pytest.raises(AssertionError, match="more than once"):
         check_once_and_in_order(found | {Place(1, 1): "0.1"})
     with pytest.raises(AssertionError, match="comes after"):
