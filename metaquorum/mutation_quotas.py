@@ -19,6 +19,7 @@ from metaquorum.quota_changes import CONTROLLER_MUTATION_RATE
 from metaquorum.quota_rules import QuotaEntity, Sharers, applying
 
 MAX_BUCKETS: Final = 10_000  # beyond, who came first is forgotten
+ROUNDING_S: Final = 1e-6
 LOOKED_AT: Final = 4  # of those, whenever another one comes
 
 
@@ -53,7 +54,10 @@ class TokenBucket:
     def delay_s(self, quota: float, now: float) -> float:
         """After so many seconds there is no debt; 0 when there is none."""
         self._fill(quota, now)
-        return -self._tokens / quota if self._tokens < 0 else 0.0
+        delay_s = -self._tokens / quota
+        return (
+            delay_s if delay_s > ROUNDING_S else 0.0
+        )  # who has waited just so long is let through
 
     def is_full(self, now: float) -> bool:
         """By the quota as it was when it was looked at last: whoever has it may be forgotten."""
