@@ -25,6 +25,7 @@ from metaquorum.image import PartitionImage
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import write_atomically
 from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
+from simulations.fleet.replica_defects import REPLICATION_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
 from simulations.quota_defects import QUOTA_DEFECTS
 from simulations.upkeep_defects import UPKEEP_DEFECTS
@@ -391,5 +392,6 @@ DEFECTS: Final[dict[str, Defect]] = {
         *QUORUM_DEFECTS,
         *CLUSTER_DEFECTS,
         *QUOTA_DEFECTS,
+        *REPLICATION_DEFECTS,
     )
 }

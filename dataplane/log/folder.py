@@ -58,6 +58,7 @@ class LogFolder:
     __slots__ = (
         "_is_new",
         "_names_changed",
+        "_segments_changed",
         "_unsynced",
         "files",
         "is_made",
@@ -78,6 +79,7 @@ class LogFolder:
         self.snapshot_offsets = snapshot_offsets  # ascending
         self._unsynced = unsynced
         self._names_changed = bool(unsynced)
+        self._segments_changed = bool(unsynced) or not is_made
         self.is_made = is_made
         self._is_new = False  # its own name has not been synced
 
@@ -89,11 +91,13 @@ class LogFolder:
         """What needs a sync, from now on the caller's to see to; `give_back` if it cannot."""
         unsynced = Unsynced(self.path, self._unsynced, self._names_changed, self._is_new)
         self._unsynced, self._names_changed, self._is_new = _NONE, False, False
+        self._segments_changed = False
         return unsynced
 
     def give_back(self, unsynced: Unsynced) -> None:
         self._unsynced |= unsynced.names
         self._names_changed |= unsynced.names_changed
+        self._segments_changed |= unsynced.names_changed
         self._is_new |= unsynced.is_new
 
     def make(self, topic_id: bytes) -> None:
@@ -105,8 +109,19 @@ class LogFolder:
         self.is_made = True
 
     def names_changed(self) -> None:
-        """A file was made, renamed or removed."""
-        self._names_changed = True
+        """A segment was made, renamed or removed."""
+        self._names_changed = self._segments_changed = True
+
+    def settle_names(self, *, are_being_synced: bool) -> None:
+        """The names of the segments that are there survive a loss of power. StorageError.
+
+        Of several new names any may survive: without the first a log would begin with the second,
+        as one does whose old segments were deleted. `are_being_synced`: but are not yet.
+        """
+        if self._segments_changed or are_being_synced:
+            with storage_errors("sync", self.path):
+                self.files.disk.sync_dir(self.path)
+            self._segments_changed = False
 
     def write(self, name: str, data: bytes) -> None:
         """The file is `data`, or as before. It is not synced yet. StorageError."""

@@ -469,6 +469,8 @@ class PartitionLog:
             return
         with storage_errors("roll", sealed.file.path):
             sealed.seal()
+            with self._failing("sync"):
+                self._folder.settle_names(are_being_synced=self._flushing is not None)
             segment = self._new_segment(end, now_ms)
         self._unsynced_segments.append(sealed)
         self._segments.add(segment)

@@ -387,6 +387,31 @@ class AcknowledgedIsCommitted(_Checker):
         return [Name(e, offset) for e in epochs if Name(e, offset) in story.ever_committed]
 
 
+class SyncedIsKept(_Checker):
+    """With flush.messages=1, no loss of power takes what was acknowledged with acks=all."""
+
+    invariant = "R6"
+
+    def acknowledged(self, story: PartitionStory, offset: int, identity: Identity) -> None:
+        if not story.is_flushed:
+            return
+        for worker_id in self.chronicle.isr(story):
+            held = story.held.get(worker_id)
+            name = Name(held.epochs.get(offset, -1) if held else -1, offset)
+            if held and not held.is_dark and story.identities.get(name) == identity:
+                held.promised.add(name)
+
+    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
+        lacks = [name for name in missing if name in held.promised]
+        self.compare(
+            not lacks or held.has_new_disk,
+            "{}: worker {} had synced {}, and has not",
+            story,
+            held.worker_id,
+            lacks[:3],
+        )
+
+
 class AcknowledgedStays(_Checker):
     """It is where it was said to be, once all is well; at most once, if its producer can tell."""
 
@@ -573,6 +598,7 @@ REPLICATION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     HighWatermarkStays,
     ReadsAreCommitted,
     AcknowledgedIsCommitted,
+    SyncedIsKept,
     AcknowledgedStays,
     DeliveredOnce,
     JoinsAreEarned,

@@ -22,6 +22,7 @@ from simulations.fleet.replica_checkers import (
     AcknowledgedStays,
     DeliveredOnce,
     ReadsAreCommitted,
+    SyncedIsKept,
     TopicsAreTheirOwn,
 )
 from simulations.fleet.replica_nation import WatchedNation
@@ -134,6 +135,9 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
         topic_id = await self._ask_creation(connection, name, partitions, replicas, overrides)
         if topic_id is not None:
             self.nation.min_isrs.setdefault(topic_id, set()).add(least)
+            for index in range(partitions):
+                story = self.nation.chronicle.story(topic_id, index)
+                story.is_flushed = "flush.messages" in overrides
 
     async def _recreate(self, connection: ClientConnection, name: str) -> None:
         await self._delete(connection, name)
@@ -201,7 +205,8 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
         story = self.nation.chronicle.story(topic_id, index)
         end = max(story.committed, default=0)
         offset = self._draw.randint(0, end)
-        story.deleted_to = max(story.deleted_to, offset)
+        asked = self.nation.chronicle.deletions
+        asked[name, index] = max(asked.get((name, index), 0), offset)
         row = DeleteRecordsTopic(
             name=name, partitions=[DeleteRecordsPartition(partition_index=index, offset=offset)]
         )
@@ -373,9 +378,9 @@ class ReplicaProducer(ReplicaClient):
         story = self.nation.chronicle.story(*place)
         stays = self.nation.checker(AcknowledgedStays).acked.setdefault(place, {})
         for number, value in enumerate(batch.values):
-            self.nation.checker(AcknowledgedIsCommitted).acknowledged(
-                story, base_offset + number, Identity(crc, number)
-            )
+            offset, identity = base_offset + number, Identity(crc, number)
+            self.nation.checker(AcknowledgedIsCommitted).acknowledged(story, offset, identity)
+            self.nation.checker(SyncedIsKept).acknowledged(story, offset, identity)
             stays[value] = base_offset + number
 
     def _refused(self, place: Place, code: ErrorCode) -> None:

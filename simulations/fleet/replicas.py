@@ -23,6 +23,7 @@ from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, Repla
 from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.machine import Machine
+from simulations.storage import Storage
 
 
 class Place(NamedTuple):
@@ -77,6 +78,10 @@ class Held:
     lost: set[Name] = field(default_factory=set)
     power_cuts: int = 0
     rotten: bool = False
+    storage: Storage | None = None  # as it was opened
+    has_new_disk: bool = False  # all that it has it has got since
+    # Names of records that it had synced when they were acknowledged.
+    promised: set[Name] = field(default_factory=set)
 
     @property
     def is_dark(self) -> bool:
@@ -108,6 +113,7 @@ class Term:
 @dataclass(slots=True, eq=False)
 class PartitionStory:
     place: Place
+    deletions: dict[tuple[str, int], int]  # somebody asked for that of all before the offset
     topic: str = ""
     held: dict[int, Held] = field(default_factory=dict)
     identities: dict[Name, Identity] = field(default_factory=dict)
@@ -118,11 +124,15 @@ class PartitionStory:
     ever_committed: set[Name] = field(default_factory=set)
     gone: set[Name] = field(default_factory=set)  # committed, and lost with good reason
     is_unclean: bool = False  # somebody outside the ISR has led
-    # Somebody asked for the deletion of all before.
-    deleted_to: int = 0
+    is_flushed: bool = False  # each record is synced before it counts, since the topic was made
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.place}"
+
+    @property
+    def deleted_to(self) -> int:
+        """By name, as the request goes: it may meet a topic that has been made again."""
+        return self.deletions.get((self.topic, self.place.partition), 0)
 
     @property
     def committed_names(self) -> Iterator[Name]:
@@ -170,6 +180,7 @@ class Chronicle:
         self.image = MetadataImage.empty(CLUSTER_ID)
         self.stories: dict[Place, PartitionStory] = {}
         self.unclean_asked: set[tuple[str, int]] = set()
+        self.deletions: dict[tuple[str, int], int] = {}
         self._waiting: dict[int, Batch] = {}
 
     @property
@@ -180,7 +191,8 @@ class Chronicle:
         place = Place(topic_id, partition)
         story = self.stories.get(place)
         if story is None:
-            story = self.stories[place] = PartitionStory(place)
+            story = self.stories[place] = PartitionStory(place, self.deletions)
+        story.topic = story.topic or self.image.topic_names.get(topic_id, "")
         return story
 
     def state(self, story: PartitionStory) -> PartitionImage | None:
@@ -232,6 +244,7 @@ class Chronicle:
             checker.cut(story, held, names, role)
         for name in names:
             del held.epochs[name.offset]
+            held.promised.discard(name)
         held.end = end
         self.started(held, start)
         if names:
@@ -254,6 +267,10 @@ class Chronicle:
             held.lost.update(missing)
             self.world.count("records lost by replicas", len(missing))
         held.power_cuts = len(held.machine.power_cuts)
+        held.has_new_disk = held.storage not in (None, held.machine.storage)
+        held.storage = held.machine.storage
+        if held.has_new_disk or held.rotten:
+            held.promised.clear()
         held.rotten = False
         held.incarnation = self.image.broker_epoch(held.worker_id)
         for checker in self.checkers:
@@ -307,7 +324,12 @@ class Chronicle:
             if held is None or held.is_dark or now.isr != (now.leader,):
                 continue
             for name in list(story.committed_names):
-                if not held.holds(name) and (story.is_unclean or name in held.lost):
+                is_elsewhere = any(other.holds(name) for other in story.held.values())
+                if not held.holds(name) and (
+                    story.is_unclean
+                    # With a new disk it must not lead, where another has what it has not.
+                    or (name in held.lost and not (held.has_new_disk and is_elsewhere))
+                ):
                     del story.committed[name.offset]
                     story.gone.add(name)
                     self.world.count("committed records lost by the last replica in sync")

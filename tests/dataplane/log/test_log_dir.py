@@ -9,11 +9,14 @@ import trio
 
 from dataplane.log import checkpoints
 from dataplane.log.config import LogConfig
-from dataplane.log.files import DirectoryFailedError
+from dataplane.log.files import DirectoryFailedError, OpenFiles
 from dataplane.log.log_dir import MANY_LOGS, LogDir, NewPartition
-from dataplane.log.names import parse_partition_folder, retired_folder
+from dataplane.log.names import file_name, parse_partition_folder, retired_folder
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.recovery import load_log
 from metaquorum.runtime.real import RealDisk, RealFile
-from metaquorum.runtime.seams import File, StorageError
+from metaquorum.runtime.seams import File, Runtime, StorageError
+from simulations.world import World
 from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers
 
 TOPIC_ID = bytes(range(16))
@@ -449,3 +452,33 @@ def test_after_a_clean_stop_no_snapshot_means_no_producers(tmp_path: Path) -> No
         log_dir.abandon()
 
     run(main)
+
+
+def test_a_segment_is_not_made_before_the_names_of_those_before_it_are_durable() -> None:
+    """Else a loss of power may leave the second one alone: a log that seems to begin there."""
+    world = World(1)
+
+    async def check(world: World) -> None:
+        machine = world.machine("one")
+
+        async def write(runtime: Runtime) -> None:
+            disk = runtime.disk
+            disk.make_dirs("/t-0")
+            disk.sync_dir("/")
+            loaded = load_log(
+                disk, "/t-0", SMALL, clean=False, recovery_point=0, log_start_offset=0, now_ms=0
+            )
+            log = PartitionLog(OpenFiles(disk), SMALL, "t", 0, loaded, 0)
+            bases: list[int] = []
+            while len(bases) < 4:
+                append_many(log, 1)
+                if log.active_segment_offset not in bases:
+                    durable = machine.storage.durable_files("/t-0")
+                    assert {file_name(base, ".log") for base in bases} <= set(durable)
+                    bases.append(log.active_segment_offset)
+
+        await machine.start(write).done.wait()
+        assert machine.fate.error is None, machine.fate.error
+
+    world.run(check)
+    assert not world.violations

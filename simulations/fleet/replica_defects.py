@@ -1,0 +1,225 @@
+"""Mistakes planted into replication. Each is one that somebody has made, or that was found here."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final
+
+import trio
+
+from dataplane import fetch_reader, partitions
+from dataplane.fetch_reader import FetchReader
+from dataplane.handlers import produce
+from dataplane.leadership import Leadership
+from dataplane.log.partition_log import PartitionLog
+from dataplane.partition import Partition
+from metaquorum import elections, registrations
+from metaquorum.image import NO_LEADER
+from simulations.planting import Defect, swapped
+
+
+@contextmanager
+def _both(*plants: AbstractContextManager[None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for plant in plants:
+            stack.enter_context(plant)
+        yield
+
+
+def _always(result: Any) -> Any:
+    return lambda _: lambda *args, **kwargs: result
+
+
+def _high_watermark_without_epoch() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def leader_error(self: Any, current_leader_epoch: int = -1) -> Any:
+            return right(self)
+
+        return leader_error
+
+    return _both(
+        swapped(Partition, "leader_error", wrong),
+        swapped(fetch_reader, "diverging_epoch", _always(None)),
+    )
+
+
+def _truncation_by_high_watermark() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def assign(self: Any, state: Any) -> None:
+            is_news = state.leader_epoch != self.leader_epoch
+            if is_news and state.leader not in (NO_LEADER, self.worker_id):
+                self.leader_epoch = state.leader_epoch
+                self.log.truncate_to(self.high_watermark)
+            right(self, state)
+
+        return assign
+
+    return _both(
+        swapped(Partition, "assign", wrong),
+        swapped(fetch_reader, "diverging_epoch", _always(None)),
+    )
+
+
+def _resumed_epoch() -> AbstractContextManager[None]:
+    return swapped(registrations, "_restarted", _always(()))
+
+
+def _election_outside_isr() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def elected(partition: Any, is_live: Any) -> int:
+            for replica in (partition.leader, *partition.replicas):
+                if elections.may_lead(partition, replica, is_live):
+                    return int(replica)
+            return NO_LEADER
+
+        return elected
+
+    return swapped(elections, "elected", wrong)
+
+
+def _early_join() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def joins(self: Any, replica_id: int, high_watermark: int, eligible: Any) -> bool:
+            follower = self.follower(replica_id)
+            return (
+                follower is not None
+                and replica_id not in self.isr
+                and follower.log_end_offset >= 0
+                and eligible(replica_id, follower.broker_epoch)
+            )
+
+        return joins
+
+    return swapped(Leadership, "joins", wrong)
+
+
+def _replicated_read_past() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def end_offset(self: Any, partition: Any) -> int:
+            return int(partition.log.log_end_offset)
+
+        return end_offset
+
+    return swapped(FetchReader, "end_offset", wrong)
+
+
+def _ack_before_followers() -> AbstractContextManager[None]:
+    return swapped(produce, "_ALL_ACKS", lambda _: None)
+
+
+def _topic_resurrected() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def _is_stray(image: Any, at: tuple[str, int], plog: Any) -> bool:
+            known = image.topic(at[0])
+            if known is not None and plog is not None:
+                plog.topic_id = known.topic_id
+            return False
+
+        return _is_stray
+
+    return swapped(partitions, "_is_stray", wrong)
+
+
+def _flush_without_sync() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def flush(self: Any, *args: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        return flush
+
+    return swapped(PartitionLog, "flush", wrong)
+
+
+def _min_isr_ignored() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def committed(self: Any, high: int, end: int, min_isr: int, *args: Any) -> Any:
+            return right(self, high, end, 0, *args)
+
+        return committed
+
+    return swapped(Leadership, "committed", wrong)
+
+
+def _shrunk_before_committed() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def propose(self: Any, *args: Any) -> Any:
+            change = right(self, *args)
+            if change is not None:
+                self.isr, self.proposed = change.isr, None
+            return change
+
+        return propose
+
+    return swapped(Leadership, "propose", wrong)
+
+
+REPLICATION_DEFECTS: Final = tuple(
+    Defect(name, about, "replication", found_as, plant)
+    for name, about, found_as, plant in (
+        (
+            "high-watermark-without-epoch",
+            "a leader counts followers whose logs part from its own",
+            ("R1", "R2"),
+            _high_watermark_without_epoch,
+        ),
+        (
+            "truncation-by-high-watermark",
+            "a follower cuts its log at its high watermark for a new leader, as before KIP-101",
+            ("R1", "R2", "R6", "R7"),
+            _truncation_by_high_watermark,
+        ),
+        (
+            "resumed-epoch",
+            "a worker that was restarted leads on in the epochs in which it led",
+            ("R4",),
+            _resumed_epoch,
+        ),
+        (
+            "election-outside-isr",
+            "the first live replica is elected, in sync or not",
+            ("R3", "R9"),
+            _election_outside_isr,
+        ),
+        (
+            "early-join",
+            "a follower joins the ISR before it has all that is committed",
+            ("R2", "R8"),
+            _early_join,
+        ),
+        (
+            "replicated-read-past",
+            "consumers read all that the leader has",
+            ("R5",),
+            _replicated_read_past,
+        ),
+        (
+            "ack-before-followers",
+            "acks=all is answered when the leader has it",
+            ("R6",),
+            _ack_before_followers,
+        ),
+        (
+            "topic-resurrected",
+            "a worker that is back has the logs of topics that were deleted meanwhile",
+            ("R10", "R5", "R2"),
+            _topic_resurrected,
+        ),
+        (
+            "flush-without-sync",
+            "what flush.messages has synced is not",
+            ("R6",),
+            _flush_without_sync,
+        ),
+        (
+            "min-isr-ignored",
+            "the high watermark advances though fewer than min.insync.replicas are in sync",
+            ("R5",),
+            _min_isr_ignored,
+        ),
+        (
+            "shrunk-before-committed",
+            "a leader goes by the ISR that it has proposed, before the quorum has it",
+            ("R2", "R5"),
+            _shrunk_before_committed,
+        ),
+    )
+)
