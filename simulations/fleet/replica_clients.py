@@ -272,6 +272,8 @@ class ReplicaProducer(ReplicaClient):
         name, place = self._at
         if self.is_over(name, place):
             self._give_up()
+            if self.nation.calm:  # perhaps no partition is left that can be written to
+                self._left = 0
             return
         leader = await self.leader(runtime, name, place)
         async with self.connected(runtime, leader) as connection:
