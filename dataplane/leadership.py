@@ -154,9 +154,12 @@ class Leadership:
             return False
         for replica_id in replicas:
             if replica_id != self.replica_id and replica_id not in self._followers:
-                # In sync until time tells; who was not has been away for ever.
-                since = now if replica_id in isr else float("-inf")
-                self._followers[replica_id] = Follower(replica_id, since)
+                # Who was not in sync has been away for ever.
+                self._followers[replica_id] = Follower(replica_id, float("-inf"))
+        for replica_id in set(isr).difference(self.isr) & self._followers.keys():
+            # In sync until time tells. Who joins has all that is committed, perhaps not the end.
+            follower = self._followers[replica_id]
+            follower.caught_up_at = max(follower.caught_up_at, now)
         for replica_id in self._followers.keys() - set(replicas):
             del self._followers[replica_id]
         self.replicas, self.isr = tuple(replicas), tuple(isr)

@@ -103,6 +103,17 @@ def test_a_replica_joins_at_the_high_watermark_and_the_start_of_the_epoch() -> N
     assert change.broker_epochs == (100, 102, 103)
 
 
+def test_who_joins_has_the_lag_time_to_reach_the_end() -> None:
+    """What is committed stands still below min.insync.replicas, and the end of the log runs away."""
+    leadership = led(isr=(1,))
+    fetch(leadership, 2, 4, 1000, 50.0)
+    assert leadership.propose(4, 1000, 50.0, anybody) is not None
+    leadership.assign((1, 2, 3), (1, 2), partition_epoch=8, now=50.0)
+    fetch(leadership, 2, 5, 1000, 50.0 + LAG_S)
+    assert leadership.lagging(1000, 50.0 + LAG_S) == []
+    assert leadership.lagging(1000, 50.5 + LAG_S) == [2]
+
+
 def test_a_fenced_replica_or_an_old_incarnation_does_not_join() -> None:
     leadership = led(isr=(1, 2))
     fetch(leadership, 2, 10, 10, 1.0)
