@@ -104,7 +104,7 @@ def test_a_replica_joins_at_the_high_watermark_and_the_start_of_the_epoch() -> N
 
 
 def test_who_joins_has_the_lag_time_to_reach_the_end() -> None:
-    """What is committed stands still below min.insync.replicas, and the end of the log runs away."""
+    """Below min.insync.replicas what is committed stands still, and the log grows."""
     leadership = led(isr=(1,))
     fetch(leadership, 2, 4, 1000, 50.0)
     assert leadership.propose(4, 1000, 50.0, anybody) is not None
