@@ -21,6 +21,8 @@ from simulations.fleet.voting import SECRET
 from simulations.machine import Program, running_on
 
 LIVENESS_S: Final = 30.0
+# A client waits for no more than so many delays of disks and links for one wish when all is well.
+DELAYS_OF_A_WISH: Final = 15
 STOP_LIMIT_S: Final = 60.0
 CLIENT_PORT: Final = 9092
 QUORUM_PORT: Final = 9093
@@ -141,7 +143,10 @@ async def recover(nation: Nation) -> None:
 async def finish_clients(nation: Nation, are_done: Callable[[], bool]) -> None:
     """Clients have done what they were to do, and are gone."""
     nation.calm = True
-    await within(nation, LIVENESS_S, "all clients done", are_done)
+    settings = nation.settings
+    wish_s = settings.think_s + DELAYS_OF_A_WISH * (settings.disk_delay_s + settings.delay_s)
+    leisure_s = max(settings.records, settings.changes) * wish_s
+    await within(nation, LIVENESS_S + leisure_s, "all clients done", are_done)
     nation.closing = True
     for fate in nation.fates:
         await fate.done.wait()
