@@ -29,7 +29,10 @@ def consumed(kafka_tool: KafkaTool, node: Peer, topic: str, count: int, *more: o
     """Lines of a consumer that takes partition 0 by assignment, from its beginning."""
     place = ("--topic", topic, "--partition", 0, "--offset", "earliest", "--max-messages", count)
     wait = ("--timeout-ms", 60_000)
-    return output(kafka_tool("console-consumer", *at(node), *place, *wait, *more)).splitlines()
+    done = kafka_tool("console-consumer", *at(node), *place, *wait, *more)
+    lines = output(done).splitlines()
+    assert len(lines) >= count, f"{len(lines)} of {count} lines in time; {done.stderr[-2000:]}"
+    return lines
 
 
 def test_topics_are_created_listed_and_deleted(node: Peer, kafka_tool: KafkaTool) -> None:

@@ -18,8 +18,8 @@ from tests.dataplane.test_admin import create, topic
 from wire.errors import ErrorCode
 
 ROOT = Path(__file__).parents[2]
-# Has one value here, which is what happens: batches are kept as they came.
-FIXED = {"compression.type"}
+# Have one value here, which is what happens: batches are kept as they came, and keys are PEM.
+FIXED = {"compression.type", "ssl.keystore.type", "ssl.truststore.type"}
 
 
 def sources() -> str:

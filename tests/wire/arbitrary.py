@@ -46,6 +46,8 @@ def _value(field: Field, version: int) -> st.SearchStrategy[Any]:
         return st.sampled_from(ErrorCode).map(int)
     if field.name == "log_append_time_ms":  # the oracle reads it as a date
         return st.one_of(st.just(-1), st.integers(0, 1 << 42))
+    if field.name == "session_lifetime_ms":  # and this as a timedelta, which ends, and rounds
+        return st.integers(-(1 << 42), 1 << 42)
     if field.kind == "array":
         item = field.item
         element = structs(item, version) if isinstance(item, type) else _scalar(str(item))
