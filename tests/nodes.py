@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -76,6 +76,11 @@ def _is_free(port: int) -> bool:
         return True
 
 
+# Many tests write records with times of years ago, which retention takes when it first looks, after
+# five minutes: in the middle of whatever test runs by then.
+LASTING: Final[Mapping[str, object]] = {"log.retention.check.interval.ms": 24 * 3600 * 1000}
+
+
 class Peer(Protocol):
     @property
     def bootstrap(self) -> str: ...
@@ -102,7 +107,7 @@ class Node:
         self.errors = folder / "stderr"
         self.bootstrap = "127.0.0.1:0"
         self.cluster_id = ""
-        self._settings = dict(settings or {})
+        self._settings: dict[str, object] = {**LASTING, **(settings or {})}
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +183,8 @@ class KafkaNode:
         self.folder = folder
         self.data_dir = folder / "node1" / "data"
         self.bootstrap = ""
-        self._settings = {key: str(value) for key, value in (settings or {}).items()}
+        asked = {**LASTING, **(settings or {})}
+        self._settings = {key: str(value) for key, value in asked.items()}
         folder.mkdir(parents=True, exist_ok=True)
 
     def _run(self, *arguments: str) -> None:
