@@ -19,7 +19,8 @@ from dataplane.listeners import (
     replicating,
 )
 from dataplane.node_config import NodeConfig
-from metaquorum.config import Scope, find_key, parse_all
+from metaquorum.config import find_key, parse_all
+from metaquorum.config_def import Scope
 from metaquorum.config_layers import WorkerLayers
 from wire.errors import KafkaError
 

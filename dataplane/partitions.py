@@ -15,7 +15,7 @@ from dataplane.partition import NO_TRAFFIC, Partition
 from dataplane.replication import Replication
 from dataplane.topic_config import TopicConfig
 from dataplane.worker_configs import WorkerConfigs
-from metaquorum.config import Scope
+from metaquorum.config_def import Scope
 from metaquorum.config_layers import WorkerLayers
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.runtime import Clock, StorageError

@@ -9,16 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from metaquorum.config import (
-    COMPACTION_LAGS,
-    ConfigKey,
-    ConfigType,
-    Scope,
-    check_topic_values,
-    find_key,
-    key_named,
-    parse,
-)
+from metaquorum.config import COMPACTION_LAGS, check_topic_values, find_key, key_named
+from metaquorum.config_def import ConfigKey, ConfigType, Scope, parse
 from metaquorum.decisions import Decision
 from metaquorum.image import MetadataImage
 from metaquorum.records import ConfigRecord

@@ -12,16 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from metaquorum.config import (
-    WORKER_KEYS,
-    ConfigKey,
-    ConfigValue,
-    Scope,
-    find_key,
-    parse,
-    shown_keys,
-    to_text,
-)
+from metaquorum.config import WORKER_KEYS, find_key, shown_keys
+from metaquorum.config_def import ConfigKey, ConfigValue, Scope, parse, to_text
 from wire.errors import KafkaError
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Generic, TypeVar
 
-from metaquorum.config import Scope, parse_all
+from metaquorum.config import parse_all
+from metaquorum.config_def import Scope
 from metaquorum.image import MetadataImage, TopicImage
 from metaquorum.placement import Place, place
 from metaquorum.records import (

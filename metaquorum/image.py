@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from metaquorum.config import Scope
+from metaquorum.config_def import Scope
 from metaquorum.persistent_map import PersistentMap
 from metaquorum.quota_rules import QuotaEntity
 from metaquorum.records import (

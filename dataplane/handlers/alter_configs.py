@@ -7,8 +7,8 @@ from typing import Final
 
 from dataplane.handlers.configs import config_scope
 from dataplane.worker import Request, Worker
-from metaquorum.config import Scope
 from metaquorum.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
+from metaquorum.config_def import Scope
 from wire.errors import ErrorCode, KafkaError
 from wire.messages import alter_configs, incremental_alter_configs
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from dataplane.worker import Request, Worker
-from metaquorum.config import ConfigType, Scope, is_of_listener, shown_keys, to_text
+from metaquorum.config import is_of_listener, shown_keys
 from metaquorum.config_changes import ALL_WORKERS
+from metaquorum.config_def import ConfigType, Scope, to_text
 from metaquorum.config_layers import Configs, Resolved
 from metaquorum.topic_names import check_topic_name
 from wire.errors import ErrorCode, KafkaError

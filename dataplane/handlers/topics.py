@@ -5,7 +5,7 @@ from typing import Final
 from dataplane import mutations
 from dataplane.handlers.configs import resolve_all
 from dataplane.worker import Request, Worker
-from metaquorum.config import to_text
+from metaquorum.config_def import to_text
 from metaquorum.decisions import NewTopic, TopicOutcome
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.create_topics import (

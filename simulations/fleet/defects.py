@@ -11,7 +11,7 @@ from typing import Any, Final
 import trio
 
 from metaquorum import journal, snapshot
-from metaquorum.config import Scope
+from metaquorum.config_def import Scope
 from metaquorum.framing import HEADER_BYTES, Frame, frame_bytes
 from metaquorum.gateway import Gateway
 from metaquorum.image import Replay

@@ -12,7 +12,8 @@ from dataplane.listeners import (
     client_listeners,
     replicating,
 )
-from metaquorum.config import Scope, parse_all
+from metaquorum.config import parse_all
+from metaquorum.config_def import Scope
 from metaquorum.config_layers import WorkerLayers
 from metaquorum.tls import TlsFiles
 from tests.metaquorum.certificates import Authority

@@ -1,6 +1,6 @@
 """Three nodes: who is in sync, and who leads, when a worker comes back with less than it had."""
 
-from metaquorum.config import Scope
+from metaquorum.config_def import Scope
 from metaquorum.image import NO_LEADER
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.test_replicas import fill

@@ -2,7 +2,7 @@
 
 import errno
 
-from metaquorum.config import Scope
+from metaquorum.config_def import Scope
 from metaquorum.image import NO_LEADER
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.together import Together, together

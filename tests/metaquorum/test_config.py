@@ -4,18 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.config import (
-    TOPIC_KEYS,
-    WORKER_KEYS,
-    ConfigKey,
-    ConfigType,
-    Scope,
-    key_named,
-    parse,
-    parse_all,
-    shown_keys,
-    to_text,
-)
+from metaquorum.config import TOPIC_KEYS, WORKER_KEYS, key_named, parse_all, shown_keys
+from metaquorum.config_def import ConfigKey, ConfigType, Scope, parse, to_text
 from metaquorum.config_layers import ConfigSource, WorkerLayers
 from wire.errors import ErrorCode, KafkaError
 

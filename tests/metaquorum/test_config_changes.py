@@ -7,8 +7,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaquorum.config import Scope
 from metaquorum.config_changes import ConfigChange, ConfigOp, ResourceChange, change_configs
+from metaquorum.config_def import Scope
 from metaquorum.decisions import (
     MAX_PARTITIONS_PER_TOPIC,
     MorePartitions,

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import trio
 
-from metaquorum.config import INT_MAX
+from metaquorum.config_def import INT_MAX
 from metaquorum.decisions import (
     MAX_PARTITIONS_PER_TOPIC,
     NewTopic,

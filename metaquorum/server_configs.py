@@ -1,0 +1,333 @@
+"""Configs of workers: what a node is, its log directories, replication, cleaning, quotas."""
+
+from typing import Final
+
+from metaquorum.config_def import (
+    BOOLEAN,
+    DOUBLE,
+    DOUBLE_MAX,
+    INT,
+    LIST,
+    LONG,
+    LONG_MAX,
+    STRING,
+    ConfigKey,
+    OneOf,
+    Range,
+    worker_config,
+)
+
+SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
+    worker_config("node.id", INT, 1, Range(0), "This node's number, unique in the cluster."),
+    worker_config(
+        "process.roles",
+        LIST,
+        ("broker", "controller"),
+        None,
+        "What this node does: serve clients (broker), keep the metadata log (controller), or both"
+        " (--roles).",
+    ),
+    worker_config(
+        "controller.quorum.voters",
+        LIST,
+        (),
+        None,
+        "The controllers, each as id@host:port (--quorum); none: this node alone.",
+    ),
+    worker_config(
+        "replica.selector.class",
+        STRING,
+        None,
+        OneOf(
+            (
+                "org.apache.kafka.common.replica.LeaderSelector",
+                "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+            )
+        ),
+        "Who serves consumers: leaders, or (RackAwareReplicaSelector) a replica in their rack.",
+    ),
+    worker_config(
+        "broker.rack", STRING, None, None, "The rack or zone, for placing replicas (--rack)."
+    ),
+    worker_config(
+        "log.dir", STRING, None, None, "The log directory, where log.dirs does not name several."
+    ),
+    worker_config(
+        "log.dirs",
+        LIST,
+        None,
+        None,
+        "Directories for partitions, one on each disk; a new partition goes to the one with the "
+        "fewest.",
+    ),
+    worker_config(
+        "metrics.listen",
+        STRING,
+        None,
+        None,
+        "Where Prometheus finds /metrics, as host:port (--metrics-listen); none: nowhere.",
+    ),
+    worker_config(
+        "metadata.log.dir",
+        STRING,
+        None,
+        None,
+        "The directory of the metadata log (--data-dir); the first log directory if nothing says.",
+    ),
+    worker_config(
+        "auto.create.topics.enable",
+        BOOLEAN,
+        True,
+        None,
+        "Whether asking for an unknown topic's metadata creates it, where the client allows it.",
+    ),
+    worker_config(
+        "auto.leader.rebalance.enable",
+        BOOLEAN,
+        True,
+        None,
+        "Whether leaders return by themselves to the first of their replicas, once it is in sync.",
+    ),
+    worker_config(
+        "broker.heartbeat.interval.ms",
+        INT,
+        2000,
+        Range(1),
+        "How often a worker tells the active controller that it is alive.",
+    ),
+    worker_config(
+        "broker.session.timeout.ms",
+        INT,
+        9000,
+        Range(1),
+        "How long the active controller takes a silent worker for alive, if no connection closed.",
+    ),
+    worker_config(
+        "default.replication.factor",
+        INT,
+        1,
+        Range(1, 32_767),
+        "Replicas of topics created without saying how many.",
+    ),
+    worker_config(
+        "delete.topic.enable", BOOLEAN, True, None, "Whether topics can be deleted at all."
+    ),
+    worker_config(
+        "fetch.max.bytes",
+        INT,
+        57_671_680,
+        Range(1024),
+        "The most bytes one fetch response holds, whatever the client asks for.",
+    ),
+    worker_config(
+        "log.cleaner.backoff.ms",
+        LONG,
+        15_000,
+        Range(0),
+        "How long the log cleaner waits when no log is to be compacted.",
+        dynamic=True,
+    ),
+    worker_config(
+        "log.cleaner.dedupe.buffer.size",
+        LONG,
+        134_217_728,
+        Range(1 << 20),
+        "Memory for the keys of the logs being compacted, 24 bytes each; over all threads.",
+        dynamic=True,
+    ),
+    worker_config("log.cleaner.enable", BOOLEAN, True, None, "Whether logs are compacted at all."),
+    worker_config(
+        "log.cleaner.io.buffer.load.factor",
+        DOUBLE,
+        0.9,
+        Range(0, 1),
+        "How full the memory for keys may get: higher takes more keys at once, and longer each.",
+        dynamic=True,
+    ),
+    worker_config(
+        "log.cleaner.io.buffer.size",
+        INT,
+        524_288,
+        Range(0),
+        "How much is read at once from logs being compacted; over all threads.",
+        dynamic=True,
+    ),
+    worker_config(
+        "log.cleaner.io.max.bytes.per.second",
+        DOUBLE,
+        DOUBLE_MAX,
+        Range(0),
+        "How fast the log cleaner may read and write, taken together.",
+        dynamic=True,
+    ),
+    worker_config(
+        "log.cleaner.threads",
+        INT,
+        1,
+        Range(0),
+        "How many logs are compacted at the same time.",
+        dynamic=True,
+    ),
+    worker_config(
+        "log.flush.offset.checkpoint.interval.ms",
+        INT,
+        60_000,
+        Range(0),
+        "How often recovery points are written down.",
+    ),
+    worker_config(
+        "log.flush.scheduler.interval.ms",
+        LONG,
+        LONG_MAX,
+        Range(1),
+        "How often logs are looked at for flush.ms.",
+    ),
+    worker_config(
+        "log.retention.check.interval.ms",
+        LONG,
+        300_000,
+        Range(1),
+        "How often logs are looked at for segments to delete.",
+    ),
+    worker_config(
+        "leader.imbalance.check.interval.seconds",
+        LONG,
+        300,
+        Range(1),
+        "How often it is looked whether leaders have to return to the first of their replicas.",
+    ),
+    worker_config(
+        "leader.imbalance.per.broker.percentage",
+        INT,
+        10,
+        Range(0),
+        "Which share of the partitions that a worker should lead others may lead.",
+    ),
+    worker_config(
+        "max.incremental.fetch.session.cache.slots",
+        INT,
+        1000,
+        Range(0),
+        "Clients whose fetches are remembered (KIP-227); 0 for none.",
+    ),
+    worker_config(
+        "controller.quota.window.num",
+        INT,
+        11,
+        Range(1),
+        "How many samples of its quota a client that changes the metadata may use at once.",
+    ),
+    worker_config(
+        "controller.quota.window.size.seconds",
+        INT,
+        1,
+        Range(1),
+        "How long each of these samples is.",
+    ),
+    worker_config(
+        "quota.consumer.default",
+        LONG,
+        LONG_MAX,
+        Range(1),
+        "Bytes a second that consumers of one client id may fetch, where no quota is set for them. "
+        "Quotas that are set at run time go before it.",
+    ),
+    worker_config(
+        "quota.producer.default",
+        LONG,
+        LONG_MAX,
+        Range(1),
+        "Bytes a second that producers of one client id may send, where no quota is set for them. "
+        "Quotas that are set at run time go before it.",
+    ),
+    worker_config(
+        "quota.window.num",
+        INT,
+        11,
+        Range(1),
+        "How many samples of a client's use of its quotas are kept.",
+    ),
+    worker_config(
+        "quota.window.size.seconds",
+        INT,
+        1,
+        Range(1),
+        "For how long each of these samples is taken.",
+    ),
+    worker_config(
+        "replica.lag.time.max.ms",
+        LONG,
+        30_000,
+        Range(1),
+        "Replicas that were not caught up with their leader for so long leave the ISR.",
+    ),
+    worker_config(
+        "replica.fetch.wait.max.ms",
+        INT,
+        500,
+        Range(0),
+        "How long a leader may keep a follower's fetch waiting for records; keep it well below"
+        " replica.lag.time.max.ms.",
+    ),
+    worker_config(
+        "replica.fetch.min.bytes",
+        INT,
+        1,
+        Range(0),
+        "Followers' fetches are answered when so much has come, or their time to wait is over.",
+    ),
+    worker_config(
+        "replica.fetch.max.bytes",
+        INT,
+        1_048_576,
+        Range(0),
+        "Records that a follower asks for of one partition at a time; a larger batch comes whole.",
+    ),
+    worker_config(
+        "replica.fetch.response.max.bytes",
+        INT,
+        10_485_760,
+        Range(0),
+        "Records that a follower asks for in one fetch, over all partitions.",
+    ),
+    worker_config(
+        "replica.fetch.backoff.ms",
+        INT,
+        1000,
+        Range(1),
+        "A follower waits no longer than this before it tries a leader again.",
+    ),
+    worker_config(
+        "replica.high.watermark.checkpoint.interval.ms",
+        LONG,
+        5000,
+        Range(1),
+        "How often it is written down up to where logs are committed.",
+    ),
+    worker_config(
+        "num.replica.fetchers",
+        INT,
+        1,
+        Range(1, 64),
+        "Connections over which a worker fetches from each leader.",
+    ),
+    worker_config(
+        "num.partitions", INT, 1, Range(1), "Partitions of topics created without a number."
+    ),
+    worker_config(
+        "num.recovery.threads.per.data.dir",
+        INT,
+        2,
+        Range(1),
+        "Logs recovered side by side at the start.",
+        dynamic=True,
+    ),
+    worker_config(
+        "producer.id.expiration.ms",
+        INT,
+        86_400_000,
+        Range(1),
+        "How long a partition remembers an idle idempotent producer.",
+        dynamic=True,
+    ),
+)
