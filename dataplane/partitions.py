@@ -172,10 +172,11 @@ class Partitions:
         created = await self._create_missing(hosted, image, may_be_absent=is_first)
         if is_first:
             await self._tell_begun_anew(created)
+        configs = self._changed_configs(delta, image, hosted)
         for number, (topic, index, state) in enumerate(hosted):
             partition = self._by_id.get(topic.topic_id, {}).get(index)
             if partition is not None:
-                await self._assign(partition, state)
+                await self._assign(partition, state, configs.get(topic.name))
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
         if self._layers is self._configs.layers:
@@ -183,16 +184,39 @@ class Partitions:
         else:
             await self._reconfigure_all(image)
 
-    async def _assign(self, partition: Partition, state: PartitionImage) -> None:
+    def _changed_configs(
+        self,
+        delta: MetadataDelta,
+        image: MetadataImage,
+        hosted: Iterable[tuple[TopicImage, int, PartitionImage]],
+    ) -> dict[str, TopicConfig]:
+        """Of those topics whose configs are others now."""
+        names = {topic.name for topic, _, _ in hosted}
+        if self._layers is self._configs.layers:
+            names &= {name for scope, name in delta.resources if scope == Scope.TOPIC}
+        return {name: self.topic_config(image, name) for name in names}
+
+    async def _assign(
+        self, partition: Partition, state: PartitionImage, config: TopicConfig | None
+    ) -> None:
         if partition.state is state:
             return
         if not partition.appending.locked():  # thousands at a time, few of them written to
-            self._assign_nowait(partition, state)
+            self._assign_nowait(partition, state, config)
             return
         async with partition.appending:  # what is being written is of the epoch before
-            self._assign_nowait(partition, state)
+            self._assign_nowait(partition, state, config)
 
-    def _assign_nowait(self, partition: Partition, state: PartitionImage) -> None:
+    def _assign_nowait(
+        self, partition: Partition, state: PartitionImage, config: TopicConfig | None
+    ) -> None:
+        """Both as the metadata log has them at one time, and nothing happens between.
+
+        Else a leader could commit with the ISR after a change and min.insync.replicas before it,
+        or the other way round, what by the log nobody might (KIP-966).
+        """
+        if config is not None:
+            partition.configure(config)
         before = partition.state
         try:
             partition.assign(state)
@@ -358,12 +382,14 @@ class Partitions:
                 config = self.topic_config(image, name)
                 for partition in self._by_name[name].values():
                     partition.configure(config)
+                    partition.advance()
 
     async def _reconfigure_all(self, image: MetadataImage) -> None:
         """The worker's own configs have changed, which stand in for those of every topic."""
         self._layers = self._configs.layers
         for number, partition in enumerate(self):
             partition.configure(self.topic_config(image, partition.topic))
+            partition.advance()
             if number % SLICE_PARTITIONS == 0:
                 await trio.lowlevel.checkpoint()
 

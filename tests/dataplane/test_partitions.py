@@ -3,11 +3,15 @@
 import errno
 import logging
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
+from metaquorum.config import Scope
+from metaquorum.image import partition_record, replay
+from metaquorum.records import ConfigRecord
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
     FaultyDisk,
@@ -229,3 +233,58 @@ async def test_unknown_topics_are_made_when_asked_for_where_both_sides_want_it(
         client = await served.connect()
         assert await ask("other", True) == (unknown, 0)
         assert await ask("made", True) == (0, 3)
+
+
+@in_trio
+async def test_min_isr_and_isr_of_one_publication_are_in_force_together(tmp_path: Path) -> None:
+    """A record that no other replica has is not committed by the new ISR and the old minimum."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t")
+        worker = served.worker
+        partition = worker.partitions.by_name("t", 0)
+        away = worker.worker_id + 1
+
+        async def publish(isr: tuple[int, ...], least: int) -> None:
+            state = partition.state
+            after = replace(state, replicas=(worker.worker_id, away), isr=isr).in_next_epoch()
+            image, delta = replay(
+                worker.image,
+                [
+                    ConfigRecord(int(Scope.TOPIC), "t", "min.insync.replicas", str(least)),
+                    partition_record(partition.topic_id, 0, after),
+                ],
+            )
+            await worker.partitions.publish(delta, image)
+
+        await publish((worker.worker_id, away), 1)
+        await client.produce("t", batch_of(b"mine alone"), acks=1)
+        assert (partition.log.log_end_offset, partition.high_watermark) == (1, 0)
+        await publish((worker.worker_id,), 2)
+        assert partition.high_watermark == 0
+        await publish((worker.worker_id, away), 1)
+        assert partition.high_watermark == 0
+        await publish((worker.worker_id,), 1)
+        assert partition.high_watermark == 1
+
+
+@in_trio
+async def test_a_lower_min_isr_commits_what_waited_for_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t")
+        worker = served.worker
+        partition = worker.partitions.by_name("t", 0)
+        replicas = worker.worker_id, worker.worker_id + 1
+        state = replace(partition.state, replicas=replicas).in_next_epoch()
+        key = int(Scope.TOPIC), "t", "min.insync.replicas"
+        image, delta = replay(
+            worker.image,
+            [ConfigRecord(*key, "2"), partition_record(partition.topic_id, 0, state)],
+        )
+        await worker.partitions.publish(delta, image)
+        await client.produce("t", batch_of(b"x"), acks=1)
+        assert partition.high_watermark == 0
+        image, delta = replay(image, [ConfigRecord(*key, "1")])
+        await worker.partitions.publish(delta, image)
+        assert partition.high_watermark == 1
