@@ -6,7 +6,7 @@ from typing import Any, Final
 from cli.usage import UsageError, address
 from dataplane.node_config import ALL_ROLES, CONTROLLER, WORKER, Address
 from metaquorum.channel.identity import SecretError, read_secret
-from metaquorum.tls import TlsFiles
+from metaquorum.tls_files import TlsFiles
 
 QUORUM_SIZES: Final = (1, 3, 5)
 _KAFKAS_ROLES: Final = {"broker": WORKER}

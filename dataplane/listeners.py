@@ -22,7 +22,7 @@ from dataplane.principal_rules import PrincipalRules
 from metaquorum.admin.security import Login
 from metaquorum.config_layers import Configs, ListenerConfigs
 from metaquorum.sasl import PLAIN, jaas_options, plain_users
-from metaquorum.tls import ClientCertificates, TlsFiles, TlsFilesError, server_context
+from metaquorum.tls_files import ClientCertificates, TlsFiles, TlsFilesError, server_context
 
 Address = tuple[str, int]
 

@@ -32,7 +32,7 @@ from metaquorum.rpc.follower import MetadataFollower
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.runtime import Listener, Runtime, StorageError
 from metaquorum.storage import Storage, open_storage
-from metaquorum.tls import TlsFilesError
+from metaquorum.tls_files import TlsFilesError, keep_reloading
 from wire.errors import KafkaError
 from wire.types import random_uuid
 
@@ -145,6 +145,8 @@ class Node:
                 nursery.start_soon(metrics.run)
             links = self._links(endpoint)
             nursery.start_soon(links.run)
+            if endpoint is not None:
+                nursery.start_soon(keep_reloading, runtime.clock, endpoint.contexts)
             if own is None:
                 nursery.start_soon(MetadataFollower(runtime, links, loader).run)
             elif self.quorum_address is not None:

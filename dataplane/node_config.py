@@ -10,7 +10,7 @@ from dataplane.listeners import (
     Replicating,
     SecurityProtocol,
 )
-from metaquorum.tls import TlsFiles
+from metaquorum.tls_files import TlsFiles
 
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"

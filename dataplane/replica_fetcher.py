@@ -32,7 +32,6 @@ from dataplane.fetch_asking import (
 )
 from dataplane.fetch_link import FetchLink
 from dataplane.following import Truncation
-from dataplane.listener_tls import ReloadedContext
 from dataplane.log.config import NEVER
 from dataplane.partition import Partition
 from metaquorum.admin.connection import BrokerConnection
@@ -40,6 +39,7 @@ from metaquorum.admin.errors import BrokerError, NotServedError
 from metaquorum.admin.seams import SeamTransport
 from metaquorum.admin.security import Login
 from metaquorum.runtime import Runtime, StorageError
+from metaquorum.tls_files import ReloadedContext
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from wire.messages.list_offsets import (

@@ -24,7 +24,6 @@ from dataplane.following import Truncation
 from dataplane.isr_news import IsrNews
 from dataplane.leadership import UNKNOWN, IsrChange
 from dataplane.ledger import TruncationLedger
-from dataplane.listener_tls import ReloadedContext
 from dataplane.listeners import Replicating
 from dataplane.partition import Partition, ReplicaContext
 from dataplane.replica_fetcher import (
@@ -39,6 +38,7 @@ from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
 from metaquorum.isr_changes import PartitionChange
 from metaquorum.loader import MetadataLoader
 from metaquorum.runtime import Runtime, StorageError, sleep
+from metaquorum.tls_files import ReloadedContext
 from wire.errors import ErrorCode, KafkaError
 from wire.types import Uuid
 

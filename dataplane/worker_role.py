@@ -25,12 +25,7 @@ from dataplane.client_quotas import ClientQuotas
 from dataplane.connection import Entrance, Handle
 from dataplane.dispatch import Dispatcher
 from dataplane.ledger import TruncationLedger
-from dataplane.listener_tls import (
-    ListenerTls,
-    ReloadedContext,
-    context_for_dialing,
-    keep_reloading,
-)
+from dataplane.listener_tls import ListenerTls, context_for_dialing
 from dataplane.log.log_dirs import LogDirs
 from dataplane.node_config import NodeConfig
 from dataplane.partitions import Partitions
@@ -47,6 +42,7 @@ from metaquorum.registrations import WorkerRegistration
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Listener, Runtime
+from metaquorum.tls_files import ReloadedContext, keep_reloading
 
 if TYPE_CHECKING:
     from dataplane.metrics.collecting import Collector

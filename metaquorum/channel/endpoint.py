@@ -1,6 +1,5 @@
 """One node's end of all its streams: dials others, and checks who dials it."""
 
-import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,7 +19,8 @@ from metaquorum.channel.identity import ChannelIdentity, StreamKind
 from metaquorum.channel.stream import Stream
 from metaquorum.channel.timing import ChannelTimings, within
 from metaquorum.runtime.seams import Connection, Runtime
-from metaquorum.tls import TlsConnection, client_context, server_context
+from metaquorum.tls import TlsConnection
+from metaquorum.tls_files import ReloadedContext, client_context, server_context
 
 _INCARNATION_BITS: Final = 64
 
@@ -37,11 +37,15 @@ class Endpoint:
         self._attempts = 0
         self._incarnation = self.runtime.random.getrandbits(_INCARNATION_BITS)
         tls = self.identity.tls
-        self._server_context: ssl.SSLContext | None = None
-        self._client_context: ssl.SSLContext | None = None
+        self._server_context: ReloadedContext | None = None
+        self._client_context: ReloadedContext | None = None
+        self.contexts: tuple[ReloadedContext, ...] = ()  # for `keep_reloading`
         if tls is not None:
-            self._server_context = server_context(tls, client_certificates="required")
-            self._client_context = client_context(tls)
+            self._server_context = ReloadedContext(
+                tls, lambda: server_context(tls, client_certificates="required")
+            )
+            self._client_context = ReloadedContext(tls, lambda: client_context(tls))
+            self.contexts = self._server_context, self._client_context
 
     async def dial(self, kind: StreamKind, node_id: int, host: str, port: int) -> Stream:
         """A stream to that node. OSError (TimeoutError among them) or HandshakeError."""
@@ -67,7 +71,7 @@ class Endpoint:
             try:
                 if self._client_context is not None:
                     connection = tls = TlsConnection(
-                        connection, self._client_context, server_hostname=host
+                        connection, self._client_context.current, server_hostname=host
                     )
                     await tls.handshake()
                 made.append(self._stream(connection, await shake_hands(connection, dialing)))
@@ -90,7 +94,7 @@ class Endpoint:
             outer = connection
             try:
                 if self._server_context is not None:
-                    outer = tls = TlsConnection(connection, self._server_context)
+                    outer = tls = TlsConnection(connection, self._server_context.current)
                     await tls.handshake()
                 made.append(self._stream(outer, await shake_hands(outer, handshake)))
             except BaseException:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from metaquorum.tls import TlsFiles
+from metaquorum.tls_files import TlsFiles
 
 MIN_SECRET_BYTES: Final = 16
 MAX_SECRET_BYTES: Final = 4096

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from metaquorum.tls import TlsFiles
+from metaquorum.tls_files import TlsFiles
 from tests.clusters import Cluster
 from tests.conformance.clients import (
     CLIENTS,
@@ -275,6 +275,7 @@ def test_three_nodes_replicate_and_fail_over_with_tls_between_all(
     three: tuple[Cluster, Authority],
 ) -> None:
     cluster, authority = three
+    authority.files("quorum")  # others in their place, which are taken up while all goes on
     settings = settings_for(Librdkafka(), "SASL_SSL") | tls_for(Librdkafka(), authority)
     dotted = {name.replace("_", "."): value for name, value in settings.items()}
     client = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0} | dotted)
@@ -295,4 +296,9 @@ def test_three_nodes_replicate_and_fail_over_with_tls_between_all(
     Librdkafka().send(cluster.bootstrap, "t", more, "none", acks="all", **settings)
     stored = Librdkafka().read(cluster.bootstrap, "t", 20, **settings)
     assert [one.record.value for one in stored] == [b"%d" % i for i in range(20)]
+
+    def has_taken_up(node: Node) -> bool:
+        return "authority-quorum.pem, " in node.errors.read_text()  # new contents of it
+
+    wait_until(lambda: has_taken_up(cluster[1]) and has_taken_up(cluster[3]), TIMEOUT_S)
     cluster.start(2)

@@ -9,7 +9,7 @@ import pytest
 from dataplane.listener_tls import ListenerTls, TlsSettings
 from dataplane.principal_rules import PrincipalRules
 from metaquorum.rpc.methods import ANONYMOUS
-from metaquorum.tls import TlsFiles
+from metaquorum.tls_files import TlsFiles
 from tests.metaquorum.certificates import Authority
 
 

@@ -15,7 +15,7 @@ from dataplane.listeners import (
 from metaquorum.config import parse_all
 from metaquorum.config_def import Scope
 from metaquorum.config_layers import WorkerLayers
-from metaquorum.tls import TlsFiles
+from metaquorum.tls_files import TlsFiles
 from tests.metaquorum.certificates import Authority
 from wire.errors import KafkaError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trustme
 
-from metaquorum.tls import TlsFiles
+from metaquorum.tls_files import TlsFiles
 
 
 class Authority:

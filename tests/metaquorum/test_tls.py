@@ -15,16 +15,8 @@ from hypothesis import strategies as st
 
 from metaquorum.channel import Caller, Endpoint, HandshakeError, StreamKind
 from metaquorum.runtime.seams import Connection, Runtime
-from metaquorum.tls import (
-    RECORD_BYTES,
-    SEND_BYTES,
-    TlsConnection,
-    TlsError,
-    TlsFiles,
-    TlsFilesError,
-    client_context,
-    server_context,
-)
+from metaquorum.tls import RECORD_BYTES, SEND_BYTES, TlsConnection, TlsError
+from metaquorum.tls_files import TlsFiles, TlsFilesError, client_context, server_context
 from simulations.world import World
 from tests.metaquorum.certificates import Authority
 from tests.metaquorum.channel.nodes import (
@@ -552,3 +544,38 @@ async def test_nodes_with_and_without_tls_do_not_go_together(
     assert "its certificate is of an authority we do not know" in caplog.text
     said = await dial(sealed, endpoint(7, tls=nodes(7), secret=b"quite another secret"))
     assert said == "it has another cluster secret"
+
+
+@in_trio
+async def test_replaced_files_are_taken_up_by_new_streams(tmp_path: Path) -> None:
+    """Of both ends; until both files of a pair have come, what was there stays."""
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    both = tmp_path / "both.pem"
+    both.write_text(Path(old.path).read_text() + Path(new.path).read_text())
+    files, replacing = old.files("node"), new.files("node")
+    controller, worker = (endpoint(n, tls=replace(files, authorities=str(both))) for n in (1, 7))
+    judge = endpoint(8, tls=replace(replacing, authorities=new.path))  # believes in the new one
+
+    def replace_file(of: str, by: str) -> None:
+        Path(by).rename(of)
+        for context in (*controller.contexts, *worker.contexts):
+            context.reload()
+
+    async with rpc_server(echo, server=controller) as address:
+
+        async def is_believed() -> bool:
+            try:
+                (await judge.dial(StreamKind.RPC, 1, *address)).close()
+            except OSError:
+                return False
+            (await worker.dial(StreamKind.RPC, 1, *address)).close()
+            return True
+
+        assert not await is_believed()
+        replace_file(files.key, replacing.key)
+        assert not await is_believed()
+        replace_file(files.certificate, replacing.certificate)
+        assert await is_believed()
+    async with rpc_server(echo, server=judge) as address:
+        with pytest.raises(HandshakeError, match="node"):  # is not 1: its certificate is believed
+            await worker.dial(StreamKind.RPC, 1, *address)

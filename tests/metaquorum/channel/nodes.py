@@ -19,7 +19,7 @@ from metaquorum.channel import (
 )
 from metaquorum.runtime.real import real_runtime
 from metaquorum.runtime.seams import Runtime
-from metaquorum.tls import TlsFiles
+from metaquorum.tls_files import TlsFiles
 
 SECRET = b"a secret of this cluster"
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
