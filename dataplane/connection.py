@@ -25,7 +25,7 @@ import trio
 from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.later import Later
 from dataplane.listener_tls import ListenerTls
-from dataplane.log.partition_log import LogSlice
+from dataplane.log.slices import LogSlice
 from dataplane.memory import RequestMemory
 from dataplane.muting import Mute, Name
 from dataplane.sasl_session import SaslSession

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dataplane.log.partition_log import LogSlice
+from dataplane.log.slices import LogSlice
 from dataplane.nearest_replica import nearest_replica
 from dataplane.partition import NO_ERROR, NOT_LEADER, Partition
 from dataplane.worker import Worker

@@ -13,6 +13,7 @@ import trio
 from dataplane.connection import ClientConnection
 from dataplane.log import cleaning, recovery
 from dataplane.log.compaction import BatchFilter
+from dataplane.log.local_log import LocalLog
 from dataplane.log.log_dir import LogDir
 from dataplane.log.names import CLEAN_SHUTDOWN
 from dataplane.log.offset_map import OffsetMap
@@ -133,7 +134,7 @@ def _failed_append_kept() -> AbstractContextManager[None]:
 
         return clean_tail
 
-    return swapped(PartitionLog, "_clean_tail", wrong)
+    return swapped(LocalLog, "_clean_tail", wrong)
 
 
 def _read_past_high_watermark() -> AbstractContextManager[None]:
@@ -191,7 +192,7 @@ def _ack_before_flush() -> AbstractContextManager[None]:
 
         return flush
 
-    return swapped(PartitionLog, "flush", wrong)
+    return swapped(LocalLog, "flush", wrong)
 
 
 def _same_epoch_again() -> AbstractContextManager[None]:
@@ -246,7 +247,7 @@ def _names_swapped_without_sync() -> AbstractContextManager[None]:
 
         return sync_names
 
-    return swapped(PartitionLog, "_sync_names", wrong)
+    return swapped(LocalLog, "_sync_names", wrong)
 
 
 def _deleted_keys_come_back() -> AbstractContextManager[None]:

@@ -9,10 +9,10 @@ import trio
 from dataplane import upkeep
 from dataplane.fetch_sessions import SessionPartition
 from dataplane.log import cleaning
+from dataplane.log.local_log import LocalLog
 from dataplane.log.log_dir import LogDir
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.names import LOG_START_CHECKPOINT
-from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segment import Segment
 from dataplane.partitions import Partitions
 from metaquorum.image import MetadataImage
@@ -87,7 +87,7 @@ def _failed_sync_acknowledged() -> AbstractContextManager[None]:
 
         return sync_files
 
-    return swapped(PartitionLog, "_sync_files", wrong)
+    return swapped(LocalLog, "_sync_files", wrong)
 
 
 def _time_index_late() -> AbstractContextManager[None]:

@@ -9,8 +9,9 @@ import os
 from typing import Final
 
 from dataplane.log.checkpoints import encode_partition_metadata
+from dataplane.log.epochs import LeaderEpochs
 from dataplane.log.files import OpenFiles, storage_errors
-from dataplane.log.names import PARTITION_METADATA, SNAPSHOT, file_name
+from dataplane.log.names import EPOCH_CHECKPOINT, PARTITION_METADATA, SNAPSHOT, file_name
 from dataplane.log.producers import ProducerStateTable
 from dataplane.log.snapshots import decode_snapshot, encode_snapshot
 from metaquorum.runtime.seams import Disk
@@ -56,6 +57,8 @@ class Unsynced:
 
 class LogFolder:
     __slots__ = (
+        "_epochs",
+        "_epochs_changed",
         "_is_new",
         "_names_changed",
         "_segments_changed",
@@ -70,6 +73,7 @@ class LogFolder:
         self,
         files: OpenFiles,
         path: str,
+        epochs: LeaderEpochs,
         snapshot_offsets: list[int],
         unsynced: frozenset[str] = _NONE,
         is_made: bool = True,
@@ -77,6 +81,8 @@ class LogFolder:
         self.files = files
         self.path = path
         self.snapshot_offsets = snapshot_offsets  # ascending
+        self._epochs = epochs
+        self._epochs_changed = False
         self._unsynced = unsynced
         self._names_changed = bool(unsynced)
         self._segments_changed = bool(unsynced) or not is_made
@@ -85,7 +91,8 @@ class LogFolder:
 
     @property
     def is_synced(self) -> bool:
-        return not self._unsynced and not self._names_changed
+        has_unwritten_epochs = self._epochs_changed and self.is_made
+        return not (self._unsynced or self._names_changed or has_unwritten_epochs)
 
     def take_unsynced(self) -> Unsynced:
         """What needs a sync, from now on the caller's to see to; `give_back` if it cannot."""
@@ -148,6 +155,18 @@ class LogFolder:
                 return
         self._unsynced -= {name}
         self._names_changed = True
+
+    # Leader epochs
+
+    def epochs_changed(self) -> None:
+        """They are not as in their file; `write_epochs` follows."""
+        self._epochs_changed = True
+
+    def write_epochs(self) -> None:
+        """They are in their file, if they have changed; in none yet while there is no folder."""
+        if self._epochs_changed and self.is_made:
+            self.write(EPOCH_CHECKPOINT, self._epochs.encode())
+            self._epochs_changed = False
 
     # Producer snapshots
 

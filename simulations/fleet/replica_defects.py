@@ -10,7 +10,7 @@ from dataplane import fetch_reader, partitions
 from dataplane.fetch_reader import FetchReader
 from dataplane.handlers import produce
 from dataplane.leadership import Leadership
-from dataplane.log.partition_log import PartitionLog
+from dataplane.log.local_log import LocalLog
 from dataplane.partition import Partition
 from metaquorum import elections, registrations
 from metaquorum.image import NO_LEADER
@@ -126,7 +126,7 @@ def _flush_without_sync() -> AbstractContextManager[None]:
 
         return flush
 
-    return swapped(PartitionLog, "flush", wrong)
+    return swapped(LocalLog, "flush", wrong)
 
 
 def _min_isr_ignored() -> AbstractContextManager[None]:

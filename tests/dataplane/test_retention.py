@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.log.partition_log import SegmentSpan
+from dataplane.log.local_log import SegmentSpan
 from dataplane.retention import UNLIMITED, retention_start
 
 NOW = 1_000_000

@@ -1,0 +1,506 @@
+"""The files of one log: its segments, which of them were synced, and which only wait to be removed.
+
+    recovery_point ≤ log_end_offset
+    synced up to here; a loss of power can take what follows
+
+Nothing is known here of producers, of epochs, or of where the log starts for its readers: see
+`partition_log`. Bytes beyond the size of the active segment are no part of the log and are never
+read. Once a sync, or a change of several files, has failed, nobody knows what reached the disk:
+every later append or flush fails too.
+"""
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import trio
+
+from dataplane.log.config import LogConfig
+from dataplane.log.files import LogFile, OpenFiles, storage_error, storage_errors
+from dataplane.log.folder import LogFolder, Unsynced
+from dataplane.log.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, file_name
+from dataplane.log.recovery import LoadedLog
+from dataplane.log.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
+from dataplane.log.segments import Segments
+from metaquorum.runtime.seams import Disk, File, StorageError
+from wire.errors import ErrorCode, KafkaError
+
+NO_TIMESTAMP: Final = -1
+
+
+class SegmentSpan(NamedTuple):
+    """One segment as retention sees it."""
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    newest_ms: int  # the largest timestamp in it, or when it was made if there is none
+
+
+class LocalLog:
+    __slots__ = (
+        "_config",
+        "_failure",
+        "_files",
+        "_flushing",
+        "_folder",
+        "_last_flush_ms",
+        "_opened_end_offset",
+        "_replacements",
+        "_retired",
+        "_segments",
+        "_tail_dirty",
+        "_truncations",
+        "_unsynced_segments",
+        "_writing",
+        "log_end_offset",
+        "partition",
+        "recovery_point",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        files: OpenFiles,
+        config: LogConfig,
+        topic: str,
+        partition: int,
+        loaded: LoadedLog,
+        now_ms: int,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = loaded.topic_id or bytes(16)
+        self.log_end_offset = loaded.log_end_offset
+        self.recovery_point = loaded.recovery_point
+        self._opened_end_offset = loaded.log_end_offset
+        self._files = files
+        self._folder = LogFolder(
+            files,
+            loaded.folder,
+            loaded.epochs,
+            loaded.snapshot_offsets,
+            loaded.unsynced,
+            loaded.is_made,
+        )
+        self._config = config
+        self._segments = Segments(
+            [
+                Segment(files, loaded.folder, config, state, now_ms, create=not loaded.is_made)
+                for state in loaded.segments
+            ],
+            self.log_end_offset,
+        )
+        self._segments.active.bytes_since_index = loaded.bytes_since_index
+        self._last_flush_ms = now_ms
+        self._flushing: trio.Event | None = None
+        self._failure: str | None = None
+        self._unsynced_segments: list[Segment] = []
+        self._retired: list[Segment] = []
+        self._tail_dirty = False
+        self._truncations = 0
+        self._replacements = 0
+        self._writing = False
+
+    # What is known
+
+    @property
+    def folder(self) -> str:
+        return self._folder.path
+
+    @property
+    def config(self) -> LogConfig:
+        return self._config
+
+    def configure(self, config: LogConfig) -> None:
+        """From now on the log does as `config` says."""
+        self._config = config
+        for segment in self._segments:
+            segment.configure(config)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a folder yet, or any file."""
+        return self._folder.is_made
+
+    @property
+    def size_bytes(self) -> int:
+        return self._segments.size_bytes
+
+    @property
+    def first_segment_offset(self) -> int:
+        return self._segments.first_offset
+
+    @property
+    def active_segment_offset(self) -> int:
+        return self._segments.active.base_offset
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def synced_offset(self) -> int:
+        """What a start may rely on: before it the segments are synced, with their indexes."""
+        if self._unsynced_segments:
+            return min(self.recovery_point, self._unsynced_segments[0].base_offset)
+        return self.recovery_point
+
+    @property
+    def unflushed_records(self) -> int:
+        """How many of the newest records a loss of power could take."""
+        return self.log_end_offset - self.recovery_point
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """As they are now, the active one last."""
+        return tuple(self._segments)
+
+    @property
+    def truncations(self) -> int:
+        """How often records were cut from its end."""
+        return self._truncations
+
+    def sealed_segments(self) -> list[tuple[Segment, int]]:
+        """All but the active one, and where each ends."""
+        return list(self._segments.with_end_offsets(self.log_end_offset))[:-1]
+
+    def segment_spans(self) -> Iterator[SegmentSpan]:
+        """What retention has to know of each segment, oldest first."""
+        for segment, end_offset in self._segments.with_end_offsets(self.log_end_offset):
+            newest_ms = segment.max_timestamp
+            yield SegmentSpan(
+                segment.base_offset,
+                end_offset,
+                segment.size_bytes,
+                newest_ms if newest_ms >= 0 else segment.created_ms,
+            )
+
+    @property
+    def failure(self) -> str | None:
+        """Why this log takes no more appends; None while it does."""
+        return self._failure
+
+    # The active segment
+
+    def _segment_for(
+        self, size_bytes: int, last_offset: int, max_timestamp: int, now_ms: int
+    ) -> Segment:
+        """The active segment, a new one if this append must not go to the present one."""
+        assert not self._writing
+        if self._failure is not None:
+            raise StorageError(self._failure)
+        if not self._folder.is_made:
+            self._folder.make(self.topic_id)
+        self._folder.write_epochs()
+        if self._tail_dirty:
+            self._clean_tail()
+        active = self._segments.active
+        config = self._config
+        size_after = active.size_bytes + size_bytes
+        if size_after > config.segment_bytes and size_bytes > config.segment_bytes:
+            raise KafkaError(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"{size_bytes} bytes, a segment holds {config.segment_bytes}",
+            )
+        if active.size_bytes and (
+            size_after > config.segment_bytes
+            or active.indexes_full
+            or last_offset - active.base_offset > MAX_RELATIVE_OFFSET
+            or self._waited_ms(active, max_timestamp, now_ms) > config.segment_ms
+        ):
+            self.roll(now_ms)
+            active = self._segments.active
+        if last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
+            self.roll(now_ms)
+            active = self._segments.active
+        return active
+
+    def _waited_ms(self, active: Segment, max_timestamp: int, now_ms: int) -> int:
+        """How long the segment has been filled, by its records' times if they have any."""
+        first = active.first_timestamp
+        jitter = self._config.segment_jitter_ms
+        if jitter:
+            # Any spread will do that is not the same for all partitions.
+            jitter = (
+                zlib.crc32(f"{self.topic}-{self.partition}/{active.base_offset}".encode()) % jitter
+            )
+        if first >= 0 and max_timestamp >= 0:
+            return max_timestamp - first + jitter
+        return now_ms - active.created_ms + jitter
+
+    def _clean_tail(self) -> None:
+        """Nothing of a failed append is left in the file."""
+        active = self._segments.active
+        with storage_errors("truncate", active.file.path):
+            file = active.file.get()
+            if file.size() > active.size_bytes:
+                file.truncate(active.size_bytes)
+        self._tail_dirty = False
+
+    def roll(self, now_ms: int) -> bool:
+        """Appends go to a new segment from here on; the present one is complete. StorageError.
+
+        False if the present one is empty, and stays the active one.
+        """
+        sealed = self._segments.active
+        end = self.log_end_offset
+        if not sealed.size_bytes and sealed.base_offset == end:
+            return False
+        with storage_errors("roll", sealed.file.path):
+            sealed.seal()
+            with self._failing("sync"):
+                self._folder.settle_names(are_being_synced=self._flushing is not None)
+            segment = self._new_segment(end, now_ms)
+        self._unsynced_segments.append(sealed)
+        self._segments.add(segment)
+        return True
+
+    def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
+        if not self._folder.is_made:
+            self._folder.make(self.topic_id)
+        state = SegmentState(base_offset, 0, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP)
+        segment = Segment(self._files, self.folder, self._config, state, now_ms, create=True)
+        file = segment.file.get()
+        if file.size():
+            file.truncate(0)
+        self._folder.names_changed()
+        return segment
+
+    # Cutting
+
+    def _cut(self, offset: int) -> int:
+        """The files have nothing at or after `offset`; where they end now: there, or before."""
+        while (segment := self._segments.pop_behind(offset)) is not None:
+            self._remove_segment(segment)
+        return self._segments.active.truncate_to(offset)
+
+    def _cut_all(self, offset: int) -> None:
+        """There is one segment: empty, and beginning at `offset`."""
+        for segment in reversed(list(self._segments)):
+            self._remove_segment(segment)
+        self._segments = Segments([self._new_segment(offset, 0)], offset)
+
+    def _end_files_at(self, offset: int) -> None:
+        """The files end there; what was known of more of them is forgotten."""
+        self.log_end_offset = offset
+        self.recovery_point = min(self.recovery_point, offset)
+        self._tail_dirty = False
+        self._unsynced_segments = [s for s in self._unsynced_segments if s in self._segments]
+        self._segments.forget_places(offset)
+
+    def _remove_segment(self, segment: Segment) -> None:
+        segment.remove()
+        self._folder.names_changed()
+
+    @contextmanager
+    def _failing(self, action: str) -> Iterator[None]:
+        """What cannot be completed leaves this log unfit for appends."""
+        try:
+            yield
+        except (OSError, StorageError) as error:
+            if isinstance(error, OSError):
+                failure = storage_error(error, action, self.folder)
+            else:
+                failure = error
+            self._failure = str(failure)
+            raise failure from error
+
+    # Removing what is old
+
+    def _retire_before(self, offset: int) -> int:
+        """Sealed segments that end at or before `offset` are `.deleted`; how many."""
+        count = 0
+        while (segment := self._segments.pop_before(offset)) is not None:
+            count += 1
+            self._retired.append(segment)
+            if segment in self._unsynced_segments:
+                self._unsynced_segments.remove(segment)
+            with storage_errors("rename", segment.file.path):
+                segment.retire()
+            self._folder.names_changed()
+        return count
+
+    # Compaction
+
+    async def replace_segments(
+        self, disk: Disk, old: Sequence[Segment], state: SegmentState
+    ) -> bool:
+        """The segment whose synced files end in `.cleaned` is in the place of `old`, for good.
+
+        False if the log has been cut, or moved, meanwhile: then nothing has changed. `old` are
+        `.deleted`, and readable as long as those of retention are. StorageError.
+
+            .cleaned → .swap   synced: what is found now stands for all of `old`
+            old → .deleted     synced, so that no part of `old` is found without the .swap
+            .swap → its name
+        """
+        folder = self.folder
+        if not self._segments.has_sealed(old):
+            return False
+        with storage_errors("rename", folder):
+            self._rename_all(state.base_offset, CLEANED, SWAP)
+        with trio.CancelScope(shield=True):
+            if not await self._sync_names(disk, folder):
+                return False
+            if not self._segments.has_sealed(old):
+                for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+                    self._folder.remove(file_name(state.base_offset, suffix) + SWAP)
+                return False
+            with self._failing("replace segments of"):
+                segment = self._swap(old, state)
+                if await self._sync_names(disk, folder) and segment in self._segments:
+                    segment.settle()
+                    self._folder.names_changed()
+        return True
+
+    def _rename_all(self, base_offset: int, ending: str, new_ending: str) -> None:
+        for suffix in (OFFSET_INDEX, TIME_INDEX, LOG):
+            path = os.path.join(self.folder, file_name(base_offset, suffix))
+            self._files.disk.rename(path + ending, path + new_ending)
+        self._folder.names_changed()
+
+    def _swap(self, old: Sequence[Segment], state: SegmentState) -> Segment:
+        made_ms = old[-1].created_ms
+        segment = Segment(self._files, self.folder, self._config, state, made_ms, ending=SWAP)
+        end = self._segments.end_of(old[-1])
+        self._segments.replace(old, segment)
+        self._replacements += 1
+        for each in old:
+            self._retired.append(each)
+            if each in self._unsynced_segments:
+                self._unsynced_segments.remove(each)
+            each.retire(f".{self._replacements}")
+        self._folder.drop_snapshots_between(state.base_offset, end)
+        return segment
+
+    async def _sync_names(self, disk: Disk, folder: str) -> bool:
+        """The folder's names survive a loss of power; False if it has another name now."""
+        try:
+            with storage_errors("sync", folder):
+                await disk.run(lambda: disk.sync_dir(folder))
+        except StorageError:
+            if self.folder == folder:
+                raise
+        return self.folder == folder
+
+    def remove_deleted(self, count: int | None = None) -> None:
+        """Files of segments deleted before are gone: the `count` that were deleted first, or all.
+
+        Slow if they are large: for `Disk.run`.
+        """
+        retired = self._retired[:count]
+        del self._retired[: len(retired)]
+        with storage_errors("remove", self.folder):
+            for segment in retired:
+                segment.remove()
+
+    # Durability
+
+    def needs_flush(self, now_ms: int) -> bool:
+        """flush.messages or flush.ms ask for a flush, or a complete segment was never synced."""
+        unflushed = self.log_end_offset - self.recovery_point
+        if unflushed >= self._config.flush_messages or self._unsynced_segments:
+            return True
+        return unflushed > 0 and now_ms - self._last_flush_ms >= self._config.flush_ms
+
+    async def flush(self, disk: Disk, now_ms: int | None = None) -> None:
+        """What was appended before this call survives a loss of power. StorageError.
+
+        Callers that wait together share one sync.
+        """
+        target = self.log_end_offset
+        while self._failure is None and (
+            self.recovery_point < min(target, self.log_end_offset)
+            or self._unsynced_segments
+            or not self._folder.is_synced
+        ):
+            if self._flushing is not None:
+                await self._flushing.wait()
+                continue
+            self._flushing = trio.Event()
+            try:
+                await self._flush_once(disk)
+            finally:
+                self._flushing.set()
+                self._flushing = None
+            if now_ms is not None:
+                self._last_flush_ms = now_ms
+        if self._failure is not None:
+            raise StorageError(self._failure)
+
+    async def _flush_once(self, disk: Disk) -> None:
+        self._folder.write_epochs()
+        end, truncations = self.log_end_offset, self._truncations
+        # One segment at a time: there may be more than files may be open.
+        while self._unsynced_segments:
+            segment = self._unsynced_segments[0]
+            await self._sync_files(disk, segment.all_files(), None)
+            if self._unsynced_segments[:1] == [segment]:  # not truncated meanwhile
+                del self._unsynced_segments[0]
+        unsynced = self._folder.take_unsynced()
+        try:
+            await self._sync_files(disk, (self._segments.active.file,), unsynced)
+        except BaseException:  # failed, or cancelled before it began
+            self._folder.give_back(unsynced)
+            raise
+        if truncations == self._truncations:
+            self.recovery_point = max(self.recovery_point, end)
+
+    async def _sync_files(
+        self, disk: Disk, files: Sequence[LogFile], unsynced: Unsynced | None
+    ) -> None:
+        opened: list[File] = []
+
+        def sync() -> None:
+            for file in opened:
+                file.sync()
+            if unsynced is not None:
+                unsynced.sync(disk)
+
+        with self._failing("sync"):
+            try:
+                opened.extend(file.acquire() for file in files)
+                await disk.run(sync)
+            finally:
+                for file in files[: len(opened)]:
+                    file.release()
+
+    def _complete_active(self) -> None:
+        """The indexes of the active segment are in their files: they are trusted after a sync."""
+        active = self._segments.active
+        if active.size_bytes and self._is_changed():
+            active.seal()
+            self._unsynced_segments.append(active)
+            self._folder.names_changed()
+
+    def _is_changed(self) -> bool:
+        return self.log_end_offset != self._opened_end_offset or self._truncations > 0
+
+    def _take_all_unsynced(self) -> Unsynced:
+        """Whatever a loss of power would take, segments' files included."""
+        unsynced = self._folder.take_unsynced()
+        names = {file.name for each in self._unsynced_segments for file in each.all_files()}
+        if self.recovery_point < self.log_end_offset:
+            names.add(self._segments.active.file.name)
+        unsynced.names |= names
+        return unsynced
+
+    def closed_clean(self) -> None:
+        """What `prepare_close` told was synced."""
+        self._unsynced_segments.clear()
+        self.recovery_point = self.log_end_offset
+
+    def close(self) -> None:
+        """No file is open; nothing was synced."""
+        for segment in (*self._segments, *self._retired):
+            segment.close()
+
+    def moved(self, folder: str) -> None:
+        """The folder was renamed; readers go on."""
+        self._folder.path = folder
+        for segment in (*self._segments, *self._retired):
+            segment.moved(folder)
