@@ -123,7 +123,6 @@ class SessionPartition:
     def note(self, new_bytes: int) -> bool:
         session = self.session
         session.news[self] = None
-        session.is_stirred = True
         if session.waiter is None:
             return False  # it is news already when the next request comes
         return session.waiter.note(new_bytes)
@@ -131,7 +130,6 @@ class SessionPartition:
     def wake(self) -> None:
         session = self.session
         session.news[self] = None
-        session.is_stirred = True
         if session.waiter is not None:
             session.waiter.wake()
 
@@ -168,7 +166,6 @@ class FetchSession:
         "has_topic_ids",
         "id",
         "is_open",
-        "is_stirred",
         "news",
         "partitions",
         "reader",
@@ -183,7 +180,6 @@ class FetchSession:
         self.partitions: dict[Key, SessionPartition] = {}
         self.news: dict[SessionPartition, None] = {}
         self.is_open = True
-        self.is_stirred = False  # news have come since it was last set to False
         self.waiter: FetchWaiter | None = None  # of the long poll under way
         self.reader: tuple[int, int] | None = None  # how far it may read: replica, isolation
         self.created_s = self.used_s = now_s

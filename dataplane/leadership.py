@@ -135,9 +135,6 @@ class Leadership:
     def follower(self, replica_id: int) -> Follower | None:
         return self._followers.get(replica_id)
 
-    def set_lag(self, lag_s: float) -> None:
-        self._lag_s = lag_s
-
     @property
     def maximal_isr(self) -> frozenset[int]:
         """Everybody who may be in sync, as far as this leader can know."""

@@ -11,7 +11,6 @@ from dataplane.leadership import Follower
 from dataplane.partition import Partition
 from metaquorum.image import MetadataImage
 
-LEADER_SELECTOR: Final = "org.apache.kafka.common.replica.LeaderSelector"
 RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 

@@ -98,11 +98,6 @@ class Changes:
         """One resource's configs beside what was acknowledged."""
         await self._describe(connection, self._draw.choice(self._resources()))
 
-    async def compare_all(self, connection: ClientConnection) -> None:
-        for resource in self._resources():
-            await self._describe(connection, resource)
-        await self._try_limit(connection)
-
     def _resources(self) -> list[Resource]:
         topics = [Resource(TOPIC, topic.name) for topic in self.room.history.live_topics]
         return [*topics, Resource(WORKER, NODE_ID), Resource(WORKER, ALL_WORKERS)]

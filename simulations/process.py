@@ -10,7 +10,6 @@ Order of dying: first the seams are inert, then the tasks are woken. No `finally
 still write a byte, as in life.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 import outcome
@@ -128,12 +127,3 @@ class Process:
             wait.fail(MachineStopped(self.name))
             wait.release()
         self.scope.cancel()
-
-    def guarded(self, action: Callable[[], None]) -> Callable[[], None]:
-        """`action`, or nothing once this process is dead."""
-
-        def run() -> None:
-            if self.alive:
-                action()
-
-        return run

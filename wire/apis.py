@@ -83,10 +83,6 @@ class Api:
     def response(self) -> type[Message]:
         return (self._classes or self._load())[1]
 
-    def request_header_version(self, version: int) -> int:
-        """2 (with tagged fields) where the version is flexible, else 1."""
-        return 2 if version >= self.flexible_from else 1
-
     def response_header_version(self, version: int) -> int:
         """1 (with tagged fields) where flexible, else 0; always 0 for ApiVersions.
 

@@ -104,10 +104,6 @@ class BatchHeader(NamedTuple):
         return Codec(number)
 
     @property
-    def is_compressed(self) -> bool:
-        return self.attributes & CODEC_MASK != 0
-
-    @property
     def timestamp_type(self) -> TimestampType:
         return TimestampType(self.attributes >> 3 & 1)
 

@@ -84,10 +84,6 @@ class FrameBuffer:
         self._start = self._end = 0
 
     @property
-    def buffer_bytes(self) -> int:
-        return len(self._buffer)
-
-    @property
     def pending_bytes(self) -> int:
         """Received and not handed out: part of a frame, once `next_frame` has said None."""
         return self._end - self._start

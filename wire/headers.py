@@ -77,12 +77,6 @@ def _header_fault(error: Exception) -> str:
     return "the tagged fields make no sense" if isinstance(error, Malformed) else "it ends early"
 
 
-def response_header(api: Api, version: int, correlation_id: int) -> bytes:
-    """The header alone, without the size of the frame."""
-    header = correlation_id.to_bytes(4, "big", signed=True)
-    return header + b"\0" if api.response_header_version(version) else header
-
-
 def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> bytes:
     """A whole frame."""
     body = encoder(type(message), version)(message)

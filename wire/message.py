@@ -102,10 +102,6 @@ def int32(versions: str = "0+", *, default: int = 0, **spec: Any) -> Any:
     return Field("int32", versions, default=default, **spec)
 
 
-def uint32(versions: str = "0+", *, default: int = 0, **spec: Any) -> Any:
-    return Field("uint32", versions, default=default, **spec)
-
-
 def int64(versions: str = "0+", *, default: int = 0, **spec: Any) -> Any:
     return Field("int64", versions, default=default, **spec)
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from dataplane.handlers.configs import config_scope
 from dataplane.worker import Request, Worker
@@ -15,6 +15,12 @@ from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsRespons
 from wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+)
+
+_Answer = TypeVar(
+    "_Answer",
+    alter_configs.AlterConfigsResourceResponse,
+    incremental_alter_configs.AlterConfigsResourceResponse,
 )
 
 # These requests bring no time limit. Most clients give an answer half a minute.
@@ -45,15 +51,7 @@ async def handle_incremental_alter_configs(
     ]
     outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
     return IncrementalAlterConfigsResponse(
-        responses=[
-            incremental_alter_configs.AlterConfigsResourceResponse(
-                error_code=ErrorCode.NONE if error is None else error.code,
-                error_message=None if error is None else error.message,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource, error in zip(asked, outcomes, strict=True)
-        ]
+        responses=_answers(incremental_alter_configs.AlterConfigsResourceResponse, asked, outcomes)
     )
 
 
@@ -71,16 +69,22 @@ async def handle_alter_configs(
     ]
     outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
     return AlterConfigsResponse(
-        responses=[
-            alter_configs.AlterConfigsResourceResponse(
-                error_code=ErrorCode.NONE if error is None else error.code,
-                error_message=None if error is None else error.message,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource, error in zip(asked, outcomes, strict=True)
-        ]
+        responses=_answers(alter_configs.AlterConfigsResourceResponse, asked, outcomes)
     )
+
+
+def _answers(
+    kind: type[_Answer], asked: Sequence[_Asked], outcomes: Sequence[KafkaError | None]
+) -> list[_Answer]:
+    return [
+        kind(
+            error_code=ErrorCode.NONE if error is None else error.code,
+            error_message=None if error is None else error.message,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+        )
+        for resource, error in zip(asked, outcomes, strict=True)
+    ]
 
 
 async def _change(

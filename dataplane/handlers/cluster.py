@@ -20,7 +20,6 @@ _BATCHED_SINCE: Final = 4
 # Until there are ACLs, everybody may do all: CREATE, ALTER, DESCRIBE, CLUSTER_ACTION,
 # DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE (KIP-430).
 CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
-OPERATIONS_NOT_ASKED: Final = -(2**31)
 
 _NO_COORDINATOR: Final = "this version has no group or transaction coordinator"
 _KEY_TYPES: Final = frozenset((0, 1, 2))  # group, transaction, share

@@ -346,7 +346,6 @@ class _Continued:
         session = self.session
         reader = self.allowed.reader(self.message)
         session.read_as((reader.replica_id, self.message.isolation_level))
-        session.is_stirred = False
         looked = []
         for part in list(session.news):
             before = partition = part.partition

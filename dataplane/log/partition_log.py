@@ -30,10 +30,8 @@ from dataplane.log.segment import Segment, walk_headers
 from dataplane.log.slices import LogSlice
 from dataplane.log.timestamps import (
     Candidate,
-    TimestampOffset,
     next_candidate,
     youngest_candidates,
-    youngest_of,
 )
 from metaquorum.runtime.seams import Disk, StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -292,21 +290,6 @@ class PartitionLog(LocalLog):
             self._segments.read_upto(segment, end_offset, end)
         return LogSlice(segment.file, start, max(size, 0), offset)
 
-    def offset_for_timestamp(self, timestamp: int, end_offset: int) -> TimestampOffset | None:
-        """The first record before `end_offset` that is not older than `timestamp`, if any.
-
-        Takes as long as opening batches does: see `candidate_since`. CORRUPT_MESSAGE if one cannot
-        be opened.
-        """
-        start_offset = self.log_start_offset
-        while (candidate := self.candidate_since(timestamp, start_offset, end_offset)) is not None:
-            with candidate.records.pinned() as file:
-                found = candidate.first_since(file, timestamp, start_offset)
-            if found is not None:
-                return found if found.offset < end_offset else None
-            start_offset = candidate.header.last_offset + 1
-        return None
-
     def candidate_since(
         self, timestamp: int, start_offset: int, end_offset: int
     ) -> Candidate | None:
@@ -314,15 +297,6 @@ class PartitionLog(LocalLog):
         return next_candidate(
             list(self._segments), timestamp, max(start_offset, self.log_start_offset), end_offset
         )
-
-    def max_timestamp(self, end_offset: int) -> TimestampOffset | None:
-        """The record with the largest timestamp, the first of several, if it is before the end."""
-        opened = []
-        for candidate in self.youngest_candidates():
-            with candidate.records.pinned() as file:
-                opened.append(candidate.youngest(file, self.log_start_offset))
-        found = youngest_of(opened)
-        return found if found is not None and found.offset < end_offset else None
 
     def youngest_candidates(self) -> list[Candidate]:
         """The batches of which one has the record with the largest timestamp: two at most."""
@@ -422,13 +396,6 @@ class PartitionLog(LocalLog):
         return self.producers.expire(now_ms, self._config.producer_id_expiration_ms)
 
     # Closing
-
-    async def close_clean(self, disk: Disk) -> None:
-        """All of it is on disk and synced, so that the next start need not scan. StorageError."""
-        unsynced = self.prepare_close()
-        with self._failing("sync"):
-            await disk.run(lambda: unsynced.sync(disk))
-        self.closed_clean()
 
     def prepare_close(self) -> Unsynced:
         """All of it is on disk, and no file is open; what is to be synced yet. StorageError.

@@ -330,9 +330,6 @@ class Segment:
             if index is not None:
                 index.file.moved(folder)
 
-    def is_busy(self) -> bool:
-        return self.file.is_pinned
-
 
 def walk_headers(
     file: File, position: int, end: int, step_bytes: int = WALK_BYTES

@@ -32,7 +32,6 @@ NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 # magic, format, kind, sender, addressee, incarnation, attempt, nonce, size of the cluster id
 _HELLO: Final = struct.Struct(f">{len(MAGIC)}sBBiiQI{NONCE_BYTES}sB")
-MAX_HELLO_BYTES: Final = _HELLO.size + MAX_CLUSTER_ID_BYTES
 MAX_HANDSHAKE_BYTES: Final = 256  # unread bytes of the other side, before it is believed
 
 

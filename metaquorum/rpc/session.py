@@ -17,7 +17,6 @@ Source: KIP-631; Kafka's BrokerLifecycleManager.
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -55,17 +54,6 @@ class ReplacedError(StorageError):
 
 class RefusedError(StorageError):
     """The controllers will not have this worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStatus:
-    """Where the session stands, for people. `away_s` None: there is an active controller."""
-
-    broker_epoch: int
-    controller_id: int | None
-    is_fenced: bool
-    away_s: float | None
-    why: str
 
 
 class IdentityGuard:
@@ -116,17 +104,6 @@ class WorkerSession:
         self._why_away = ""
         self._told_away = False
         self._went_away = trio.Event()
-
-    @property
-    def status(self) -> SessionStatus:
-        reign, away = self._links.reign, self._away_since
-        return SessionStatus(
-            self.broker_epoch,
-            None if reign is None else reign.controller_id,
-            self.is_fenced,
-            None if away is None else self._clock.monotonic() - away,
-            self._why_away,
-        )
 
     async def register(self) -> int:
         """Registered for the first time: where the metadata ends that says so. RefusedError.

@@ -7,6 +7,7 @@ from dataplane.log.config import LogConfig
 from dataplane.log.files import LogFile, OpenFiles
 from dataplane.log.partition_log import AppendResult, PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
+from dataplane.log.timestamps import TimestampOffset, youngest_of
 from metaquorum.runtime.real import RealDisk
 from wire.records import BatchHeader, Record, batches, encode_batch
 
@@ -48,6 +49,36 @@ def append(
 def append_many(log: PartitionLog, count: int, *, records: int = 2) -> None:
     for number in range(count):
         append(log, make_batch(records, timestamp=1000 + 10 * number))
+
+
+async def close_clean(log: PartitionLog) -> None:
+    """All of it is synced, as when a node stops in good order."""
+    log.prepare_close().sync(RealDisk())
+    log.closed_clean()
+
+
+def offset_for_timestamp(
+    log: PartitionLog, timestamp: int, end_offset: int
+) -> TimestampOffset | None:
+    """The first record before `end_offset` that is not older than `timestamp`, if any."""
+    start_offset = log.log_start_offset
+    while (candidate := log.candidate_since(timestamp, start_offset, end_offset)) is not None:
+        with candidate.records.pinned() as file:
+            found = candidate.first_since(file, timestamp, start_offset)
+        if found is not None:
+            return found if found.offset < end_offset else None
+        start_offset = candidate.header.last_offset + 1
+    return None
+
+
+def max_timestamp(log: PartitionLog, end_offset: int) -> TimestampOffset | None:
+    """The record with the largest timestamp, the first of several, if it is before the end."""
+    opened = []
+    for candidate in log.youngest_candidates():
+        with candidate.records.pinned() as file:
+            opened.append(candidate.youngest(file, log.log_start_offset))
+    found = youngest_of(opened)
+    return found if found is not None and found.offset < end_offset else None
 
 
 def load(

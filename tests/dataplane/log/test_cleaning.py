@@ -22,7 +22,7 @@ from tests.dataplane.log.compacted import (
     stored_batches,
     stored_records,
 )
-from tests.dataplane.log.logs import headers_of, log_files, open_log
+from tests.dataplane.log.logs import close_clean, headers_of, log_files, open_log
 from tests.dataplane.serving import in_trio
 from wire.compression import Codec
 from wire.records import (
@@ -86,7 +86,7 @@ async def _beside_a_model(folder: Path, steps: list[tuple]) -> None:
                 cleaned_to = result.cleaned_to
             case ("reopen", is_clean):
                 if is_clean:
-                    await log.close_clean(RealDisk())
+                    await close_clean(log)
                 else:
                     await log.flush(RealDisk())
                     log.close()

@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from dataplane.log.config import LogConfig
-from metaquorum.runtime.real import RealDisk
 from tests.conftest import KafkaTool
 from tests.dataplane.log.compacted import (
     RETENTION_MS,
@@ -17,7 +16,14 @@ from tests.dataplane.log.compacted import (
     stored_batches,
     stored_records,
 )
-from tests.dataplane.log.logs import append, headers_of, log_files, make_batch, open_log
+from tests.dataplane.log.logs import (
+    append,
+    close_clean,
+    headers_of,
+    log_files,
+    make_batch,
+    open_log,
+)
 from wire.compression import Codec
 
 
@@ -30,7 +36,7 @@ def test_kafka_reads_log_indexes_and_snapshots(tmp_path: Path, kafka_tool: Kafka
                 3, timestamp=1000 + 7 * sequence, producer_id=7, sequence=sequence, value=b"v" * 50
             ),
         )
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     files = sorted(path for path in tmp_path.iterdir() if re.match(r"\d{20}\.", path.name))
     kinds = {path.suffix for path in files}
     assert kinds == {".log", ".index", ".timeindex", ".snapshot"}
@@ -67,7 +73,7 @@ def test_kafka_reads_cleaned_segments(tmp_path: Path, kafka_tool: KafkaTool, cod
     append_records(log, [(b"active", b"v")])
     for _ in range(2):
         trio.run(partial(clean, log, end=414, now_ms=5000))
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     kept = [record.offset for record in stored_records(log)]
     horizons = {headers_of(batch)[0].delete_horizon_ms for batch in stored_batches(log)}
     assert horizons == {None, 5000 + RETENTION_MS}

@@ -23,9 +23,11 @@ from dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime.real import RealDisk
 from tests.dataplane.log.logs import (
     append,
+    close_clean,
     headers_of,
     log_files,
     make_batch,
+    offset_for_timestamp,
     offsets,
     open_log,
     read_headers,
@@ -121,7 +123,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def close_and_open(self) -> None:
-        trio.run(self.log.close_clean, RealDisk())
+        trio.run(close_clean, self.log)
         assert len(self.files) == 0
         self.open(clean=True, recovery_point=self.log.recovery_point)
 
@@ -177,7 +179,7 @@ class LogMachine(RuleBasedStateMachine):
     def timestamps_find_their_records(self) -> None:
         for first, last in self.batches[:: 1 + len(self.batches) // 4]:
             offset = max(first, self.start)
-            found = self.log.offset_for_timestamp(1000 + offset, self.end)
+            found = offset_for_timestamp(self.log, 1000 + offset, self.end)
             assert found is not None
             assert (found.offset, found.timestamp) == (offset, 1000 + offset)
             assert last >= offset

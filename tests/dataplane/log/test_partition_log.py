@@ -14,9 +14,12 @@ from tests.dataplane.log.logs import (
     SMALL,
     append,
     append_many,
+    close_clean,
     headers_of,
     log_files,
     make_batch,
+    max_timestamp,
+    offset_for_timestamp,
     offsets,
     open_log,
     read_headers,
@@ -172,7 +175,7 @@ def test_log_append_time_replaces_the_producers_time(tmp_path: Path) -> None:
     assert scan(stored).state is BatchState.WHOLE
     assert header.timestamp_type is TimestampType.LOG_APPEND_TIME
     assert header.max_timestamp == 777
-    found = log.offset_for_timestamp(777, 2)
+    found = offset_for_timestamp(log, 777, 2)
     assert found is not None
     assert (found.offset, found.timestamp) == (0, 777)
 
@@ -225,7 +228,7 @@ def test_all_five_batches_are_remembered_after_a_restart(tmp_path: Path, clean: 
     for sequence in range(0, 20, 2):
         append(log, make_batch(2, producer_id=7, sequence=sequence))
     if clean:
-        trio.run(log.close_clean, RealDisk())
+        trio.run(close_clean, log)
     log = open_log(tmp_path, clean=clean, recovery_point=20 if clean else 0)
     for sequence in range(10, 20, 2):
         again = append(log, make_batch(2, producer_id=7, sequence=sequence))
@@ -250,20 +253,20 @@ def test_the_first_record_not_older_than_a_time_is_found(tmp_path: Path) -> None
     append_many(log, 40)
     for number in range(40):
         for wanted, offset in ((0, 2 * number), (1, 2 * number + 1)):
-            found = log.offset_for_timestamp(1000 + 10 * number + wanted, 80)
+            found = offset_for_timestamp(log, 1000 + 10 * number + wanted, 80)
             assert found is not None
             assert (found.offset, found.leader_epoch) == (offset, EPOCH)
-    assert log.offset_for_timestamp(0, 80) == (0, 1000, EPOCH)
-    assert log.offset_for_timestamp(1392, 80) is None
-    assert log.offset_for_timestamp(1390, 78) is None
+    assert offset_for_timestamp(log, 0, 80) == (0, 1000, EPOCH)
+    assert offset_for_timestamp(log, 1392, 80) is None
+    assert offset_for_timestamp(log, 1390, 78) is None
 
 
 def test_the_youngest_record_is_the_first_of_several(tmp_path: Path) -> None:
     log = open_log(tmp_path)
-    assert log.max_timestamp(0) is None
+    assert max_timestamp(log, 0) is None
     for timestamp in (10, 90, 30, 90, 50):
         append(log, make_batch(1, timestamp=timestamp))
-    assert log.max_timestamp(5) == (1, 90, EPOCH)
+    assert max_timestamp(log, 5) == (1, 90, EPOCH)
 
 
 def test_the_youngest_record_is_not_one_that_was_deleted(tmp_path: Path) -> None:
@@ -274,15 +277,15 @@ def test_the_youngest_record_is_not_one_that_was_deleted(tmp_path: Path) -> None
     append(log, make_batch(1, timestamp=30))
     for start, youngest in ((0, (0, 90)), (1, (4, 63)), (4, (4, 63)), (5, (5, 61)), (6, (6, 30))):
         log.advance_log_start(start)
-        assert log.max_timestamp(7) == (*youngest, EPOCH)
+        assert max_timestamp(log, 7) == (*youngest, EPOCH)
     log.advance_log_start(7)
-    assert log.max_timestamp(7) is None
+    assert max_timestamp(log, 7) is None
 
 
 def test_a_time_index_that_the_disk_changed_is_not_believed(tmp_path: Path) -> None:
     log = open_log(tmp_path, LogConfig(index_interval_bytes=0))
     append_many(log, 40)
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     (path,) = tmp_path.glob("*.timeindex")
     (offset_index,) = tmp_path.glob("*.index")
     sound, sound_offsets = path.read_bytes(), offset_index.read_bytes()
@@ -292,18 +295,18 @@ def test_a_time_index_that_the_disk_changed_is_not_believed(tmp_path: Path) -> N
         log = open_log(tmp_path, clean=True, recovery_point=80)
         for offset in (0, 33, 79):
             wanted = 1000 + 10 * (offset // 2) + offset % 2
-            assert log.offset_for_timestamp(wanted, 80) == (offset, wanted, EPOCH)
-        assert log.max_timestamp(80) == (79, 1391, EPOCH)
+            assert offset_for_timestamp(log, wanted, 80) == (offset, wanted, EPOCH)
+        assert max_timestamp(log, 80) == (79, 1391, EPOCH)
         log.close()
 
 
 def test_timestamps_of_a_reopened_log_are_those_of_its_records(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append_many(log, 40)
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     log = open_log(tmp_path, clean=True, recovery_point=80)
-    assert log.max_timestamp(80) == (79, 1391, EPOCH)
-    assert log.offset_for_timestamp(1200, 80) == (40, 1200, EPOCH)
+    assert max_timestamp(log, 80) == (79, 1391, EPOCH)
+    assert offset_for_timestamp(log, 1200, 80) == (40, 1200, EPOCH)
 
 
 # Cutting

@@ -14,6 +14,7 @@ from tests.dataplane.log.logs import (
     SMALL,
     append,
     append_many,
+    close_clean,
     headers_of,
     load,
     log_files,
@@ -149,7 +150,7 @@ def test_only_segments_from_the_recovery_point_on_are_scanned(tmp_path: Path) ->
 
 def test_after_a_clean_stop_nothing_is_scanned(tmp_path: Path) -> None:
     log = written(tmp_path)
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     loaded = load(tmp_path, clean=True, recovery_point=60)
     assert loaded.scanned_bytes == 0
     reopened = open_log(tmp_path, clean=True, recovery_point=60)
@@ -160,7 +161,7 @@ def test_after_a_clean_stop_nothing_is_scanned(tmp_path: Path) -> None:
 
 def test_a_log_that_was_not_left_as_the_mark_says_is_scanned(tmp_path: Path) -> None:
     log = written(tmp_path)
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     path = log_files(tmp_path)[-1]
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(StorageError, match="damaged"):
@@ -174,7 +175,7 @@ def test_a_log_that_was_not_left_as_the_mark_says_is_scanned(tmp_path: Path) -> 
 @pytest.mark.parametrize("damage", ["missing", "odd", "zeros", "beyond"])
 def test_indexes_are_made_again(tmp_path: Path, clean: bool, suffix: str, damage: str) -> None:
     log = written(tmp_path, ONE_SEGMENT, 60)
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     (path,) = tmp_path.glob(f"*.{suffix}")
     whole = path.read_bytes()
     assert len(whole) >= 24
@@ -198,7 +199,7 @@ def test_indexes_are_made_again(tmp_path: Path, clean: bool, suffix: str, damage
 
 def test_the_index_of_appends_is_the_index_of_a_scan(tmp_path: Path) -> None:
     log = written(tmp_path)
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     files = sorted([*tmp_path.glob("*.index"), *tmp_path.glob("*.timeindex")])
     appended = {path.name: path.read_bytes() for path in files}
     load(tmp_path, clean=False)
@@ -239,7 +240,7 @@ def test_epochs_of_a_lost_tail_are_forgotten(tmp_path: Path) -> None:
 
 def test_a_bad_snapshot_is_passed_over_for_an_older_one(tmp_path: Path) -> None:
     log = written(tmp_path)
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     newest = sorted(tmp_path.glob(f"*{SNAPSHOT}"))[-1]
     newest.write_bytes(newest.read_bytes()[:-1] + b"\xff")
     log = open_log(tmp_path, clean=True, recovery_point=60)
@@ -249,7 +250,7 @@ def test_a_bad_snapshot_is_passed_over_for_an_older_one(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_a_lost_tail_is_not_believed(tmp_path: Path) -> None:
     log = written(tmp_path, ONE_SEGMENT, 5)
-    trio.run(log.close_clean, RealDisk())
+    trio.run(close_clean, log)
     path = log_files(tmp_path)[0]
     path.write_bytes(path.read_bytes()[: ends_of(path.read_bytes())[3]])
     log = open_log(tmp_path, ONE_SEGMENT)
