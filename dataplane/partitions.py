@@ -170,8 +170,8 @@ class Partitions:
         if is_first:
             await self._set_strays_aside(image)
         created = await self._create_missing(hosted, image, may_be_absent=is_first)
-        if is_first:
-            await self._tell_begun_anew(created)
+        if is_first and await self._tell_begun_anew(created):
+            await self.log_dirs.settle()
         configs = self._changed_configs(delta, image, hosted)
         for number, (topic, index, state) in enumerate(hosted):
             partition = self._by_id.get(topic.topic_id, {}).get(index)
@@ -304,8 +304,11 @@ class Partitions:
             if (topic.name, index) in wanted and index in self._by_id.get(topic.topic_id, {})
         ]
 
-    async def _tell_begun_anew(self, created: list[tuple[TopicImage, int]]) -> None:
-        """The quorum knows, before this worker may lead, of the logs that are lost."""
+    async def _tell_begun_anew(self, created: list[tuple[TopicImage, int]]) -> bool:
+        """The quorum knows, before this worker may lead, of the logs that are lost.
+
+        False: it does not, as another process is this worker by now.
+        """
         lost = [at for at in created if self.log_dirs.is_lost((at[0].name, at[1]))]
         untold = [
             (topic.topic_id, index)
@@ -313,7 +316,7 @@ class Partitions:
             if self.worker_id not in topic.partitions[index].blank
         ]
         if not untold:
-            return
+            return True
         names = [f"{topic.name}-{index}" for topic, index in lost[:MOST_NAMED]]
         log.warning(
             "the logs of %d partitions are lost, and begin anew, empty: %s%s",
@@ -327,7 +330,7 @@ class Partitions:
                 for partition in (self._by_id[topic_id][index] for topic_id, index in untold)
             ]
         )
-        await self.replication.tell_begun_anew(untold)
+        return await self.replication.tell_begun_anew(untold)
 
     def _add(
         self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig

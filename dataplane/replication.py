@@ -180,8 +180,11 @@ class Replication:
         self._lost[topic_id, index] = None
         self._has_lost.set()
 
-    async def tell_begun_anew(self, logs: Sequence[Key]) -> None:
-        """The controller knows that these logs are empty ones; however long that takes."""
+    async def tell_begun_anew(self, logs: Sequence[Key]) -> bool:
+        """The controller knows that these logs are empty ones; however long that takes.
+
+        False: another process is this worker by now, and this one is about to hear of it.
+        """
         failures = 0
         left = list(logs)
         while left:
@@ -193,7 +196,7 @@ class Replication:
             except KafkaError as error:
                 answers = [error] * len(part)
             if any(each and each.code is ErrorCode.STALE_BROKER_EPOCH for each in answers):
-                return  # another process is this worker by now, and this one is about to hear of it
+                return False
             refused = [key for key, each in zip(part, answers, strict=True) if each is not None]
             left = refused + left[MAX_CHANGES:]
             failures = failures + 1 if refused else 0
@@ -205,6 +208,7 @@ class Replication:
                 )
                 retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
                 await sleep(self._runtime.clock, retry_s)
+        return True
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Workers may have come, gone, or be other processes. After the partitions."""

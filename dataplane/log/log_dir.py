@@ -104,7 +104,8 @@ class LogDir:
         self.cleaner_offsets: dict[Partition, int] = {}  # up to where each log is cleaned
         self.was_clean = False
         self.last_broker_epoch = -1  # in which it was stopped, when it was clean
-        self.is_new = False  # formatted just now
+        # Nobody has been told yet of what the directory before it had.
+        self.is_new = False
         # The last process of which everything is here; -1 for none.
         self.previous_broker_epoch = -1
         self.files = OpenFiles(disk, max_open_files)
@@ -135,6 +136,7 @@ class LogDir:
             log_dir = cls(disk, path, None, max_open_files)
             with storage_errors("read", path):
                 log_dir.previous_broker_epoch = log_dir._previous_broker_epoch()
+                log_dir.is_new = log_dir._has_nothing()
             return log_dir
         lock_path = os.path.join(path, LOCK)
         try:
@@ -163,6 +165,20 @@ class LogDir:
             if boot_id and boot_id == self._disk.boot_id():
                 killed = epoch
         return max(stopped, killed)
+
+    def _has_nothing(self) -> bool:
+        """No log, and no word of any: not so from the first checkpoint on (`settle`). OSError."""
+        return not self._disk.exists(self._path(RECOVERY_POINT_CHECKPOINT)) and not any(
+            parse_partition_folder(name) for name in self._disk.list(self.path)
+        )
+
+    async def settle(self) -> None:
+        """What was lost with an earlier directory is known: this one's word counts from now on.
+
+        It is synced before anything is written to a log here. StorageError.
+        """
+        await self.checkpoint()
+        self.is_new = False
 
     def note_start(self, broker_epoch: int) -> None:
         """The next process can tell whether all is here that this one writes. StorageError.

@@ -133,7 +133,8 @@ class LogDirs:
         """A partition that is nowhere once was, and had records.
 
         One that never had any has no folder, so that checkpoints have to tell. Those that are new,
-        as after the loss of a disk, tell nothing: then it is taken for lost.
+        as after the loss of a disk, tell nothing: then it is taken for lost, by every process until
+        one has come to say so (`settle`).
         """
         noted = self.noted_end(partition)
         return any(one.is_new for one in self._all) if noted is None else noted > 0
@@ -190,6 +191,18 @@ class LogDirs:
                     )
                     log_dir.take_offline(at, error)
                     other.take_offline(at, error)
+
+    async def settle(self) -> None:
+        """The quorum knows what is lost: directories that are new have what they have from now on.
+
+        One that cannot keep that is taken for new once more by the next process, which is safe.
+        """
+        for log_dir in [one for one in self.online if one.is_new]:
+            try:
+                with self._watched(log_dir):
+                    await log_dir.settle()
+            except StorageError as error:
+                logger.warning("the next start will take %s for new: %s", log_dir.path, error)
 
     # Partitions come and go
 

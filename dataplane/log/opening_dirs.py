@@ -142,7 +142,6 @@ class _Opening:
                 )
         log_dir = LogDir.open(disk, path, is_locked=True, max_open_files=self._max_open_files)
         log_dir.directory_id = directory_id
-        log_dir.is_new = storage.is_new
         self.online.append(log_dir)
 
     def _check_mounted(self, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from metaquorum.config_def import Scope
 from metaquorum.image import NO_LEADER
+from simulations.machine import Machine
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.test_replicas import fill
 from tests.dataplane.test_unclean_elections import allow
@@ -127,6 +128,36 @@ def test_a_worker_with_a_new_disk_is_filled_again() -> None:
         assert cluster.state("t", 1).unclean_epoch == -1
 
     together(story)
+
+
+def test_a_new_disk_is_new_until_the_quorum_has_heard_of_it() -> None:
+    async def story(cluster: Together) -> None:
+        await filled(cluster, (1, 2))
+        await cluster.kill(1)
+        await cluster.until(lambda: cluster.state("t", 2).leader == 2)
+        client = await cluster.connect(2)
+        await client.produce("t", batch_of(b"only here"))
+        await cluster.kill(2)
+        await come_back(cluster, 1)
+        lost = cluster.nodes[2].machine
+        lost.lose_disk()
+        cluster.nodes[2].boot()
+        await cluster.until(lambda: is_formatted(lost))
+        await cluster.kill(2)
+        await come_back(cluster, 2)
+        state = cluster.state("t", 3)
+        assert (state.leader, state.isr, state.blank) == (NO_LEADER, (), (2,))
+        assert cluster.replica(1, "t").log.log_end_offset == RECORDS
+
+    together(story)
+
+
+def is_formatted(machine: Machine) -> bool:
+    storage = machine.storage
+    return (
+        "data" in storage.folder("/").entries
+        and "meta.properties" in storage.folder("/data").entries
+    )
 
 
 def test_after_a_loss_of_power_whoever_kept_everything_leads() -> None:
