@@ -119,7 +119,8 @@ class Creations:
 
     def wait_more(self) -> None:
         least = len(self.acknowledged) + ENOUGH
-        wait_until(lambda: len(self.acknowledged) >= least, 30, "topics are made")
+        # A client whose node stands still waits for its request's timeout, and perhaps once more.
+        wait_until(lambda: len(self.acknowledged) >= least, 120, "topics are made")
 
     def _run(self) -> None:
         one = admin(self._bootstrap)
