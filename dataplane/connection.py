@@ -24,6 +24,7 @@ import trio
 
 from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.later import Later
+from dataplane.line_limit import LineLimit
 from dataplane.listener_tls import ListenerTls
 from dataplane.log.slices import LogSlice
 from dataplane.memory import RequestMemory
@@ -200,8 +201,10 @@ class ClientConnection:
         buffers: BufferPool,
         max_frame_bytes: int,
         meter: CpuMeter = OFF,
+        lines: LineLimit | None = None,
     ) -> None:
         self.client = Client(connection.peer, entrance.listener)
+        self._lines = lines
         self.progress = 0  # the server's sweep for idle connections watches it move
         self._connection = connection
         self._handle = entrance.handle
@@ -251,6 +254,12 @@ class ClientConnection:
     def abort(self) -> None:
         self._scope.cancel()
 
+    def close_idle(self) -> None:
+        if not self._scope.cancel_called:
+            self._log_end(logging.INFO, "idle")
+        self._is_known = True  # no second line
+        self.abort()
+
     async def _shake_hands(self, tls: ListenerTls) -> None:
         """Nobody reads along, and who has a certificate is known by it, unless SASL is to come."""
         self._waiting_for_request = True
@@ -276,9 +285,10 @@ class ClientConnection:
                     await self._shake_hands(self._tls)
                 await self._serve()
             if not self._is_known and self._scope.cancelled_caught and not self._draining:
-                log.info("closed the connection from %s: it did not say who it is", self.client)
+                self._log_end(logging.INFO, "it did not say who it is")
         except (WireError, CloseConnectionError) as error:
-            log.warning("closed the connection from %s: %s", self.client, error)
+            self._log_end(logging.WARNING, str(error))
+            error.__traceback__ = None  # which knows of the frames that know of the error
         except (OSError, EOFError, trio.ClosedResourceError, trio.BrokenResourceError) as error:
             log.debug("the connection from %s broke: %s", self.client, error)
         except StorageError as error:
@@ -294,6 +304,18 @@ class ClientConnection:
             self._meter.end(self.client)
             self._release_memory()
             self._connection.close()
+            # No circles: the garbage collector hardly ever looks, and buffers are large.
+            self._unfinished = self.client.sasl = None
+            self._laters.clear()
+
+    def _log_end(self, level: int, why: str) -> None:
+        end = ""
+        if self._lines is not None:
+            may = self._lines.take(self.client.address[0], trio.current_time())
+            if may is None:
+                return
+            end = may
+        log.log(level, "closed the connection from %s: %s%s", self.client, why, end)
 
     async def _serve(self) -> None:
         while not self._draining and not self._ended:

@@ -12,6 +12,7 @@ import trio
 from dataplane.connection import ClientConnection, Entrance
 from dataplane.connection_rates import ConnectionRates
 from dataplane.cpu_meter import OFF, CpuMeter
+from dataplane.line_limit import LineLimit
 from dataplane.memory import RequestMemory, Tardy
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
 from wire.frames import BufferPool
@@ -28,6 +29,7 @@ REFUSAL_LOG_SECONDS: Final = 10.0
 MAX_CLOSING_LATER: Final = 1000
 IDLE_SWEEPS: Final = 10  # sweeps in connections.max.idle.ms
 LEAST_SWEEP_SECONDS: Final = 0.05
+CLOSED_AT_ONCE: Final = 50  # of many that are idle, before others have their turn
 TARDY_SWEEP_SECONDS: Final = 0.5
 
 
@@ -59,6 +61,7 @@ class Server:
         self._meter = meter
         self._rates = rates
         self._closing_later = 0
+        self._lines = LineLimit(trio.current_time())
         self._memory = RequestMemory(limits.max_queued_request_bytes)
         self._buffers = BufferPool()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
@@ -196,6 +199,7 @@ class Server:
             self._buffers,
             self._limits.max_request_bytes,
             self._meter,
+            self._lines,
         )
         self._connections[served] = 0
         self.accepted_counts[entrance.listener] += 1
@@ -221,6 +225,7 @@ class Server:
         still = dict.fromkeys(self._connections, 0)
         while True:
             await sleep(self._clock, period_seconds)
+            idle: list[ClientConnection] = []
             for connection, progress in list(self._connections.items()):
                 waits = connection.waits_for_memory or connection.is_muted
                 if connection.progress != progress or waits:
@@ -229,8 +234,11 @@ class Server:
                     continue
                 still[connection] = still.get(connection, 0) + 1
                 if still[connection] > IDLE_SWEEPS:
-                    log.info("closed the connection from %s: idle", connection.client)
-                    connection.abort()
+                    idle.append(connection)
+            for number, connection in enumerate(idle):
+                if number % CLOSED_AT_ONCE == CLOSED_AT_ONCE - 1:
+                    await trio.lowlevel.checkpoint()
+                connection.close_idle()
             still = {c: n for c, n in still.items() if c in self._connections}
 
     async def _close_tardy(self) -> None:

@@ -30,6 +30,8 @@ MIN_ITERATIONS: Final = 4096  # KIP-84
 MAX_ITERATIONS: Final = 16_384  # Kafka's, for what it stores
 MAX_CLIENT_ITERATIONS: Final = 1_000_000  # what a server may make a client compute
 MAX_SALT_BYTES: Final = 1024
+# Names and nonces are shorter; a message of half a megabyte would keep the loop for 60 ms.
+MAX_MESSAGE_BYTES: Final = 8192
 NONCE_BITS: Final = 192
 SALT_BYTES: Final = 24
 _GS2_HEADER: Final = b"n,,"
@@ -207,6 +209,8 @@ class ScramClient:
 
 
 def _match(pattern: re.Pattern[str], message: bytes, what: str) -> re.Match[str]:
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise ScramError(f"a {what} of {len(message)} bytes is too long")
     found = pattern.fullmatch(_text(message))
     if found is None:
         raise ScramError(f"no {what}")

@@ -1,5 +1,7 @@
 """python -m tests.hostile --seconds 60 --seed 7: a node under one attack after the other.
 
+With --strangers, a node that asks who one is, under attacks of those whom it does not know.
+
 What was found is printed with the seed, and the folder that is left has the node's log (stderr) and
 the last frames that were sent to it (sent).
 """
@@ -13,7 +15,8 @@ from pathlib import Path
 from random import Random
 
 from tests.hostile.attacks import ATTACKS
-from tests.hostile.siege import Siege
+from tests.hostile.siege import Siege, StrangersSiege
+from tests.hostile.strangers import STRANGERS
 
 ROUND_S = 6.0
 
@@ -22,19 +25,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="for how long, about")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--attack", action="append", choices=sorted(ATTACKS), help="these alone")
+    parser.add_argument(
+        "--attack", action="append", choices=sorted({*ATTACKS, *STRANGERS}), help="these alone"
+    )
+    parser.add_argument("--strangers", action="store_true", help="at listeners with TLS and SASL")
     parser.add_argument("--together", type=int, default=3, help="so many at once, at most")
     parser.add_argument("--round-seconds", type=float, default=ROUND_S)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))
     draw = Random(options.seed)
-    siege = Siege(folder, options.seed)
+    siege = (StrangersSiege if options.strangers else Siege)(folder, options.seed)
     siege.begin()
     deadline = time.monotonic() + options.seconds
     names: list[str] = []
     try:
         while time.monotonic() < deadline:
-            chosen = sorted(options.attack or ATTACKS)
+            chosen = sorted(options.attack or siege.attacks)
             names = draw.sample(chosen, min(len(chosen), draw.randrange(1, options.together + 1)))
             print(json.dumps(siege.attack(names, options.round_seconds)), flush=True)
         siege.end()

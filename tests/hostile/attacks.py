@@ -3,7 +3,7 @@
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Final, TypeAlias
@@ -23,21 +23,28 @@ KEPT_FRAMES: Final = 300
 class Enemy:
     """Who attacks one node, with the frames it sent last, to look at when that was too much."""
 
-    def __init__(self, host: str, port: int, random: Random, request_max_bytes: int) -> None:
-        self.address = host, port
+    def __init__(
+        self, host: str, ports: Mapping[str, int], random: Random, request_max_bytes: int
+    ) -> None:
+        """`ports` are by the names of listeners."""
+        self.host = host
+        self.ports = ports
+        self.violations: list[str] = []  # what they have seen and should not
         self.random = random
         self.request_max_bytes = request_max_bytes
         self.connection_count = 0
         self.sent: deque[bytes] = deque(maxlen=KEPT_FRAMES)
 
     @asynccontextmanager
-    async def connected(self, *, receive_bytes: int = 0) -> AsyncIterator[trio.SocketStream]:
+    async def connected(
+        self, listener: str = "PLAINTEXT", *, receive_bytes: int = 0
+    ) -> AsyncIterator[trio.SocketStream]:
         sock = trio.socket.socket()
         try:
             if receive_bytes:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             with trio.fail_after(CONNECT_TIMEOUT_S):
-                await sock.connect(self.address)
+                await sock.connect((self.host, self.ports[listener]))
             self.connection_count += 1
             yield trio.SocketStream(sock)
         except BROKEN:
@@ -53,7 +60,7 @@ class Enemy:
 Attack: TypeAlias = Callable[[Enemy], Awaitable[None]]
 
 
-async def _drain(stream: trio.SocketStream, limit_s: float = ANSWER_TIMEOUT_S) -> bool:
+async def drain(stream: trio.SocketStream, limit_s: float = ANSWER_TIMEOUT_S) -> bool:
     """Whatever is answered is thrown away; whether the node has closed the connection."""
     with trio.move_on_after(limit_s):
         while await stream.receive_some(1 << 16):
@@ -71,7 +78,7 @@ async def _frames(enemy: Enemy, make: Callable[[Random], bytes], at_once: int) -
                 for frame in (made := [make(enemy.random) for _ in range(count)]):
                     enemy.sent.append(frame)
                 await stream.send_all(b"".join(made))
-                if await _drain(stream, enemy.random.choice((0.001, 0.02))):
+                if await drain(stream, enemy.random.choice((0.001, 0.02))):
                     break
 
 
@@ -100,7 +107,7 @@ async def random_bytes(enemy: Enemy) -> None:
             if random.random() < 0.5:
                 data = b"\0\0" + data
             await enemy.send(stream, data)
-            await _drain(stream)
+            await drain(stream)
 
 
 async def strange_sizes(enemy: Enemy) -> None:
@@ -109,7 +116,7 @@ async def strange_sizes(enemy: Enemy) -> None:
         async with enemy.connected() as stream:
             size = random.choice((-1, -(2**31), 0, 1, 9, limit, limit + 1, 2**31 - 1))
             await enemy.send(stream, struct.pack(">i", size) + bytes(random.choice((0, 50, 9000))))
-            await _drain(stream)
+            await drain(stream)
 
 
 async def many_elements(enemy: Enemy) -> None:
@@ -121,7 +128,7 @@ async def many_elements(enemy: Enemy) -> None:
             else:
                 count = random.choice((1000, 20_000, ELEMENTS - 10, ELEMENTS + 1))
                 await enemy.send(stream, frames.many_elements(random, count))
-            await _drain(stream, 2)
+            await drain(stream, 2)
         await trio.sleep(0.2)
 
 
@@ -137,7 +144,7 @@ async def bombs(enemy: Enemy) -> None:
             )
             await stream.send_all(frames.produce(random, batch))
             await enemy.send(stream, frames.strange_timestamps(random))
-            await _drain(stream, 2)
+            await drain(stream, 2)
         await trio.sleep(0.5)
 
 
@@ -168,15 +175,15 @@ async def half_open(enemy: Enemy) -> None:
             how = random.randrange(4)
             if how == 0:
                 await stream.send_eof()
-                await _drain(stream)
+                await drain(stream)
             elif how == 1:
                 await enemy.send(stream, frames.mutated(random)[:-1])
                 await stream.send_eof()
-                await _drain(stream)
+                await drain(stream)
             elif how == 2:
                 await enemy.send(stream, frames.fetch(random, max_wait_ms=60_000) * 20)
                 await stream.send_eof()
-                await _drain(stream, 0.01)
+                await drain(stream, 0.01)
             else:
                 await enemy.send(stream, frames.fetch(random) * 50)
                 linger = struct.pack("ii", 1, 0)

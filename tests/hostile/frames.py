@@ -120,14 +120,19 @@ _MUTATIONS: Final[tuple[Callable[[Random, bytearray], None], ...]] = (
 )
 
 
+def damaged(random: Random, data: bytearray) -> bytearray:
+    if len(data) > 4:
+        random.choice(_MUTATIONS)(random, data)
+    return data
+
+
 def mutated(random: Random) -> bytes:
     """A real request, a little damaged, and framed so that it is read as one."""
     data = bytearray(random.choice(golden_requests()))
     # Where the name is as long as that of a topic that exists, some get further.
     data = data.replace(b"golden-topic", TOPIC.ljust(12, "-").encode())
     for _ in range(random.choice((0, 1, 1, 1, 2, 4))):
-        if len(data) > 4:
-            random.choice(_MUTATIONS)(random, data)
+        damaged(random, data)
     content = bytes(data)
     if random.random() < 0.03:  # the size lies
         return struct.pack(">i", max(0, len(content) + random.randrange(-9, 10))) + content

@@ -24,7 +24,12 @@ PERIOD_S: Final = 0.02
 LARGE_EVERY: Final = 25  # of the records, one is so large that it needs room in the node's budget
 LARGE_BYTES: Final = 200_000
 TIMEOUT_S: Final = 60.0
-VERSIONS: Final = {ApiKey.PRODUCE: 9, ApiKey.FETCH: 12, ApiKey.CREATE_TOPICS: 7}
+VERSIONS: Final = {
+    ApiKey.PRODUCE: 9,
+    ApiKey.FETCH: 12,
+    ApiKey.CREATE_TOPICS: 7,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: 0,
+}
 
 
 class Client:

@@ -3,6 +3,7 @@
 it lives, and its log has no traceback and tells of no bug
 a client that behaves is served: no failure, no stall beyond STALL_MS
 its memory stays below RSS_MAX_BYTES
+nobody causes more lines of the log than there may be, and no password is in any of them
 once nobody attacks any more, every socket is closed within the idle time, and memory it had
 set aside for requests is free again: an honest large request passes
 """
@@ -13,16 +14,25 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import trio
 
+from dataplane.line_limit import ALL_LINES, ALL_LINES_PER_S
+from metaquorum.scram import MIN_ITERATIONS, ScramMechanism, salted_password
 from tests.hostile import frames, honest
-from tests.hostile.attacks import ATTACKS, Enemy
-from tests.nodes import ROOT, Node, wait_until
+from tests.hostile.attacks import ATTACKS, Attack, Enemy
+from tests.hostile.strangers import GUESSED, MECHANISMS, PASSWORD, SESSION_MS, STRANGERS, USER
+from tests.metaquorum.certificates import Authority
+from tests.nodes import ROOT, Node, free_ports, wait_until
 from wire.apis import ApiKey
+from wire.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    ScramCredentialUpsertion,
+)
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 
 MIB: Final = 1 << 20
@@ -40,13 +50,19 @@ TOPIC_CONFIGS: Final = {"retention.bytes": 64 * MIB, "segment.bytes": 16 * MIB}
 # The node itself, requests on their way, one message of REQUEST_MAX_ELEMENTS as objects, and one
 # batch being opened (128 MiB, twice while its pieces are joined).
 RSS_MAX_BYTES: Final = 768 * MIB
+# Of strangers: the node itself, and some hundred kilobytes for each of hundreds.
+STRANGERS_RSS_MAX_BYTES: Final = 256 * MIB
 STALL_MS: Final = 5000
 CLOSED_WITHIN_IDLES: Final = 3
 _BUG: Final = re.compile(r"Traceback|a bug:|AssertionError")
 _SAMPLE_S: Final = 0.1
+_SALT: Final = b"a salt of some length"
 
 
 class Siege:
+    rss_limit_bytes = RSS_MAX_BYTES
+    attacks: Mapping[str, Attack] = ATTACKS
+
     def __init__(self, folder: Path, seed: int, idle_ms: int = IDLE_MS) -> None:
         self.node = Node(folder, SETTINGS | {"connections.max.idle.ms": idle_ms})
         self.closed_within_s = CLOSED_WITHIN_IDLES * idle_ms / 1000
@@ -57,6 +73,7 @@ class Siege:
         self.node.start()
         host, port = self.node.bootstrap.split(":")
         self.address = host, int(port)
+        self.ports = {"PLAINTEXT": int(port)}
         client = honest.Client(*self.address)
         self._create_topics(client)
         client.close()
@@ -79,8 +96,7 @@ class Siege:
     def attack(self, names: list[str], seconds: float) -> dict[str, Any]:
         """What was measured; AssertionError when something did not hold."""
         watcher = self._start_honest()
-        host, port = self.address
-        enemy = Enemy(host, port, self.random, REQUEST_MAX_BYTES)
+        enemy = Enemy(self.address[0], self.ports, self.random, REQUEST_MAX_BYTES)
         try:
             trio.run(self._attack_for, enemy, names, seconds)
             report = self._finish_honest(watcher)
@@ -95,6 +111,7 @@ class Siege:
             "rss_mib": self.rss_max_bytes // MIB,
         }
         self._check_log()
+        assert not enemy.violations, enemy.violations
         assert not report["failures"], report
         assert report["max_ms"] < STALL_MS, report
         began_s = time.monotonic()
@@ -110,7 +127,7 @@ class Siege:
         failure: AssertionError | None = None
         async with trio.open_nursery() as nursery:
             for name in names:
-                nursery.start_soon(ATTACKS[name], enemy)
+                nursery.start_soon(self.attacks[name], enemy)
             deadline = trio.current_time() + seconds
             while failure is None and trio.current_time() < deadline:
                 await trio.sleep(_SAMPLE_S)
@@ -131,7 +148,9 @@ class Siege:
         rss = re.search(r"VmRSS:\s+(\d+) kB", status)
         assert rss is not None
         self.rss_max_bytes = max(self.rss_max_bytes, int(rss[1]) * 1024)
-        assert self.rss_max_bytes < RSS_MAX_BYTES, f"{self.rss_max_bytes // MIB} MiB of memory"
+        assert self.rss_max_bytes < self.rss_limit_bytes, (
+            f"{self.rss_max_bytes // MIB} MiB of memory"
+        )
 
     def _check_log(self) -> None:
         text = self.node.errors.read_text()
@@ -166,3 +185,63 @@ class Siege:
         assert watcher.returncode == 0, "the honest client has failed"
         report: dict[str, Any] = json.loads(output)
         return report
+
+
+class StrangersSiege(Siege):
+    """Of a node with a listener of each kind; those who behave come by the plain one."""
+
+    rss_limit_bytes = STRANGERS_RSS_MAX_BYTES
+    attacks = STRANGERS
+
+    def __init__(self, folder: Path, seed: int, idle_ms: int = IDLE_MS) -> None:
+        super().__init__(folder, seed, idle_ms)
+        names = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
+        first = free_ports(range(1, len(names)))
+        self._listeners = {name: first + offset for offset, name in enumerate(names)}
+        module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+        passwords = {
+            f"listener.name.{name}.plain.sasl.jaas.config": f'{module} user_{USER}="{PASSWORD}";'
+            for name in ("sasl_plaintext", "sasl_ssl")
+        }
+        listeners = (f"{name}://127.0.0.1:{port}" for name, port in self._listeners.items())
+        self.node.configure(
+            passwords
+            | {
+                "listeners": ",".join(listeners),
+                "inter.broker.listener.name": "PLAINTEXT",
+                "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+                "listener.name.sasl_plaintext.connections.max.reauth.ms": SESSION_MS,
+                "ssl.keystore.location": Authority(folder).store("node"),
+            }
+        )
+
+    def begin(self) -> None:
+        super().begin()
+        self.ports = self._listeners
+        self._began_s = time.monotonic()
+        upsertions = [
+            ScramCredentialUpsertion(
+                name=USER,
+                mechanism=mechanism,
+                iterations=MIN_ITERATIONS,
+                salt=_SALT,
+                salted_password=salted_password(mechanism, PASSWORD, _SALT, MIN_ITERATIONS),
+            )
+            for mechanism in ScramMechanism
+        ]
+        client = honest.Client(*self.address)
+        asked = AlterUserScramCredentialsRequest(deletions=[], upsertions=upsertions)
+        answer = client.call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, asked)
+        assert not any(result.error_code for result in answer.results), answer
+        client.close()
+
+    def _check_log(self) -> None:
+        super()._check_log()
+        lines = self.node.errors.read_text().splitlines()
+        said = [line for line in lines if "on the command line" not in line]
+        for secret in (PASSWORD, GUESSED):
+            found = [line for line in said if secret in line]
+            assert not found, found
+        closed = sum("closed the connection" in line for line in said)
+        most = ALL_LINES + ALL_LINES_PER_S * (time.monotonic() - self._began_s)
+        assert closed <= most, f"{closed} lines of the log"

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hostile.attacks import ATTACKS
-from tests.hostile.siege import Siege
+from tests.hostile.siege import Siege, StrangersSiege
+from tests.hostile.strangers import STRANGERS
 from tests.nodes import elsewhere
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="the node is watched from outside")
@@ -34,5 +35,26 @@ def test_a_node_bears(siege: Siege, names: list[str]) -> None:
     assert siege.attack(names, SECONDS)["connections"] > 0
 
 
+STRANGERS_GROUPS = (
+    ["half_handshakes", "mutated_handshakes"],
+    ["handshake_storm", "other_protocols"],
+    ["sasl_disorder", "guesses", "overstayed_sessions"],
+)
+
+
+@pytest.fixture(scope="module")
+def strangers_siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StrangersSiege]:
+    siege = StrangersSiege(tmp_path_factory.mktemp("strangers"), SEED, idle_ms=IDLE_MS)
+    siege.begin()
+    yield siege
+    siege.end()
+
+
+@pytest.mark.parametrize("names", STRANGERS_GROUPS, ids="-".join)
+def test_a_node_bears_strangers(strangers_siege: StrangersSiege, names: list[str]) -> None:
+    assert strangers_siege.attack(names, SECONDS)["connections"] > 0
+
+
 def test_no_attack_is_left_out() -> None:
     assert sorted(name for group in GROUPS for name in group) == sorted(ATTACKS)
+    assert sorted(name for group in STRANGERS_GROUPS for name in group) == sorted(STRANGERS)

@@ -2,9 +2,11 @@
 
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,15 @@ from hypothesis import strategies as st
 
 from metaquorum.channel import Caller, Endpoint, HandshakeError, StreamKind
 from metaquorum.runtime.seams import Connection, Runtime
-from metaquorum.tls import RECORD_BYTES, SEND_BYTES, TlsConnection, TlsError
+from metaquorum.tls import (
+    RECORD_BYTES,
+    RECORD_HEADER_BYTES,
+    RECORDS_AT_ONCE,
+    SEND_BYTES,
+    TlsConnection,
+    TlsError,
+    _Records,
+)
 from metaquorum.tls_files import TlsFiles, TlsFilesError, client_context, server_context
 from simulations.world import World
 from tests.metaquorum.certificates import Authority
@@ -27,6 +37,7 @@ from tests.metaquorum.channel.nodes import (
     rpc_server,
     shared_runtime,
 )
+from tests.metaquorum.openssl_client import OpensslClient
 
 
 @pytest.fixture(scope="module")
@@ -579,3 +590,119 @@ async def test_replaced_files_are_taken_up_by_new_streams(tmp_path: Path) -> Non
     async with rpc_server(echo, server=judge) as address:
         with pytest.raises(HandshakeError, match="node"):  # is not 1: its certificate is believed
             await worker.dial(StreamKind.RPC, 1, *address)
+
+
+# Who wants to keep the loop busy
+
+SLICE_S = 0.01  # of the processor
+
+
+async def shaken(client: OpensslClient, files: TlsFiles) -> tuple[Connection, TlsConnection]:
+    """The client's plain end, and the server's."""
+    dialed, accepted = await tcp_pair()
+    theirs = TlsConnection(accepted, server_context(files))
+
+    async def shake() -> None:
+        buffer = bytearray(1 << 16)
+        data = client.shake(b"")
+        while data:
+            await dialed.send(data)
+            count = await dialed.receive_into(buffer)
+            data = client.shake(bytes(buffer[:count]))
+            if data:  # the last flight
+                await dialed.send(data)
+                return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shake)
+        nursery.start_soon(theirs.handshake)
+    return dialed, theirs
+
+
+@in_trio
+async def test_keys_may_change_now_and_again(files: TlsFiles) -> None:
+    client = OpensslClient()
+    dialed, theirs = await shaken(client, files)
+    buffer = bytearray(1 << 16)
+    await dialed.send(client.new_keys(20))
+    with trio.move_on_after(0.05):
+        await theirs.receive_into(buffer)
+    assert await dialed.receive_into(buffer) > 20 * 20
+    theirs.close()
+    dialed.close()
+
+
+@in_trio
+async def test_keys_that_change_all_the_time_end_the_connection_before_long(
+    files: TlsFiles,
+) -> None:
+    """A receive of 64 KiB used to hold 2,400 changes, 90 ms of work, and answers without end."""
+    client = OpensslClient()
+    dialed, theirs = await shaken(client, files)
+    await dialed.send(client.new_keys(2400))
+    await trio.sleep(0.01)  # so that all is there at once; it fails in any case
+    began_s = time.thread_time()
+    with pytest.raises(TlsError, match="changes keys again and again"):
+        await theirs.receive_into(bytearray(1 << 16))
+    assert time.thread_time() - began_s < 2 * SLICE_S
+    theirs.close()
+    dialed.close()
+
+
+@in_trio
+async def test_handshakes_take_turns_with_everybody_else(files: TlsFiles) -> None:
+    """However many come at once, a turn of the loop has one step of one of them."""
+    context = server_context(files)
+    steps = most = 0
+
+    class Counted(ssl.SSLObject):
+        def do_handshake(self, *arguments: object) -> None:
+            nonlocal steps
+            steps += 1
+            super().do_handshake()
+
+    context.sslobject_class = Counted
+    stop = False
+
+    async def others() -> None:
+        nonlocal steps, most
+        while not stop:
+            steps = 0
+            await trio.lowlevel.checkpoint()
+            most = max(most, steps)
+
+    async def shake() -> None:
+        dialed, accepted = await tcp_pair()
+        ours = TlsConnection(dialed, client_context(files), server_hostname=HOST)
+        theirs = TlsConnection(accepted, context)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.handshake)
+            nursery.start_soon(theirs.handshake)
+        ours.close()
+        theirs.close()
+
+    async with trio.open_nursery() as outer:
+        outer.start_soon(others)
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(shake)
+        stop = True
+    assert 1 <= most <= 2  # as the order within a turn is any
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 300), max_size=100), st.lists(st.integers(1, 500), max_size=300))
+def test_records_are_taken_whole_or_in_part_but_few_at_once(
+    sizes: list[int], pieces: list[int]
+) -> None:
+    stream = b"".join(b"\x17\x03\x03" + size.to_bytes(2, "big") + bytes(size) for size in sizes)
+    begins = list(accumulate((size + 5 for size in sizes), initial=0))
+    records, at, came = _Records(), 0, 0
+    for piece in (*pieces, len(stream)):
+        came = min(came + piece, len(stream))
+        while (taken := records.take(memoryview(stream)[at:came])) and at < came:
+            assert sum(at <= begin < at + taken for begin in begins) <= RECORDS_AT_ONCE
+            at += taken
+        assert came - at < RECORD_HEADER_BYTES
+        assert at == came or at in begins
+    assert at == len(stream)
