@@ -331,11 +331,14 @@ def say_how_to_go_on(bootstrap: str) -> None:
    $ . .venv/bin/activate
    $ mq-server cluster start --keep --dir {DIR}
    are the same three nodes with the same data, to kill, pause and restart: docs/three-nodes.md.
-   $ mq-server run
-   is one node alone; its data is in ./mq-data, Ctrl-C stops it. With any Kafka client (here kcat):
+   With any Kafka client (here kcat):
    $ echo hello | kcat -P -b {first} -t greetings
    $ kcat -C -b {first} -t greetings -o beginning -e
-   README.md says what works today. rm -r {DIR} forgets everything.""")
+   $ mq-server cluster stop --dir {DIR}
+   ends them; rm -r {DIR} forgets everything.
+   $ mq-server run
+   is one node alone, for clients at 127.0.0.1:9092; its data is in ./mq-data, Ctrl-C stops it.
+   README.md says what works today.""")
 
 
 def main(arguments: list[str]) -> int:

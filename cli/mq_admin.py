@@ -1,11 +1,11 @@
 """mq-admin: administer any Kafka-compatible cluster."""
 
-import importlib
 from typing import Final, NamedTuple
 
 import click
 
 from cli.admin.security import security_options
+from cli.lazy_group import LazyGroup
 
 
 class Place(NamedTuple):
@@ -32,20 +32,8 @@ COMMANDS: Final = {
 }
 
 
-class LazyGroup(click.Group):
-    """A command's module is imported when the command is used, or its own help is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        place = COMMANDS.get(cmd_name)
-        if place is None:
-            return None
-        module = importlib.import_module(f"cli.admin.{place.module}")
-        command = module.command
-        assert isinstance(command, click.Command)
-        return command
+class _Commands(LazyGroup):
+    """Of which none is imported for the help of all."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -53,7 +41,8 @@ class LazyGroup(click.Group):
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=_Commands,
+    late={name: f"cli.admin.{place.module}:command" for name, place in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(

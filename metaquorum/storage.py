@@ -90,6 +90,10 @@ def open_storage(
     """
     try:
         lock = _locked(disk, data_dir, owner)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise StorageError(
+            f"{data_dir} is a file, or lies in one; choose another data directory"
+        ) from error
     except OSError as error:
         raise StorageError(
             f"{data_dir} cannot be used: {error.strerror or error}; choose another data directory"

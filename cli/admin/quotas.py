@@ -1,6 +1,5 @@
 """mq-admin quotas."""
 
-import importlib
 from typing import Any, Final
 
 import click
@@ -25,6 +24,7 @@ from cli.admin.session import (
     session_command,
     yes_option,
 )
+from cli.lazy_group import LazyGroup
 from metaquorum.admin.quotas import Match, Quotas
 from metaquorum.quota_rules import QuotaEntity
 
@@ -38,30 +38,20 @@ _COLUMNS: Final = (
 )
 # Imported when they are asked for.
 _LATE: Final = {
-    "explain": ("quota_explain", "command"),
-    "top": ("quota_top", "command"),
-    "record": ("quota_record", "command"),
-    "simulate": ("quota_simulate", "command"),
-    "diff": ("quota_files", "diff_command"),
-    "apply": ("quota_files", "apply_command"),
+    "explain": "cli.admin.quota_explain:command",
+    "top": "cli.admin.quota_top:command",
+    "record": "cli.admin.quota_record:command",
+    "simulate": "cli.admin.quota_simulate:command",
+    "diff": "cli.admin.quota_files:diff_command",
+    "apply": "cli.admin.quota_files:apply_command",
 }
 
 
-class _Group(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *_LATE]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _LATE:
-            return super().get_command(ctx, cmd_name)
-        module, name = _LATE[cmd_name]
-        found = getattr(importlib.import_module(f"cli.admin.{module}"), name)
-        assert isinstance(found, click.Command)
-        return found
-
-
 @click.group(
-    "quotas", cls=_Group, short_help="Set, show and explain the quotas of users and clients."
+    "quotas",
+    cls=LazyGroup,
+    late=_LATE,
+    short_help="Set, show and explain the quotas of users and clients.",
 )
 def command() -> None:
     """Set, show and explain quotas.

@@ -43,8 +43,8 @@ _NEXT: Final = {
     ErrorCode.BROKER_ID_NOT_REGISTERED: "`mq-admin workers list` shows those there are",
     ErrorCode.NOT_ENOUGH_REPLICAS: "too few replicas are in sync: `mq-admin topics describe` shows "
     "which, min.insync.replicas says how many are needed",
-    ErrorCode.LEADER_NOT_AVAILABLE: "a node is down: `mq-admin topics describe` shows which "
-    "partitions have no leader",
+    ErrorCode.LEADER_NOT_AVAILABLE: "a node is down, or cannot use its log: `mq-admin topics "
+    "describe NAME --health` says which partitions have no leader, and why",
     ErrorCode.POLICY_VIOLATION: "the configs decide: `mq-admin configs describe topic NAME`",
     ErrorCode.TOPIC_DELETION_DISABLED: "the nodes' config delete.topic.enable forbids it",
     ErrorCode.INVALID_RECORD: "a compacted topic needs a key with each record",

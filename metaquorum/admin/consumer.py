@@ -5,7 +5,7 @@ partition's position is always the offset after the last record handed out or pa
 moved leaders and broken connections neither lose nor repeat a record.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -261,22 +261,25 @@ class Consumer:
         if not data.records:
             return []
         assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded
+        records: list[ConsumedRecord] = []
         try:
-            records, position = self._decode(where, data, data.records)
+            for batch, position in self._decode(where, data, data.records):
+                records += batch
+                self.positions[where] = position
         except (KafkaError, WireError) as error:
-            text = f"what was read at offset {self.positions[where]} is damaged: {error}"
-            raise BrokerError(ErrorCode.CORRUPT_MESSAGE, text, f"partition {where}") from error
-        self.positions[where] = position
+            if not records:  # else those before the damage come first, and it is met again
+                text = f"what was read at offset {self.positions[where]} is damaged: {error}"
+                raise BrokerError(ErrorCode.CORRUPT_MESSAGE, text, f"partition {where}") from error
         return records
 
     def _decode(
         self, where: TopicPartition, data: PartitionData, buffer: Buffer
-    ) -> tuple[list[ConsumedRecord], int]:
-        """The records at and after the position, and the position after them."""
+    ) -> Iterator[tuple[list[ConsumedRecord], int]]:
+        """Of each batch the records at and after the position, and the position after them."""
         position = self.positions[where]
         aborted = _Aborted(data)
-        records: list[ConsumedRecord] = []
         for start, header in batches(buffer):
+            records: list[ConsumedRecord] = []
             if batch_crc(buffer, start, header.batch_bytes) != header.crc:
                 raise WireError("the record batch's checksum does not match")
             if problem := stored_problem(header):
@@ -286,7 +289,7 @@ class Consumer:
             if header.is_control:
                 aborted.see_marker(buffer, start, header)
             elif not aborted.covers(header):
-                records += [
+                records = [
                     ConsumedRecord(
                         where.topic,
                         where.partition,
@@ -299,8 +302,7 @@ class Consumer:
                     for record in decode_records(buffer, start)
                     if record.offset >= position
                 ]
-            position = header.next_offset
-        return records, position
+            yield records, header.next_offset
 
     async def _check_range(self, offsets: Mapping[TopicPartition, int]) -> None:
         firsts = await self._offsets(dict.fromkeys(offsets, EARLIEST))

@@ -408,7 +408,7 @@ def test_the_disks_are_described(admin: Admin) -> None:
         assert log_dir["size_bytes"] > 2000
         assert [replica["topic"] for replica in log_dir["replicas"]] == [name]
         assert re.search(
-            rf"{name} +0  2\.. KiB +0$", admin("log-dirs", "--partitions"), re.MULTILINE
+            rf"{name} +0 +2\.. KiB +0$", admin("log-dirs", "--partitions"), re.MULTILINE
         )
 
 
@@ -504,6 +504,20 @@ def test_mistakes_end_with_2(arguments: list[str], node: Peer) -> None:
     admin = Admin(MQ_BOOTSTRAP=node.bootstrap)
     assert admin(*arguments, code=2) == ""
     assert "Traceback" not in admin.errors
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["topcs"], "Did you mean 'topics'?"),
+        (["quotas", "simulat"], "Did you mean 'simulate'?"),
+        (["zzz"], "No such command 'zzz'.\n"),
+    ],
+)
+def test_a_command_misspelt_is_told_the_closest(words: list[str], hint: str) -> None:
+    admin = Admin()
+    assert admin(*words, code=2) == ""
+    assert hint in admin.errors
 
 
 # For people

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,11 +33,11 @@ def refused(*arguments: object, cwd: Path = ROOT) -> str:
 
 
 class Running:
-    def __init__(self, folder: Path, *arguments: object) -> None:
+    def __init__(self, folder: Path, *arguments: object, wrapper: Sequence[str] = ()) -> None:
         self._err = folder / "stderr"
         with self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                command("--data-dir", folder / "data", *arguments),
+                [*wrapper, *command("--data-dir", folder / "data", *arguments)],
                 stdout=subprocess.PIPE,
                 stderr=err,
                 text=True,
@@ -62,10 +62,10 @@ class Running:
 def run(tmp_path: Path) -> Iterator[object]:
     running: list[Running] = []
 
-    def start(*arguments: object) -> Running:
+    def start(*arguments: object, wrapper: Sequence[str] = ()) -> Running:
         folder = tmp_path / str(len(running))
         folder.mkdir()
-        running.append(Running(folder, *arguments))
+        running.append(Running(folder, *arguments, wrapper=wrapper))
         return running[-1]
 
     yield start
@@ -117,6 +117,14 @@ def test_a_second_signal_does_not_wait_for_slow_readers(run: type[Running]) -> N
         assert node.end(signal.SIGINT) == 1
     assert "stopping at once" in node.stderr
     assert "Traceback" not in node.stderr
+
+
+def test_a_signal_that_a_wrapper_sends_twice_is_one(run: type[Running]) -> None:
+    node = run("--listen", "127.0.0.1:0", wrapper=("timeout", str(LIMIT_S)))
+    assert "ready: listening on 127.0.0.1:" in node.ready_line()
+    node.end(signal.SIGTERM)
+    assert "stopping: " in node.stderr
+    assert "stopping at once" not in node.stderr
 
 
 def test_every_line_of_the_json_log_is_json(run: type[Running]) -> None:

@@ -213,6 +213,22 @@ def test_an_offset_that_is_not_there_is_refused_with_those_that_are(
         consumer.assign({TopicPartition(topic, 0): Start.at_offset(5)})
 
 
+def test_what_lies_before_a_damaged_batch_is_read(node: Node) -> None:
+    with blocking.connect(node.bootstrap, timeout_s=20) as cluster:
+        topic = new_topic(BlockingAdmin(cluster))
+        producer = BlockingProducer(Producer(cluster))
+        for value in (b"first", b"second", b"third"):
+            producer.send(topic, [ProducerRecord(value)])
+        log = node.data_dir / f"{topic}-0" / "00000000000000000000.log"
+        log.write_bytes(log.read_bytes().replace(b"second", b"2econd"))
+
+        consumer = BlockingConsumer(Consumer(cluster))
+        consumer.assign({TopicPartition(topic, 0): Start.beginning()})
+        assert [record.value for record in consumer.poll()] == [b"first"]
+        with pytest.raises(BrokerError, match="what was read at offset 1 is damaged"):
+            consumer.poll()
+
+
 def test_only_the_committed_is_read(either: Peer, admin: BlockingAdmin) -> None:
     if not served(admin, 26):
         pytest.skip("no transactions here yet")

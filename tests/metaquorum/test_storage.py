@@ -100,7 +100,7 @@ def test_a_path_that_is_no_directory_gives_a_sentence(tmp_path: object) -> None:
     path = f"{tmp_path}/file"
     with open(path, "w"):
         pass
-    with pytest.raises(StorageError, match="cannot be used"):
+    with pytest.raises(StorageError, match="is a file"):
         open_storage(RealDisk(), path, 1, Random(1), owner="process 7")
 
 
