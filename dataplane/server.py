@@ -156,7 +156,7 @@ class Server:
                 connection.close()
             return
         nursery.start_soon(self._serve_one, self._admit(connection, entrance), host)
-        if (pause_s := rates.pause_s()) > 0:
+        if (pause_s := rates.pause_s(entrance.listener)) > 0:
             await sleep(self._clock, pause_s)
 
     async def _close_later(self, connection: Connection, seconds: float) -> None:

@@ -184,6 +184,8 @@ class WorkerRole:
         if self._metrics is not None:
             self._metrics.serves(worker, server, self._log_dirs)
         configs.call(lambda changed: server.limit(_limits(changed)))
+        if len(self._listeners) > 1:
+            quotas.connections.own_listener = self._config.between_workers.listener
         configs.call(quotas.connections.limit)
         async with trio.open_nursery() as serving:
             serving.start_soon(server.serve)

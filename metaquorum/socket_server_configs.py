@@ -24,12 +24,13 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         Range(-1),
         "A connection without a request for so long is closed; -1 for never.",
     ),
-    worker_config(
+    listener_config(
         "max.connection.creation.rate",
         INT,
         INT_MAX,
         Range(1),
-        "Client connections taken in a second; more wait until they are.",
+        "Connections taken in a second, but those by the listener between workers where clients"
+        " have another; more wait until they are. Of a listener: all that come by it.",
         dynamic=True,
     ),
     worker_config(

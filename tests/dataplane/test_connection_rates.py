@@ -3,6 +3,8 @@
 import pytest
 import trio
 
+from metaquorum.config_changes import ConfigChange, ConfigOp, ResourceChange
+from metaquorum.config_def import Scope
 from metaquorum.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quota_rules import IP, EntityPart
 from metaquorum.rpc.methods import Asker
@@ -78,3 +80,51 @@ def test_all_together_wait_for_their_turn() -> None:
         assert node.now - began == pytest.approx(100 / 5 - 10, abs=3)
 
     simulated(story, max_connection_creation_rate=5)
+
+
+LISTENERS = {
+    "listeners": "INSIDE://server:9092,OUTSIDE://server:9093,OTHER://server:9094",
+    "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT,OTHER:PLAINTEXT",
+    "inter.broker.listener.name": "INSIDE",
+}
+
+
+async def seconds_for(node: Simulated, port: int, count: int) -> float:
+    began = node.now
+    for _ in range(count):
+        assert await is_served(RawClient(await node.runtime.network.connect("server", port)))
+    return node.now - began
+
+
+async def configure(node: Simulated, name: str, value: str | None) -> None:
+    op = ConfigOp.DELETE if value is None else ConfigOp.SET
+    change = ResourceChange(Scope.WORKER, "1", [ConfigChange(name, op, value)])
+    answers = await node.worker.gateway.change_configs(Asker(), [change], timeout_s=20)
+    assert not any(answers), answers
+
+
+def test_one_listener_has_a_limit_of_its_own_which_changes_while_all_runs() -> None:
+    name = "listener.name.outside.max.connection.creation.rate"
+
+    async def story(node: Simulated) -> None:
+        assert await seconds_for(node, 9093, 100) == pytest.approx(100 / 5 - 10, abs=3)
+        assert await seconds_for(node, 9094, 100) < 3
+        await configure(node, name, "20")
+        assert 4 < await seconds_for(node, 9093, 300) < 16  # it would be 60
+        await configure(node, name, None)  # what the node was started with
+        assert await seconds_for(node, 9093, 20) > 1
+        with pytest.raises(AssertionError, match="INVALID_REQUEST"):
+            await configure(node, name, "0")
+
+    simulated(story, dotted=LISTENERS | {name: "5"})
+
+
+def test_clients_do_not_keep_workers_from_each_other() -> None:
+    """By the listener between workers, where clients have another."""
+
+    async def story(node: Simulated) -> None:
+        spent_s = await seconds_for(node, 9093, 50) + await seconds_for(node, 9094, 50)
+        assert 3 * (spent_s + 11) + 2 >= 100
+        assert await seconds_for(node, 9092, 100) < 3
+
+    simulated(story, dotted=LISTENERS | {"max.connection.creation.rate": "3"})
