@@ -12,7 +12,7 @@ import click
 from cli.lazy_group import LazyGroup
 from cli.logs import configure_logging
 from cli.node_options import LOG_FORMATS, LOG_LEVELS, Invocation, invocation
-from cli.usage import UsageError
+from cli.usage import UsageError, address_text
 
 BAD_USAGE: Final = 2
 FAILED: Final = 1
@@ -153,10 +153,9 @@ def _run_node(invocation: Invocation, began: float) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 50, 1_000)
-        host, port = node.address
-        shown = f"[{host}]" if ":" in host else host
         click.echo(
-            f"metaquorum node {node.config.node_id} ready: listening on {shown}:{port}, "
+            f"metaquorum node {node.config.node_id} ready: "
+            f"listening on {address_text(*node.address)}, "
             f"cluster {node.cluster_id}, data {node.config.data_dir} "
             f"({time.monotonic() - began:.2f} s)"
         )

@@ -4,14 +4,15 @@ import os
 import socket
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
 
-from cli.quorum_options import quorum_settings
-from cli.usage import UsageError, address
+from cli.quorum_options import KAFKAS_ROLES, quorum_settings
+from cli.usage import UsageError, address, address_text
 from dataplane.listeners import (
+    DEFAULT_NAME,
     ClientListener,
     ListenerError,
     Replicating,
@@ -76,31 +77,51 @@ def invocation(
     listen = address(chosen.get("listen", DEFAULT_LISTEN), "--listen")
     node_id = _node_id(chosen, configs)
     data_dir, log_dirs = _directories(chosen.get("data-dir"), configs)
-    shown = {"node.id": str(node_id)}  # as DescribeConfigs shows it
-    if not log_dirs:
-        shown["log.dir"] = data_dir
     metrics_listen = None
     if metrics_at := chosen.get("metrics-listen") or configs.get("metrics.listen"):
         metrics_listen = address(metrics_at, "--metrics-listen")
-        shown["metrics.listen"] = metrics_at
+    node = NodeConfig(
+        node_id=node_id,
+        data_dir=data_dir,
+        log_dirs=log_dirs,
+        listen=listen,
+        advertise=_advertise(chosen.get("advertise"), listen),
+        listeners=listeners,
+        replicating=between_workers,
+        host=chosen.get("host") or socket.gethostname(),
+        rack=chosen.get("rack") or configs.get("broker.rack"),
+        **quorum_settings(chosen, configs, node_id),
+        metrics_listen=metrics_listen,
+    )
     return Invocation(
-        NodeConfig(
-            node_id=node_id,
-            data_dir=data_dir,
-            log_dirs=log_dirs,
-            listen=listen,
-            advertise=_advertise(chosen.get("advertise"), listen),
-            listeners=listeners,
-            replicating=between_workers,
-            host=chosen.get("host") or socket.gethostname(),
-            rack=chosen.get("rack") or configs.get("broker.rack"),
-            **quorum_settings(chosen, configs, node_id),
-            metrics_listen=metrics_listen,
-            configs=configs | shown,
-        ),
+        replace(node, configs=configs | _shown(node)),
         _one_of(chosen.get("log-format", "text"), LOG_FORMATS, "log-format"),
         _one_of(chosen.get("log-level", "info"), LOG_LEVELS, "log-level"),
     )
+
+
+def _shown(node: NodeConfig) -> dict[str, str]:
+    """What options or defaults have decided, under the names by which DescribeConfigs shows it."""
+    shown = {
+        "node.id": str(node.node_id),
+        "process.roles": ",".join(sorted(KAFKAS_ROLES[role] for role in node.roles)),
+    }
+    if not node.log_dirs:
+        shown["log.dir"] = node.data_dir
+    if node.rack is not None:
+        shown["broker.rack"] = node.rack
+    if node.metrics_listen is not None:
+        shown["metrics.listen"] = address_text(*node.metrics_listen)
+    if node.controllers:
+        shown["controller.quorum.voters"] = ",".join(
+            f"{voter}@{address_text(*at)}" for voter, at in sorted(node.controllers.items())
+        )
+    if node.is_worker and not node.listeners:
+        shown["listeners"] = f"{DEFAULT_NAME}://{address_text(*node.listen)}"
+        host, port = node.advertise
+        if port := port or node.listen[1]:  # else the one that will be bound, which is not known
+            shown["advertised.listeners"] = f"{DEFAULT_NAME}://{address_text(host, port)}"
+    return shown
 
 
 def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -9,7 +9,7 @@ from metaquorum.channel.identity import SecretError, read_secret
 from metaquorum.tls_files import TlsFiles
 
 QUORUM_SIZES: Final = (1, 3, 5)
-_KAFKAS_ROLES: Final = {"broker": WORKER}
+KAFKAS_ROLES: Final = {WORKER: "broker", CONTROLLER: "controller"}
 
 
 def quorum_settings(
@@ -44,7 +44,8 @@ def _roles(text: str | None) -> frozenset[str]:
     if text is None or text == "both":
         return ALL_ROLES
     names = [role.strip() for role in text.split(",")]
-    roles = frozenset(_KAFKAS_ROLES.get(role, role) for role in names)
+    ours = {kafkas: role for role, kafkas in KAFKAS_ROLES.items()}
+    roles = frozenset(ours.get(role, role) for role in names)
     if not roles or not roles <= ALL_ROLES:
         raise UsageError(f"--roles takes controller, worker or both, not {text!r}")
     return roles

@@ -11,3 +11,8 @@ def address(text: str, option: str) -> tuple[str, int]:
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise UsageError(f"{option} takes HOST:PORT with a port from 0 to 65535, not {text!r}")
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104
+
+
+def address_text(host: str, port: int) -> str:
+    """The other way round."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -29,7 +29,13 @@ def test_without_options_everything_has_a_default() -> None:
     assert (got.node.node_id, got.node.is_alone, got.node.roles) == (1, True, ALL_ROLES)
     assert (got.log_format, got.log_level) == ("text", "info")
     assert got.node.log_dirs == ()
-    assert got.node.configs == {"node.id": "1", "log.dir": os.path.abspath("mq-data")}
+    assert got.node.configs == {
+        "node.id": "1",
+        "process.roles": "broker,controller",
+        "log.dir": os.path.abspath("mq-data"),
+        "listeners": "PLAINTEXT://127.0.0.1:9092",
+        "advertised.listeners": "PLAINTEXT://127.0.0.1:9092",
+    }
 
 
 @pytest.mark.parametrize(
@@ -110,14 +116,47 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     got = asked("num.partitions=4", config=path, rack="b")
     assert (got.node.data_dir, got.node.node_id, got.node.rack) == ("/srv/log", 7, "b")
     assert got.log_format == "json"
-    assert got.node.configs == {
-        "node.id": "7",
-        "log.dir": "/srv/log",
+    shown = asked(node_id=7, data_dir="/srv/log", rack="b").node.configs
+    assert got.node.configs == dict(shown) | {
         "num.partitions": "4",
         "log.retention.hours": "5",
         "auto.create.topics.enable": "false",
         "log.cleanup.policy": "delete",
     }
+
+
+def test_what_options_say_is_shown_as_the_configs_of_kafka(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s" * 64)
+    (tmp_path / "secret").chmod(0o600)
+    node = asked(
+        listen="[::1]:0",
+        advertise="log.example.org:9093",
+        rack="a",
+        roles="worker",
+        quorum="2@h2:1,3@::1:2,1@h1:3",
+        node_id=7,
+        cluster_id="A" * 22,
+        secret_file=str(tmp_path / "secret"),
+        metrics_listen="127.0.0.1:9400",
+        data_dir="/d",
+    ).node
+    assert node.configs == {
+        "node.id": "7",
+        "process.roles": "broker",
+        "controller.quorum.voters": "1@h1:3,2@h2:1,3@[::1]:2",
+        "log.dir": "/d",
+        "broker.rack": "a",
+        "metrics.listen": "127.0.0.1:9400",
+        "listeners": "PLAINTEXT://[::1]:0",
+        "advertised.listeners": "PLAINTEXT://log.example.org:9093",
+    }
+
+
+def test_listeners_are_shown_as_they_were_given_and_a_port_yet_unknown_is_not() -> None:
+    assert "advertised.listeners" not in asked(listen="127.0.0.1:0").node.configs
+    given = asked("listeners=A://127.0.0.1:0", "listener.security.protocol.map=A:PLAINTEXT")
+    assert given.node.configs["listeners"] == "A://127.0.0.1:0"
+    assert "advertised.listeners" not in given.node.configs
 
 
 def test_the_node_id_may_be_given_as_kafka_does() -> None:
