@@ -126,7 +126,7 @@ class Node:
         listeners: list[Listener] = []
         log_dirs: LogDirs | None = None
         if config.is_worker:
-            option = "listeners" if config.listeners else "--listen"
+            option = "address in listeners" if config.listeners else "--listen"
             for asked in config.client_listeners:
                 listeners.append(await self._listen(asked.bind, option))
                 stack.callback(listeners[-1].close)

@@ -80,6 +80,7 @@ class BrokerConnection:
         self._waiting: deque[Pending] = deque()
         self.throttle_times: dict[str, ThrottleTimes] = {}  # by API
         self._last_id = 0
+        self._is_served = False  # a request was answered that strangers may not make
 
     async def negotiate(self, deadline: float) -> None:
         """`versions` is what the broker serves (KIP-35, KIP-511)."""
@@ -196,6 +197,7 @@ class BrokerConnection:
         if (throttle_time_ms := getattr(message, "throttle_time_ms", None)) is not None:
             name = pending.request.__name__.removesuffix("Request")
             self.throttle_times.setdefault(name, ThrottleTimes()).add(throttle_time_ms)
+        self._is_served = self._is_served or pending.request is not ApiVersionsRequest
         return message
 
     async def _frame(self, deadline: float) -> memoryview:
@@ -203,9 +205,17 @@ class BrokerConnection:
         while (frame := received.next_frame()) is None:
             count = await self._stream.receive_into(received.writable(), deadline)
             if not count:
-                raise EOFError("the broker closed the connection")
+                raise EOFError(f"the broker closed the connection{self._why_closed()}")
             received.received(count)
         return frame
+
+    def _why_closed(self) -> str:
+        """A guess: brokers say nothing to those whom they will not have."""
+        if not self.versions:
+            return " at the first request; it may expect TLS"
+        if self._login is None and not self._is_served:
+            return " after telling its versions; it may want to know who you are"
+        return ""
 
     def close(self) -> None:
         self._stream.close()

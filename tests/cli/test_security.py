@@ -107,6 +107,17 @@ def test_who_is_not_known_is_told_so_in_a_sentence(guarded: Guarded, tmp_path: P
     assert "no TLS with it" in admin.errors
 
 
+def test_who_says_nothing_is_told_what_may_be_missing(guarded: Guarded) -> None:
+    admin = Admin()
+    at = ["-b", guarded.node.bootstrap, "--timeout", 1]
+    admin(*at, "topics", "list", code=3)
+    assert "the broker closed the connection at the first request; it may expect TLS" in (
+        admin.errors
+    )
+    admin(*at, "--tls-authorities", guarded.authority.path, "topics", "list", code=3)
+    assert "it may want to know who you are" in admin.errors
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

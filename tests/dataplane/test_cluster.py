@@ -136,19 +136,21 @@ def test_what_is_acknowledged_while_controllers_are_killed_is_there_once(
     try:
         for _ in range(3):
             before = len(acknowledged)
-            wait_until(lambda least=before: len(acknowledged) > least + 20)  # type: ignore[misc]
+            wait_until(lambda least=before: len(acknowledged) > least + 20, 60)  # type: ignore[misc]
             active = cluster.active_controller()
             cluster[active].kill()
             before = len(acknowledged)
-            wait_until(lambda least=before: len(acknowledged) > least + 20)  # type: ignore[misc]
+            wait_until(lambda least=before: len(acknowledged) > least + 20, 60)  # type: ignore[misc]
             assert cluster.active_controller() != active
             cluster.start(active)
     finally:
         done.set()
         creating.join(30)
     assert codes <= {KafkaError.REQUEST_TIMED_OUT, KafkaError._TIMED_OUT}
-    topics = admin(cluster[5].bootstrap).list_topics(timeout=20).topics
-    assert set(acknowledged) <= set(topics) <= {*acknowledged, *unknown}
+    other = admin(cluster[5].bootstrap)  # than who acknowledged: it learns of the last ones later
+    wait_until(lambda: set(acknowledged) <= set(other.list_topics(timeout=20).topics))
+    topics = other.list_topics(timeout=20).topics
+    assert set(topics) <= {*acknowledged, *unknown}
     assert {len(topics[name].partitions) for name in acknowledged} == {2}
     cluster.stop()
 
@@ -211,7 +213,7 @@ def test_a_worker_waits_for_the_quorum_and_serves_without_it(new_cluster: NewClu
     began = time.monotonic()
     with pytest.raises(KafkaException, match=r"REQUEST_TIMED_OUT|_TIMED_OUT"):
         create(client, "refused", 1, 2)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # and not for as long as the quorum is away
     cluster.start(*cluster.controllers)
     wait_until(lambda: "the quorum is back" in worker.tail())
     create(client, "made", 1)

@@ -169,7 +169,7 @@ def test_ten_thousand_connections_are_cheap(many_files: None, start_node: NewNod
         began = time.monotonic()
         assert is_served(socks[0])
         assert is_served(socks[-1])
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5
         assert rss_kib(node) - before < COUNT * ROOM_KIB_EACH
     with connect(node) as sock:
         assert is_served(sock)

@@ -168,9 +168,9 @@ def test_a_small_change_of_a_large_image_takes_less_than_a_millisecond() -> None
             TopicRecord(f"new-{number}", Random(number).randbytes(16)),
             ConfigRecord(2, f"new-{number}", "retention.ms", "1"),
         ]
-        began = time.perf_counter()
+        began = time.process_time()
         image, _ = replay(image, change)
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
     assert sorted(took)[len(took) // 2] < 0.001
 
 
