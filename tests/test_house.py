@@ -1,5 +1,6 @@
 """What holds for the project as a whole."""
 
+import os
 import re
 import subprocess
 import sys
@@ -39,6 +40,12 @@ def test_every_link_in_the_documents_leads_somewhere() -> None:
     for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_scripts_may_be_executed() -> None:
+    scripts = [path for path in project_files() if path.read_bytes()[:2] == b"#!"]
+    assert len(scripts) > 5
+    assert [path for path in scripts if not os.access(path, os.X_OK)] == []
 
 
 def test_imports_point_down_only() -> None:
