@@ -5,6 +5,7 @@
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
 #   make bench    our node and a real Kafka side by side; needs Java 17 and mvn (BENCH= for the long one, NODES=3)
 #   make failover the same two, three nodes each: how long nobody leads when one is killed or stops (ROUNDS=3)
+#   make behind   consumers far behind, and what others notice of them (BEHIND="--gb 10 --seconds 60")
 #   make clean    removes what the others made, but never data
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -18,7 +19,7 @@ ROUNDS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint sim bench failover clean
+.PHONY: demo test lint sim bench failover behind clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -50,6 +51,9 @@ bench: $(VENV)/installed-test
 
 failover: $(VENV)/installed-test
 	BIN="$(CURDIR)/$(BIN)" tests/peers/failover --rounds $(ROUNDS)
+
+behind: $(VENV)/installed-test
+	BIN="$(CURDIR)/$(BIN)" $(BIN)/python tests/peers/slow_consumers $(BEHIND)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -40,8 +40,9 @@ from wire.types import RecordsHole
 
 log = logging.getLogger(__name__)
 
-# Records up to here are copied into the answer; above, sendfile is cheaper than the copy.
-COPY_LIMIT_BYTES: Final = 64 * 1024
+# Records up to here are copied into the answer, in the step that asks for them; above, sendfile is
+# cheaper than the copy, with the turn of a task that it takes.
+COPY_LIMIT_BYTES: Final = 128 * 1024
 # Pages that are not in memory are read beside the loop, so many at a time.
 COLD_READ_BYTES: Final = 1 << 20
 # Answers are sent when so much is gathered, whatever else one read has brought.
@@ -303,6 +304,7 @@ class ClientConnection:
                 self.client.mute.end()
             self._meter.end(self.client)
             self._release_memory()
+            self._frames.close()
             self._connection.close()
             # No circles: the garbage collector hardly ever looks, and buffers are large.
             self._unfinished = self.client.sasl = None
@@ -348,8 +350,13 @@ class ClientConnection:
         if self._laters and not self._may_go_on:
             return False
         frames = self._frames
-        count = self._connection.receive_nowait(frames.writable())
+        if frames.has_much and not self._memory.is_short:
+            room = frames.borrow()
+        else:
+            room = frames.writable()
+        count = self._connection.receive_nowait(room)
         if count <= 0:
+            frames.rest()
             self._ended = count == 0
             return count < 0
         frames.received(count)
@@ -403,6 +410,9 @@ class ClientConnection:
                     or client.mute is not None
                 ):
                     return _Unfinished(b"".join(gathered))
+            else:
+                if self._frames.has_much:
+                    self._frames.rest()
         except (WireError, CloseConnectionError) as error:
             # What came before it is still answered.
             return _Unfinished(b"".join(gathered), failure=error)
@@ -482,6 +492,7 @@ class ClientConnection:
     async def _stay_muted(self, mute: Mute) -> None:
         """Its time is over, or the connection is; who is told to end meanwhile ends at once."""
         self._release_memory()
+        self._frames.rest()
         self.is_muted = self._waiting_for_request = not self._draining
         try:
             if self.is_muted:
@@ -513,6 +524,8 @@ class ClientConnection:
             self._waiting_for_request = not self._draining
             self.waits_for_memory = True
             try:
+                if not self._memory.has_room(claimed):
+                    self._frames.shrink()
                 await self._memory.reserve(claimed)
             finally:
                 self.waits_for_memory = False

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from dataplane.log.files import ColdError
 from dataplane.log.slices import LogSlice
 from dataplane.nearest_replica import nearest_replica
 from dataplane.partition import NO_ERROR, NOT_LEADER, Partition
@@ -38,11 +39,13 @@ class FetchReader:
     __slots__ = (
         "_given",
         "broker_epoch",
+        "cold",
         "from_followers",
         "is_committed",
         "is_first",
         "left_bytes",
         "listener",
+        "may_block",
         "must_answer",
         "names_leaders",
         "rack",
@@ -74,6 +77,9 @@ class FetchReader:
         state = message.replica_state
         self.broker_epoch = UNKNOWN_EPOCH if state is None else state.replica_epoch
         self.is_committed = message.isolation_level == READ_COMMITTED
+        # What has to be read beside the loop before the places of all records can be told.
+        self.cold: list[ColdError] = []
+        self.may_block = False
         self.left_bytes = max_bytes
         self.size_bytes = 0
         self._given: list[tuple[Partition, int]] = []
@@ -171,13 +177,18 @@ class FetchReader:
         if self.replica_id >= 0 and self.is_first:
             self._note_follower(asked, partition)
             answer.high_watermark = partition.high_watermark
-        piece = log.read(
-            asked.fetch_offset,
-            min(asked.partition_max_bytes, self.left_bytes),
-            end_offset,
-            # The first partition with records gives a batch, however large it is (KIP-74).
-            min_one=not self.size_bytes,
-        )
+        read = log.read if self.may_block else log.read_hot
+        try:
+            piece = read(
+                asked.fetch_offset,
+                min(asked.partition_max_bytes, self.left_bytes),
+                end_offset,
+                # The first partition with records gives a batch, however large it is (KIP-74).
+                min_one=not self.size_bytes,
+            )
+        except ColdError as cold:
+            self.cold.append(cold)
+            return answer
         if piece.size_bytes:
             self.size_bytes += piece.size_bytes
             self.left_bytes -= piece.size_bytes

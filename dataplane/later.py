@@ -105,7 +105,7 @@ class Timers:
     async def run(self) -> None:
         while True:
             self._call_due()
-            if not self._queue:
+            while not self._queue:  # and all that were added may be cancelled before our turn
                 self._added = trio.Event()
                 self._sleeps_until = float("inf")
                 await self._added.wait()

@@ -47,9 +47,13 @@ class RequestMemory:
     def _fits(self, size_bytes: int) -> bool:
         return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether `reserve` would not wait."""
+        return not self._waiting and self._fits(size_bytes)
+
     async def reserve(self, size_bytes: int) -> None:
         """`size_bytes` are the caller's until it releases them."""
-        if not self._waiting and self._fits(size_bytes):
+        if self.has_room(size_bytes):
             self.used_bytes += size_bytes
             return
         entry = (size_bytes, next(self._serial), trio.Event())

@@ -18,6 +18,7 @@ from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
 from dataplane.removals import Removals
 from dataplane.replication import Replication
+from dataplane.topic_rows import TopicRows
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.gateway import Gateway
@@ -96,6 +97,7 @@ class Worker:
         self.fetch_sessions = FetchSessions(
             self.configs.integer("max.incremental.fetch.session.cache.slots"), runtime.random
         )
+        self.topic_rows = TopicRows()
         self.timers = Timers(runtime.clock)
         self.cleaner = CleanerStatistics()
         self.removals = Removals(runtime.clock)

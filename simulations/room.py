@@ -32,7 +32,7 @@ class Settings:
     max_batch_records: int = 6
     max_value_bytes: int = 300
     big_value: float = 0.02
-    big_value_bytes: int = 90_000
+    big_value_bytes: int = 270_000  # more than is appended or copied in place
     pipeline: int = 3
     think_s: float = 0.01
     flush: float = 0.5
@@ -62,7 +62,7 @@ class Settings:
 
 
 def draw_settings(draw: Random) -> Settings:
-    segment_bytes = draw.choice([1000, 4096, 20_000, 250_000])
+    segment_bytes = draw.choice([1000, 4096, 20_000, 700_000])
     return Settings(
         producers=draw.randint(1, 3),
         consumers=draw.randint(1, 2),

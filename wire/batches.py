@@ -50,12 +50,14 @@ _MAGIC_AT: Final = 16
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _NOT_FOR_PRODUCERS: Final = LOG_APPEND_TIME | CONTROL | DELETE_HORIZON
 _ZSTD_SINCE: Final = 7  # KIP-110
+# Members of an enum are slow to look up by name (Python 3.11).
+_ZSTD: Final = int(Codec.ZSTD)
 _WRONG_CRC: Final = "the record batch's checksum does not match"
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _unpack_header = _HEADER.unpack_from
 _pack_offset = Struct(">q").pack_into
-_pack_epoch = Struct(">i").pack_into
+_pack_place = Struct(">qii").pack_into
 _pack_crc = Struct(">I").pack_into
 _pack_attributes = Struct(">h").pack_into
 
@@ -231,7 +233,7 @@ def produced_batch(records: Buffer, api_version: int) -> BatchHeader:
     if header.base_offset != 0:
         problem = f"base offset {header.base_offset} instead of 0"
         raise KafkaError(ErrorCode.INVALID_RECORD, problem)
-    if api_version < _ZSTD_SINCE and header.attributes & CODEC_MASK == Codec.ZSTD:
+    if api_version < _ZSTD_SINCE and header.attributes & CODEC_MASK == _ZSTD:
         problem = f"zstd needs Produce version {_ZSTD_SINCE}"
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, problem)
     return header
@@ -255,7 +257,7 @@ def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
 
 def _check_produced(header: BatchHeader) -> None:
     attributes = header.attributes
-    if attributes & CODEC_MASK > Codec.ZSTD:
+    if attributes & CODEC_MASK > _ZSTD:
         problem = f"codec {attributes & CODEC_MASK} is unknown"
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, problem)
     count = header.record_count
@@ -278,11 +280,14 @@ def batch_crc(buffer: Buffer, position: int, batch_bytes: int) -> int:
 
 
 def assign(
-    buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int
+    buffer: bytearray | memoryview,
+    position: int,
+    batch_bytes: int,
+    base_offset: int,
+    leader_epoch: int,
 ) -> None:
-    """The batch has its place in the log; its checksum does not cover these two."""
-    _pack_offset(buffer, position, base_offset)
-    _pack_epoch(buffer, position + 12, leader_epoch)
+    """The batch has its place in the log; its checksum does not cover offset and epoch."""
+    _pack_place(buffer, position, base_offset, batch_bytes - _PREFIX_BYTES, leader_epoch)
 
 
 def set_log_append_time(

@@ -8,9 +8,15 @@ from typing import Any, TypeVar, cast
 
 from wire.compiling import check_served
 from wire.decoding import Decoder, compile_decoder
-from wire.encoding import Encoder, PartsEncoder, compile_encoder, compile_parts_encoder
+from wire.encoding import (
+    Encoder,
+    PartsEncoder,
+    compile_encoder,
+    compile_item_encoder,
+    compile_parts_encoder,
+)
 from wire.errors import WireError
-from wire.message import Message
+from wire.message import Message, Struct
 from wire.types import BUFFERS, Buffer, RecordsHole
 
 M = TypeVar("M", bound=Message)
@@ -18,6 +24,7 @@ M = TypeVar("M", bound=Message)
 _decoders: dict[tuple[type[Message], int], Decoder] = {}
 _encoders: dict[tuple[type[Message], int], Encoder] = {}
 _parts_encoders: dict[tuple[type[Message], int], PartsEncoder] = {}
+_item_encoders: dict[tuple[type[Struct], int], Encoder] = {}
 
 
 def decoder(cls: type[Message], version: int) -> Decoder:
@@ -50,6 +57,17 @@ def parts_encoder(cls: type[Message], version: int) -> PartsEncoder:
     except KeyError:
         check_served(cls, version)
         made = _parts_encoders[cls, version] = compile_parts_encoder(cls, version)
+        return made
+
+
+def item_encoder(cls: type[Message], item: type[Struct], version: int) -> Encoder:
+    """A function of one such struct of `cls`: its bytes, which its array takes in its place."""
+    try:
+        return _item_encoders[item, version]
+    except KeyError:
+        check_served(cls, version)
+        made = compile_item_encoder(item, version, flexible=version in cls.FLEXIBLE)
+        _item_encoders[item, version] = made
         return made
 
 

@@ -67,18 +67,29 @@ def compile_parts_encoder(cls: type[Message], version: int) -> PartsEncoder:
     )
 
 
+def compile_item_encoder(cls: type[Struct], version: int, *, flexible: bool) -> Encoder:
+    """To the bytes of one struct, as they stand in a message of such a version."""
+    return _generate_at(cls, version, "join(out)", flexible=flexible).function(
+        _SIGNATURE, f"<encode {cls.__name__} v{version}>"
+    )
+
+
 def encoder_source(cls: type[Message], version: int) -> str:
     """The generated text, for people."""
     return _generate(cls, version, "join(out)").text(_SIGNATURE)
 
 
 def _generate(cls: type[Message], version: int, result: str) -> Source:
+    return _generate_at(cls, version, result, flexible=version in cls.FLEXIBLE)
+
+
+def _generate_at(cls: type[Struct], version: int, result: str, *, flexible: bool) -> Source:
     source = Source()
     source.scope.update(_RUNTIME)
     is_request = cls.__name__.endswith("Request")
     with source.block("try:"):
         source.line("out = []")
-        generator = _Generator(source, version, version in cls.FLEXIBLE, is_request)
+        generator = _Generator(source, version, flexible, is_request)
         generator.struct(cls, "m")
         generator.flush()
         source.line(f"return {result}")
@@ -272,6 +283,10 @@ class _Generator:
             self.fixed_items(FIXED[str(field.item)], items)
             return
         with source.block(f"for {item} in {items}:"):
+            if field.may_be_encoded:
+                with source.block(f"if type({item}) is bytes:"):
+                    self.append(item)
+                    source.line("continue")
             if isinstance(field.item, type):
                 self.struct(field.item, item)
             else:

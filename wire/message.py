@@ -59,7 +59,17 @@ NO_VERSIONS: Final = Versions(0, -1)
 class Field:
     """One row of a table. `name` is filled in by the class that holds it."""
 
-    __slots__ = ("default", "ignorable", "item", "kind", "name", "nullable", "tag", "versions")
+    __slots__ = (
+        "default",
+        "ignorable",
+        "item",
+        "kind",
+        "may_be_encoded",
+        "name",
+        "nullable",
+        "tag",
+        "versions",
+    )
 
     def __init__(
         self,
@@ -71,7 +81,9 @@ class Field:
         tag: int | None = None,
         ignorable: bool = False,
         item: "type[Struct] | str | None" = None,
+        may_be_encoded: bool = False,
     ) -> None:
+        """`may_be_encoded`: items of this array may be given as `item_encoder` made them."""
         self.name = ""
         self.kind = kind
         self.versions = Versions.parse(versions)
@@ -80,6 +92,7 @@ class Field:
         self.tag = tag
         self.ignorable = ignorable
         self.item = item
+        self.may_be_encoded = may_be_encoded
 
 
 def boolean(versions: str = "0+", *, default: bool = False, **spec: Any) -> Any:

@@ -7,9 +7,9 @@ when enough has come, its time is over, or something else happened to one of the
 A request says all it asks for, or continues a session (`dataplane.fetch_sessions`).
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Coroutine, Iterable
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from dataplane.fetch_reader import FetchReader, replica_of, size_of
 from dataplane.fetch_sessions import (
@@ -20,8 +20,10 @@ from dataplane.fetch_sessions import (
     is_whole,
 )
 from dataplane.later import Later
+from dataplane.log.files import ColdError
 from dataplane.partition import NO_ERROR, FetchWaiter, Partition
 from dataplane.worker import Request, Worker
+from metaquorum.runtime import StorageError
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import (
     FetchableTopicResponse,
@@ -37,10 +39,14 @@ _TOPIC_IDS_SINCE: Final = 13
 _FOLLOWERS_SINCE: Final = 11  # consumers may read from followers: KIP-392
 # A client that asks to wait for longer is answered, emptily, after this.
 MAX_WAIT_MS: Final = 5 * 60 * 1000
+# Looking for places whose pages are not in memory reads so often beside the loop, and then in it.
+MAX_COLD_READS: Final = 8
 
-Answer: TypeAlias = FetchResponse | Later
+Answer: TypeAlias = FetchResponse | Later | Coroutine[Any, Any, FetchResponse]
 _Asked: TypeAlias = list[tuple[FetchTopic, FetchPartition, Partition | None, ErrorCode]]
 _Rows: TypeAlias = list[tuple[str, Uuid, PartitionData]]
+Looked: TypeAlias = tuple[SessionPartition, PartitionData]
+_Read = TypeVar("_Read")
 
 
 def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Answer:
@@ -167,6 +173,25 @@ def _response(
     return FetchResponse(responses=responses, node_endpoints=reader.endpoints())
 
 
+async def _warmed(
+    worker: Worker, cold: list[ColdError], read: Callable[[bool], tuple[FetchReader, _Read]]
+) -> tuple[FetchReader, _Read]:
+    """What `read(may_block)` gives once it need not wait for the disk to know where records lie."""
+    reads = 0
+    while True:
+        reads += 1
+        may_block = reads == MAX_COLD_READS
+        try:
+            for each in cold:
+                await each.warm(worker.disk)
+        except (StorageError, OSError):
+            may_block = True  # to be told of the partition that it happened to
+        reader, found = read(may_block)
+        if not reader.cold:
+            return reader, found
+        cold = reader.cold
+
+
 # Whole requests
 
 
@@ -187,6 +212,8 @@ class _Whole:
         worker, message = self.worker, self.message
         asked = self._resolve()
         reader, rows = self._read(asked)
+        if reader.cold:
+            return self._answer_cold(reader.cold)
         min_bytes = _min_bytes(message, self.allowed)
         if (
             reader.size_bytes >= min_bytes
@@ -215,7 +242,16 @@ class _Whole:
         if self.allowed.ask_again():
             return FetchResponse(throttle_time_ms=self.allowed.throttle_ms)
         asked = self._resolve()
-        reader, rows = self._read(asked, watched)
+        reader, rows = self._read(asked, watched, may_block=True)
+        return self._respond(reader, asked, rows)
+
+    async def _answer_cold(self, cold: list[ColdError]) -> FetchResponse:
+        def read(may_block: bool) -> tuple[FetchReader, tuple[_Asked, _Rows]]:
+            asked = self._resolve()
+            reader, rows = self._read(asked, {each[2] for each in asked}, may_block=may_block)
+            return reader, (asked, rows)
+
+        reader, (asked, rows) = await _warmed(self.worker, cold, read)
         return self._respond(reader, asked, rows)
 
     def _resolve(self) -> _Asked:
@@ -237,10 +273,11 @@ class _Whole:
         return asked
 
     def _read(
-        self, asked: _Asked, known: Container[Partition | None] = ()
+        self, asked: _Asked, known: Container[Partition | None] = (), *, may_block: bool = False
     ) -> tuple[FetchReader, _Rows]:
         """`known`: those that were looked at for this request already."""
         reader = self.allowed.reader(self.message)
+        reader.may_block = may_block
         rows: _Rows = []
         for topic, data, partition, code in asked:
             reader.is_first = partition not in known
@@ -311,6 +348,8 @@ class _Continued:
     def answer(self) -> Answer:
         worker, message = self.worker, self.message
         reader, looked = self._look()
+        if reader.cold:
+            return self._answer_cold(reader.cold)
         min_bytes = _min_bytes(message, self.allowed)
         if (
             reader.size_bytes >= min_bytes
@@ -329,22 +368,39 @@ class _Continued:
         if self.session.waiter is poll.waiter:
             self.session.waiter = None
 
-    def _answer_again(self) -> FetchResponse:
+    def _overtaken(self) -> FetchResponse | None:
+        """The answer if another connection has gone on with the session."""
         session = self.session
-        if session.epoch != self.epoch:  # another connection has gone on with it
-            return FetchResponse(
-                error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.id
-            )
+        if session.epoch == self.epoch:
+            return None
+        return FetchResponse(
+            error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.id
+        )
+
+    def _answer_again(self) -> FetchResponse:
+        if (overtaken := self._overtaken()) is not None:
+            return overtaken
         if self.allowed.ask_again():
-            return FetchResponse(throttle_time_ms=self.allowed.throttle_ms, session_id=session.id)
-        return self._respond(*self._look(is_first=False))
+            throttle_ms = self.allowed.throttle_ms
+            return FetchResponse(throttle_time_ms=throttle_ms, session_id=self.session.id)
+        return self._respond(*self._look(is_first=False, may_block=True))
+
+    async def _answer_cold(self, cold: list[ColdError]) -> FetchResponse:
+        def read(may_block: bool) -> tuple[FetchReader, list[Looked]]:
+            if self._overtaken() is not None:
+                return self.allowed.reader(self.message), []
+            return self._look(is_first=False, may_block=may_block)
+
+        reader, looked = await _warmed(self.worker, cold, read)
+        return self._overtaken() or self._respond(reader, looked)
 
     def _look(
-        self, *, is_first: bool = True
-    ) -> tuple[FetchReader, list[tuple[SessionPartition, PartitionData]]]:
+        self, *, is_first: bool = True, may_block: bool = False
+    ) -> tuple[FetchReader, list[Looked]]:
         """What is among the news, but for partitions that have turned out to be quiet."""
         session = self.session
         reader = self.allowed.reader(self.message)
+        reader.may_block = may_block
         session.read_as((reader.replica_id, self.message.isolation_level))
         looked = []
         for part in list(session.news):
@@ -384,9 +440,7 @@ class _Continued:
         part.topic = found.topic
         return found, NO_ERROR
 
-    def _respond(
-        self, reader: FetchReader, looked: list[tuple[SessionPartition, PartitionData]]
-    ) -> FetchResponse:
+    def _respond(self, reader: FetchReader, looked: list[Looked]) -> FetchResponse:
         session = self.session
         self.allowed.given(reader)
         rows: _Rows = []

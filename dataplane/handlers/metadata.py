@@ -1,15 +1,16 @@
 """Metadata: the workers, and the topics with their leaders, as the metadata log says."""
 
-from collections.abc import Container, Coroutine, Iterable
-from typing import Any, Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeAlias
 
 import trio
 
 from dataplane import mutations
 from dataplane.handlers.cluster import CLUSTER_OPERATIONS
+from dataplane.topic_rows import PARTITIONS_PER_SLICE, TOPICS_PER_SLICE, Form, View
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import NewTopic
-from metaquorum.image import MetadataImage, PartitionImage, TopicImage
+from metaquorum.image import MetadataImage, TopicImage
 from metaquorum.topic_names import check_topic_name
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.metadata import (
@@ -17,20 +18,19 @@ from wire.messages.metadata import (
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
-    MetadataResponsePartition,
     MetadataResponseTopic,
 )
 from wire.types import ZERO_UUID
 
 _TOPIC_IDS_SINCE: Final = 10
-_NO_LEADER: Final = -1
 # How long an answer waits for the topics that it makes. The client asks again for what is missing.
 AUTO_CREATE_S: Final = 5.0
 # How long it waits for the next leader. Requests behind it on the connection wait, too.
 NEXT_LEADER_S: Final = 0.4
-# Until there are ACLs: READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS,
-# ALTER_CONFIGS (KIP-430).
-TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
+
+# A topic that there is, as its row (`dataplane.topic_rows`); what is said of one that is not.
+Told: TypeAlias = bytes | MetadataResponseTopic
+Found: TypeAlias = TopicImage | MetadataResponseTopic
 
 
 def handle_metadata(
@@ -39,9 +39,7 @@ def handle_metadata(
     image = worker.image
     asked = message.topics
     if asked is None or (not asked and request.version == 0):
-        return _response(
-            worker, request, message, [_topic(worker, t, message) for t in _all(image)]
-        )
+        return _tell_all(worker, request, message)
     if request.version < _TOPIC_IDS_SINCE:
         for topic in asked:
             topic.topic_id = ZERO_UUID
@@ -51,7 +49,10 @@ def handle_metadata(
             return _create_first(worker, request, message, names)
     if _has_suspect_leader(worker, asked):
         return _once_led(worker, request, message, asked)
-    return _response(worker, request, message, [_one(worker, t, message) for t in asked])
+    found = [_find(worker, each) for each in asked]
+    if _is_much(worker, request, message, found):
+        return _tell_in_slices(worker, request, message, found)
+    return _tell(worker, request, message, found)
 
 
 def _has_suspect_leader(worker: Worker, asked: list[MetadataRequestTopic]) -> bool:
@@ -78,17 +79,14 @@ async def _once_led(
     with trio.move_on_after(NEXT_LEADER_S):
         while _has_suspect_leader(worker, asked) and not worker.stopping:
             await worker.loader.wait_visible(worker.loader.visible.end_offset + 1)
-    return _response(worker, request, message, [_one(worker, t, message) for t in asked])
+    found = [_find(worker, each) for each in asked]
+    return await _tell_in_slices(worker, request, message, found)
 
 
 def _topic_of(image: MetadataImage, asked: MetadataRequestTopic) -> TopicImage | None:
     if asked.name is None:
         return image.topic_by_id(asked.topic_id)
     return image.topic(asked.name)
-
-
-def _all(image: MetadataImage) -> Iterable[TopicImage]:
-    return image.topics.values()
 
 
 async def _create_first(
@@ -101,13 +99,15 @@ async def _create_first(
     outcomes = await worker.gateway.create_topics(request.asker, wishes, timeout_s=AUTO_CREATE_S)
     refused = {o.name: o for o in outcomes if o.code is not ErrorCode.NONE}
     assert message.topics is not None
-    topics = []
-    for asked in message.topics:
-        answer = _one(worker, asked, message)
-        if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and asked.name in refused:
-            answer.error_code = _creation_error(refused[asked.name].code)
-        topics.append(answer)
-    response = _response(worker, request, message, topics)
+    found = [_find(worker, each) for each in message.topics]
+    for each in found:
+        if (
+            isinstance(each, MetadataResponseTopic)
+            and each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            and each.name in refused
+        ):
+            each.error_code = _creation_error(refused[each.name].code)
+    response = await _tell_in_slices(worker, request, message, found)
     response.throttle_time_ms = allowed.throttle_ms
     return response
 
@@ -122,20 +122,15 @@ def _creation_error(code: ErrorCode) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _one(
-    worker: Worker, asked: MetadataRequestTopic, message: MetadataRequest
-) -> MetadataResponseTopic:
+def _find(worker: Worker, asked: MetadataRequestTopic) -> Found:
     image = worker.image
     if asked.name is None:
-        topic = image.topic_by_id(asked.topic_id)
-        if topic is None:
-            return MetadataResponseTopic(
-                error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id
-            )
-        return _topic(worker, topic, message)
+        return image.topic_by_id(asked.topic_id) or MetadataResponseTopic(
+            error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id
+        )
     topic = image.topic(asked.name)
     if topic is not None:
-        return _topic(worker, topic, message)
+        return topic
     try:
         check_topic_name(asked.name)
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -144,70 +139,66 @@ def _one(
     return MetadataResponseTopic(error_code=code, name=asked.name)
 
 
-def _topic(worker: Worker, topic: TopicImage, message: MetadataRequest) -> MetadataResponseTopic:
-    answer = MetadataResponseTopic(
-        error_code=0,
-        name=topic.name,
-        topic_id=topic.topic_id,
-        partitions=describe_partitions(worker, topic),
-    )
-    if message.include_topic_authorized_operations:
-        answer.topic_authorized_operations = TOPIC_OPERATIONS
-    return answer
+def view_of(worker: Worker, topic: TopicImage) -> View:
+    offline = worker.partitions.offline(topic.topic_id)
+    return View(worker.image, topic, worker.worker_id, offline, worker.replication.suspects())
 
 
-def describe_partitions(
-    worker: Worker, topic: TopicImage, first: int = 0, end: int | None = None
-) -> list[MetadataResponsePartition]:
-    """Those from `first` up to `end`; a replica here that cannot be used is known to be offline.
+def _form(request: Request, message: MetadataRequest) -> Form:
+    return Form(request.version, message.include_topic_authorized_operations)
 
-    A leader whose process has just closed its connections is none: a client that is told so asks
-    again soon, and one that is sent there does not.
-    """
-    image, offline = worker.image, worker.partitions.offline(topic.topic_id)
-    suspects = worker.replication.suspects()
-    return [
-        _partition(
-            image, index, partition, worker.worker_id if index in offline else None, suspects
-        )
-        for index, partition in enumerate(topic.partitions[first:end], first)
+
+def _is_much(
+    worker: Worker, request: Request, message: MetadataRequest, found: Sequence[Found]
+) -> bool:
+    """More than one slice of the loop is for, if much of it is not kept from before."""
+    if len(found) > TOPICS_PER_SLICE:
+        return True
+    rows, form = worker.topic_rows, _form(request, message)
+    partitions = 0
+    for each in found:
+        if isinstance(each, TopicImage) and rows.kept(view_of(worker, each), form) is None:
+            partitions += len(each.partitions)
+    return partitions > PARTITIONS_PER_SLICE
+
+
+def _tell(
+    worker: Worker, request: Request, message: MetadataRequest, found: Sequence[Found]
+) -> MetadataResponse:
+    rows, form = worker.topic_rows, _form(request, message)
+    told: list[Told] = [
+        rows.row(view_of(worker, each), form) if isinstance(each, TopicImage) else each
+        for each in found
     ]
+    return _response(worker, request, message, told)
 
 
-def _partition(
-    image: MetadataImage,
-    index: int,
-    partition: PartitionImage,
-    lost: int | None,
-    suspects: Container[int],
-) -> MetadataResponsePartition:
-    leader = image.workers.get(partition.leader)
-    led = (
-        leader is not None
-        and not leader.fenced
-        and partition.leader != lost
-        and partition.leader not in suspects
-    )
-    return MetadataResponsePartition(
-        error_code=ErrorCode.NONE if led else ErrorCode.LEADER_NOT_AVAILABLE,
-        partition_index=index,
-        leader_id=partition.leader if led else _NO_LEADER,
-        leader_epoch=partition.leader_epoch,
-        replica_nodes=list(partition.replicas),
-        isr_nodes=list(partition.isr),
-        offline_replicas=[
-            replica
-            for replica in partition.replicas
-            if replica == lost
-            or replica in partition.offline
-            or (worker := image.workers.get(replica)) is None
-            or worker.fenced
-        ],
-    )
+async def _tell_in_slices(
+    worker: Worker, request: Request, message: MetadataRequest, found: Sequence[Found]
+) -> MetadataResponse:
+    rows, form = worker.topic_rows, _form(request, message)
+    told: list[Told] = []
+    for number, each in enumerate(found, 1):
+        if isinstance(each, TopicImage):
+            told.append(await rows.make(view_of(worker, each), form))
+        else:
+            told.append(each)
+        if number % TOPICS_PER_SLICE == 0:
+            await trio.lowlevel.checkpoint()
+    return _response(worker, request, message, told)
+
+
+def _tell_all(
+    worker: Worker, request: Request, message: MetadataRequest
+) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
+    found = list(worker.image.topics.values())
+    if _is_much(worker, request, message, found):
+        return _tell_in_slices(worker, request, message, found)
+    return _tell(worker, request, message, found)
 
 
 def _response(
-    worker: Worker, request: Request, message: MetadataRequest, topics: list[MetadataResponseTopic]
+    worker: Worker, request: Request, message: MetadataRequest, told: list[Told]
 ) -> MetadataResponse:
     response = MetadataResponse(
         brokers=[
@@ -216,7 +207,7 @@ def _response(
         ],
         cluster_id=worker.image.cluster_id,
         controller_id=worker.controller_id,
-        topics=topics,
+        topics=told,  # type: ignore[arg-type]  # they may be encoded
     )
     if message.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS

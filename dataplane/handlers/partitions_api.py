@@ -6,9 +6,10 @@ from typing import Final
 import trio
 
 from dataplane import mutations
-from dataplane.handlers.metadata import TOPIC_OPERATIONS, describe_partitions
+from dataplane.handlers.metadata import view_of
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.log.producers import ProducerEntry
+from dataplane.topic_rows import TOPIC_OPERATIONS, describe
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import MorePartitions
 from metaquorum.image import TopicImage
@@ -153,7 +154,7 @@ def _describe(
                 last_known_elr=[],
                 offline_replicas=one.offline_replicas,
             )
-            for one in describe_partitions(worker, topic, first, first + limit)
+            for one in describe(view_of(worker, topic), first, first + limit)
         ],
         topic_authorized_operations=TOPIC_OPERATIONS,
     )

@@ -13,11 +13,14 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from functools import partial
+from typing import Any, Final, cast
 
 from metaquorum.runtime.seams import Disk, File, StorageError
 
 MAX_OPEN_FILES: Final = 512
+# The search in an index of 2 MB takes nine steps, each in another page, and three in such blocks.
+WARMED_BYTES: Final = 256 * 1024
 
 _ADVICE: Final = {
     errno.ENOSPC: "free some space there or add some",
@@ -86,6 +89,42 @@ def storage_errors(action: str, path: str) -> Iterator[None]:
         raise storage_error(error, action, path) from error
 
 
+class ColdError(Exception):
+    """What was to be read is not in memory; `warm` reads it, beside the loop."""
+
+    def __init__(self, file: "LogFile", size: int, position: int) -> None:
+        super().__init__(f"{size} bytes at {position} of {file.path}")
+        self._file = file
+        self._size = size
+        self._position = position
+
+    async def warm(self, disk: Disk) -> None:
+        """It is in memory, for a while, and what is around it. StorageError, OSError."""
+        first = self._position - self._position % WARMED_BYTES
+        size = self._position - first + self._size
+        size += -size % WARMED_BYTES
+        with self._file.pinned() as file, self._file.reading():
+            await disk.run(partial(file.read, size, first))
+
+
+class _HotFile:
+    """A file of which only that can be read which is in memory."""
+
+    __slots__ = ("_file", "_log_file")
+
+    def __init__(self, log_file: "LogFile", file: File) -> None:
+        self._log_file = log_file
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int, position: int) -> bytes:
+        if not self._file.is_cached(size, position):
+            raise ColdError(self._log_file, size, position)
+        return self._file.read(size, position)
+
+
 class LogFile:
     """A file that is open while it is used. Its methods may raise OSError."""
 
@@ -133,7 +172,9 @@ class LogFile:
         """The open file, for use before the next await."""
         self.recent = True
         file = self._file
-        return self._open() if file is None else file
+        if file is None:
+            file = self._open()
+        return cast(File, _HotFile(self, file)) if self._files.refuses_cold else file
 
     def _open(self) -> File:
         if self.removed:
@@ -234,7 +275,7 @@ class LogFile:
 class OpenFiles:
     """The descriptors that all logs of a log directory share."""
 
-    __slots__ = ("_open", "_shut", "disk", "max_open", "on_unreadable")
+    __slots__ = ("_open", "_shut", "disk", "max_open", "on_unreadable", "refuses_cold")
 
     def __init__(self, disk: Disk, max_open: int = MAX_OPEN_FILES) -> None:
         assert max_open > 0
@@ -242,6 +283,8 @@ class OpenFiles:
         self.max_open = max_open
         # Told of a log's folder that a reader, who knows no more of it, could not read.
         self.on_unreadable: Callable[[str, StorageError], None] | None = None
+        # A read of what is not in memory is a `ColdError`; set for one slice of the loop.
+        self.refuses_cold = False
         self._open: dict[LogFile, None] = {}
         self._shut = False
 

@@ -26,7 +26,7 @@ _BLOCK_ENTRIES: Final = 128
 class SparseIndex:
     """Ascending pairs (key, value) of integers; the key alone is searched."""
 
-    __slots__ = ("_buffer", "_disk_entries", "_last", "file", "max_entries")
+    __slots__ = ("_buffer", "_disk_entries", "_last", "file", "is_full", "max_entries")
 
     FORMAT: ClassVar[struct.Struct]
 
@@ -37,13 +37,10 @@ class SparseIndex:
         self._disk_entries = size_bytes // self.FORMAT.size
         self._buffer = bytearray()
         self._last: tuple[int, int] | None = None
+        self.is_full = self._disk_entries >= self.max_entries
 
     def __len__(self) -> int:
         return self._disk_entries + len(self._buffer) // self.FORMAT.size
-
-    @property
-    def is_full(self) -> bool:
-        return len(self) >= self.max_entries
 
     @property
     def path(self) -> str:
@@ -74,10 +71,12 @@ class SparseIndex:
 
     def append(self, key: int, value: int) -> None:
         assert not self.is_full
-        if len(self._buffer) >= MAX_BUFFERED_ENTRIES * self.FORMAT.size:
+        buffer, entry = self._buffer, self.FORMAT
+        if len(buffer) >= MAX_BUFFERED_ENTRIES * entry.size:
             self.write_buffer()
-        self._buffer += self.FORMAT.pack(key, value)
+        buffer += entry.pack(key, value)
         self._last = (key, value)
+        self.is_full = self._disk_entries + len(buffer) // entry.size >= self.max_entries
 
     def write_buffer(self) -> None:
         """Every entry stands in the file."""
@@ -91,6 +90,7 @@ class SparseIndex:
         self._buffer.clear()
         self._disk_entries = 0
         self._last = None
+        self.is_full = not self.max_entries
         self.file.discard()
 
     def count_upto(self, key: int) -> int:
@@ -137,6 +137,7 @@ class SparseIndex:
             self.file.get().truncate(count * size)
             self._disk_entries = count
         self._last = None
+        self.is_full = len(self) >= self.max_entries
 
 
 class OffsetIndex(SparseIndex):

@@ -39,6 +39,8 @@ from wire.records import BatchHeader, assign, set_log_append_time
 
 logger = logging.getLogger(__name__)
 
+_new_tuple: Final = tuple.__new__  # of a NamedTuple, without a call in between
+
 
 class AppendResult(NamedTuple):
     first_offset: int
@@ -184,7 +186,7 @@ class PartitionLog(LocalLog):
         max_timestamp = append_time
         position = 0
         for header in headers:
-            assign(records, position, offset, leader_epoch)
+            assign(records, position, header.batch_bytes, offset, leader_epoch)
             if append_time >= 0:
                 set_log_append_time(records, position, header, append_time)
             elif header.max_timestamp > max_timestamp:
@@ -230,7 +232,7 @@ class PartitionLog(LocalLog):
             position += header.batch_bytes
             offset = last_offset + 1
         self.log_end_offset = offset
-        return AppendResult(write.first_offset, write.last_offset, append_time)
+        return _new_tuple(AppendResult, (write.first_offset, write.last_offset, append_time, False))
 
     def roll(self, now_ms: int) -> bool:
         if not super().roll(now_ms):
@@ -289,6 +291,17 @@ class PartitionLog(LocalLog):
         elif end_offset <= self.log_end_offset:
             self._segments.read_upto(segment, end_offset, end)
         return LogSlice(segment.file, start, max(size, 0), offset)
+
+    def read_hot(
+        self, offset: int, max_bytes: int, end_offset: int, *, min_one: bool = False
+    ) -> LogSlice:
+        """As `read`. ColdError if looking for the place would wait for the disk."""
+        files = self._files
+        files.refuses_cold = True
+        try:
+            return self.read(offset, max_bytes, end_offset, min_one=min_one)
+        finally:
+            files.refuses_cold = False
 
     def candidate_since(
         self, timestamp: int, start_offset: int, end_offset: int

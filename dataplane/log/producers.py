@@ -33,6 +33,7 @@ NO_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_OFFSET: Final = -1
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
+_new_tuple: Final = tuple.__new__  # of a NamedTuple, without a call in between
 
 
 class BatchMark(NamedTuple):
@@ -179,7 +180,7 @@ class ProducerStateTable:
         if len(batches) == REMEMBERED_BATCHES:
             del batches[0]
         last_sequence = (header.base_sequence + delta) & _SEQUENCE_MASK
-        batches.append(BatchMark(last_sequence, last_offset, delta, max_timestamp))
+        batches.append(_new_tuple(BatchMark, (last_sequence, last_offset, delta, max_timestamp)))
         if attributes & TRANSACTIONAL and entry.transaction_first_offset == NO_OFFSET:
             entry.transaction_first_offset = last_offset - delta
 

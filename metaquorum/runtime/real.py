@@ -32,6 +32,9 @@ MAX_STEPS_PER_TURN: Final = 64
 # sendfile of more than this at once would keep the loop for long when the receiver is fast.
 SEND_FILE_SLICE_BYTES: Final = 1 << 20
 PAGE_BYTES: Final = mmap.PAGESIZE
+# What Linux reads ahead, unless it is told otherwise.
+READ_AHEAD_BYTES: Final = 128 * 1024
+_ONE_BYTE: Final = [bytearray(1)]
 _FILE_MODE: Final = 0o644
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
@@ -96,11 +99,13 @@ class RealFile:
         os.fdatasync(self._fd)
 
     def is_cached(self, size: int, position: int) -> bool:
-        # One byte of the first and of the last page says enough: read-ahead fills the rest.
+        # One byte of the first and of the last page, and some between: read-ahead fills the rest.
+        last = position + max(size, 1) - 1
+        fd = self._fd
         try:
-            last = position + max(size, 1) - 1
-            for at in (position, last) if position // PAGE_BYTES != last // PAGE_BYTES else (last,):
-                os.preadv(self._fd, [bytearray(1)], at, os.RWF_NOWAIT)
+            for at in range(position, last // PAGE_BYTES * PAGE_BYTES, READ_AHEAD_BYTES):
+                os.preadv(fd, _ONE_BYTE, at, os.RWF_NOWAIT)
+            os.preadv(fd, _ONE_BYTE, last, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
         except OSError:  # a file system without RWF_NOWAIT

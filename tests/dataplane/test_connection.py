@@ -83,7 +83,7 @@ async def test_a_pipelined_mix_is_answered_in_order_however_it_is_cut(tmp_path: 
                 case 3:
                     stream += long_poll(number, "t", 0, 1000)
                 case 4 if number % 25 == 4:
-                    stream += produce(number, "t", random.Random(number).randbytes(100_000))
+                    stream += produce(number, "t", random.Random(number).randbytes(300_000))
                 case _:
                     stream += long_poll(number, "t", 10**6, 1000)  # an error, answered at once
             expected.append(number)
@@ -128,7 +128,7 @@ def test_a_client_that_breaks_off_leaves_nothing_unawaited() -> None:
         for waiting in (
             long_poll(2, "slow", 0, 60_000),
             produce(2, "t", b"flushed"),
-            produce(2, "slow", bytes(100_000)),
+            produce(2, "slow", bytes(300_000)),
         ):
             gone = await sim.connect()
             # Both ends reset in mid-pipeline: the node's first send fails.
@@ -252,7 +252,7 @@ async def test_a_large_answer_arrives_whole_by_whatever_way_it_is_sent(tmp_path:
         client = await served.connect()
         await client.create("t", 3)
         draw = random.Random(1)
-        sizes = {0: [1000] * 5, 1: [200_000] * 4, 2: [60_000] * 3}
+        sizes = {0: [1000] * 5, 1: [300_000] * 3, 2: [60_000] * 3}
         values = {p: [draw.randbytes(size) for size in of] for p, of in sizes.items()}
         for partition, of in values.items():
             for value in of:

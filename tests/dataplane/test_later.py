@@ -47,3 +47,19 @@ async def test_timers_that_were_cancelled_do_not_pile_up() -> None:
     for _ in range(5 * LEAST_DEAD):
         setting.timers.call_after(300, setting.called.clear).cancel()
     assert len(setting.timers) <= LEAST_DEAD + 1
+
+
+@in_trio
+async def test_timers_that_are_all_cancelled_before_their_first_turn_harm_nobody() -> None:
+    setting = Setting()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.timers.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(LEAST_DEAD + 1):
+            setting.timers.call_after(300, setting.called.clear).cancel()
+        assert not len(setting.timers)
+        await trio.testing.wait_all_tasks_blocked()
+        setting.after(0, "called")
+        await trio.testing.wait_all_tasks_blocked()
+        assert setting.called == ["called"]
+        nursery.cancel_scope.cancel()

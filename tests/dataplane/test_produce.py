@@ -86,7 +86,7 @@ async def test_many_partitions_of_a_request_have_an_outcome_each(tmp_path: Path)
         await client.create("t", 3)
         await client.create("small", max_message_bytes=200)
         await client.create("synced", flush_messages=1)
-        large = random.Random(1).randbytes(100_000)
+        large = random.Random(1).randbytes(300_000)
 
         def rows(*batches: tuple[int, bytes | bytearray | None]) -> list[PartitionProduceData]:
             return [PartitionProduceData(index=i, records=batch) for i, batch in batches]
@@ -232,7 +232,7 @@ async def test_no_more_replicas_are_asked_for_than_there_are(tmp_path: Path) -> 
         client = await served.connect()
         await client.create("t")
         await client.produce("t", batch_of(b"x"))
-        await client.produce("t", batch_of(bytes(100_000)))
+        await client.produce("t", batch_of(bytes(300_000)))
 
 
 def test_timestamps_stay_within_the_limits_of_their_topic() -> None:
@@ -265,7 +265,7 @@ def test_log_append_time_replaces_the_producers_and_keeps_the_checksum_right() -
     async def story(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", message_timestamp_type="LogAppendTime")
-        for size in (10, 100_000):
+        for size in (10, 300_000):
             row = await client.produce("t", batch_of(bytes(size), timestamp=17))
             assert row.log_append_time_ms >= WORLD_BEGAN_MS
             answer = await client.fetch("t", row.base_offset, partition_max_bytes=1 << 22)
@@ -408,7 +408,7 @@ async def test_duplicates_are_answered_with_their_place_and_gaps_refused(tmp_pat
         assert await producer_id_from(client) != producer
 
 
-@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("size", [10, 300_000])
 @pytest.mark.parametrize("clean", [True, False])
 def test_producers_are_known_again_after_a_restart(tmp_path: Path, size: int, clean: bool) -> None:
     @in_trio

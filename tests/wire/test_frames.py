@@ -3,11 +3,11 @@
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wire.errors import WireError
-from wire.frames import INITIAL_BYTES, POOLED_BYTES, BufferPool, FrameBuffer
+from wire.frames import INITIAL_BYTES, POOL_MAX_LENT, POOLED_BYTES, BufferPool, FrameBuffer
 
 LIMIT = 10_000_000
 
@@ -33,6 +33,7 @@ def drain(buffer: FrameBuffer) -> list[bytes]:
     return frames
 
 
+@settings(deadline=None)
 @given(
     contents=st.lists(st.one_of(st.binary(max_size=30), st.just(b"x" * 3000)), max_size=8),
     cuts=st.lists(st.integers(1, 700), min_size=1, max_size=20),
@@ -92,7 +93,7 @@ def test_a_large_buffer_is_given_back_and_used_again() -> None:
             frames = drain(buffer)
         assert frames == [bytes(300_000)]
         assert buffer.buffer_bytes == POOLED_BYTES
-        used.append(buffer._buffer)
+        used.append(buffer._view.obj)
         buffer.writable()
         assert buffer.buffer_bytes == INITIAL_BYTES
     assert used[0] is used[1] is used[2]
@@ -101,7 +102,7 @@ def test_a_large_buffer_is_given_back_and_used_again() -> None:
 def test_the_pool_keeps_only_so_many_of_its_own_size() -> None:
     pool = BufferPool(max_free=2)
     buffers = [pool.take() for _ in range(3)]
-    for buffer in (*buffers, bytearray(10)):
+    for buffer in (*buffers, memoryview(bytearray(10))):
         pool.give(buffer)
     assert pool.take() is buffers[1]
     assert pool.take() is buffers[0]
@@ -118,6 +119,108 @@ def test_what_follows_a_large_frame_is_kept() -> None:
         data = data[receive(buffer, data[:7001]) :]
         frames += drain(buffer)
     assert frames == [bytes(100_000), b"small"]
+
+
+@settings(deadline=None)
+@given(
+    contents=st.lists(st.one_of(st.binary(max_size=30), st.just(b"x" * 3000)), max_size=8),
+    cuts=st.lists(st.integers(1, 700), min_size=1, max_size=20),
+    steps=st.lists(st.sampled_from(("borrow", "rest", "shrink", "")), min_size=1, max_size=20),
+)
+def test_frames_come_out_as_they_went_in_wherever_their_buffer_comes_from(
+    contents: list[bytes], cuts: list[int], steps: list[str]
+) -> None:
+    stream = b"".join(framed(content) for content in contents)
+    buffer = FrameBuffer(LIMIT, 64)
+    frames, turn = [], 0
+    while stream:
+        if step := steps[turn % len(steps)]:
+            getattr(buffer, step)()
+        count = receive(buffer, stream[: cuts[turn % len(cuts)]])
+        stream, turn = stream[count:], turn + 1
+        frames += drain(buffer)
+    assert frames == contents
+    assert buffer.pending_bytes == 0
+
+
+def test_a_borrowed_buffer_takes_all_that_has_come_and_goes_back() -> None:
+    pool = BufferPool()
+    lent = pool.take()
+    pool.give(lent)
+    for contents in ([b"x" * 20_000, b"y" * 20_000], [b"small"]):
+        buffer = FrameBuffer(LIMIT, pool=pool)
+        assert buffer.buffer_bytes == 0
+        stream = b"".join(map(framed, contents))
+        buffer.borrow()
+        assert receive(buffer, stream + b"\0\0") == len(stream) + 2
+        assert drain(buffer) == contents
+        assert buffer.pending_bytes == 2
+        buffer.rest()
+        assert buffer.buffer_bytes == INITIAL_BYTES  # for what is pending
+        assert pool.take() is lent
+        pool.give(lent)
+        receive(buffer, b"\0\1z")
+        assert drain(buffer) == [b"z"]
+
+
+def test_when_many_buffers_are_lent_small_ones_will_do() -> None:
+    pool = BufferPool()
+    many = [FrameBuffer(LIMIT, pool=pool) for _ in range(POOL_MAX_LENT + 1)]
+    for buffer in many:
+        buffer.borrow()
+        receive(buffer, framed(bytes(20_000))[:15_000])
+        assert drain(buffer) == []
+        buffer.rest()
+    assert [b.buffer_bytes for b in many[-2:]] == [POOLED_BYTES, INITIAL_BYTES]
+    many[0].close()
+    many[-1].borrow()
+    assert many[-1].buffer_bytes == POOLED_BYTES
+    for buffer in many:
+        buffer.close()
+    assert pool.lent == 0
+
+
+def test_only_streams_that_bring_much_need_a_large_buffer() -> None:
+    buffer = FrameBuffer(LIMIT)
+    stream = framed(bytes(20_000))
+    while stream:
+        assert not buffer.has_much or len(stream) < 20_004
+        stream = stream[receive(buffer, stream) :]
+        frames = drain(buffer)
+    assert frames == [bytes(20_000)]
+    assert buffer.has_much
+    for content, is_much in ((bytes(20_000), True), (b"small", False)):
+        buffer.rest()
+        buffer.borrow()
+        receive(buffer, framed(content))
+        assert drain(buffer) == [content]
+        buffer.rest()
+        assert buffer.has_much == is_much
+
+
+def test_who_rests_without_a_part_of_a_frame_holds_no_buffer() -> None:
+    buffer = FrameBuffer(LIMIT)
+    buffer.borrow()
+    receive(buffer, framed(b"all of it"))
+    assert drain(buffer) == [b"all of it"]
+    buffer.rest()
+    assert buffer.buffer_bytes == 0
+    assert not buffer.is_full
+
+
+def test_much_of_a_frame_stays_where_it_is_unless_it_has_to_wait() -> None:
+    buffer = FrameBuffer(LIMIT)
+    data = framed(bytes(range(250)) * 1000)
+    buffer.borrow()
+    receive(buffer, data[:100_000])
+    assert buffer.next_frame() is None
+    buffer.rest()
+    assert buffer.buffer_bytes == POOLED_BYTES
+    buffer.shrink()
+    assert buffer.buffer_bytes == 100_000
+    buffer.borrow()
+    assert receive(buffer, data[100_000:]) == len(data) - 100_000
+    assert drain(buffer) == [data[4:]]
 
 
 def test_a_frame_is_void_at_the_next_receive() -> None:

@@ -176,7 +176,7 @@ def test_header_keys_that_are_not_utf8_survive() -> None:
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_batches_are_found_one_after_the_other_and_a_part_is_left_out(kind: type) -> None:
     first, second = sample(2), sample(1)
-    assign(second, 0, 2, 0)
+    assign(second, 0, len(second), 2, 0)
     whole = [(0, parse_header(first)), (len(first), parse_header(second))]
     assert list(batches(kind(first + second))) == whole
     for cut in range(1, len(second)):

@@ -40,7 +40,9 @@ class MetadataResponseTopic(Struct):
     name: str | None = string(nullable="12+")
     topic_id: Uuid = uuid("10+", ignorable=True)
     is_internal: bool = boolean("1+", ignorable=True)
-    partitions: list[MetadataResponsePartition] = array(MetadataResponsePartition)
+    partitions: list[MetadataResponsePartition] = array(
+        MetadataResponsePartition, may_be_encoded=True
+    )
     topic_authorized_operations: int = int32("8+", default=-2147483648)
 
 
@@ -49,6 +51,6 @@ class MetadataResponse(Message, api=3, versions="0-13", flexible="9+"):
     brokers: list[MetadataResponseBroker] = array(MetadataResponseBroker)
     cluster_id: str | None = string("2+", nullable="2+", default=None, ignorable=True)
     controller_id: int = int32("1+", default=-1, ignorable=True)
-    topics: list[MetadataResponseTopic] = array(MetadataResponseTopic)
+    topics: list[MetadataResponseTopic] = array(MetadataResponseTopic, may_be_encoded=True)
     cluster_authorized_operations: int = int32("8-10", default=-2147483648)
     error_code: int = int16("13+", ignorable=True)
