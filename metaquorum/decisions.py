@@ -121,8 +121,8 @@ def create_topic(
             replicas: Iterable[tuple[int, ...]] = _checked_assignments(image, topic)
             count, factor = len(topic.assignments), len(topic.assignments[0])
         else:
-            count, factor = _checked_counts(image, topic, defaults)
-            replicas = place(_usable_workers(image), count, factor, random)
+            count, factor = _checked_counts(topic, defaults)
+            replicas = _placed(image, count, factor, random)
         if count > MAX_PARTITIONS_PER_TOPIC:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
@@ -199,17 +199,33 @@ def _checked_configs(configs: Mapping[str, str | None]) -> dict[str, str]:
     return checked
 
 
-def _usable_workers(image: MetadataImage) -> list[Place]:
-    return [
-        Place(worker_id, worker.host, worker.rack)
-        for worker_id, worker in sorted(image.workers.items())
-        if image.is_live(worker_id)
-    ]
+def _placed(
+    image: MetadataImage, partitions: int, factor: int, random: Random
+) -> Iterator[tuple[int, ...]]:
+    """The replicas of new partitions; KafkaError where there are too few workers."""
+    live: list[Place] = []
+    away: list[Place] = []
+    for worker_id, worker in sorted(image.workers.items()):
+        if image.is_live(worker_id) or worker.fenced:  # else it is just leaving
+            usable = away if worker.fenced else live
+            usable.append(Place(worker_id, worker.host, worker.rack))
+    reason = None
+    if not live and image.workers:
+        reason = "All brokers are currently fenced."
+    elif factor > min(len(live) + len(away), MAX_REPLICAS):
+        reason = (
+            f"The target replication factor of {factor} cannot be reached because only"
+            f" {len(live) + len(away)} broker(s) are registered."
+        )
+    if reason is not None:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): {reason}",
+        )
+    return place(live, partitions, factor, random, away)
 
 
-def _checked_counts(
-    image: MetadataImage, topic: NewTopic, defaults: TopicDefaults
-) -> tuple[int, int]:
+def _checked_counts(topic: NewTopic, defaults: TopicDefaults) -> tuple[int, int]:
     """Partitions and replicas of each."""
     count = defaults.partitions if topic.partitions == USE_DEFAULT else topic.partitions
     factor = topic.replication_factor
@@ -225,23 +241,7 @@ def _checked_counts(
             ErrorCode.INVALID_PARTITIONS,
             "Number of partitions was set to an invalid non-positive value.",
         )
-    _check_factor(image, factor)
     return count, factor
-
-
-def _check_factor(image: MetadataImage, factor: int) -> None:
-    usable = sum(map(image.is_live, image.workers))
-    if factor > min(usable, MAX_REPLICAS):
-        reason = (
-            f"The target replication factor of {factor} cannot be reached because only {usable}"
-            " broker(s) are registered."
-        )
-        if not usable and image.workers:
-            reason = "All brokers are currently fenced."
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): {reason}",
-        )
 
 
 def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
@@ -315,9 +315,8 @@ def create_partitions(
         _check_increase(wish, present)
         factor = len(topic.partitions[0].replicas)
         if wish.assignments is None:
-            _check_factor(image, factor)
-            replicas: Iterable[tuple[int, ...]] = place(
-                _usable_workers(image), wish.count - present, factor, random
+            replicas: Iterable[tuple[int, ...]] = _placed(
+                image, wish.count - present, factor, random
             )
         else:
             replicas = _checked_additions(

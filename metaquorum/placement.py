@@ -11,7 +11,10 @@ worker that comes first by
     4. how often it follows that leader already, so that the load of a worker that fails falls on
        all others; then its distance from the leader
 
-Source: KIP-36 for racks; hosts are ours.
+Workers that are away are given replicas only where there are fewer live ones than replicas: so a
+topic can be made while a worker is restarted, and is whole when it is back.
+
+Source: KIP-36 for racks; StripedReplicaPlacer of Apache Kafka for who is away; hosts are ours.
 """
 
 from collections import Counter
@@ -33,11 +36,17 @@ class Place:
 
 
 def place(
-    places: Sequence[Place], partitions: int, replication_factor: int, random: Random
+    places: Sequence[Place],
+    partitions: int,
+    replication_factor: int,
+    random: Random,
+    away: Sequence[Place] = (),
 ) -> Iterator[tuple[int, ...]]:
-    """The replicas of each partition, its first leader in front."""
+    """The replicas of each partition, its first leader in front; `away`: not live, so behind."""
     count = len(places)
-    assert 0 < replication_factor <= count
+    live = min(replication_factor, count)
+    assert live > 0
+    assert replication_factor <= count + len(away)
     ring = _ring(places)
     start = random.randrange(count)
     pairs: Counter[tuple[int, int]] = Counter()  # (leader, follower)
@@ -48,15 +57,20 @@ def place(
         }
     )
     known: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal placements share one tuple
+    given_away: Counter[int] = Counter()  # worker that is away: replicas
     for number in range(partitions):
         leader = (start + number) % count
         chosen = [leader]
-        for _ in range(replication_factor - 1):
+        for _ in range(live - 1):
             follower = _next(ring, chosen, given, pairs)
             chosen.append(follower)
             given[follower] += 1
             pairs[leader, follower] += 1
-        placed = tuple([ring[position].worker_id for position in chosen])
+        row = [ring[position] for position in chosen]
+        for _ in range(replication_factor - live):
+            row.append(_next_away(away, row, given_away))
+            given_away[row[-1].worker_id] += 1
+        placed = tuple([each.worker_id for each in row])
         yield known.setdefault(placed, placed)
 
 
@@ -82,6 +96,16 @@ def _next(
         )
 
     return min((position for position in range(count) if position not in chosen), key=key)
+
+
+def _next_away(away: Sequence[Place], row: Sequence[Place], given: Counter[int]) -> Place:
+    hosts = Counter([each.host for each in row])
+    racks = Counter([each.rack for each in row])
+
+    def key(place: Place) -> tuple[int, int, int, int]:
+        return hosts[place.host], racks[place.rack], given[place.worker_id], place.worker_id
+
+    return min((each for each in away if each not in row), key=key)
 
 
 def _ring(places: Sequence[Place]) -> list[Place]:

@@ -8,16 +8,18 @@ import trio
 from metaquorum.config_def import INT_MAX
 from metaquorum.decisions import (
     MAX_PARTITIONS_PER_TOPIC,
+    MorePartitions,
     NewTopic,
     TopicDefaults,
     TopicOutcome,
+    create_partitions,
     create_topic,
     new_topic_id,
 )
 from metaquorum.features import check_features
 from metaquorum.image import MetadataImage, replay
 from metaquorum.records import FeatureLevelRecord, PartitionRecord, TopicRecord
-from metaquorum.registrations import fence_workers, register_worker
+from metaquorum.registrations import fence_workers, register_worker, shut_down_worker
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER, history, registration
 from tests.metaquorum.raft.test_alone import Node
@@ -87,6 +89,31 @@ def test_given_assignments_are_followed() -> None:
     image, _ = replay(THREE, decision.all_records())
     assert [each.replicas for each in image.topics["t"].partitions] == [(2,), (3,)]
     assert image.topic_configs("t") == decision.answer.configs == {"retention.ms": "7"}
+
+
+def test_fenced_workers_are_replicas_where_the_others_are_too_few_and_then_not_in_sync() -> None:
+    fenced, _ = replay(THREE, fence_workers(THREE, {2}).all_records())
+    for seed in range(5):
+        decision = create_topic(fenced, NewTopic("t", 4, 3), TopicDefaults(), Random(seed))
+        image, _ = replay(fenced, decision.all_records())
+        for partition in image.topics["t"].partitions:
+            assert partition.replicas[2] == 2
+            assert {*partition.isr} == {1, 3}
+            assert partition.leader == partition.replicas[0]
+        grown = create_partitions(image, MorePartitions("t", 6), Random(seed))
+        image, _ = replay(image, grown.all_records())
+        assert [{*each.isr} for each in image.topics["t"].partitions] == [{1, 3}] * 6
+
+
+def test_a_worker_that_is_just_leaving_is_given_no_replica_until_it_has_left() -> None:
+    epoch = THREE.broker_epoch(2)
+    leaving, _ = replay(THREE, shut_down_worker(THREE, 2, epoch).all_records())
+    wish = NewTopic("t", 1, 3)
+    answer = create_topic(leaving, wish, TopicDefaults(), Random(1)).answer
+    assert answer.code is E.INVALID_REPLICATION_FACTOR
+    assert "only 2 broker(s) are registered" in (answer.message or "")
+    left, _ = replay(leaving, fence_workers(leaving, {2}).all_records())
+    assert create_topic(left, wish, TopicDefaults(), Random(1)).answer.code is E.NONE
 
 
 def test_fenced_workers_are_given_nothing_but_by_hand_and_then_do_not_lead() -> None:

@@ -48,6 +48,23 @@ def test_replicas_are_apart_and_leaders_even(
     assert placed == list(place(places[::-1], partitions, factor, Random(seed)))
 
 
+@given(CLUSTERS_WITH_FACTORS, st.integers(1, 60), st.integers(0, 9), st.data())
+def test_who_is_away_comes_last_and_only_where_the_others_are_too_few(
+    cluster: tuple[list[Place], int], partitions: int, seed: int, data: st.DataObject
+) -> None:
+    places, factor = cluster
+    gone = data.draw(st.integers(0, len(places) - 1))
+    away, live = places[:gone], places[gone:]
+    near = min(factor, len(live))
+    placed = list(place(live, partitions, factor, Random(seed), away))
+    assert [each[:near] for each in placed] == list(place(live, partitions, near, Random(seed)))
+    behind = Counter(worker_id for each in placed for worker_id in each[near:])
+    assert all(len(set(each)) == factor for each in placed)
+    assert set(behind) <= {each.worker_id for each in away}
+    if away and len({each.host for each in places}) == 1:
+        assert spread(behind, [each.worker_id for each in away]) <= 1
+
+
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 60), st.data())
 def test_where_all_hosts_and_racks_are_alike_replicas_are_within_one_of_even(
     racks: int, hosts: int, workers: int, partitions: int, data: st.DataObject
