@@ -1,6 +1,5 @@
 """Commands whose modules are imported when they are asked for."""
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +31,8 @@ class LazyGroup(click.Group):
         name = args[0]
         known = self.list_commands(ctx)
         if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            import difflib  # only for a mistake, and costs milliseconds
+
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean '{close[0]}'?" if close else ""
             ctx.fail(f"No such command '{name}'.{hint}")

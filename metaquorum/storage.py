@@ -191,16 +191,23 @@ def parse_properties(path: str, data: bytes) -> MetaProperties:
     )
 
 
+def _damaged(path: str, what: str) -> StorageIdentityError:
+    return StorageIdentityError(
+        f"{path} is damaged: it gives no {what}; put it back as it was, or choose another data"
+        " directory"
+    )
+
+
 def _text(path: str, values: Mapping[str, str], key: str) -> str:
     if not values.get(key) or len(values[key]) > 64:
-        raise StorageIdentityError(f"{path} is damaged: it gives no {key}")
+        raise _damaged(path, key)
     return values[key]
 
 
 def _number(path: str, values: Mapping[str, str], key: str) -> int:
     text = values.get(key, "")
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        raise StorageIdentityError(f"{path} is damaged: it gives no number as {key}")
+        raise _damaged(path, f"number as {key}")
     return int(text)
 
 

@@ -126,10 +126,20 @@ def parse_amount(key: str, text: str) -> float:
         raise click.UsageError(f"{key} takes a number, such as 200, 10MB or 10MiB, not {text!r}")
     prefix, unit = found[2] or "", found[3] or ""
     allowed = "B" if key in BYTE_RATES else "%" if UNITS.get(key) == "%" else ""
+    if unit and key not in UNITS:
+        raise click.UsageError(_unknown(key))
     if unit and (not allowed or not unit.startswith(allowed)):
-        raise click.UsageError(f"{key} counts {UNITS.get(key, 'no bytes')}, not {unit}")
+        raise click.UsageError(f"{key} counts {UNITS[key]}, not {unit}")
     base: int = 1024 if prefix.endswith("i") else 1000
     return number * float(base ** _FACTORS.get(prefix[:1], 0))
+
+
+def _unknown(key: str) -> str:
+    import difflib  # only for a mistake, and costs milliseconds
+
+    close = difflib.get_close_matches(key, UNITS, n=1)
+    hint = f": did you mean {close[0]}?" if close else ""
+    return f"{key} is not known here, so that only a plain number can be said of it{hint}"
 
 
 def parse_quotas(pairs: Mapping[str, str]) -> dict[str, float]:

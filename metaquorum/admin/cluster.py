@@ -186,7 +186,7 @@ class Cluster:
         node = self.nodes.get(to)
         if node is None:
             there = ", ".join(str(node_id) for node_id in sorted(self.nodes))
-            text = f"there is no such node; there are {there}"
+            text = f"there is no such node; those there are: {there}"
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, text, f"node {to}")
         try:
             opened = await self._open((node.host, node.port), deadline)

@@ -263,6 +263,7 @@ def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
         (("set", "--user", "a", "--default-user", "producer_byte_rate=5"), "exclude each other"),
         (("set", "--user", "a", "producer_byte_rate=fast"), "such as 200, 10MB or 10MiB"),
         (("set", "--user", "a", "request_percentage=5MB"), "counts %, not B"),
+        (("set", "--user", "a", "producer_byte_rat=5MB"), "did you mean producer_byte_rate?"),
         (("set", "--user", "a", "--file", "x"), "--file says whom and what"),
         (("set", "--file", "no-such-file"), "cannot read no-such-file"),
         (("list", "--strict"), "--strict needs something"),

@@ -265,7 +265,7 @@ def test_requests_that_time_out_say_so(tmp_path: Path) -> None:
         began = time.monotonic()
         with pytest.raises(KafkaException) as refused:
             create(admin(cluster[3].bootstrap), "refused", 1)
-        assert time.monotonic() - began < CREATE_TIMEOUT_S + 3
+        assert time.monotonic() - began < CREATE_TIMEOUT_S + 15
         assert refused.value.args[0].code() in (
             KafkaError.REQUEST_TIMED_OUT,
             KafkaError._TIMED_OUT,

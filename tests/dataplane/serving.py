@@ -156,16 +156,19 @@ class RawClient:
         return answer.responses[0].partitions[0]
 
     async def values(self, topic: str, offset: int = 0) -> list[bytes | None]:
-        """Of all records from `offset` to the end, in order."""
+        """Of all records from `offset` to where the log ended when this began, in order."""
         found: list[bytes | None] = []
-        while True:
+        end = None
+        while end is None or offset < end:
             row = await self.fetch(topic, offset)
             assert row.error_code == 0, row
+            end = row.high_watermark if end is None else end
             records = records_of(row)
             if not records:
                 return found
             found += [record.value for record in records if record.offset >= offset]
             offset = records[-1].offset + 1
+        return found
 
 
 def version_of(api: int, version: int | None) -> int:

@@ -360,7 +360,7 @@ def test_the_cluster_is_described(either: Peer, admin: BlockingAdmin) -> None:
     assert apis[3].name == "Metadata"
     assert apis[3].served
     assert apis[3].spoken
-    with pytest.raises(BrokerError, match="there is no such node; there are 1"):
+    with pytest.raises(BrokerError, match="there is no such node; those there are: 1"):
         admin.apis(77)
 
 
