@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "topics": Place("topics", "List, describe, create, alter and delete topics."),
     "configs": Place("configs", "Show and change the configs of topics and nodes."),
     "quotas": Place("quotas", "Set, show and explain the quotas of users and clients."),
+    "users": Place("users", "Add, list and remove users who log in with passwords."),
     "records": Place("records", "Delete records from the start of partitions."),
     "cluster": Place("cluster", "Describe the cluster, its nodes and the APIs it serves."),
     "quorum": Place("quorum", "Show the controllers, who leads, and how far each is."),

@@ -21,6 +21,14 @@ from metaquorum.admin.replicas import (
     describe_health,
     describe_truncations,
 )
+from metaquorum.admin.users import (
+    DEFAULT_ITERATIONS,
+    DEFAULT_MECHANISM,
+    Credentials,
+    delete_credentials,
+    describe_users,
+    set_password,
+)
 from metaquorum.admin.values import (
     BROKER_DEFAULT,
     ApiSupport,
@@ -461,6 +469,29 @@ class AdminClient:
         for result in response.responses:
             if result.error_code:
                 raise broker_error(result.error_code, result.error_message, str(resource))
+
+    # Users
+
+    async def describe_users(
+        self, names: Sequence[str] | None = None
+    ) -> dict[str, Credentials | BrokerError]:
+        """SCRAM mechanisms by user, with the iterations of each; None: of all users."""
+        return await describe_users(self.cluster, names)
+
+    async def set_password(
+        self,
+        user: str,
+        password: str,
+        *,
+        mechanisms: Sequence[str] = (DEFAULT_MECHANISM,),
+        iterations: int = DEFAULT_ITERATIONS,
+    ) -> None:
+        """The user, new or not, logs in with this password by these mechanisms."""
+        await set_password(self.cluster, user, password, mechanisms, iterations)
+
+    async def delete_credentials(self, user: str, mechanisms: Sequence[str]) -> None:
+        """The user does not log in by these mechanisms any more."""
+        await delete_credentials(self.cluster, user, mechanisms)
 
     # Client quotas
 

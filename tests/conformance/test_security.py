@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
 )
 
 from metaquorum.tls_files import TlsFiles
+from tests.cli.admin import Admin
 from tests.clusters import Cluster
 from tests.conformance.clients import (
     CLIENTS,
@@ -236,6 +237,18 @@ def test_librdkafka_is_told_that_its_password_is_wrong(secured: Secured, mechani
     text = secured.node.errors.read_text()
     assert "wr0ng" not in text
     assert PASSWORD not in text.split("on the command line")[-1]
+
+
+def test_whom_mq_admin_adds_can_log_in_at_once(secured: Secured) -> None:
+    user, password = unique("user"), "a p,a=ss\u00e9 word"
+    operator = Admin(MQ_BOOTSTRAP=secured.plaintext)
+    operator("users", "create", user, stdin=password)
+    own = Admin(MQ_BOOTSTRAP=secured.sasl_plaintext, MQ_USERNAME=user, MQ_PASSWORD=password)
+    own("topics", "list")
+    operator("users", "alter", user, stdin="another")
+    own("topics", "list", code=1)
+    assert "Authentication failed" in own.errors
+    assert password not in own.errors
 
 
 # Three nodes, of which nobody can read anything along the way
