@@ -22,7 +22,7 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
@@ -34,6 +34,7 @@ import trio
 from dataplane import following
 from dataplane.following import Truncation
 from dataplane.partition import Partition
+from metaquorum.image import PartitionImage
 from metaquorum.runtime import Disk
 from wire.types import Uuid, uuid_from_text, uuid_to_text
 
@@ -135,8 +136,8 @@ def of_follower(partition: Partition, cut: Truncation, now_ms: int) -> Entry:
     )
 
 
-def of_unclean_leader(partition: Partition, isr: Sequence[int], now_ms: int) -> Entry:
-    """A replica leads that was not in sync: whatever the others had behind its end is lost."""
+def of_unclean_leader(partition: Partition, before: PartitionImage, now_ms: int) -> Entry:
+    """A replica leads that may not have everything: what others had behind its end is lost."""
     return Entry(
         now_ms,
         partition.topic,
@@ -150,16 +151,18 @@ def of_unclean_leader(partition: Partition, isr: Sequence[int], now_ms: int) -> 
         partition.leader_epoch,
         partition.high_watermark,
         Acknowledged.PERHAPS,
-        _doubt(partition, isr),
+        _doubt(partition, before),
     )
 
 
-def _doubt(partition: Partition, isr: Sequence[int]) -> str:
-    if not isr:
-        return ""
-    if partition.leader_id in isr:
+def _doubt(partition: Partition, before: PartitionImage) -> str:
+    if partition.leader_id in (*before.isr, before.last_leader):
         return "it was in sync, and may have lost the end of its log"
-    return f"in sync were {', '.join(map(str, isr))[:100]}"
+    if before.isr:
+        return f"in sync were {', '.join(map(str, before.isr))[:100]}"
+    if before.elr:
+        return f"eligible were {', '.join(map(str, before.elr))[:100]}"
+    return ""
 
 
 def of_recovery(partition: Partition, now_ms: int) -> Entry | None:

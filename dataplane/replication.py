@@ -285,9 +285,9 @@ class Replication:
         await self.ledger.record([ledger.of_follower(each, cut, now_ms) for each, cut in cuts])
 
     def elected_unclean(self, partition: Partition, before: PartitionImage) -> None:
-        """This worker was elected where it was not in sync: what it lacks is lost."""
+        """This worker was elected where it may not have everything: what it lacks is lost."""
         now_ms = self._runtime.clock.now_ms()
-        self._losses.append(ledger.of_unclean_leader(partition, before.isr, now_ms))
+        self._losses.append(ledger.of_unclean_leader(partition, before, now_ms))
 
     async def lost_logs(self, lost: Sequence[tuple[Partition, int | None]]) -> None:
         """Logs that begin anew are recorded, with where they ended at least, if that was noted."""

@@ -1,9 +1,14 @@
 """This worker's configs, as they are in force now."""
 
+import logging
 from collections.abc import Callable, Mapping
 
 from metaquorum.config_layers import Configs, WorkerLayers
+from metaquorum.eligible_leaders import MIN_ISR
 from metaquorum.image import MetadataDelta, MetadataImage
+from metaquorum.records import ELIGIBLE_LEADERS
+
+log = logging.getLogger(__name__)
 
 
 class WorkerConfigs:
@@ -18,6 +23,15 @@ class WorkerConfigs:
         self._static = static
         self._listeners: list[Callable[[Configs], None]] = []
         self._resolve(image)
+        wanted, in_force = static.get(MIN_ISR), image.worker_configs(None).get(MIN_ISR)
+        if ELIGIBLE_LEADERS in image.features and wanted not in (None, in_force):
+            log.warning(
+                "%s=%s, with which this node was started, does not count: it is %s for the whole"
+                " cluster, until that is changed there",
+                MIN_ISR,
+                wanted,
+                in_force,
+            )
 
     def _resolve(self, image: MetadataImage) -> None:
         self.layers = WorkerLayers(

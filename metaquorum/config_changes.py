@@ -8,10 +8,12 @@ worker's bad value with INVALID_REQUEST and a topic's with INVALID_CONFIG.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 
 from metaquorum.config import COMPACTION_LAGS, check_topic_values, find_key, key_named
 from metaquorum.config_def import ConfigKey, ConfigType, Scope, parse
 from metaquorum.decisions import Decision
+from metaquorum.eligible_leaders import MIN_ISR, check_configs, reconfigured
 from metaquorum.image import MetadataImage
 from metaquorum.records import ConfigRecord
 from metaquorum.topic_names import check_topic_name
@@ -57,9 +59,30 @@ def change_configs(image: MetadataImage, resource: ResourceChange) -> Decision[K
     try:
         _check_resource(image, resource)
         wanted = _changed({} if resource.replace else own, resource)
+        check_configs(image, resource.scope, resource.name, own, wanted)
     except KafkaError as error:
         return Decision(error)
-    return Decision(None, list(_records(resource, own, wanted)))
+    partitions = reconfigured(image, resource.scope, resource.name, wanted)
+    return Decision(None, chain(_records(resource, own, wanted), partitions))
+
+
+def may_need_fewer(resource: ResourceChange) -> bool:
+    """Whether min.insync.replicas may be another, and ELRs have to be emptied for it."""
+    return resource.replace or any(change.name == MIN_ISR for change in resource.changes)
+
+
+def prepare_configs(image: MetadataImage, resources: Sequence[ResourceChange]) -> Decision[None]:
+    """Partitions are as they have to be for these configs, in as many batches as that takes.
+
+    The change itself is one batch, which does that for the few that others change meanwhile.
+    """
+    records = (
+        record
+        for resource in resources
+        for record in change_configs(image, resource).records
+        if not isinstance(record, ConfigRecord)
+    )
+    return Decision(None, records, divisible=True)
 
 
 def _check_resource(image: MetadataImage, resource: ResourceChange) -> None:

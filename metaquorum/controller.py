@@ -13,7 +13,12 @@ from typing import Final, TypeVar
 
 import trio
 
-from metaquorum.config_changes import ResourceChange, change_configs
+from metaquorum.config_changes import (
+    ResourceChange,
+    change_configs,
+    may_need_fewer,
+    prepare_configs,
+)
 from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.decisions import (
     MAX_PARTITIONS_PER_TOPIC,
@@ -31,6 +36,7 @@ from metaquorum.decisions import (
     delete_topic,
 )
 from metaquorum.effects import Effects, tell
+from metaquorum.eligible_leaders import for_all_workers
 from metaquorum.features import (
     FeatureUpdate,
     check_features,
@@ -106,6 +112,7 @@ class Controller:
         self._clock = clock
         self._random = random
         self._static_configs = static_configs
+        first_records = (for_all_workers(static_configs), *first_records)
         self._proposer = Proposer(quorum, loader, clock, first_records)
         configs = self._configs(loader.image)
         self._mutations = MutationQuotas(
@@ -221,6 +228,11 @@ class Controller:
         self, resources: Sequence[ResourceChange], *, validate_only: bool = False
     ) -> Changed[list[KafkaError | None]]:
         """For each resource: None once all of its changes are committed; or why none is."""
+        if not validate_only and any(map(may_need_fewer, resources)):
+            try:
+                await self._proposer.change(lambda image: prepare_configs(image, resources))
+            except KafkaError as error:
+                return Changed([error for _ in resources], 0)
         changed = await self._change_each(resources, change_configs, validate_only)
         if not validate_only and any(map(_may_allow_unclean, resources)):
             self._wants_election = True
@@ -407,7 +419,7 @@ class Controller:
 
         def decide(image: MetadataImage) -> Decision[None]:
             nodes = nodes_with_features(image, status.node_id, status.voters)
-            return update_features(image, updates, nodes)
+            return update_features(image, updates, nodes, self._static_configs)
 
         if validate_only:
             decide(await self._proposer.decided())

@@ -12,14 +12,23 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from metaquorum import eligible_leaders
 from metaquorum.decisions import Decision
 from metaquorum.image import MetadataImage
-from metaquorum.records import FeatureLevelRecord, FeatureRange, MetadataRecord
+from metaquorum.records import (
+    ELIGIBLE_LEADERS,
+    METADATA_VERSION,
+    FeatureLevelRecord,
+    FeatureRange,
+    MetadataRecord,
+)
 from wire.errors import ErrorCode, KafkaError
 
-METADATA_VERSION: Final = "metadata.version"
 # The features this version knows, with the levels it can run at; a new cluster gets the highest.
-SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (FeatureRange(METADATA_VERSION, 1, 1),)
+SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (
+    FeatureRange(METADATA_VERSION, 1, 1),
+    FeatureRange(ELIGIBLE_LEADERS, 0, 1),
+)
 
 
 class UpgradeType(IntEnum):
@@ -76,24 +85,32 @@ def update_features(
     image: MetadataImage,
     updates: Sequence[FeatureUpdate],
     nodes: Mapping[str, Sequence[FeatureRange] | None],
+    static_configs: Mapping[str, str],
 ) -> Decision[None]:
     """The cluster runs at all of these levels; KafkaError where any of them cannot be.
 
     `nodes`: every controller and worker, by what to call it, with the levels it can run at; None
-    where that is not known.
+    where that is not known. `static_configs`: the controller's.
     """
     if len({update.name for update in updates}) != len(updates):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "A feature is given more than once.")
     for update in updates:
         _check_update(image.features.get(update.name, 0), update, nodes)
-    return Decision(
-        None,
-        [
-            FeatureLevelRecord(update.name, update.level)
-            for update in updates
-            if update.level != image.features.get(update.name, 0)
-        ],
-    )
+    changed = [each for each in updates if each.level != image.features.get(each.name, 0)]
+    records = _update_records(image, changed, static_configs)
+    return Decision(None, records, divisible=True)
+
+
+def _update_records(
+    image: MetadataImage, updates: Sequence[FeatureUpdate], static_configs: Mapping[str, str]
+) -> Iterator[MetadataRecord | None]:
+    """The levels come last: what has to be so before they do is sound without them."""
+    for update in updates:
+        if update.name == ELIGIBLE_LEADERS:
+            steps = eligible_leaders.beginning(image, static_configs)
+            yield from steps if update.level else eligible_leaders.ending(image)
+    for update in updates:
+        yield FeatureLevelRecord(update.name, update.level)
 
 
 def nodes_with_features(

@@ -48,6 +48,9 @@ class PartitionImage:
     offline: tuple[int, ...] = ()  # replicas on log directories that failed
     blank: tuple[int, ...] = ()  # those that began anew, and were not in sync since
     unclean_epoch: int = NO_EPOCH  # the last that began with a possible loss (`elections`)
+    # Not in sync any more, but they have all that is committed (KIP-966).
+    elr: tuple[int, ...] = ()
+    last_leader: int = NO_LEADER  # of a partition that is led by nobody, where it is known
 
     def in_next_epoch(self) -> "PartitionImage":
         return PartitionImage(
@@ -59,6 +62,8 @@ class PartitionImage:
             self.offline,
             self.blank,
             self.unclean_epoch,
+            self.elr,
+            self.last_leader,
         )
 
 
@@ -215,6 +220,8 @@ def partition_record(topic_id: bytes, number: int, partition: PartitionImage) ->
         partition.offline,
         partition.blank,
         partition.unclean_epoch,
+        partition.elr,
+        partition.last_leader,
     )
 
 
@@ -410,6 +417,8 @@ class Replay:
             record.offline,
             record.blank,
             record.unclean_epoch,
+            record.elr,
+            record.last_leader,
         )
         if record.partition == len(partitions):
             partitions.append(state)

@@ -6,10 +6,12 @@ leader has seen, neither fenced nor going (KIP-841, KIP-903); else a replica tha
 disk could be taken for the one that held everything.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from metaquorum.decisions import Decision
+from metaquorum.elections import with_isr
+from metaquorum.eligible_leaders import min_isr
 from metaquorum.image import MetadataImage, PartitionImage, partition_record
 from wire.errors import ErrorCode
 
@@ -43,8 +45,7 @@ def alter_partition(
         return Decision(code)
     # In the order of the replicas, the preferred leader first.
     isr = tuple(replica for replica in partition.replicas if replica in change.isr)
-    blank = tuple(replica for replica in partition.blank if replica not in isr)
-    changed = replace(partition, isr=isr, blank=blank).in_next_epoch()
+    changed = with_isr(partition, isr, min_isr(image, topic.name))
     return Decision(ErrorCode.NONE, [partition_record(change.topic_id, change.partition, changed)])
 
 

@@ -1,8 +1,9 @@
 """Elections that somebody asks for (ElectLeaders, KIP-183 and KIP-460).
 
 preferred    the first replica leads, if it is live and in sync: leadership is spread again
-unclean      where nobody in sync is left, the first live replica leads; what only those had
-             that are gone is lost, and the record of the partition says so (`unclean_epoch`)
+unclean      where nobody in sync or eligible is left, the first live replica leads; what only
+             those had that are gone is lost, and the record of the partition says so
+             (`unclean_epoch`)
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,14 @@ from enum import IntEnum
 
 from metaquorum.decisions import Decision
 from metaquorum.elections import elected, elected_unclean, led_by, led_unclean_by, may_lead
-from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, partition_record
+from metaquorum.eligible_leaders import min_isr
+from metaquorum.image import (
+    NO_LEADER,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+    partition_record,
+)
 from wire.errors import ErrorCode, KafkaError
 
 
@@ -56,7 +64,7 @@ def elect_leader(image: MetadataImage, wish: LeaderWish) -> Decision[KafkaError 
             ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
         )
     if wish.election_type == ElectionType.UNCLEAN:
-        after = _unclean(image, partition)
+        after = _unclean(image, topic, partition)
     else:
         after = _preferred(image, partition)
     if isinstance(after, KafkaError):
@@ -77,10 +85,12 @@ def _preferred(
     return led_by(partition, first)
 
 
-def _unclean(image: MetadataImage, partition: PartitionImage) -> PartitionImage | KafkaError | None:
+def _unclean(
+    image: MetadataImage, topic: TopicImage, partition: PartitionImage
+) -> PartitionImage | KafkaError | None:
     leader = elected(partition, image.is_live)
     if leader != NO_LEADER:
-        return led_by(partition, leader)
+        return led_by(partition, leader, min_isr(image, topic.name))
     leader = elected_unclean(partition, image.is_live)
     if leader == NO_LEADER:
         return KafkaError(

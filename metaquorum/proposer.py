@@ -29,7 +29,7 @@ from metaquorum.batch import (
     BatchTooLargeError,
 )
 from metaquorum.decisions import Decision
-from metaquorum.features import METADATA_VERSION, found_cluster
+from metaquorum.features import found_cluster
 from metaquorum.image import MetadataDelta, MetadataImage, Replay
 from metaquorum.loader import MetadataLoader
 from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal, Quorum
@@ -329,7 +329,7 @@ class _Packing(Generic[T]):
         self._records: Iterator[MetadataRecord | None] = iter(decision.records)
         self._most_records = DIVISIBLE_BATCH_RECORDS if decision.divisible else MAX_BATCH_RECORDS
         self._divisible = decision.divisible
-        self._encode = RecordEncoder(image.features.get(METADATA_VERSION, 0)).encode
+        self._encode = RecordEncoder(image.features).encode
         self._turn = turn
         # What did not fit the batch before.
         self._left: tuple[MetadataRecord, bytes] | None = None

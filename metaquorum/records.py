@@ -11,7 +11,7 @@ version is refused in words, since passing it over would make replicas differ.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,6 +19,9 @@ import msgpack
 
 from metaquorum.quota_rules import CLIENT_ID, IP, USER, EntityPart
 from wire.errors import WireError
+
+METADATA_VERSION: Final = "metadata.version"
+ELIGIBLE_LEADERS: Final = "eligible.leader.replicas.version"
 
 MAX_REPLICAS: Final = 128
 MAX_ENDPOINTS: Final = 64
@@ -93,7 +96,9 @@ class PartitionRecord:
 
     `offline`: replicas whose worker is there, but not the log directory. `blank`: those that have
     begun anew, empty, and were not in sync since. `unclean_epoch`: the last leader epoch that began
-    with a possible loss of what was committed, or -1.
+    with a possible loss of what was committed, or -1. `elr`: eligible leader replicas, which are
+    not in sync any more, and have all that is committed. `last_leader`: of a partition without a
+    leader, or -1.
     """
 
     topic_id: bytes
@@ -106,6 +111,8 @@ class PartitionRecord:
     offline: tuple[int, ...] = ()
     blank: tuple[int, ...] = ()
     unclean_epoch: int = -1
+    elr: tuple[int, ...] = ()
+    last_leader: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +335,8 @@ class Schema:
     """The bytes of one kind of record.
 
     `levels`: for each version, the least level of metadata.version that the cluster must run at for
-    it to be written. Version n of the record may be written from levels[n] on.
+    it to be written. Version n of the record may be written from levels[n] on. `features`: of a
+    version that is for a feature of its own, that feature, which the cluster must have, too.
     """
 
     id: int
@@ -336,14 +344,16 @@ class Schema:
     record: type[MetadataRecord]
     fields: tuple[Field, ...]
     levels: tuple[int, ...] = (0,)
+    features: tuple[tuple[int, str], ...] = ()
 
-    def version_at(self, level: int) -> int:
-        """The newest version that every node of a cluster at that level reads.
+    def version_at(self, level: int, features: Container[str] = ()) -> int:
+        """The newest version that every node reads of a cluster at that level with these features.
 
         ValueError where there is none: such a record is not to be decided there.
         """
         for version in range(self.version, -1, -1):
-            if self.levels[version] <= level:
+            needed = [feature for of_version, feature in self.features if of_version == version]
+            if self.levels[version] <= level and all(each in features for each in needed):
                 return version
         raise ValueError(
             f"{self.record.__name__} needs level {self.levels[0]} of metadata.version;"
@@ -369,7 +379,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     Schema(2, 0, TopicRecord, (Field("name", _NAME), Field("topic_id", _uuid))),
     Schema(
         3,
-        2,
+        3,
         PartitionRecord,
         (
             Field("topic_id", _uuid),
@@ -382,8 +392,11 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("offline", _REPLICAS, since=1, default=()),
             Field("blank", _REPLICAS, since=2, default=()),
             Field("unclean_epoch", _integer(-1, _EPOCH_MAX), since=2, default=-1),
+            Field("elr", _REPLICAS, since=3, default=()),
+            Field("last_leader", _LEADER, since=3, default=-1),
         ),
-        levels=(0, 0, 0),  # as below
+        levels=(0, 0, 0, 0),  # as below
+        features=((3, ELIGIBLE_LEADERS),),
     ),
     Schema(4, 0, RemoveTopicRecord, (Field("topic_id", _uuid),)),
     Schema(
@@ -521,12 +534,13 @@ def encode_record(record: MetadataRecord, version: int | None = None) -> bytes:
 
 
 class RecordEncoder:
-    """Records to bytes, in the versions that a cluster at that level of metadata.version reads."""
+    """Records to bytes, in the versions that every node of a cluster at these levels reads."""
 
-    __slots__ = ("_level", "_versions")
+    __slots__ = ("_features", "_versions")
 
-    def __init__(self, level: int) -> None:
-        self._level = level
+    def __init__(self, features: Mapping[str, int]) -> None:
+        """`features`: the levels of those that the cluster has."""
+        self._features = features
         self._versions: dict[type, int] = {}
 
     def encode(self, record: MetadataRecord) -> bytes:
@@ -534,7 +548,9 @@ class RecordEncoder:
         kind = type(record)
         version = self._versions.get(kind)
         if version is None:
-            version = self._versions[kind] = _BY_TYPE[kind].version_at(self._level)
+            level = self._features.get(METADATA_VERSION, 0)
+            version = _BY_TYPE[kind].version_at(level, self._features)
+            self._versions[kind] = version
         return encode_record(record, version)
 
 

@@ -23,6 +23,7 @@ from metaquorum.elections import (
     without_log,
     without_workers,
 )
+from metaquorum.eligible_leaders import min_isr
 from metaquorum.features import SUPPORTED_FEATURES, check_covered
 from metaquorum.image import NO_EPOCH, MetadataImage, PartitionImage, partition_record
 from metaquorum.records import (
@@ -48,7 +49,7 @@ def never_unclean(_image: MetadataImage, _topic: str) -> bool:
 
 class _Change(Protocol):
     def __call__(
-        self, partition: PartitionImage, *, unclean: IsAllowed
+        self, partition: PartitionImage, *, unclean: IsAllowed, min_isr: int
     ) -> PartitionImage | None: ...
 
 
@@ -250,7 +251,13 @@ def lose_log(
         return Decision(None)  # gone meanwhile
     rule = begun_anew if began_anew else without_log
     unclean = partial(may_be_unclean, image, topic.name)
-    after = rule(topic.partitions[number], worker_id, image.is_live, unclean=unclean)
+    after = rule(
+        topic.partitions[number],
+        worker_id,
+        image.is_live,
+        unclean=unclean,
+        min_isr=min_isr(image, topic.name),
+    )
     if after is None:
         return Decision(None)
     return Decision(None, [partition_record(topic_id, number, after)])
@@ -318,10 +325,11 @@ def _changes(
     looked_at = 0
     for topic in image.topics.each():
         unclean = partial(may_be_unclean, image, topic.name)
+        needed = min_isr(image, topic.name)
         for number, partition in enumerate(topic.partitions):
             looked_at += 1
             if looked_at % SCAN_PARTITIONS == 0:
                 yield None
-            if (after := change(partition, unclean=unclean)) is not None:
+            if (after := change(partition, unclean=unclean, min_isr=needed)) is not None:
                 effects.note(topic.name, number, partition, after)
                 yield partition_record(topic.topic_id, number, after)

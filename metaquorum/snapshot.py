@@ -26,8 +26,8 @@ from metaquorum.records import (
     UNPACK_LIMITS,
     MetadataRecord,
     NewerVersionError,
+    RecordEncoder,
     RecordError,
-    encode_record,
     record_from,
     unpack,
 )
@@ -112,8 +112,9 @@ def _bodies(image: MetadataImage, position: LogPosition) -> Iterator[bytes]:
     count = 0
     chunk = bytearray(b"R")
     chunk_records = 0
+    encode = RecordEncoder(image.features).encode  # other voters may be sent it
     for record in image.records():
-        chunk += encode_record(record)
+        chunk += encode(record)
         chunk_records += 1
         if len(chunk) >= CHUNK_BYTES or chunk_records == MAX_CHUNK_RECORDS:
             yield bytes(chunk)

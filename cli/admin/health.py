@@ -6,9 +6,10 @@ from typing import Final
 from cli.admin.output import Column, Row
 from cli.admin.session import Session
 from cli.admin.times import ago_text
+from metaquorum.admin.cluster import TopicPartition
 from metaquorum.admin.explaining import NEVER, Place, Placed, Sentence, TopicFacts
 from metaquorum.admin.health import MissingReplica, PartitionHealth, Trouble
-from metaquorum.admin.values import ConfigResource, ResourceType, Topic
+from metaquorum.admin.values import ConfigResource, Eligible, ResourceType, Topic
 
 TROUBLE_COLUMNS: Final = (
     Column("topic"),
@@ -22,8 +23,21 @@ HEALTH_COLUMNS: Final = (
     Column("isr"),
     Column("min_isr", "min ISR"),
     Column("troubles", "is"),
+    Column("eligible", "eligible"),
+    Column("last_leader", "last leader"),
     Column("missing_text", "missing"),
 )
+_ONLY_WHERE_ANY: Final = ("eligible", "last_leader")
+
+
+def health_columns(partitions: Iterable[PartitionHealth]) -> list[Column]:
+    """Those that say anything of one of these."""
+    rows = [health_row(each) for each in partitions]
+    return [
+        column
+        for column in HEALTH_COLUMNS
+        if column.key not in _ONLY_WHERE_ANY or any(row[column.key] for row in rows)
+    ]
 
 
 def health_row(partition: PartitionHealth) -> Row:
@@ -33,6 +47,8 @@ def health_row(partition: PartitionHealth) -> Row:
         "replicas": list(partition.replicas),
         "isr": list(partition.isr),
         "min_isr": partition.min_isr,
+        "eligible": list(partition.eligible.replicas),
+        "last_leader": partition.eligible.last_leader,
         "troubles": [trouble.value for trouble in partition.troubles],
         "missing": [
             {"node": one.node, "why": one.why, "lag": one.lag, "since_ms_ago": one.since_ms_ago}
@@ -83,8 +99,18 @@ def topic_facts(session: Session, topic: Topic) -> TopicFacts:
             ConfigResource(ResourceType.TOPIC, topic.name), names
         )
     }
+    eligible = session.admin.describe_eligible([topic.name])
     return TopicFacts(
-        [Placed(one.index, one.leader, one.replicas, one.isr) for one in topic.partitions],
+        [
+            Placed(
+                one.index,
+                one.leader,
+                one.replicas,
+                one.isr,
+                eligible.get(TopicPartition(topic.name, one.index), Eligible()),
+            )
+            for one in topic.partitions
+        ],
         int(configs.get("min.insync.replicas") or 1),
         configs.get("unclean.leader.election.enable") == "true",
         int(configs.get("flush.messages") or NEVER),

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import click
 
 from cli.admin.health import (
-    HEALTH_COLUMNS,
     TROUBLE_COLUMNS,
+    health_columns,
     health_row,
     sentence_rows,
     shown_health_row,
@@ -173,8 +173,8 @@ def _describe_health(session: Session, names: tuple[str, ...]) -> None:
             click.echo()
         show_pairs([("topic", topic.name), ("partitions", len(topic.partitions))])
         click.echo()
-        rows = [shown_health_row(one) for one in found if one.topic == topic.name]
-        show_table(rows, HEALTH_COLUMNS)
+        own = [one for one in found if one.topic == topic.name]
+        show_table([shown_health_row(one) for one in own], health_columns(own))
 
 
 @command.command("explain")

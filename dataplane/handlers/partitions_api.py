@@ -12,7 +12,7 @@ from dataplane.log.producers import ProducerEntry
 from dataplane.topic_rows import TOPIC_OPERATIONS, describe
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import MorePartitions
-from metaquorum.image import TopicImage
+from metaquorum.image import NO_LEADER, TopicImage
 from metaquorum.topic_names import check_topic_name
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.create_partitions import (
@@ -150,11 +150,16 @@ def _describe(
                 leader_epoch=one.leader_epoch,
                 replica_nodes=one.replica_nodes,
                 isr_nodes=one.isr_nodes,
-                eligible_leader_replicas=[],  # none, in words: Java's client stumbles over null
-                last_known_elr=[],
+                # Where there are none an empty array: Java's client stumbles over null.
+                eligible_leader_replicas=list(state.elr),
+                last_known_elr=[] if state.last_leader == NO_LEADER else [state.last_leader],
                 offline_replicas=one.offline_replicas,
             )
-            for one in describe(view_of(worker, topic), first, first + limit)
+            for one, state in zip(
+                describe(view_of(worker, topic), first, first + limit),
+                topic.partitions[first : first + limit],
+                strict=True,
+            )
         ],
         topic_authorized_operations=TOPIC_OPERATIONS,
     )

@@ -18,6 +18,7 @@ from metaquorum.admin.quota_use import QuotaClient, WorkerQuotaUse, describe_quo
 from metaquorum.admin.quotas import Wanted, alter_client_quotas, describe_client_quotas
 from metaquorum.admin.replicas import (
     describe_cluster_health,
+    describe_eligible,
     describe_health,
     describe_truncations,
 )
@@ -40,6 +41,7 @@ from metaquorum.admin.values import (
     ConfigSynonym,
     ConfigType,
     CreatedTopic,
+    Eligible,
     Ledger,
     LogDir,
     NewTopic,
@@ -95,6 +97,10 @@ class AdminClient:
     async def describe_health(self, topics: Iterable[Topic]) -> list[PartitionHealth]:
         """Of every partition of these topics: what is wrong with it, and why."""
         return await describe_health(self.cluster, topics)
+
+    async def describe_eligible(self, topics: Iterable[str]) -> dict[TopicPartition, Eligible]:
+        """Of their partitions that have any: who may lead without being in sync."""
+        return await describe_eligible(self.cluster, topics)
 
     async def describe_cluster_health(self, topics: Iterable[Topic]) -> ClusterHealth:
         """Of all workers, and of these topics."""

@@ -145,6 +145,7 @@ class BlockingAdmin(Blocking[AdminClient]):
     describe_quorum = _blocking(AdminClient.describe_quorum)
     workers = _blocking(AdminClient.workers)
     describe_health = _blocking(AdminClient.describe_health)
+    describe_eligible = _blocking(AdminClient.describe_eligible)
     describe_cluster_health = _blocking(AdminClient.describe_cluster_health)
     describe_truncations = _blocking(AdminClient.describe_truncations)
     unregister_worker = _blocking(AdminClient.unregister_worker)

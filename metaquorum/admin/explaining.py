@@ -2,7 +2,8 @@
 
 With acks=all a record is acknowledged once all in sync have it, and no fewer than
 min.insync.replicas (m, of n replicas) are. So it is in m logs at least, and any m - 1 of them may
-be lost for ever. Who leads later is one of those in sync, unless unclean elections are allowed.
+be lost for ever. Who leads later is one that has them, unless unclean elections are allowed: one of
+those in sync, or eligible as it was in sync when the last record was committed (KIP-966).
 """
 
 from collections import Counter
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from metaquorum.admin.values import Eligible
+
 NEVER: Final = (1 << 63) - 1  # flush.messages and flush.ms where nothing is flushed
+_NOBODY: Final = Eligible()
 _NUMBERS: Final = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -44,6 +48,7 @@ class Placed:
     leader: int | None
     replicas: Sequence[int]
     isr: Sequence[int]
+    eligible: Eligible = _NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +154,8 @@ def _electing(facts: TopicFacts) -> list[Sentence]:
         )
         return [Sentence("elections", Level.BAD, text)]
     text = (
-        "Only a replica in sync is elected: when all of these are gone, the partition waits for "
-        "one of them and loses nothing."
+        "Only a replica that has all that is committed is elected: when all of these are gone, the "
+        "partition waits for one of them and loses nothing."
     )
     return [Sentence("elections", Level.GOOD, text)]
 
@@ -220,10 +225,9 @@ def _spread(facts: TopicFacts, kind: str, places: Mapping[int, str | None]) -> l
 
 
 def _now(facts: TopicFacts) -> list[Sentence]:
-    offline = [one.index for one in facts.partitions if one.leader is None]
+    offline = [one for one in facts.partitions if one.leader is None]
     if offline:
-        text = f"Now {_partitions(offline)} {_is(offline)} offline: nobody leads."
-        return [Sentence("now", Level.BAD, text)]
+        return _offline(offline)
     short = [one for one in facts.partitions if len(one.isr) < len(one.replicas)]
     if not short:
         return [Sentence("now", Level.GOOD, "Now all replicas are in sync.")]
@@ -241,6 +245,29 @@ def _now(facts: TopicFacts) -> list[Sentence]:
         text = f"{missing}: {where}, and {then} with one more."
         return [Sentence("now", Level.BAD, text)]
     return [Sentence("now", Level.NOTE, f"{missing}: {where}.")]
+
+
+def _offline(partitions: Sequence[Placed]) -> list[Sentence]:
+    """Who is waited for."""
+    indexes: dict[str, list[int]] = {}
+    for one in partitions:
+        last = one.eligible.last_leader
+        if awaited := one.isr or one.eligible.replicas:
+            text = f"{' or '.join(map(str, sorted(awaited)))} leads when it is back"
+            if not one.isr:
+                text += ", and nothing acknowledged with acks=all is lost"
+        elif last is not None:
+            text = (
+                "no replica is left that has everything for sure. "
+                f"{last} led last, and leads when it is back; what it lacks is lost"
+            )
+        else:
+            text = "nobody leads, and nobody who comes back may, but by an unclean election"
+        indexes.setdefault(text, []).append(one.index)
+    return [
+        Sentence("now", Level.BAD, f"Now {_partitions(each)} {_is(each)} offline: {text}.")
+        for text, each in indexes.items()
+    ]
 
 
 def _number(count: int) -> str:

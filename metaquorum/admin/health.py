@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Final
 
 from metaquorum.admin.values import (
+    Eligible,
     FollowerView,
     Partition,
     PartitionView,
@@ -48,6 +49,7 @@ class PartitionHealth:
     isr: Sequence[int]
     min_isr: int | None  # None: the cluster did not tell
     missing: Sequence[MissingReplica]
+    eligible: Eligible
 
     @property
     def troubles(self) -> list[Trouble]:
@@ -98,8 +100,9 @@ def partition_health(
     min_isr: int | None,
     workers: Mapping[int, WorkerDescription],
     view: PartitionView | None,
+    eligible: Eligible | None = None,
 ) -> PartitionHealth:
-    """`view`: what the leader knows of its followers, where it tells."""
+    """`view`: what the leader knows of its followers; `eligible`: where the cluster tells."""
     followers = {} if view is None else {one.node: one for one in view.followers}
     return PartitionHealth(
         topic.name,
@@ -114,6 +117,7 @@ def partition_health(
             if replica not in partition.isr
             or (replica in partition.offline and partition.leader is None)
         ],
+        eligible or Eligible(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from metaquorum.admin.cluster import ANY_BROKER, Cluster, TopicPartition
@@ -15,6 +16,7 @@ from metaquorum.admin.health import (
 )
 from metaquorum.admin.quorum import describe_workers
 from metaquorum.admin.values import (
+    Eligible,
     FollowerView,
     Ledger,
     Partition,
@@ -71,7 +73,9 @@ async def describe_health(cluster: Cluster, topics: Iterable[Topic]) -> list[Par
     min_isr = await min_insync_replicas(cluster, [topic.name for topic in topics])
     workers = {}
     views: Mapping[TopicPartition, PartitionView] = {}
+    eligible: Mapping[TopicPartition, Eligible] = {}
     if ill:
+        eligible = await describe_eligible(cluster, {topic.name for topic, _ in ill})
         workers = {one.worker_id: one for one in await describe_workers(cluster)}
         views = await describe_replicas(cluster, ill)
     return [
@@ -81,6 +85,7 @@ async def describe_health(cluster: Cluster, topics: Iterable[Topic]) -> list[Par
             min_isr.get(topic.name),
             workers,
             views.get(TopicPartition(topic.name, partition.index)),
+            eligible.get(TopicPartition(topic.name, partition.index)),
         )
         for topic in topics
         for partition in topic.partitions
@@ -133,6 +138,34 @@ async def min_insync_replicas(cluster: Cluster, topics: Sequence[str]) -> dict[s
                 if config.value is not None and config.value.isdigit():
                     found[result.resource_name] = int(config.value)
     return found
+
+
+async def describe_eligible(
+    cluster: Cluster, topics: Iterable[str]
+) -> dict[TopicPartition, Eligible]:
+    """Of those partitions that have any; nothing where the cluster does not tell."""
+    from wire.messages.describe_topic_partitions import (
+        DescribeTopicPartitionsRequest,
+        DescribeTopicPartitionsResponse,
+        TopicRequest,
+    )
+
+    found: dict[TopicPartition, Eligible] = {}
+    request = DescribeTopicPartitionsRequest(topics=[TopicRequest(name=n) for n in sorted(topics)])
+    while True:
+        try:
+            response: DescribeTopicPartitionsResponse = await cluster.call(request, to=ANY_BROKER)
+        except NotServedError:
+            return found
+        for topic in response.topics:
+            for row in topic.partitions:
+                if row.eligible_leader_replicas or row.last_known_elr:
+                    last = row.last_known_elr[0] if row.last_known_elr else None
+                    at = TopicPartition(topic.name or "", row.partition_index)
+                    found[at] = Eligible(tuple(row.eligible_leader_replicas or ()), last)
+        if response.next_cursor is None:
+            return found
+        request = replace(request, cursor=response.next_cursor)
 
 
 async def describe_replicas(

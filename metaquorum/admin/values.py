@@ -40,6 +40,14 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
+class Eligible:
+    """Who may lead a partition without being in sync (KIP-966)."""
+
+    replicas: Sequence[int] = ()  # they have all that is committed
+    last_leader: int | None = None  # of a partition that nobody leads
+
+
+@dataclass(frozen=True, slots=True)
 class Topic:
     name: str
     topic_id: str

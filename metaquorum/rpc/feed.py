@@ -17,7 +17,7 @@ import trio
 from metaquorum.batch import SLICE_RECORDS, Batch
 from metaquorum.image import MetadataImage
 from metaquorum.loader import MetadataLoader
-from metaquorum.records import MetadataRecord, encode_record
+from metaquorum.records import MetadataRecord, RecordEncoder
 
 RECENT_BYTES: Final = 8 << 20
 RECENT_BATCHES: Final = 20_000
@@ -124,6 +124,7 @@ class SnapshotParts:
     def __init__(self, image: MetadataImage) -> None:
         self.end_offset: Final = image.end_offset
         self._records: Iterator[MetadataRecord] = image.records()
+        self._encode = RecordEncoder(image.features).encode
         self._number = -1
         self._part = b""
         self._is_last = False
@@ -139,7 +140,7 @@ class SnapshotParts:
         part = bytearray()
         while len(part) < PART_BYTES:
             records = list(islice(self._records, SLICE_RECORDS))
-            part += b"".join([encode_record(record) for record in records])
+            part += b"".join([self._encode(record) for record in records])
             if len(records) < SLICE_RECORDS:
                 return bytes(part), True
             await trio.lowlevel.checkpoint()

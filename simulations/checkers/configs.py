@@ -38,7 +38,10 @@ class ConfigsStay(Checker):
 
     def __init__(self, room: Room) -> None:
         super().__init__(room)
-        self._known: dict[Resource, dict[str, Known]] = {}
+        # A new cluster is given the one on which eligible leader replicas hang.
+        self._known: dict[Resource, dict[str, Known]] = {
+            Resource(WORKER, ALL_WORKERS): {"min.insync.replicas": Known("1")}
+        }
 
     # What is done
 

@@ -8,6 +8,8 @@ Sources: Kip320.tla (WeakIsr, StrongIsr), KIP-101, KIP-320, KIP-497, KIP-903, KI
 from collections.abc import Sequence
 from typing import Final
 
+from metaquorum.config_def import Scope
+from metaquorum.config_layers import WorkerLayers
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
 from simulations.fleet.cluster_checkers import (
     AnswersHold,
@@ -106,12 +108,30 @@ class QuorumsIsrAgrees(LeadersIsrAgrees):
             self.compare(
                 held is not None
                 and (held.holds(name) or self.chronicle.may_lack(story, held, name)),
-                "{}: worker {} is in sync now, and has {} where {} is committed",
+                "{}: worker {} is in sync or eligible now, and has {} where {} is committed",
                 story,
                 worker_id,
                 None if held is None else held.epochs.get(name.offset),
                 name,
             )
+
+
+class EligibleHaveAll(QuorumsIsrAgrees):
+    """So have those that may lead though they are not in sync, as long as they may (KIP-966)."""
+
+    invariant = "R2"
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        for worker_id in self.chronicle.elr(story):
+            self._agrees(story, held, worker_id, old, new)
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        for topic_id, index, was, now in changed_partitions(before, image):
+            for worker_id in now.elr:
+                if was is None or worker_id not in was.elr:
+                    self._has_all(self.chronicle.story(topic_id, index), worker_id)
 
 
 class CommittedIsOneSequence(_Checker):
@@ -250,11 +270,11 @@ class CutByEpoch(_Checker):
                 name,
                 role.leader_epoch,
             )
-            if held.worker_id in self.chronicle.isr(story):
+            if held.worker_id in (*self.chronicle.isr(story), *self.chronicle.elr(story)):
                 self.compare(
                     story.committed.get(name.offset) != name.leader_epoch
                     or name.offset < story.deleted_to,
-                    "{}: worker {}, in sync, cuts {}, which is committed",
+                    "{}: worker {}, in sync or eligible, cuts {}, which is committed",
                     story,
                     held.worker_id,
                     name,
@@ -289,19 +309,34 @@ class FencedByEpoch(_Checker):
 
 
 class HighWatermarkNeedsIsr(_Checker):
-    """It does not advance while fewer than min.insync.replicas are in sync."""
+    """It does not advance while fewer than min.insync.replicas are in sync.
+
+    By one and the same place in the metadata log: an ISR with the config that was in force then.
+    """
 
     invariant = "R5"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self._least: dict[tuple[Place, int], int] = {}  # by partition epoch
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        topics = [after for _, after in delta.topics() if after is not None]
+        if (Scope.WORKER, "") in delta.resources:
+            topics = list(image.topics.values())
+        topics += [topic for _, name in delta.resources if (topic := image.topic(name))]
+        for topic in topics:
+            least = _min_isr(image, topic.name)
+            for index, state in enumerate(topic.partitions):
+                at = Place(topic.topic_id, index), state.partition_epoch
+                self._least[at] = min(least, self._least.get(at, least))
 
     def advanced(
         self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
     ) -> None:
-        image = self.chronicle.image
-        topic = image.topic_by_id(story.place.topic_id)
-        if topic is None or len(view.replicas) < 2 or old >= new:
+        least = self._least.get((story.place, view.partition_epoch))
+        if least is None or len(view.replicas) < 2 or old >= new:
             return
-        key = story.place.topic_id
-        least = min(self.nation.min_isrs.get(key, {1}))
         self.compare(
             len(view.isr) >= min(least, len(view.replicas)),
             "{}: worker {} commits {} to {} with ISR {} and {} {}",
@@ -313,6 +348,11 @@ class HighWatermarkNeedsIsr(_Checker):
             MIN_ISR,
             least,
         )
+
+
+def _min_isr(image: MetadataImage, topic: str) -> int:
+    configs = WorkerLayers(dynamic_default=image.worker_configs(None))
+    return configs.topic_configs(image.topic_configs(topic)).integer(MIN_ISR)
 
 
 class HighWatermarkStays(_Checker):
@@ -473,6 +513,8 @@ class JoinsAreEarned(_Checker):
             for worker_id in now.isr:
                 if was is None or worker_id in was.isr or worker_id == now.leader or term is None:
                     continue
+                if now.leader < 0:
+                    continue  # nobody joins: they count as in sync as there is no ELR any more
                 held = story.held.get(worker_id)
                 self.compare(
                     held is not None and (held.end >= term.start_offset or held.is_dark),
@@ -488,22 +530,29 @@ class JoinsAreEarned(_Checker):
                 )
 
     def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
-        """A process that is in sync with others, as the one before it was, has lost nothing."""
-        isr = self.chronicle.isr(story)
-        if held.worker_id in isr and len(isr) > 1:
+        """A process that is in sync with others, as the one before it was, has lost nothing.
+
+        Nor has one that is eligible, be it alone.
+        """
+        isr, elr = self.chronicle.isr(story), self.chronicle.elr(story)
+        if (held.worker_id in isr and len(isr) > 1) or held.worker_id in elr:
             lacks = [name for name in missing if name in story.ever_committed]
             self.compare(
                 not lacks,
-                "{}: worker {} is another process, in ISR {}, and has lost {}",
+                "{}: worker {} is another process, in ISR {} or ELR {}, and has lost {}",
                 story,
                 held.worker_id,
                 isr,
+                elr,
                 lacks[:3],
             )
 
 
 class ElectionsAreClean(_Checker):
-    """Leaders come from the ISR, unless somebody wanted it otherwise; each has a new epoch."""
+    """Leaders come from the ISR, or from the ELR; each has a new epoch.
+
+    Unless somebody wanted it otherwise, or nobody is left there: then whoever led last leads.
+    """
 
     invariant = "R9"
 
@@ -520,17 +569,21 @@ class ElectionsAreClean(_Checker):
                 was,
                 now,
             )
-            if now.leader in (was.leader, -1) or now.leader in was.isr:
+            if now.leader in (was.leader, -1) or now.leader in (was.isr or was.elr):
                 continue
+            nobody_left = not was.isr and not any(map(image.is_live, was.elr))
+            is_last = nobody_left and now.leader == was.last_leader
             topic = image.topic_names.get(topic_id, "")
             self.compare(
                 (topic, index) in self.chronicle.unclean_asked
                 # All logs are gone: there is nothing to choose.
-                or set(now.replicas) <= {*now.blank, now.leader},
-                "{}: worker {} is elected, and in sync were {}",
+                or set(now.replicas) <= {*now.blank, now.leader}
+                or (is_last and now.unclean_epoch == now.leader_epoch),
+                "{}: worker {} is elected, in sync were {}, eligible {}",
                 story,
                 now.leader,
                 was.isr,
+                was.elr,
             )
 
 
@@ -588,6 +641,7 @@ REPLICATION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     CreatedIsVisible,
     LeadersIsrAgrees,
     QuorumsIsrAgrees,
+    EligibleHaveAll,
     CommittedIsOneSequence,
     LeadersAreInSync,
     NamesAreForEver,

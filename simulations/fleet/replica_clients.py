@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
+from metaquorum.features import UpgradeType
+from metaquorum.records import ELIGIBLE_LEADERS
 from metaquorum.runtime.seams import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection
 from simulations.consumer import EARLIEST, LATEST
@@ -49,6 +51,7 @@ from wire.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from wire.records import Record, decode_records, encode_batch
 
 TOPIC_IDS_SINCE: Final = 13  # of Produce, and of Fetch
@@ -113,6 +116,7 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
             self._elect,
             self._elect,
             self._delete_records,
+            self._set_eligible_leaders,
         ]
         if len(lasting) > 1:
             changes += [self._delete, self._recreate]
@@ -169,6 +173,20 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
         least = self._draw.choice([1, 2])
         self.nation.min_isrs.setdefault(topic_id, set()).add(least)
         await self._set(connection, name, MIN_ISR, str(least))
+
+    async def _set_eligible_leaders(self, connection: ClientConnection, _name: str) -> None:
+        """The cluster is with or without eligible leader replicas, whatever state it is in."""
+        level = int(self._draw.random() < 0.7)
+        key = FeatureUpdateKey(feature=ELIGIBLE_LEADERS, max_version_level=level)
+        if connection.version(ApiKey.UPDATE_FEATURES) == 0:
+            key.allow_downgrade = not level
+        elif not level:
+            key.upgrade_type = UpgradeType.SAFE_DOWNGRADE
+        message = UpdateFeaturesRequest(timeout_ms=3000, feature_updates=[key])
+        response = await connection.call(ApiKey.UPDATE_FEATURES, message)
+        code = ErrorCode(response.error_code)
+        self.say(f"{ELIGIBLE_LEADERS} {level}: {code.name}")
+        self.nation.world.count("feature levels set", code is ErrorCode.NONE)
 
     async def _elect(self, connection: ClientConnection, name: str) -> None:
         is_unclean = self._draw.random() < self.nation.settings.unclean

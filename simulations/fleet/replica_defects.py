@@ -152,6 +152,26 @@ def _shrunk_before_committed() -> AbstractContextManager[None]:
     return swapped(Leadership, "propose", wrong)
 
 
+def _eligible_after_power_loss() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _eligible(before: Any, isr: Any, min_isr: int, *, lacking: Any = ()) -> Any:
+            return right(before, isr, min_isr)
+
+        return _eligible
+
+    return swapped(elections, "_eligible", wrong)
+
+
+def _eligible_beside_enough() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _eligible(before: Any, isr: Any, min_isr: int, **lacking: Any) -> Any:
+            return right(before, isr, len(before.replicas) if min_isr else 0, **lacking)
+
+        return _eligible
+
+    return swapped(elections, "_eligible", wrong)
+
+
 REPLICATION_DEFECTS: Final = tuple(
     Defect(name, about, "replication", found_as, plant)
     for name, about, found_as, plant in (
@@ -220,6 +240,18 @@ REPLICATION_DEFECTS: Final = tuple(
             "a leader goes by the ISR that it has proposed, before the quorum has it",
             ("R2", "R5"),
             _shrunk_before_committed,
+        ),
+        (
+            "eligible-after-power-loss",
+            "a replica stays eligible though its machine has lost power, or its disk",
+            ("R2", "R6", "R7", "R8"),
+            _eligible_after_power_loss,
+        ),
+        (
+            "eligible-beside-enough",
+            "a replica that leaves an ISR is eligible though enough are in sync to commit more",
+            ("R2", "R6", "R7"),
+            _eligible_beside_enough,
         ),
     )
 )

@@ -38,11 +38,13 @@ class WatchedNation(Nation):
         return self.members[worker_id].kept.is_out
 
     def is_lost(self, story: PartitionStory) -> bool:
-        """Nobody who was in sync is left: nobody leads until somebody asks for it."""
+        """Nobody is left who would lead: nobody does until somebody asks for it."""
         state = self.chronicle.state(story)
         if state is None:
             return True
-        return state.leader < 0 and all(r in state.offline or self.is_gone(r) for r in state.isr)
+        last = () if state.last_leader < 0 else (state.last_leader,)
+        awaited = state.isr or state.elr or last
+        return state.leader < 0 and all(r in state.offline or self.is_gone(r) for r in awaited)
 
     def is_stuck(self, story: PartitionStory) -> bool:
         """Nobody leads, or too few will ever be in sync."""

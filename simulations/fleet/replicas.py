@@ -123,7 +123,7 @@ class PartitionStory:
     committed: dict[int, int] = field(default_factory=dict)
     ever_committed: set[Name] = field(default_factory=set)
     gone: set[Name] = field(default_factory=set)  # committed, and lost with good reason
-    is_unclean: bool = False  # somebody outside the ISR has led
+    is_unclean: bool = False  # somebody has led who was neither in sync, nor eligible, nor the last
     is_flushed: bool = False  # each record is synced before it counts, since the topic was made
 
     def __str__(self) -> str:
@@ -206,6 +206,10 @@ class Chronicle:
         state = self.state(story)
         return () if state is None else state.isr
 
+    def elr(self, story: PartitionStory) -> tuple[int, ...]:
+        state = self.state(story)
+        return () if state is None else state.elr
+
     def held(self, story: PartitionStory, worker_id: int) -> Held:
         held = story.held.get(worker_id)
         if held is None:
@@ -220,7 +224,12 @@ class Chronicle:
             return False
         if held.is_dark and self.image.broker_epoch(held.worker_id) == held.incarnation:
             return True
-        return self.isr(story) == (held.worker_id,)
+        state = self.state(story)
+        return (
+            state is not None
+            and state.isr == (held.worker_id,)
+            and state.unclean_epoch >= state.leader_epoch
+        )
 
     # What happens
 
@@ -317,11 +326,17 @@ class Chronicle:
             self.world.say("metadata", f"{self.image.topic_names.get(topic)}/{story.place}: {now}")
             if was is None or now.leader == was.leader or now.leader < 0:
                 continue
-            if now.leader not in was.isr:
+            if now.leader in was.isr:
+                pass
+            elif now.leader in was.elr:
+                self.world.count("eligible replicas elected")
+            elif now.leader == was.last_leader:
+                self.world.count("last leaders elected")
+            else:
                 story.is_unclean = True
                 self.world.count("unclean elections")
             held = story.held.get(now.leader)
-            if held is None or held.is_dark or now.isr != (now.leader,):
+            if held is None or held.is_dark or now.unclean_epoch != now.leader_epoch:
                 continue
             for name in list(story.committed_names):
                 is_elsewhere = any(other.holds(name) for other in story.held.values())

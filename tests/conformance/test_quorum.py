@@ -247,7 +247,16 @@ def test_cluster_tool_shows_who_is_fenced_and_forgets_who_is_gone(
         cluster[3].start()
         wait_until(lambda: len(admin(cluster[2].bootstrap).list_topics(timeout=9).brokers) == 2)
         levels = kafka_tool("features", *at, "describe")
-        assert re.search(r"^Feature: metadata.version .*FinalizedVersionLevel:", levels.stdout)
+        assert re.search(
+            r"^Feature: metadata.version .*FinalizedVersionLevel:", levels.stdout, re.M
+        )
+        elr = "eligible.leader.replicas.version"
+        for verb, level in (("", 1), ("downgrade", 0), ("upgrade", 1)):
+            if verb:
+                done = kafka_tool("features", *at, verb, "--feature", f"{elr}={level}")
+                assert f"{elr} was {verb}d to {level}." in done.stdout, done
+            told = kafka_tool("features", *at, "describe").stdout
+            assert re.search(rf"{elr}.*Min.*: 0.*Max.*: 1.*FinalizedVersionLevel: {level}", told)
         refused = kafka_tool("features", *at, "upgrade", "--feature", "transaction.version=9")
         assert "does not support this feature" in refused.stdout + refused.stderr
         cluster.stop()

@@ -105,7 +105,8 @@ def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
     wait_until(lambda: in_sync(admin, whole) == [[1], [1]])
     health = admin.json("cluster", "health")
     assert (health["healthy"], health["live_workers"]) == (False, 1)
-    assert (health["offline"], health["under_min_isr"], health["under_replicated"]) == (1, 2, 2)
+    # In sync of what nobody leads is nobody, as in Kafka.
+    assert (health["offline"], health["under_min_isr"], health["under_replicated"]) == (1, 3, 3)
     admin("ledger")
     assert "worker 3 is not live, and was not asked" in admin.errors
 
@@ -115,14 +116,56 @@ def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
         assert done.returncode == 0, done.stderr
         return re.findall(r"Topic: (\S+)\s+Partition: \d+", done.stdout)
 
-    assert told("--under-replicated-partitions") == [whole, whole]
-    # Kafka's tool counts those that nobody leads, too.
+    assert sorted(told("--under-replicated-partitions")) == sorted([whole, whole, lone])
     assert sorted(told("--under-min-isr-partitions")) == sorted([whole, whole, lone])
     assert told("--unavailable-partitions") == [lone]
     cluster.start(2, 3)
     wait_until(lambda: [sorted(isr) for isr in in_sync(admin, whole)] == [[1, 2, 3]] * 2)
     assert admin.json("cluster", "health")["healthy"]
     assert told("--under-replicated-partitions") == []
+
+
+def test_one_that_is_eligible_leads_without_loss_where_nobody_is_in_sync(
+    cluster: Cluster, admin: Admin, kafka_tool: KafkaTool
+) -> None:
+    """KIP-966: two workers are killed one after the other, and the first is back first."""
+    topic = create(cluster, unique("eligible"), [[2, 3]], min_insync_replicas="2")
+    produce(cluster, topic, 50)
+
+    def told() -> tuple[str, ...]:
+        """Leader, ISR, ELR and last known ELR."""
+        at = ["--bootstrap-server", cluster[1].bootstrap, "--describe", "--topic", topic]
+        done = kafka_tool("topics", *at)
+        assert done.returncode == 0, done.stderr
+        words = r"Leader: (\S+)\s.*\tIsr: (\S*)\s+Elr: (\S*)\s+LastKnownElr: (\S*)"
+        (found,) = re.findall(words, done.stdout)
+        return tuple(found)
+
+    assert told() == ("2", "2,3", "", "")
+    cluster[3].kill()
+    wait_until(lambda: in_sync(admin, topic) == [[2]])
+    assert told() == ("2", "2", "3", "")
+    # Nobody else has it, and so it is neither acknowledged nor read.
+    produce(cluster, topic, 1, acks="1")
+    assert values_at(cluster[1].bootstrap, topic, 50) == [b"%d" % number for number in range(50)]
+    cluster[2].kill()
+    wait_until(lambda: in_sync(admin, topic) == [[]])
+    assert told() == ("none", "", "2,3", "2")
+    said = {one["about"]: one for one in admin.json("topics", "explain", topic)["sentences"]}
+    assert "2 or 3 leads when it is back, and nothing acknowledged" in said["now"]["text"]
+    text = admin("topics", "describe", topic, "--health")
+    assert re.search(r"^ +0 .* offline, under min ISR, under-replicated +2, ?3 +2 ", text, re.M)
+
+    cluster.start(3)
+    wait_until(lambda: in_sync(admin, topic) == [[3]])
+    assert told() == ("3", "3", "2", "")
+    cluster.start(2)
+    wait_until(lambda: sorted(in_sync(admin, topic)[0]) == [2, 3])
+    assert told()[2:] == ("", "")
+    produce(cluster, topic, 5)
+    expected = [b"%d" % number for number in (*range(50), *range(5))]
+    assert values_at(cluster[1].bootstrap, topic, 55) == expected
+    assert admin.json("ledger", "--topic", topic) is not None
 
 
 def test_a_topic_is_explained(cluster: Cluster, admin: Admin) -> None:

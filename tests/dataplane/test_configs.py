@@ -101,3 +101,24 @@ def test_segments_begin_anew_by_time_and_by_size() -> None:
         assert await client.values("by-worker") == [b"0", b"1", b"2", b"3"]
 
     simulated(story, log_roll_ms=10_000)
+
+
+def test_min_isr_is_that_of_the_first_start_and_another_is_said_not_to_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is in the metadata, for whoever keeps eligible leader replicas by it (KIP-966)."""
+
+    @in_trio
+    async def test() -> None:
+        async with serving(tmp_path, min_insync_replicas=2) as served:
+            client = await served.connect()
+            await client.create("t")
+            assert served.worker.partitions.by_name("t", 0).config.min_insync_replicas == 2
+        assert "does not count" not in caplog.text
+        async with serving(tmp_path, min_insync_replicas=3) as served:
+            assert served.worker.partitions.by_name("t", 0).config.min_insync_replicas == 2
+        assert "min.insync.replicas=3, with which this node was started, does not count" in (
+            caplog.text
+        )
+
+    test()

@@ -233,7 +233,7 @@ def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut() ->
         await cluster.until(lambda: len(cluster.worker(2).replication.ledger) == 1)
         (lost,) = await told(cluster, 2)
         assert (lost.reason, lost.acknowledged) == ("unclean election", "perhaps")
-        assert (lost.offset, lost.end_offset, lost.detail) == (1, -1, "in sync were 1")
+        assert (lost.offset, lost.end_offset, lost.detail) == (1, -1, "eligible were 1")
         await cluster.restart(1)
         await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2})
         (cut,) = await told(cluster, 1)

@@ -1,6 +1,7 @@
 """What is said of a topic is true of it: one row for each way in which topics differ."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from metaquorum.admin.explaining import (
     TopicFacts,
     explain,
 )
+from metaquorum.admin.values import Eligible
 
 RACKS = {1: Place("h1", "a"), 2: Place("h2", "b"), 3: Place("h3", "c"), 4: Place("h4", "a")}
 
@@ -84,6 +86,21 @@ def said(facts: TopicFacts, about: str) -> list[Sentence]:
 def test_sentences(topic: TopicFacts, about: str, level: Level, words: str) -> None:
     found = said(topic, about)
     assert [one for one in found if words in one.text and one.level is level], found
+
+
+def test_of_partitions_that_are_offline_it_is_said_who_is_waited_for() -> None:
+    topic = facts((), (), (), ())
+    known = (Eligible((2, 1), 1), Eligible((), 3), Eligible(), Eligible((1, 2)))
+    partitions = [
+        replace(one, isr=(), eligible=eligible)
+        for one, eligible in zip(topic.partitions, known, strict=True)
+    ]
+    found = [one.text for one in said(replace(topic, partitions=partitions), "now")]
+    assert len(found) == 3
+    assert found[0].startswith("Now partitions 0, 3 are offline: 1 or 2 leads when it is back")
+    assert "3 led last, and leads when it is back; what it lacks is lost" in found[1]
+    assert "partition 2 is offline" in found[2]
+    assert "by an unclean election" in found[2]
 
 
 def test_nothing_is_said_of_what_nobody_knows() -> None:

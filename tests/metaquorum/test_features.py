@@ -32,9 +32,11 @@ UP, SAFE, UNSAFE = UpgradeType
 
 def test_a_level_that_every_node_reaches_is_taken() -> None:
     updates = [FeatureUpdate(LEVEL, 3), FeatureUpdate(GROUPS, 1)]
-    assert update_features(IMAGE, updates, NODES).all_records() == [FeatureLevelRecord(LEVEL, 3)]
+    assert update_features(IMAGE, updates, NODES, {}).all_records() == [
+        FeatureLevelRecord(LEVEL, 3)
+    ]
     lower = [FeatureUpdate(GROUPS, 0, SAFE)]
-    assert update_features(IMAGE, lower, NODES).all_records() == [FeatureLevelRecord(GROUPS, 0)]
+    assert update_features(IMAGE, lower, NODES, {}).all_records() == [FeatureLevelRecord(GROUPS, 0)]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_a_level_that_cannot_be_is_refused_and_all_others_with_it(
     update: FeatureUpdate, message: str
 ) -> None:
     with pytest.raises(KafkaError, match=message) as refused:
-        update_features(IMAGE, [FeatureUpdate(GROUPS, 2), update], NODES)
+        update_features(IMAGE, [FeatureUpdate(GROUPS, 2), update], NODES, {})
     assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
 
 
@@ -64,9 +66,9 @@ def test_every_controller_must_have_told_what_it_supports() -> None:
     image, _ = replay(MetadataImage.empty(CLUSTER), history([("register", 7, 1)]))
     assert nodes_with_features(image, 1, (1,)).keys() == {"Local controller 1", "Broker 7"}
     with pytest.raises(KafkaError, match="Controller 2 has not told yet"):
-        update_features(image, [FeatureUpdate(LEVEL, 1)], nodes_with_features(image, 1, (1, 2)))
+        update_features(image, [FeatureUpdate(LEVEL, 1)], nodes_with_features(image, 1, (1, 2)), {})
     told, _ = replay(image, [RegisterControllerRecord(2, bytes(16), "h", 1, NODES["Broker 7"])])
-    update_features(told, [FeatureUpdate(LEVEL, 1)], nodes_with_features(told, 1, (1, 2)))
+    update_features(told, [FeatureUpdate(LEVEL, 1)], nodes_with_features(told, 1, (1, 2)), {})
 
 
 def test_a_record_is_written_in_the_newest_version_that_the_level_allows() -> None:
@@ -92,7 +94,7 @@ def test_what_an_older_version_cannot_say_is_not_written_in_it(
     )
     monkeypatch.setattr(records, "_BY_TYPE", {WorkerChangeRecord: newer})
     plain, shutting_down = WorkerChangeRecord(1, 2, True), WorkerChangeRecord(1, 2, None, True)
-    assert RecordEncoder(1).encode(plain) == encode_record(plain, 0)
-    assert RecordEncoder(2).encode(shutting_down) == encode_record(shutting_down, 1)
+    assert RecordEncoder({LEVEL: 1}).encode(plain) == encode_record(plain, 0)
+    assert RecordEncoder({LEVEL: 2}).encode(shutting_down) == encode_record(shutting_down, 1)
     with pytest.raises(ValueError, match="cannot be said in version 0"):
-        RecordEncoder(1).encode(shutting_down)
+        RecordEncoder({LEVEL: 1}).encode(shutting_down)

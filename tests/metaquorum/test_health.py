@@ -7,6 +7,7 @@ import pytest
 
 from metaquorum.admin.health import Trouble, partition_health, troubles
 from metaquorum.admin.values import (
+    Eligible,
     FollowerView,
     Partition,
     PartitionView,
@@ -102,3 +103,11 @@ def test_why_a_replica_is_missing(
     found = partition_health(topic, partition, 1, workers, seen)
     (missing,) = found.missing
     assert (missing.node, missing.why, missing.lag, missing.since_ms_ago) == (2, why, lag, since)
+
+
+def test_who_may_lead_without_being_in_sync_is_told_where_it_is_known() -> None:
+    topic = Topic("t", "id", False, [])
+    partition = Partition(0, None, 3, [1, 2], [], [])
+    assert partition_health(topic, partition, 2, {}, None).eligible == Eligible()
+    known = Eligible((2,), 1)
+    assert partition_health(topic, partition, 2, {}, None, known).eligible == known
