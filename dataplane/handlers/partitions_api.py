@@ -182,12 +182,13 @@ async def handle_describe_producers(
 
 
 async def _producers(worker: Worker, topic: str, index: int) -> PartitionResponse:
+    """As this replica knows them, whether it leads or not: kafka-transactions asks each worker."""
     answer = PartitionResponse(partition_index=index)
     try:
         check_topic_name(topic)
         partition = worker.partitions.by_name(topic, index)
-        if error := partition.leader_error():
-            raise KafkaError(error)
+        if partition.offline is not None:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
     except KafkaError as error:
         answer.error_code, answer.error_message = error.code, error.message
         return answer

@@ -16,10 +16,12 @@ from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaAdminClient
+from kafka import TopicPartition as OtherTopicPartition
 from kafka.admin import NewTopic as OtherNewTopic
 from kafka.errors import KafkaError as OtherKafkaError
 
 from tests.clusters import Cluster
+from tests.conformance.clients import Librdkafka, Record
 from tests.conftest import KafkaTool
 from tests.nodes import elsewhere, unique, wait_until
 
@@ -93,6 +95,24 @@ def test_java_reaches_all_workers_from_any_of_them(cluster: Cluster, kafka_tool:
     offsets = kafka_tool("get-offsets", *at).stdout.split()
     ends = [int(row.rpartition(":")[2]) for row in offsets]
     assert (len(ends), sum(ends)) == (6, 60)
+
+
+def test_every_replica_tells_which_producers_it_knows(cluster: Cluster) -> None:
+    """kafka-transactions find-hanging --broker-id asks the worker it is told, leader or not."""
+    bootstrap, topic = cluster[1].bootstrap, unique("producers")
+    creating = admin(bootstrap)
+    creating.create_topics([NewTopic(topic, 1, len(cluster.workers))])[topic].result()
+    records = [Record(None, b"v")] * 3
+    Librdkafka().send(bootstrap, topic, records, "none", enable_idempotence=True)
+    client, where = KafkaAdminClient(bootstrap_servers=bootstrap), OtherTopicPartition(topic, 0)
+
+    def known(worker: int) -> list[int]:
+        found = client.describe_producers([where], broker_id=worker)[where]
+        return [producer.last_sequence for producer in found.active_producers]
+
+    for number in cluster.workers:
+        wait_until(lambda number=number: known(number) == [2], what=f"worker {number} knows it")
+    client.close()
 
 
 # Controllers that stop, stand still and come back
