@@ -343,6 +343,11 @@ def cluster_group() -> None:
     help="Node N, from 1, listens on BASE_PORT + N - 1, and 100 above for other nodes.",
 )
 @click.option(
+    "--metrics-base-port",
+    type=click.IntRange(1, MAX_PORT),
+    help="Node N tells Prometheus its figures at METRICS_BASE_PORT + N - 1.  [default: nowhere]",
+)
+@click.option(
     "--set",
     "configs",
     multiple=True,
@@ -357,6 +362,7 @@ def start(
     controllers: str | None,
     workers: int | None,
     base_port: int,
+    metrics_base_port: int | None,
     configs: dict[str, str],
     keep: bool,
 ) -> None:
@@ -366,6 +372,7 @@ def start(
     Examples:
       mq-server cluster start --nodes 3
       mq-server cluster start --controllers 3 --workers 4 --base-port 29092
+      mq-server cluster start --nodes 3 --metrics-base-port 9464
     """
     if (controllers is None) != (workers is None) or (nodes is not None and workers is not None):
         raise click.UsageError("say either --nodes, or both of --controllers and --workers")
@@ -377,6 +384,11 @@ def start(
         wanted = State.combined(nodes or 1, base_port, cluster_id)
     if base_port + wanted.nodes - 1 + (0 if wanted.is_alone else QUORUM_PORT_OFFSET) > MAX_PORT:
         raise click.UsageError("ports end at 65535: choose a lower --base-port")
+    if metrics_base_port is not None:
+        wanted.metrics_base_port = metrics_base_port
+        ports = [port for node in wanted.all_nodes for port in wanted.ports(node)]
+        if len(set(ports)) < len(ports) or max(ports) > MAX_PORT:
+            raise click.UsageError("two ports are one, or too high: choose --metrics-base-port")
     Cluster(folder).start(wanted, configs, keep)
 
 

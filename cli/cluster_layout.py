@@ -5,7 +5,8 @@
     DIR/nodeN/server.toml       its settings;  DIR/nodeN/data, DIR/nodeN/log
 
 Node N, from 1, listens on base port + N - 1 for clients if it is a worker, and on that port + 100
-for other nodes if it is one of several controllers.
+for other nodes if it is one of several controllers; for Prometheus, where that is wanted, on the
+base port of metrics + N - 1.
 """
 
 import json
@@ -32,6 +33,7 @@ class State:
     controllers: int = 1
     separate: bool = False  # the controllers are no workers
     cluster_id: str = ""
+    metrics_base_port: int | None = None
 
     @staticmethod
     def combined(nodes: int, base_port: int, cluster_id: str) -> "State":
@@ -69,6 +71,8 @@ class State:
         ports = [self.port(node)] if self.is_worker(node) else []
         if self.is_controller(node) and not self.is_alone:
             ports.append(self.base_port + node - 1 + QUORUM_PORT_OFFSET)
+        if self.metrics_base_port is not None:
+            ports.append(self.metrics_base_port + node - 1)
         return ports
 
     def quorum(self) -> str:
@@ -90,6 +94,8 @@ def server_toml(state: State, node: int, folder: Path, configs: Mapping[str, str
     ]
     if state.is_worker(node):
         keys.append(("listen", f"{HOST}:{state.port(node)}"))
+    if state.metrics_base_port is not None:
+        keys.append(("metrics-listen", f"{HOST}:{state.metrics_base_port + node - 1}"))
     if not state.is_alone:
         keys += [
             ("roles", state.roles(node)),

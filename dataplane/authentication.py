@@ -31,6 +31,7 @@ from dataplane.connection import (
     PendingReply,
     Reply,
 )
+from dataplane.logins import Logins
 from dataplane.sasl_session import SaslSession
 from metaquorum.image import MetadataImage
 from metaquorum.rpc.methods import ANONYMOUS
@@ -80,6 +81,7 @@ class SaslGate:
         image: Callable[[], MetadataImage],
         handle: Handle,
         decoy_key: bytes,
+        logins: Logins,
     ) -> None:
         """`image` is that of now; `handle` is for requests of those who are known.
 
@@ -91,6 +93,7 @@ class SaslGate:
         self._image = image
         self._handle = handle
         self._decoy_key = decoy_key
+        self._logins = logins
 
     def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
         session = client.sasl
@@ -98,6 +101,7 @@ class SaslGate:
         if session.is_open:
             if frame[:2] != _HANDSHAKE_KEY:
                 if session.expires_at != inf and self._clock.monotonic() >= session.expires_at:
+                    self._logins.expired_connections_killed_count += 1
                     raise CloseConnectionError(
                         f"the session of {client.principal} is over, and it did not show again who"
                         " it is"
@@ -190,6 +194,7 @@ class SaslGate:
         try:
             token = self._respond(bytes(message.auth_bytes), client, session)
         except AuthenticationError as error:
+            self._logins.failed(again=bool(session.was_opened_by))
             refusal = SaslAuthenticateResponse(
                 error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=str(error)
             )
@@ -205,6 +210,7 @@ class SaslGate:
         try:
             token = self._respond(bytes(frame), client, session)
         except AuthenticationError as error:  # there is no way to say so
+            self._logins.failed(again=bool(session.was_opened_by))
             why = _failure(session.exchange, error)
             raise LastAnswerError(why, self._failed(b"")) from None
         return _size.pack(len(token)) + token
@@ -223,6 +229,7 @@ class SaslGate:
                 f"it was {client.principal} before",
             )
         client.principal = principal
+        self._logins.succeeded(again=bool(session.was_opened_by))
         session.exchange, session.is_open = None, True
         session.was_opened_by = exchange.name
         if self.settings.session_ms > 0:

@@ -15,7 +15,7 @@ MAX_LATERS of them.
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -27,6 +27,7 @@ from dataplane.later import Later
 from dataplane.line_limit import LineLimit
 from dataplane.listener_tls import ListenerTls
 from dataplane.log.slices import LogSlice
+from dataplane.logins import Logins
 from dataplane.memory import RequestMemory
 from dataplane.muting import Mute, Name
 from dataplane.sasl_session import SaslSession
@@ -174,6 +175,7 @@ class Entrance:
     # Where they have to show who they are: what they may send in one frame before.
     max_unknown_bytes: int | None = None
     tls: ListenerTls | None = None
+    logins: Logins = field(default_factory=Logins)
 
 
 class _Unfinished(NamedTuple):
@@ -222,6 +224,7 @@ class ClientConnection:
         # Nothing of a request is held that a cancellation could take.
         self._waiting_for_request = False
         self._tls = entrance.tls
+        self._logins = entrance.logins
         self._is_known = self._tls is None  # or nobody asks
         self._draining = False
         self._ended = False
@@ -268,12 +271,14 @@ class ClientConnection:
         try:
             await secured.handshake()
         except TlsError as error:
+            self._logins.failed()
             raise CloseConnectionError(str(error)) from None
         if self.client.sasl is None:
             try:
                 self.client.principal = tls.principal_of(secured.ssl)
             except CertificateError as error:
                 raise CloseConnectionError(f"whose its certificate is: {error}") from None
+            self._logins.succeeded()
             self._let_in()
         self._tls = None
 

@@ -171,4 +171,6 @@ class Dispatcher:
             if throttle_ms and answer is not None and route.has_throttle_time:
                 # It may say so already: of bytes fetched.
                 answer.throttle_time_ms = throttle_ms  # type: ignore[attr-defined]
+        if self._worker.errors is not None and answer is not None:
+            self._worker.errors.count(route.api.key, answer)
         return route.reply(correlation_id, answer)

@@ -117,6 +117,7 @@ class _Followed:
     resume_at: float = 0.0
     failures: int = 0
     told: ErrorCode | None = None  # the error that was logged last
+    lag: int = 0  # records that its leader has committed, and that are not here
 
 
 class _Row(NamedTuple):
@@ -173,6 +174,10 @@ class ReplicaFetcher:
 
     def __len__(self) -> int:
         return len(self._followed)
+
+    @property
+    def max_lag(self) -> int:
+        return max((followed.lag for followed in self._followed.values()), default=0)
 
     def add(self, partition: Partition, leader_epoch: int) -> None:
         """`partition` follows this leader in that epoch."""
@@ -446,6 +451,7 @@ class ReplicaFetcher:
             self._failed(followed, error)
         else:
             followed.failures, followed.told = 0, None
+            followed.lag = max(0, row.high_watermark - followed.partition.log.log_end_offset)
 
     def _failed(self, followed: _Followed, error: StorageError) -> None:
         self._events.failed(followed.partition, error)

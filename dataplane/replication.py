@@ -248,6 +248,10 @@ class Replication:
             del self._fetchers[at]
             scope.cancel()
 
+    def max_lag(self) -> int:
+        """Committed records that the replica here lacks that lacks most."""
+        return max((fetcher.max_lag for fetcher, _ in self._fetchers.values()), default=0)
+
     def _fetcher(self, at: tuple[int, int]) -> ReplicaFetcher:
         known = self._fetchers.get(at)
         if known is not None:

@@ -66,6 +66,7 @@ class Server:
         self._buffers = BufferPool()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
         self._per_ip: Counter[str] = Counter()
+        self.logins = {entrance.listener: entrance.logins for _, entrance in entrances}
         self.accepted_counts = {entrance.listener: 0 for _, entrance in entrances}
         self._all_closed = trio.Event()
         self._accepting = trio.CancelScope()

@@ -12,6 +12,7 @@ from dataplane.connection import Client
 from dataplane.fetch_sessions import FetchSessions
 from dataplane.later import Timers
 from dataplane.log.compaction import CleanerStatistics
+from dataplane.metrics.errors import ErrorCounts
 from dataplane.nearest_replica import RACK_AWARE_SELECTOR
 from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
@@ -102,6 +103,7 @@ class Worker:
         self.cleaner = CleanerStatistics()
         self.removals = Removals(runtime.clock)
         self.stopping = False
+        self.errors: ErrorCounts | None = None  # None: nobody asks for metrics
 
     @property
     def replication(self) -> Replication:

@@ -27,6 +27,7 @@ from dataplane.dispatch import Dispatcher
 from dataplane.ledger import TruncationLedger
 from dataplane.listener_tls import ListenerTls, context_for_dialing
 from dataplane.log.log_dirs import LogDirs
+from dataplane.logins import Logins
 from dataplane.node_config import NodeConfig
 from dataplane.partitions import Partitions
 from dataplane.replication import Replication
@@ -79,6 +80,7 @@ class WorkerRole:
         self._metrics = metrics
         self._listeners = tuple(zip(config.client_listeners, listeners, strict=True))
         self._contexts: list[ReloadedContext] = []
+        self.logins: dict[str, Logins] = {}
         static = WorkerLayers(config.configs).worker_configs()
         self.session = WorkerSession(
             runtime,
@@ -183,6 +185,7 @@ class WorkerRole:
         )
         if self._metrics is not None:
             self._metrics.serves(worker, server, self._log_dirs)
+            worker.errors = self._metrics.errors
         configs.call(lambda changed: server.limit(_limits(changed)))
         if len(self._listeners) > 1:
             quotas.connections.own_listener = self._config.between_workers.listener
@@ -209,12 +212,20 @@ class WorkerRole:
             tls = None if asked.tls is None else ListenerTls(asked.tls)
             if tls is not None:
                 self._contexts.append(tls.context)
-            entrance = Entrance(asked.name, handle, tls=tls)
+            logins = self.logins[asked.name] = Logins()
+            entrance = Entrance(asked.name, handle, tls=tls, logins=logins)
             if asked.sasl is not None:
                 gate = SaslGate(
-                    self._runtime, asked.sasl, lambda: worker.image, handle, self._decoy_key()
+                    self._runtime,
+                    asked.sasl,
+                    lambda: worker.image,
+                    handle,
+                    self._decoy_key(),
+                    logins,
                 )
-                entrance = Entrance(asked.name, gate.handle, asked.sasl.max_message_bytes, tls)
+                entrance = Entrance(
+                    asked.name, gate.handle, asked.sasl.max_message_bytes, tls, logins
+                )
             entrances.append((listener, entrance))
         return entrances
 

@@ -48,7 +48,7 @@ from metaquorum.isr_changes import PartitionChange, alter_partition
 from metaquorum.leader_balance import keep_balance
 from metaquorum.leader_election import LeaderWish, elect_leader
 from metaquorum.loader import MetadataLoader
-from metaquorum.mutation_quotas import MutationQuotas, MutationsTaken
+from metaquorum.mutation_quotas import MutationQuotas, MutationsTaken, MutationUse
 from metaquorum.proposer import Changed, Proposer
 from metaquorum.quorum import Quorum
 from metaquorum.quota_changes import QuotaChange, change_quotas
@@ -115,7 +115,7 @@ class Controller:
         first_records = (for_all_workers(static_configs), *first_records)
         self._proposer = Proposer(quorum, loader, clock, first_records)
         configs = self._configs(loader.image)
-        self._mutations = MutationQuotas(
+        self.mutations = MutationQuotas(
             configs.integer("controller.quota.window.num"),
             float(configs.integer("controller.quota.window.size.seconds")),
         )
@@ -162,9 +162,15 @@ class Controller:
         """So many of the wishes for so many partitions each are within the client's quota."""
         image = await self._proposer.decided()
         now = self._clock.monotonic()
-        return self._mutations.take(
+        return self.mutations.take(
             image.client_quotas, user, client_id, counts, now, is_strict=is_strict
         )
+
+    async def describe_mutations(self, user: str, client_id: str | None) -> list[MutationUse]:
+        """What the client has of its quota; nothing where it is not limited."""
+        image = await self._proposer.decided()
+        use = self.mutations.use(image.client_quotas, user, client_id, self._clock.monotonic())
+        return [] if use is None else [use]
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False

@@ -22,7 +22,7 @@ from metaquorum.features import FeatureUpdate
 from metaquorum.isr_changes import PartitionChange
 from metaquorum.leader_election import LeaderWish
 from metaquorum.loader import MetadataLoader
-from metaquorum.mutation_quotas import MutationsTaken
+from metaquorum.mutation_quotas import MutationsTaken, MutationUse
 from metaquorum.proposer import Changed
 from metaquorum.quota_changes import QuotaChange
 from metaquorum.rpc.links import QuorumLinks
@@ -35,6 +35,7 @@ from metaquorum.rpc.methods import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
+    DESCRIBE_MUTATIONS,
     DESCRIBE_QUORUM,
     ELECT_LEADERS,
     LOSE_LOGS,
@@ -50,6 +51,7 @@ from metaquorum.rpc.methods import (
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
+    DescribeMutations,
     DescribeQuorum,
     ElectLeaders,
     LoseLogs,
@@ -246,6 +248,13 @@ class Gateway:
         """How many of such wishes are within the client's quota. KafkaError."""
         deadline = self._clock.monotonic() + timeout_s
         return await self.ask(TAKE_MUTATIONS, TakeMutations(asker, counts, is_strict), deadline)
+
+    async def describe_mutations(
+        self, user: str, client_id: str | None, *, timeout_s: float
+    ) -> list[MutationUse]:
+        """What the client has of its quota; nothing where it is not limited. KafkaError."""
+        deadline = self._clock.monotonic() + timeout_s
+        return await self.ask(DESCRIBE_MUTATIONS, DescribeMutations(user, client_id), deadline)
 
     async def allocate_producer_ids(
         self, worker_id: int, broker_epoch: int, *, timeout_s: float

@@ -11,7 +11,7 @@ debt. Others are executed whole, and whoever sent them is left alone until the d
 Plain state: `now` is monotonic seconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +29,18 @@ class MutationsTaken:
 
     count: int
     throttle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MutationUse:
+    """Of all clients with that user and client id (None: any); `quota` tokens come a second."""
+
+    user: str | None
+    client_id: str | None
+    precedence: int
+    quota: float
+    tokens: float  # below 0: a debt
+    window_s: float  # in which an empty bucket is full
 
 
 class TokenBucket:
@@ -106,6 +118,34 @@ class MutationQuotas:
             bucket.take(count, quota, now)
             taken += 1
         return MutationsTaken(taken, 0.0 if is_strict else bucket.delay_s(quota, now))
+
+    def tokens(
+        self, quotas: Mapping[QuotaEntity, Mapping[str, float]], now: float
+    ) -> Iterator[tuple[Sharers, float]]:
+        """What each who was heard of lately, and still has a quota, may do at once."""
+        for sharers, bucket in self._buckets.items():
+            rule = applying(quotas, CONTROLLER_MUTATION_RATE, sharers.user or "", sharers.client_id)
+            if rule is not None and rule.value is not None and rule.sharers == sharers:
+                yield sharers, bucket.tokens(rule.value, now)
+
+    def use(
+        self,
+        quotas: Mapping[QuotaEntity, Mapping[str, float]],
+        user: str,
+        client_id: str | None,
+        now: float,
+    ) -> "MutationUse | None":
+        """What the client has of its quota; None: it is not limited."""
+        rule = applying(quotas, CONTROLLER_MUTATION_RATE, user, client_id)
+        if rule is None:
+            return None
+        assert rule.value is not None
+        window_s = self._samples * self._sample_s
+        bucket = self._buckets.get(rule.sharers)
+        tokens = rule.value * window_s if bucket is None else bucket.tokens(rule.value, now)
+        return MutationUse(
+            rule.sharers.user, rule.sharers.client_id, rule.precedence, rule.value, tokens, window_s
+        )
 
     def _bucket(self, sharers: Sharers, quota: float, now: float) -> TokenBucket:
         bucket = self._buckets.get(sharers)

@@ -134,6 +134,8 @@ class _Outcome:
 
     def fail(self, number: int, partition: Partition, error: KafkaError | StorageError) -> None:
         answer = _failed(self._worker, partition, partition.index, error)
+        if self._worker.errors is not None:
+            self._worker.errors.add(ApiKey.PRODUCE, answer.error_code)
         self._failed[number] = partition, answer
 
     def answer(self) -> bytes:

@@ -7,16 +7,18 @@ from typing import Final
 
 import trio
 
+from dataplane.muting import Name
 from dataplane.quota_status import QuotaStatus, Use
 from dataplane.worker import Request, Worker
 from metaquorum.quota_rules import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
     OBSERVED,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
-from wire.errors import ErrorCode
+from wire.errors import ErrorCode, KafkaError
 from wire.messages.describe_quota_use import (
     AskedClient,
     DescribedUse,
@@ -29,6 +31,7 @@ MAX_CLIENTS: Final = 100  # in one request
 MAX_USES: Final = 1000  # and of muted connections, in one answer
 MAX_LOOKED_AT: Final = 100_000
 SLICE_USES: Final = 100
+ASK_S: Final = 5.0  # the controller
 _RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
 _KEYS: Final = (*_RATES, *[OBSERVED + key for key in _RATES])
 
@@ -45,6 +48,7 @@ async def handle_describe_quota_use(
     response = DescribeQuotaUseResponse()
     for number, client in enumerate(message.clients):
         response.uses += _of_client(worker, status, number, client)
+        response.uses += await _mutations(worker, number, client)
     if message.most_used > 0:
         uses = []
         for number, use in enumerate(islice(status.uses(), MAX_LOOKED_AT), 1):
@@ -95,6 +99,34 @@ def _of_client(
                 used=rate.used,
                 window_s=rate.window_s,
             )
+
+
+async def _mutations(worker: Worker, number: int, client: AskedClient) -> list[DescribedUse]:
+    """As the active controller counts them, for all workers; not told where it does not answer."""
+    name = Name(f"User:{client.user}", client.client_id)
+    if not worker.quotas.limits_mutations(name):
+        return []
+    try:
+        uses = await worker.gateway.describe_mutations(
+            client.user, client.client_id, timeout_s=ASK_S
+        )
+    except KafkaError:
+        return []
+    return [
+        DescribedUse(
+            asked=number,
+            quota_key=CONTROLLER_MUTATION_RATE,
+            user=use.user,
+            client_id=use.client_id,
+            precedence=use.precedence,
+            quota=use.quota,
+            used=use.quota * use.window_s - use.tokens,
+            window_s=use.window_s,
+            delay_s=max(0.0, -use.tokens / use.quota),
+            next_delay_s=max(0.0, -use.tokens / use.quota),
+        )
+        for use in uses
+    ]
 
 
 def _row(use: Use) -> DescribedUse:

@@ -19,6 +19,8 @@ from typing import Final
 import trio
 
 from dataplane.log.log_dirs import LogDirs
+from dataplane.logins import Logins
+from dataplane.metrics.errors import ErrorCounts, name_of
 from dataplane.metrics.exposition import Page, label_text
 from dataplane.metrics.requests import RequestMeter
 from dataplane.partition import NO_TRAFFIC, Partition, Traffic
@@ -30,6 +32,7 @@ from metaquorum.image import MetadataImage
 from metaquorum.loader import MetadataLoader
 from metaquorum.quota_rules import (
     CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
     OBSERVED_CONSUMER_BYTE_RATE,
     OBSERVED_PRODUCER_BYTE_RATE,
     OBSERVED_REQUEST_PERCENTAGE,
@@ -54,9 +57,12 @@ RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     OBSERVED_CONSUMER_BYTE_RATE: ("ObservedFetch", "kafka_server_quota_byte_rate"),
     OBSERVED_REQUEST_PERCENTAGE: ("ObservedRequest", "kafka_server_quota_request_time"),
 }
+_MUTATIONS: Final = "ControllerMutation"
 RUNNING, LEAVING = 3, 6  # Kafka's BrokerState
 
 _TRAFFIC: Final = "kafka_server_brokertopicmetrics_"
+_REQUESTS: Final = "kafka_network_requestmetrics_"
+_SOCKETS: Final = "kafka_server_socket_server_metrics_"
 _REPLICAS: Final = "kafka_server_replicamanager_"
 _CONTROLLER: Final = "kafka_controller_kafkacontroller_"
 _RAFT: Final = "kafka_server_raft_metrics_"
@@ -76,6 +82,7 @@ class Collector:
 
     def __init__(self, cluster_id: str, node_id: int, loader: MetadataLoader, clock: Clock) -> None:
         self.meter = RequestMeter(clock)
+        self.errors = ErrorCounts()
         self._cluster_id = cluster_id
         self._loader = loader
         self.controller: ControllerRole | None = None
@@ -114,6 +121,7 @@ class Collector:
             await _add_quotas(page, self.parts.worker, slices)
         if self.controller is not None:
             self._add_quorum(page, self.controller)
+            _add_mutations(page, self.controller, self._loader.image, self._clock.monotonic())
             await _add_cluster(page, self._loader.image, slices)
         page.add("metaquorum_metrics_collect_seconds", round(self._collect_s, 6))
         self._collect_s = slices.end()
@@ -132,14 +140,27 @@ class Collector:
             page.add_times(
                 "kafka_network_requestmetrics_totaltimems", times, now, request=APIS[key].name
             )
+        for api_key, local in sorted(meter.local_times.items()):
+            page.add_times(_REQUESTS + "localtimems", local, now, request=APIS[api_key].name)
+        for api_key, remote in sorted(meter.remote_times.items()):
+            page.add_times(_REQUESTS + "remotetimems", remote, now, request=APIS[api_key].name)
+        for (api_key, code), count in sorted(self.errors.by_code.items()):
+            of = {"request": APIS[api_key].name, "error": name_of(code)}
+            page.add(_REQUESTS + "errors_total", count, **of)
+        failed = self.errors.of
+        page.add(_TRAFFIC + "failedproducerequests_total", failed(ApiKey.PRODUCE))
+        page.add(_TRAFFIC + "failedfetchrequests_total", failed(ApiKey.FETCH))
         page.add(_TRAFFIC + "totalproducerequests_total", meter.count(ApiKey.PRODUCE))
         page.add(_TRAFFIC + "totalfetchrequests_total", meter.count(ApiKey.FETCH))
-        sockets = "kafka_server_socket_server_metrics_connection_"
+        sockets = _SOCKETS + "connection_"
         counts = parts.server.connections_by_listener()
         for listener, accepted_count in parts.server.accepted_counts.items():
-            of = {"listener": listener, "networkProcessor": 0}
-            page.add(sockets + "count", counts[listener], **of)
-            page.add(sockets + "creation_total", accepted_count, **of)
+            of_listener = {"listener": listener, "networkProcessor": 0}
+            page.add(sockets + "count", counts[listener], **of_listener)
+            page.add(sockets + "creation_total", accepted_count, **of_listener)
+            logins = parts.server.logins[listener]
+            for name in Logins.__slots__:
+                page.add(_SOCKETS + name, getattr(logins, name), **of_listener)
         page.add(
             "kafka_server_kafkaserver_brokerstate", LEAVING if parts.worker.stopping else RUNNING
         )
@@ -157,6 +178,8 @@ class Collector:
             page.add(f"kafka_log_logcleaner_{name}", getattr(cleaner, name))
         page.add(_REPLICAS + "isrshrinks_total", context.isr_shrinks)
         page.add(_REPLICAS + "isrexpands_total", context.isr_expands)
+        lag = parts.worker.replication.max_lag()
+        page.add("kafka_server_replicafetchermanager_maxlag", lag, clientId="Replica")
 
     async def _add_partitions(self, page: Page, parts: WorkerParts, slices: "_Slices") -> None:
         partitions = parts.worker.partitions
@@ -295,6 +318,10 @@ async def _add_quotas(page: Page, worker: Worker, slices: _Slices) -> None:
         left_out += max(0, len(uses) - MAX_QUOTAS) + unseen
         page.add("metaquorum_muted_connections", muted[kind.key], resource=resource)
     page.add("metaquorum_metrics_left_out", left_out, what="quotas")
+    mutations = muted[CONTROLLER_MUTATION_RATE]
+    page.add("metaquorum_muted_connections", mutations, resource=_MUTATIONS)
+    throttled = worker.quotas.connections.throttled
+    page.add("metaquorum_connections_throttled_total", throttled)
 
 
 def _add_quota(page: Page, use: Use, resource: str, name: str) -> None:
@@ -309,6 +336,20 @@ def _add_quota(page: Page, use: Use, resource: str, name: str) -> None:
     page.add("metaquorum_quota_value", use.quota, **of)
     page.add("metaquorum_quota_utilization", round(use.rate / use.quota, 6), **of)
     page.add("metaquorum_quota_throttles_total", use.throttle_count, **of)
+
+
+def _add_mutations(page: Page, role: ControllerRole, image: MetadataImage, now: float) -> None:
+    """Only the active controller counts them."""
+    if not role.quorum.status.is_active:
+        return
+    mutations = role.controller.mutations
+    for sharers, tokens in islice(mutations.tokens(image.client_quotas, now), MAX_QUOTAS):
+        of = {"resource": _MUTATIONS}
+        if sharers.user is not None:
+            of["user"] = sharers.user
+        if sharers.client_id is not None:
+            of["clientId"] = sharers.client_id
+        page.add("kafka_server_quota_tokens", round(tokens, 3), **of)
 
 
 def _version() -> str:

@@ -23,20 +23,31 @@ _first_four = struct.Struct(">I").unpack_from
 class _Version:
     """One version of one API."""
 
-    __slots__ = ("api_key", "count", "times", "version")
+    __slots__ = ("api_key", "count", "local", "remote", "times", "version")
 
-    def __init__(self, api_key: int, version: int, times: Times) -> None:
+    def __init__(
+        self, api_key: int, version: int, times: Times, local: Times, remote: Times
+    ) -> None:
         self.api_key = api_key
         self.version = version
         self.count = 0
-        self.times = times  # of all versions together
+        # Of all versions together.
+        self.times = times
+        self.local = local
+        self.remote = remote
 
 
 class RequestMeter:
-    """Of what is served only. `times` are by API key."""
+    """Of what is served only. Times are by API key.
+
+    `local_times` end when an answer is ready or has to wait; `remote_times` are how long those that
+    had to have waited.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.times: dict[int, Times] = {}
+        self.local_times: dict[int, Times] = {}
+        self.remote_times: dict[int, Times] = {}
         self._versions: dict[tuple[int, int], _Version] = {}
         # As above, by the first four bytes of a request.
         self._by_bytes: dict[int, _Version] = {}
@@ -51,12 +62,13 @@ class RequestMeter:
             reply = handle(frame, client)
             version = known.get(_first_four(frame)[0]) or self._first(frame)
             version.count += 1
-            if isinstance(reply, PendingReply):
-                return _MeteredReply(reply, self, version.times, began)
-            if isinstance(reply, LaterReply):
-                reply.when_given(partial(self.ended, version.times, began))
-                return reply
             now = monotonic()
+            version.local.record(now - began, now)
+            if isinstance(reply, PendingReply):
+                return _MeteredReply(reply, self, version, began, now)
+            if isinstance(reply, LaterReply):
+                reply.when_given(partial(self.ended, version, began, now))
+                return reply
             version.times.record(now - began, now)
             return reply
 
@@ -70,10 +82,11 @@ class RequestMeter:
     def count(self, api_key: int) -> int:
         return sum(count for key, _, count in self.counts() if key == api_key)
 
-    def ended(self, times: Times, began: float) -> None:
+    def ended(self, version: _Version, began: float, waited_from: float) -> None:
         """A request that had to wait has its answer."""
         now = self._monotonic()
-        times.record(now - began, now)
+        version.times.record(now - began, now)
+        version.remote.record(now - waited_from, now)
 
     def _first(self, frame: memoryview) -> _Version:
         """It was answered, so the API is served, but ApiVersions answers any version.
@@ -83,33 +96,40 @@ class RequestMeter:
         api_key, version = _api_and_version(frame)
         api = APIS.get(api_key)
         if api is None:
-            return _Version(api_key, version, Times())
+            return _Version(api_key, version, Times(), Times(), Times())
         is_served = api.serves(version)
         if not is_served:
             version = OTHER_VERSION
         counted = self._versions.get((api_key, version))
         if counted is None:
-            times = self.times.setdefault(api_key, Times())
-            counted = self._versions[api_key, version] = _Version(api_key, version, times)
+            all_times = (self.times, self.local_times, self.remote_times)
+            of_api = [times.setdefault(api_key, Times()) for times in all_times]
+            counted = self._versions[api_key, version] = _Version(api_key, version, *of_api)
         if is_served:
             self._by_bytes[_first_four(frame)[0]] = counted
         return counted
 
 
 class _MeteredReply(PendingReply):
-    __slots__ = ("_began", "_meter", "_reply", "_times")
+    __slots__ = ("_began", "_meter", "_reply", "_version", "_waited_from")
 
     def __init__(
-        self, reply: PendingReply, meter: RequestMeter, times: Times, began: float
+        self,
+        reply: PendingReply,
+        meter: RequestMeter,
+        version: _Version,
+        began: float,
+        waited_from: float,
     ) -> None:
         self._reply = reply
         self._meter = meter
-        self._times = times
+        self._version = version
+        self._waited_from = waited_from
         self._began = began
 
     def __await__(self) -> Generator[Any, Any, Reply]:
         reply = yield from self._reply.__await__()
-        self._meter.ended(self._times, self._began)
+        self._meter.ended(self._version, self._began, self._waited_from)
         return reply
 
     def close(self) -> None:

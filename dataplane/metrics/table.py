@@ -26,6 +26,7 @@ class Metric(NamedTuple):
 _COUNTER, _GAUGE, _SUMMARY = Kind.COUNTER, Kind.GAUGE, Kind.SUMMARY
 _TOPIC: Final = ("topic",)
 _PARTITION: Final = ("topic", "partition")
+_LISTENER: Final = ("listener", "networkProcessor")
 _QUOTA: Final = ("resource", "user", "clientId")
 _BROKER_TOPIC: Final = "kafka_server_brokertopicmetrics_"
 _REPLICAS: Final = "kafka_server_replicamanager_"
@@ -85,6 +86,51 @@ _ROWS: Final = (
         _SUMMARY,
         ("request", "quantile"),
         "Milliseconds from a whole request to its answer, waits included.",
+    ),
+    Metric(
+        "kafka_network_requestmetrics_localtimems",
+        _SUMMARY,
+        ("request", "quantile"),
+        "Milliseconds of it until the answer was ready, or waited for something.",
+    ),
+    Metric(
+        "kafka_network_requestmetrics_remotetimems",
+        _SUMMARY,
+        ("request", "quantile"),
+        "Milliseconds that answers waited: for followers, records, the controller, the disk.",
+    ),
+    Metric(
+        "kafka_network_requestmetrics_errors_total",
+        _COUNTER,
+        ("request", "error"),
+        "Error codes in answers, each of a request, a topic or a partition; NONE is not counted.",
+    ),
+    Metric(
+        _BROKER_TOPIC + "failedproducerequests_total",
+        _COUNTER,
+        (),
+        "Error codes in answers to Produce, each of a partition as a rule.",
+    ),
+    Metric(
+        _BROKER_TOPIC + "failedfetchrequests_total",
+        _COUNTER,
+        (),
+        "Error codes in answers to Fetch, each of a partition as a rule.",
+    ),
+    *(
+        Metric(
+            f"kafka_server_socket_server_metrics_{name}",
+            _COUNTER if name.endswith("_total") else _GAUGE,
+            _LISTENER,
+            text,
+        )
+        for name, text in (
+            ("successful_authentication_total", "Clients that have shown who they are."),
+            ("failed_authentication_total", "Clients that have failed to, or to agree on TLS."),
+            ("successful_reauthentication_total", "Clients that have shown it again in time."),
+            ("failed_reauthentication_total", "Clients that have failed to show it again."),
+            ("expired_connections_killed_count", "Connections closed, as they did not in time."),
+        )
     ),
     Metric(
         "kafka_server_socket_server_metrics_connection_count",
@@ -165,6 +211,12 @@ _ROWS: Final = (
     Metric(_REPLICAS + "isrshrinks_total", _COUNTER, (), "Times that a replica fell out of sync."),
     Metric(_REPLICAS + "isrexpands_total", _COUNTER, (), "Times that a replica came in sync."),
     Metric(
+        "kafka_server_replicafetchermanager_maxlag",
+        _GAUGE,
+        ("clientId",),
+        "Records committed that a replica here has not yet fetched, of the one that has most.",
+    ),
+    Metric(
         "kafka_cluster_partition_replicascount", _GAUGE, _PARTITION, "Replicas; 0 if not led here."
     ),
     Metric(
@@ -211,6 +263,19 @@ _ROWS: Final = (
         _GAUGE,
         ("resource",),
         "Connections that are not read at present, by the quota that they are muted for.",
+    ),
+    Metric(
+        "kafka_server_quota_tokens",
+        _GAUGE,
+        _QUOTA,
+        "Partitions that may be created and deleted at once, below 0 a debt; as the active"
+        " controller counts them.",
+    ),
+    Metric(
+        "metaquorum_connections_throttled_total",
+        _COUNTER,
+        (),
+        "Connections that were refused, or taken later, as too many were made in a second.",
     ),
     # The worker
     Metric(

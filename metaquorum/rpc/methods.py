@@ -15,7 +15,7 @@ from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, Topi
 from metaquorum.features import FeatureUpdate
 from metaquorum.isr_changes import PartitionChange
 from metaquorum.leader_election import LeaderWish
-from metaquorum.mutation_quotas import MutationsTaken
+from metaquorum.mutation_quotas import MutationsTaken, MutationUse
 from metaquorum.proposer import Changed
 from metaquorum.quota_changes import QuotaChange
 from metaquorum.registrations import ControllerRegistration, WorkerRegistration
@@ -87,6 +87,14 @@ class TakeMutations:
     asker: Asker
     counts: Sequence[int]
     is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeMutations:
+    """Asks what a client has of its controller_mutation_rate."""
+
+    user: str
+    client_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +298,9 @@ CHANGE_QUOTAS: Final[Method[ChangeQuotas, Changed[list[KafkaError | None]]]] = M
 TAKE_MUTATIONS: Final[Method[TakeMutations, MutationsTaken]] = Method(
     "take_mutations", TakeMutations, MutationsTaken, is_repeatable=True
 )
+DESCRIBE_MUTATIONS: Final[Method[DescribeMutations, list[MutationUse]]] = Method(
+    "describe_mutations", DescribeMutations, list[MutationUse], is_repeatable=True
+)
 CHANGE_SCRAM_CREDENTIALS: Final[
     Method[ChangeScramCredentials, Changed[list[KafkaError | None]]]
 ] = Method("change_scram_credentials", ChangeScramCredentials, _ERRORS)
@@ -347,6 +358,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         CHANGE_CONFIGS,
         CHANGE_QUOTAS,
         TAKE_MUTATIONS,
+        DESCRIBE_MUTATIONS,
         CHANGE_SCRAM_CREDENTIALS,
         UPDATE_FEATURES,
         UNREGISTER_WORKER,

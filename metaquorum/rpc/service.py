@@ -22,6 +22,7 @@ from metaquorum.rpc.methods import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
+    DESCRIBE_MUTATIONS,
     DESCRIBE_QUORUM,
     ELECT_LEADERS,
     FETCH_METADATA,
@@ -95,6 +96,9 @@ class ControllerService:
             ),
             TAKE_MUTATIONS.name: lambda _, r: controller.take_mutations(
                 r.asker.user, r.asker.client_id, r.counts, is_strict=r.is_strict
+            ),
+            DESCRIBE_MUTATIONS.name: lambda _, r: controller.describe_mutations(
+                r.user, r.client_id
             ),
             CHANGE_SCRAM_CREDENTIALS.name: lambda _, r: controller.change_scram_credentials(
                 r.users

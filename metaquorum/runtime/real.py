@@ -43,11 +43,9 @@ class RealClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def monotonic(self) -> float:
-        return trio.current_time()
-
-    def cpu_s(self) -> float:
-        return time.thread_time()
+    # Asked several times a request: no frame of ours in between.
+    monotonic = staticmethod(trio.current_time)
+    cpu_s = staticmethod(time.thread_time)
 
     async def sleep_until(self, deadline: float) -> None:
         await trio.sleep_until(deadline)

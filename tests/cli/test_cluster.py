@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from confluent_kafka.admin import NewTopic
@@ -16,7 +17,7 @@ from tests.nodes import ROOT, free_ports
 class Command:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_ports((1, 2, 100, 101, 102))
+        self.port = free_ports((1, 2, 100, 101, 102, 200))
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -44,7 +45,8 @@ def cluster(tmp_path: Path) -> Iterator[Command]:
 
 
 def test_every_verb_does_what_its_name_says(cluster: Command) -> None:
-    started = cluster.start("--set", "num.partitions=3")
+    metrics = str(cluster.port + 200)
+    started = cluster.start("--set", "num.partitions=3", "--metrics-base-port", metrics)
     bootstrap = f"127.0.0.1:{cluster.port}"
     found = re.fullmatch(
         rf"node 1 ready after [\d.]+ s: {bootstrap} pid (\d+)\n"
@@ -54,6 +56,8 @@ def test_every_verb_does_what_its_name_says(cluster: Command) -> None:
     assert found
     pid = found[1]
     assert cluster("pids") == f"{pid}\n"
+    page = urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=20).read().decode()
+    assert 'node_id="1"' in page
     assert f"node 1  {cluster.port}  pid {pid}  knows 1 brokers" in cluster("status")
     assert cluster("pause", "1") == f"SIGSTOP to node 1, pid {pid}\n"
     assert "knows 0 brokers" in cluster("status")
@@ -113,6 +117,12 @@ def test_controllers_and_workers_may_be_apart(cluster: Command) -> None:
     assert re.search("node 1 ready after", cluster("restart", "1"))
     create(addresses[1], "made")
     assert cluster("stop") == "stopped 3\n"
+
+
+def test_ports_of_metrics_are_not_those_of_clients(cluster: Command) -> None:
+    same = str(cluster.port + 1)
+    said = cluster.start("--nodes", "3", "--metrics-base-port", same, code=2)
+    assert "choose --metrics-base-port" in said
 
 
 def test_mistakes_get_a_sentence(cluster: Command) -> None:

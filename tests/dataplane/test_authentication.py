@@ -11,10 +11,12 @@ import pytest
 
 from dataplane.authentication import MAX_REQUESTS
 from dataplane.connection import AUTHENTICATION_SECONDS
+from dataplane.logins import Logins
 from dataplane.quota_status import QuotaStatus
 from metaquorum.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quota_rules import USER, EntityPart
 from metaquorum.rpc.methods import Asker
+from metaquorum.runtime import sleep
 from metaquorum.sasl import PLAIN, client_mechanism
 from metaquorum.scram import ScramMechanism, salted_password
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange
@@ -375,3 +377,29 @@ def test_quotas_of_a_user_hold_for_whoever_is_logged_in_as_it() -> None:
         assert (use.rule.sharers.user, use.rule.precedence) == ("alice", 3)
 
     secured(story)
+
+
+def test_logins_are_counted_by_listener() -> None:
+    async def story(node: Simulated) -> None:
+        client = await node.connect()
+        await log_in(client, SCRAM_256)
+        await log_in(client, SCRAM_256)  # again
+        await sleep(node.runtime.clock, 3)
+        assert not await is_served(client)
+        await log_in(await node.connect(), PLAIN, password="wr0ng")
+        client = await node.connect()
+        await log_in(client, PLAIN)
+        await log_in(client, PLAIN, password="wr0ng")
+        node_ = node.on_machine.node
+        assert node_ is not None
+        assert node_.worker_role is not None
+        logins = node_.worker_role.logins["SASL_PLAINTEXT"]
+        assert {name: getattr(logins, name) for name in Logins.__slots__} == {
+            "successful_authentication_total": 2,
+            "failed_authentication_total": 1,
+            "successful_reauthentication_total": 1,
+            "failed_reauthentication_total": 1,
+            "expired_connections_killed_count": 1,
+        }
+
+    secured(story, connections_max_reauth_ms="2000")

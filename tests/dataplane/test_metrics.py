@@ -21,6 +21,9 @@ from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.dataplane.test_quota_enforcement import send, set_quota
 from tests.dataplane.together import Together, together
 from tests.nodes import ROOT, Node
+from wire.apis import ApiKey
+from wire.errors import ErrorCode
+from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -111,6 +114,60 @@ async def test_traffic_requests_logs_and_the_quorum_are_told(tmp_path: Path) -> 
         samples = await scrape(served)
         assert value(samples, TRAFFIC + "messagesin_total") == 4
         assert (TRAFFIC + "messagesin_total", frozenset({("topic", "t")})) not in samples
+
+
+@in_trio
+async def test_errors_are_told_by_their_codes(tmp_path: Path) -> None:
+    async with serving(tmp_path, metrics=True) as served:
+        client = await served.connect()
+        await client.create("t")
+        await client.create("t")
+        await client.produce("nowhere", batch_of(b"x"), error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        broken = batch_of(b"x")
+        broken[-1] ^= 1
+        for _ in range(2):
+            await client.produce("t", broken, error=ErrorCode.CORRUPT_MESSAGE)
+        assert (await client.fetch("t", 7)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        samples = await scrape(served)
+        errors = {
+            (of["request"], of["error"]): count
+            for (name, labels), count in samples.items()
+            if name == "kafka_network_requestmetrics_errors_total"
+            for of in (dict(labels),)
+        }
+        assert errors == {
+            ("CreateTopics", "TOPIC_ALREADY_EXISTS"): 1,
+            ("Produce", "UNKNOWN_TOPIC_OR_PARTITION"): 1,
+            ("Produce", "CORRUPT_MESSAGE"): 2,
+            ("Fetch", "OFFSET_OUT_OF_RANGE"): 1,
+        }
+        assert value(samples, TRAFFIC + "failedproducerequests_total") == 3
+        assert value(samples, TRAFFIC + "failedfetchrequests_total") == 1
+        times = "kafka_network_requestmetrics_localtimems_count"
+        assert value(samples, times, request="Produce") == 3
+        waited = value(
+            samples, "kafka_network_requestmetrics_remotetimems_count", request="CreateTopics"
+        )
+        assert waited == 2
+
+
+@in_trio
+async def test_what_clients_may_create_at_once_is_told_by_the_controller(tmp_path: Path) -> None:
+    async with serving(tmp_path, metrics=True) as served:
+        await set_quota(served, "controller_mutation_rate", 1.0)
+        client = await served.connect()
+        await client.create("t", 20)
+        samples = await scrape(served)
+        of = {"resource": "ControllerMutation", "clientId": "test"}
+        assert -9 <= value(samples, "kafka_server_quota_tokens", **of) < 0
+        asked = AskedClient(user="ANONYMOUS", client_id="test")
+        answer = await client.call(
+            ApiKey.DESCRIBE_QUOTA_USE, DescribeQuotaUseRequest(clients=[asked])
+        )
+        (use,) = answer.uses
+        assert (use.quota_key, use.quota, use.client_id) == ("controller_mutation_rate", 1, "test")
+        assert 11 < use.used <= 20
+        assert 0 < use.delay_s <= 9
 
 
 @in_trio

@@ -1,0 +1,68 @@
+"""What answers say went wrong, by API and error code, wherever in them it stands.
+
+Where the codes of a message are is found out once for each class of messages, from its table.
+Plain state; only where somebody asked for metrics.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from wire.errors import ErrorCode
+from wire.message import Struct
+
+_CODE: Final = "error_code"
+# Whether each of the codes in a message is an error is told to the second.
+_Look: TypeAlias = Callable[[Any, Callable[[int], None]], None]
+
+
+class ErrorCounts:
+    """`count` what leaves; `by_code` is by API key and code."""
+
+    def __init__(self) -> None:
+        self.by_code: Counter[tuple[int, int]] = Counter()
+        self._looks: dict[type, _Look | None] = {}
+
+    def add(self, api_key: int, code: int) -> None:
+        self.by_code[api_key, code] += 1
+
+    def count(self, api_key: int, answer: Struct) -> None:
+        cls = type(answer)
+        if cls not in self._looks:
+            self._looks[cls] = _look_of(cls)
+        if (look := self._looks[cls]) is not None:
+            look(answer, lambda code: self.add(api_key, code))
+
+    def of(self, api_key: int) -> int:
+        """How often anything of that API went wrong."""
+        return sum(count for (key, _), count in self.by_code.items() if key == api_key)
+
+
+def _look_of(cls: type[Struct]) -> _Look | None:
+    """None: there are no codes in it."""
+    has_code = any(field.name == _CODE for field in cls.FIELDS)
+    inner: list[tuple[str, bool, _Look]] = []
+    for field in cls.FIELDS:
+        if isinstance(field.item, type) and (within := _look_of(field.item)) is not None:
+            inner.append((field.name, field.kind == "array", within))
+    if not has_code and not inner:
+        return None
+
+    def look(message: Any, tell: Callable[[int], None]) -> None:
+        if has_code and message.error_code:
+            tell(message.error_code)
+        for name, is_array, look_within in inner:
+            value = getattr(message, name)
+            if value is None:
+                continue
+            for one in value if is_array else (value,):
+                look_within(one, tell)
+
+    return look
+
+
+def name_of(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)
