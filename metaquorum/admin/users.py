@@ -4,14 +4,22 @@ A password stays here: what a cluster is sent is salted, as Kafka's own client d
 that can log in all the same, so that it wants TLS as much as a password does.
 """
 
+from __future__ import annotations
+
 import secrets
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from metaquorum.admin.cluster import CONTROLLER, Cluster
 from metaquorum.admin.errors import BrokerError, broker_error
 from metaquorum.scram import BY_SASL_NAME, SALT_BYTES, ScramMechanism, salted_password
 from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from wire.messages.alter_user_scram_credentials import (
+        ScramCredentialDeletion,
+        ScramCredentialUpsertion,
+    )
 
 DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
 DEFAULT_ITERATIONS: Final = 8192
@@ -68,11 +76,11 @@ async def set_password(
 
     One after the other, as Kafka takes one change of a user in a request; none is sent twice.
     """
-    from wire.messages.alter_user_scram_credentials import ScramCredentialUpsertion
+    from wire.messages.alter_user_scram_credentials import ScramCredentialUpsertion as Upsertion
 
     for mechanism in map(mechanism_named, mechanisms):
         salt = secrets.token_bytes(SALT_BYTES)
-        upsertion = ScramCredentialUpsertion(
+        upsertion = Upsertion(
             name=user,
             mechanism=int(mechanism),
             iterations=iterations,
@@ -84,25 +92,25 @@ async def set_password(
 
 async def delete_credentials(cluster: Cluster, user: str, mechanisms: Sequence[str]) -> None:
     """The user cannot log in by these mechanisms any more. BrokerError."""
-    from wire.messages.alter_user_scram_credentials import ScramCredentialDeletion
+    from wire.messages.alter_user_scram_credentials import ScramCredentialDeletion as Deletion
 
     for mechanism in map(mechanism_named, mechanisms):
-        deletion = ScramCredentialDeletion(name=user, mechanism=int(mechanism))
+        deletion = Deletion(name=user, mechanism=int(mechanism))
         await _alter(cluster, user, [deletion], [])
 
 
 async def _alter(
-    cluster: Cluster, user: str, deletions: Sequence[object], upsertions: Sequence[object]
+    cluster: Cluster,
+    user: str,
+    deletions: list[ScramCredentialDeletion],
+    upsertions: list[ScramCredentialUpsertion],
 ) -> None:
     from wire.messages.alter_user_scram_credentials import (
         AlterUserScramCredentialsRequest,
         AlterUserScramCredentialsResponse,
     )
 
-    request = AlterUserScramCredentialsRequest(
-        deletions=list(deletions),  # type: ignore[arg-type]
-        upsertions=list(upsertions),  # type: ignore[arg-type]
-    )
+    request = AlterUserScramCredentialsRequest(deletions=deletions, upsertions=upsertions)
     response: AlterUserScramCredentialsResponse = await cluster.call(
         request, to=CONTROLLER, changes=True
     )
