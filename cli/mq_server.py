@@ -140,6 +140,9 @@ def _run_node(invocation: Invocation, began: float) -> int:
     from dataplane.node import Node, NodeError
     from metaquorum.runtime.real import real_runtime
 
+    # Neither starts nor requests leave cycles, so that the oldest generation, whose walk takes
+    # longest, is rarely worth one.
+    gc.set_threshold(10_000, 50, 1_000)
     node = Node(
         invocation.node, real_runtime(), owner=f"process {os.getpid()}", process=process_figures
     )
@@ -148,11 +151,9 @@ def _run_node(invocation: Invocation, began: float) -> int:
     def started(node: Node) -> None:
         nonlocal is_ready
         is_ready = True
-        # What is there now stays: the collector need not walk it. Requests leave no cycles, so that
-        # the oldest generation, whose walk takes longest, is rarely worth one.
+        # What is there now stays: the collector need not walk it.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(10_000, 50, 1_000)
         click.echo(
             f"metaquorum node {node.config.node_id} ready: "
             f"listening on {address_text(*node.address)}, "

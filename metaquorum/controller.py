@@ -124,6 +124,8 @@ class Controller:
         self._sessions_term = -1
         self._defaults_of: object = None
         self._topic_defaults = TopicDefaults()
+        self._unclean_of: object = None
+        self._is_unclean_default = False
         self._wants_election = False  # a worker came, and not all that it may lead was given it
         self._tend_again = trio.Event()
 
@@ -544,12 +546,18 @@ class Controller:
 
     def _may_be_unclean(self, image: MetadataImage, topic: str) -> bool:
         """Whether any replica of the topic may lead where none in sync is left."""
+        own = image.topic_configs(topic)
+        if not own and image.configs is self._unclean_of:
+            return self._is_unclean_default
         configs = WorkerLayers(
             self._static_configs,
             dynamic=image.worker_configs(self._quorum.status.node_id),
             dynamic_default=image.worker_configs(None),
-        ).topic_configs(image.topic_configs(topic))
-        return configs.boolean(UNCLEAN_ELECTIONS)
+        ).topic_configs(own)
+        answer = configs.boolean(UNCLEAN_ELECTIONS)
+        if not own:  # as of most topics, all of which a restart asks for
+            self._unclean_of, self._is_unclean_default = image.configs, answer
+        return answer
 
     def _defaults(self, image: MetadataImage) -> TopicDefaults:
         if image.configs is not self._defaults_of:

@@ -10,7 +10,7 @@ Source: Kafka's ClusterControlManager and ReplicationControlManager; KIP-631.
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Final, Protocol, TypeAlias
 
 from metaquorum.decisions import Decision, check_epoch
@@ -324,7 +324,7 @@ def _changes(
     """A record for each partition that `change` changes."""
     looked_at = 0
     for topic in image.topics.each():
-        unclean = partial(may_be_unclean, image, topic.name)
+        unclean = cache(partial(may_be_unclean, image, topic.name))
         needed = min_isr(image, topic.name)
         for number, partition in enumerate(topic.partitions):
             looked_at += 1
