@@ -569,7 +569,7 @@ class ElectionsAreClean(_Checker):
                 was,
                 now,
             )
-            if now.leader in (was.leader, -1) or now.leader in (was.isr or was.elr):
+            if now.leader in (was.leader, -1, *was.isr, *was.elr):
                 continue
             nobody_left = not was.isr and not any(map(image.is_live, was.elr))
             is_last = nobody_left and now.leader == was.last_leader
