@@ -171,6 +171,8 @@ def of_recovery(partition: Partition, now_ms: int) -> Entry | None:
     end, known_end = log.log_end_offset, max(log.lost_end_offset, partition.known_high_watermark)
     if known_end <= end and not log.lost_bytes:
         return None
+    # How far it reached beyond that nobody knows.
+    known = f"; it reached offset {known_end} at least" if known_end > end else ""
     return Entry(
         now_ms,
         partition.topic,
@@ -178,13 +180,14 @@ def of_recovery(partition: Partition, now_ms: int) -> Entry | None:
         partition.index,
         Reason.RECOVERY,
         end,
-        known_end if known_end > end else UNKNOWN,
+        UNKNOWN,
         log.epochs.latest,
         UNKNOWN,
         log.epochs.latest,
         partition.known_high_watermark,
         acknowledged(Reason.RECOVERY, end, partition.known_high_watermark),
-        f"{log.lost_bytes} bytes could not be read" if log.lost_bytes else "the log is shorter",
+        (f"{log.lost_bytes} bytes could not be read" if log.lost_bytes else "the log is shorter")
+        + known,
     )
 
 
@@ -323,6 +326,16 @@ class TruncationLedger:
                     log.error("the truncation ledger cannot be written: %s", error)
                 self._is_failing = True
                 self._unwritten = (data + self._unwritten)[:MAX_FILE_BYTES]
+
+    def knows_election(self, partition: Partition) -> bool:
+        """That the partition's last unclean election made this worker its leader."""
+        return any(
+            entry.reason is Reason.UNCLEAN_ELECTION
+            and (entry.topic_id, entry.partition) == (partition.topic_id, partition.index)
+            and entry.leader_id == partition.leader_id
+            and entry.leader_epoch >= partition.state.unclean_epoch
+            for entry in self._entries
+        )
 
     def _is_known(self, entry: Entry) -> bool:
         """A recovery that was cut short is made again, and finds the same."""

@@ -170,8 +170,10 @@ class Partitions:
         if is_first:
             await self._set_strays_aside(image)
         created = await self._create_missing(hosted, image, may_be_absent=is_first)
-        if is_first and await self._tell_begun_anew(created):
-            await self.log_dirs.settle()
+        if is_first:
+            await self._tell_damaged(hosted)
+            if await self._tell_begun_anew(created):
+                await self.log_dirs.settle()
         configs = self._changed_configs(delta, image, hosted)
         for number, (topic, index, state) in enumerate(hosted):
             partition = self._by_id.get(topic.topic_id, {}).get(index)
@@ -222,8 +224,8 @@ class Partitions:
             partition.assign(state)
         except StorageError as error:
             self.fail(partition, error)
-        if partition.is_leader and state.leader_epoch == state.unclean_epoch > before.leader_epoch:
-            self.replication.elected_unclean(partition, before)
+        if partition.is_leader and state.leader_epoch > before.leader_epoch:
+            self.replication.elected(partition, before)
         self.replication.assigned(partition)
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:
@@ -331,6 +333,33 @@ class Partitions:
             ]
         )
         return await self.replication.tell_begun_anew(untold)
+
+    async def _tell_damaged(self, hosted: list[tuple[TopicImage, int, PartitionImage]]) -> None:
+        """The quorum knows, before this worker may lead, which logs a disk has changed.
+
+        The process before was stopped or killed, so that all it wrote should be here, as it has
+        been said (`previous_broker_epoch`). Others in sync, or eligible, have what is missing.
+        """
+        if self.log_dirs.previous_broker_epoch < 0:
+            return  # after a loss of power nobody relies on this worker
+        damaged = [
+            (topic, index)
+            for topic, index, state in hosted
+            if self.worker_id in (may_lead := {*state.isr, *state.elr})
+            and len(may_lead) > 1
+            and (found := self._by_id.get(topic.topic_id, {}).get(index)) is not None
+            and (found.log.was_damaged or found.log.log_end_offset < found.known_high_watermark)
+        ]
+        if damaged:
+            log.warning(
+                "%d logs are damaged, and are filled again by replicas that are not: %s%s",
+                len(damaged),
+                ", ".join(f"{topic.name}-{index}" for topic, index in damaged[:MOST_NAMED]),
+                ", ..." if len(damaged) > MOST_NAMED else "",
+            )
+            await self.replication.tell_begun_anew(
+                [(topic.topic_id, index) for topic, index in damaged]
+            )
 
     def _add(
         self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig

@@ -18,7 +18,7 @@ from zlib import crc32
 
 import trio
 
-from dataplane import ledger
+from dataplane import following, ledger
 from dataplane.fetch_asking import FetchLimits, Key
 from dataplane.following import Truncation
 from dataplane.isr_news import IsrNews
@@ -288,8 +288,21 @@ class Replication:
         now_ms = self._runtime.clock.now_ms()
         await self.ledger.record([ledger.of_follower(each, cut, now_ms) for each, cut in cuts])
 
-    def elected_unclean(self, partition: Partition, before: PartitionImage) -> None:
-        """This worker was elected where it may not have everything: what it lacks is lost."""
+    def elected(self, partition: Partition, before: PartitionImage) -> None:
+        """This worker leads; where it was not in sync when it was elected, what it lacks is lost.
+
+        Or it was elected so in an epoch before, of which it did not hear, or did not come to say
+        so: then it is still alone in sync.
+        """
+        state = partition.state
+        if state.unclean_epoch < 0:
+            return
+        if state.leader_epoch > state.unclean_epoch and (
+            state.isr != (self.worker_id,)
+            or following.last_epoch(partition) >= state.unclean_epoch
+            or self.ledger.knows_election(partition)
+        ):
+            return
         now_ms = self._runtime.clock.now_ms()
         self._losses.append(ledger.of_unclean_leader(partition, before, now_ms))
 
@@ -311,12 +324,16 @@ class Replication:
     # Running
 
     async def run(self) -> None:
-        async with trio.open_nursery() as self._nursery:
+        async with trio.open_nursery() as nursery:
             for fetcher, scope in self._fetchers.values():
-                self._nursery.start_soon(self._run_fetcher, fetcher, scope)
-            self._nursery.start_soon(self._look_for_lag)
-            self._nursery.start_soon(self._report_lost)
-            await self._propose_changes()
+                nursery.start_soon(self._run_fetcher, fetcher, scope)
+            nursery.start_soon(self._look_for_lag)
+            nursery.start_soon(self._report_lost)
+            self._nursery = nursery
+            try:
+                await self._propose_changes()
+            finally:
+                self._nursery = None  # what is assigned from now on, as all ends, is not fetched
 
     async def _report_lost(self) -> None:
         """The controller hears of every log that is lost, for ever."""

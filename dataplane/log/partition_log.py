@@ -61,7 +61,14 @@ class _Write:
 
 
 class PartitionLog(LocalLog):
-    __slots__ = ("epochs", "log_start_offset", "lost_bytes", "lost_end_offset", "producers")
+    __slots__ = (
+        "epochs",
+        "log_start_offset",
+        "lost_bytes",
+        "lost_end_offset",
+        "producers",
+        "was_damaged",
+    )
 
     def __init__(
         self,
@@ -77,6 +84,7 @@ class PartitionLog(LocalLog):
         # What opening it has cut: so many bytes, and offsets at least up to there (-1: unknown).
         self.lost_bytes: Final = loaded.truncated_bytes
         self.lost_end_offset: Final = loaded.lost_end_offset
+        self.was_damaged: Final = loaded.is_damaged
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
 

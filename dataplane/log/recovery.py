@@ -54,6 +54,8 @@ from wire.records import BatchHeader
 logger = logging.getLogger(__name__)
 
 _REPLAY_BYTES: Final = 64 << 10
+_LENGTH_AT: Final = 8  # of a batch: the bytes behind it
+_LENGTH_END: Final = 12  # the base offset and that length
 _ADVICE: Final = "move the partition's folder away to fetch it from a replica"
 
 
@@ -76,6 +78,8 @@ class LoadedLog:
     scanned_bytes: int = 0
     truncated_bytes: int = 0
     lost_end_offset: int = -1  # at least up to here there were records, which were cut
+    # What was cut is more than the write that a killed process had not finished.
+    is_damaged: bool = False
 
 
 def load_log(
@@ -402,6 +406,7 @@ class _Loader:
         behind = find_batch_behind(file, damage.position + 1, size, end)
         lost = size - damage.position
         self.log.truncated_bytes += lost
+        self.log.is_damaged |= behind is not None or not _is_unfinished(file, damage.position, size)
         if behind is None:
             logger.warning(
                 "%s: torn tail of %d bytes cut off at position %d, the log ends at offset %d: %s",
@@ -435,6 +440,7 @@ class _Loader:
     def _drop_segments(self, first: int) -> None:
         """What follows a cut segment goes, the last first."""
         for base in reversed(self.bases[first:]):
+            self.log.is_damaged = True
             size = self.disk.size(self.path(file_name(base, LOG)))
             self.log.truncated_bytes += size
             self.log.lost_end_offset = max(self.log.lost_end_offset, base)
@@ -496,3 +502,11 @@ class _Loader:
         log.segments = [SegmentState(log.log_start_offset)]
         log.log_end_offset = log.recovery_point = log.log_start_offset
         log.producers = ProducerStateTable()
+
+
+def _is_unfinished(file: File, position: int, size: int) -> bool:
+    """The file ends within the batch there, as a write that was cut short leaves it."""
+    data = file.read(_LENGTH_END, position)
+    if len(data) < _LENGTH_END:
+        return True
+    return int.from_bytes(data[_LENGTH_AT:], "big", signed=True) > size - position - _LENGTH_END

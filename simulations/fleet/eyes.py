@@ -16,7 +16,7 @@ from simulations.fleet.replicas import Chronicle, Entry, Held, Identity, Name, P
 from simulations.machine import running_on
 from simulations.planting import swapped
 from simulations.storage import Storage
-from wire.batches import batches, parse_header
+from wire.batches import batch_crc, batches, parse_header
 from wire.types import ZERO_UUID
 
 
@@ -30,8 +30,22 @@ def entries_of(records: Any) -> list[Entry]:
     return found
 
 
-def entries_on_disk(storage: Storage, folder: str) -> list[Entry]:
+def damaged_in(records: Any) -> list[int]:
+    """Where batches begin whose checksums do not match."""
+    return [
+        header.base_offset
+        for position, header in batches(records)
+        if batch_crc(records, position, header.batch_bytes) != header.crc
+    ]
+
+
+def entries_on_disk(storage: Storage, folder: str, *, damaged: bool = False) -> list[Entry]:
+    """Records of all sound batches; of a log known to be `damaged`, of all that can be told."""
     found: list[Entry] = []
+    if damaged:
+        for segment in naive_segments(storage, folder):
+            found += entries_of(memoryview(bytes(storage.file(f"{segment.path}.log").data)))
+        return found
     for segment in naive_segments(storage, folder):
         data = memoryview(bytes(storage.file(f"{segment.path}.log").data))
         for batch in segment.batches:
@@ -63,7 +77,9 @@ class Eyes:
         held = chronicle.held(story, member.config.node_id)
         self._logs[log] = story, held
         start, end = log.log_start_offset, log.log_end_offset
-        found = entries_on_disk(member.kept.machine.storage, log.folder)
+        storage = member.kept.machine.storage
+        damaged = held.damaged and held.storage is storage
+        found = entries_on_disk(storage, log.folder, damaged=damaged)
         entries = [entry for entry in found if start <= entry.name.offset < end]
         chronicle.opened(story, held, start, end, entries)
 
@@ -71,7 +87,10 @@ class Eyes:
         known = self._logs.get(log)
         if known is None or result.is_duplicate:
             return
-        self._chronicle.appended(*known, entries_of(records), self._role(log))
+        role = self._role(log)
+        self._chronicle.appended(*known, entries_of(records), role)
+        if not role.leads:
+            self._chronicle.took(*known, damaged_in(records))
 
     def _role(self, log: PartitionLog) -> Role:
         partition = self._partitions[log]

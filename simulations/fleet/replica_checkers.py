@@ -39,7 +39,7 @@ MIN_ISR: Final = "min.insync.replicas"
 UNCLEAN: Final = "unclean.leader.election.enable"
 
 
-class _Checker(ReplicaChecker):
+class WatchingChecker(ReplicaChecker):
     nation: WatchedNation
 
     @property
@@ -47,7 +47,7 @@ class _Checker(ReplicaChecker):
         return self.nation.chronicle
 
 
-class LeadersIsrAgrees(_Checker):
+class LeadersIsrAgrees(WatchingChecker):
     """Below a leader's high watermark all of its ISR have what it has (WeakIsr)."""
 
     invariant = "R1"
@@ -134,7 +134,7 @@ class EligibleHaveAll(QuorumsIsrAgrees):
                     self._has_all(self.chronicle.story(topic_id, index), worker_id)
 
 
-class CommittedIsOneSequence(_Checker):
+class CommittedIsOneSequence(WatchingChecker):
     """What was once below a high watermark is never replaced, by no later leader."""
 
     invariant = "R2"
@@ -170,7 +170,7 @@ class CommittedIsOneSequence(_Checker):
             )
 
 
-class LeadersAreInSync(_Checker):
+class LeadersAreInSync(WatchingChecker):
     """Who leads is in the ISR."""
 
     invariant = "R3"
@@ -186,7 +186,7 @@ class LeadersAreInSync(_Checker):
             )
 
 
-class NamesAreForEver(_Checker):
+class NamesAreForEver(WatchingChecker):
     """(epoch, offset) is one record on all replicas for ever; no worker leads twice in an epoch."""
 
     invariant = "R4"
@@ -222,7 +222,7 @@ class NamesAreForEver(_Checker):
         )
 
 
-class LogsMatch(_Checker):
+class LogsMatch(WatchingChecker):
     """Two logs that have the same record at an offset have the same record before it."""
 
     invariant = "R7"
@@ -252,7 +252,7 @@ class LogsMatch(_Checker):
             )
 
 
-class CutByEpoch(_Checker):
+class CutByEpoch(WatchingChecker):
     """A follower cuts what its leader has not, and nothing else; nothing that is committed."""
 
     invariant = "R7"
@@ -281,7 +281,7 @@ class CutByEpoch(_Checker):
                 )
 
 
-class FencedByEpoch(_Checker):
+class FencedByEpoch(WatchingChecker):
     """A leader writes in its own epoch; followers take what the leader of their epoch has."""
 
     invariant = "R7"
@@ -308,7 +308,7 @@ class FencedByEpoch(_Checker):
             )
 
 
-class HighWatermarkNeedsIsr(_Checker):
+class HighWatermarkNeedsIsr(WatchingChecker):
     """It does not advance while fewer than min.insync.replicas are in sync.
 
     By one and the same place in the metadata log: an ISR with the config that was in force then.
@@ -355,7 +355,7 @@ def _min_isr(image: MetadataImage, topic: str) -> int:
     return configs.topic_configs(image.topic_configs(topic)).integer(MIN_ISR)
 
 
-class HighWatermarkStays(_Checker):
+class HighWatermarkStays(WatchingChecker):
     """While one leads, it never goes back."""
 
     invariant = "R5"
@@ -375,7 +375,7 @@ class HighWatermarkStays(_Checker):
         self._last[of_term] = new
 
 
-class ReadsAreCommitted(_Checker):
+class ReadsAreCommitted(WatchingChecker):
     """Consumers read what is committed, and the same as replicas hold."""
 
     invariant = "R5"
@@ -403,7 +403,7 @@ class ReadsAreCommitted(_Checker):
             )
 
 
-class AcknowledgedIsCommitted(_Checker):
+class AcknowledgedIsCommitted(WatchingChecker):
     """Whoever is told so with acks=all: all in sync have it."""
 
     invariant = "R6"
@@ -427,7 +427,7 @@ class AcknowledgedIsCommitted(_Checker):
         return [Name(e, offset) for e in epochs if Name(e, offset) in story.ever_committed]
 
 
-class SyncedIsKept(_Checker):
+class SyncedIsKept(WatchingChecker):
     """With flush.messages=1, no loss of power takes what was acknowledged with acks=all."""
 
     invariant = "R6"
@@ -452,7 +452,7 @@ class SyncedIsKept(_Checker):
         )
 
 
-class AcknowledgedStays(_Checker):
+class AcknowledgedStays(WatchingChecker):
     """It is where it was said to be, once all is well; at most once, if its producer can tell."""
 
     invariant = "R6"
@@ -479,7 +479,7 @@ class AcknowledgedStays(_Checker):
                 )
 
 
-class DeliveredOnce(_Checker):
+class DeliveredOnce(WatchingChecker):
     """What an idempotent producer sends, again and again, is there at most once."""
 
     invariant = "T1"
@@ -501,7 +501,7 @@ class DeliveredOnce(_Checker):
         self.compare(story.has_lost, "{}: {}", story, text)
 
 
-class JoinsAreEarned(_Checker):
+class JoinsAreEarned(WatchingChecker):
     """Who joins has reached the start of the leader's epoch; who has lost records leaves."""
 
     invariant = "R8"
@@ -535,6 +535,8 @@ class JoinsAreEarned(_Checker):
         Nor has one that is eligible, be it alone.
         """
         isr, elr = self.chronicle.isr(story), self.chronicle.elr(story)
+        if held.rotten:
+            return  # of which it has to tell first
         if (held.worker_id in isr and len(isr) > 1) or held.worker_id in elr:
             lacks = [name for name in missing if name in story.ever_committed]
             self.compare(
@@ -548,7 +550,7 @@ class JoinsAreEarned(_Checker):
             )
 
 
-class ElectionsAreClean(_Checker):
+class ElectionsAreClean(WatchingChecker):
     """Leaders come from the ISR, or from the ELR; each has a new epoch.
 
     Unless somebody wanted it otherwise, or nobody is left there: then whoever led last leads.
@@ -587,7 +589,7 @@ class ElectionsAreClean(_Checker):
             )
 
 
-class TopicsAreTheirOwn(_Checker):
+class TopicsAreTheirOwn(WatchingChecker):
     """A topic has no records of an earlier one of its name, and one that is gone is gone."""
 
     invariant = "R10"

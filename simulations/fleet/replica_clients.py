@@ -16,7 +16,8 @@ from metaquorum.runtime.seams import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection
 from simulations.consumer import EARLIEST, LATEST
 from simulations.fleet.cluster_clients import RETRY_S, Administrator, ClusterClient
-from simulations.fleet.eyes import entries_of
+from simulations.fleet.eyes import damaged_in, entries_of
+from simulations.fleet.loss_checkers import DamageStaysWhereItIs
 from simulations.fleet.replica_checkers import (
     MIN_ISR,
     UNCLEAN,
@@ -448,6 +449,9 @@ class ReplicaReader(ReplicaClient):
         data = response.responses[0].partitions[0]
         buffer = memoryview(data.records or b"")
         story = self.nation.chronicle.story(*place)
+        for damaged in damaged_in(buffer):
+            self.nation.checker(DamageStaysWhereItIs).read_damaged(story, damaged, self.name)
+            raise EOFError(f"the batch at {damaged} is damaged")
         entries = [entry for entry in entries_of(buffer) if entry.name.offset >= offset]
         if connection.version(ApiKey.FETCH) >= TOPIC_IDS_SINCE:
             checker = self.nation.checker(ReadsAreCommitted)

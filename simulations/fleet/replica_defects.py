@@ -6,12 +6,13 @@ from typing import Any, Final
 
 import trio
 
-from dataplane import fetch_reader, partitions
+from dataplane import fetch_reader, following, partitions
 from dataplane.fetch_reader import FetchReader
 from dataplane.handlers import produce
 from dataplane.leadership import Leadership
 from dataplane.log.local_log import LocalLog
 from dataplane.partition import Partition
+from dataplane.replication import Replication
 from metaquorum import elections, registrations
 from metaquorum.image import NO_LEADER
 from simulations.planting import Defect, swapped
@@ -172,6 +173,48 @@ def _eligible_beside_enough() -> AbstractContextManager[None]:
     return swapped(elections, "_eligible", wrong)
 
 
+def _maximal_isr_ignored() -> AbstractContextManager[None]:
+    return _both(
+        swapped(Leadership, "maximal_isr", lambda _: property(lambda self: frozenset(self.isr))),
+        # Who is about to join is waited for as well, which hides it nearly always.
+        swapped(Leadership, "_waits_for", _always(False)),
+    )
+
+
+def _truncation_without_epochs() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def wanted(*args: Any) -> Any:
+            return right(*args)._replace(last_fetched_epoch=following.NO_EPOCH)
+
+        return wanted
+
+    return swapped(following, "wanted", wrong)
+
+
+def _blank_replica_leads() -> AbstractContextManager[None]:
+    return swapped(registrations, "begun_anew", _always(None))
+
+
+def _lost_tail_stays() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def restarted(*args: Any, **kwargs: Any) -> Any:
+            return right(*args, **{**kwargs, "is_intact": True})
+
+        return restarted
+
+    return swapped(registrations, "restarted", wrong)
+
+
+def _cut_without_record() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def _truncating(self: Any, cuts: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        return _truncating
+
+    return swapped(Replication, "_truncating", wrong)
+
+
 REPLICATION_DEFECTS: Final = tuple(
     Defect(name, about, "replication", found_as, plant)
     for name, about, found_as, plant in (
@@ -252,6 +295,36 @@ REPLICATION_DEFECTS: Final = tuple(
             "a replica that leaves an ISR is eligible though enough are in sync to commit more",
             ("R2", "R6", "R7"),
             _eligible_beside_enough,
+        ),
+        (
+            "maximal-isr-ignored",
+            "a leader commits without those whom the quorum may have taken into the ISR already",
+            ("R1", "R2"),
+            _maximal_isr_ignored,
+        ),
+        (
+            "truncation-without-epochs",
+            "a follower does not tell its leader of which epoch its last record is",
+            ("R1", "R2", "R7"),
+            _truncation_without_epochs,
+        ),
+        (
+            "blank-replica-leads",
+            "a replica whose log begins anew stays in the ISR",
+            ("R2", "R6", "R8"),
+            _blank_replica_leads,
+        ),
+        (
+            "lost-tail-stays",
+            "a replica that was not live and has lost the end of its log stays in the ISR",
+            ("R2", "R6", "R8", "R9"),
+            _lost_tail_stays,
+        ),
+        (
+            "cut-without-record",
+            "a follower cuts its log before the truncation ledger says so",
+            ("R9",),
+            _cut_without_record,
         ),
     )
 )

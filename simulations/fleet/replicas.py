@@ -77,7 +77,9 @@ class Held:
     # Names of records that this replica had, until its machine lost power or its disk.
     lost: set[Name] = field(default_factory=set)
     power_cuts: int = 0
-    rotten: bool = False
+    rotten: bool = False  # records were damaged, and nobody has opened the log since
+    has_to_tell: bool = False  # this process has found less, which it says before it is live
+    damaged: bool = False  # some of its bytes on the disk are not what they were
     storage: Storage | None = None  # as it was opened
     has_new_disk: bool = False  # all that it has it has got since
     # Names of records that it had synced when they were acknowledged.
@@ -122,7 +124,8 @@ class PartitionStory:
     # Below the high watermark of any leader: the epoch at each offset.
     committed: dict[int, int] = field(default_factory=dict)
     ever_committed: set[Name] = field(default_factory=set)
-    gone: set[Name] = field(default_factory=set)  # committed, and lost with good reason
+    # Committed, and lost with good reason; by which leader, on which disk.
+    gone: dict[Name, tuple[int, Storage]] = field(default_factory=dict)
     is_unclean: bool = False  # somebody has led who was neither in sync, nor eligible, nor the last
     is_flushed: bool = False  # each record is synced before it counts, since the topic was made
 
@@ -166,6 +169,9 @@ class ReplicaChecker(ClusterChecker):
         self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
     ) -> None:
         """A leader says that all before `new` is committed, as the partition stands in `view`."""
+
+    def took(self, story: PartitionStory, held: Held, damaged: Sequence[int]) -> None:
+        """A follower has taken batches of its leader; those at `damaged` are not as they were."""
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         """The quorum has committed a batch."""
@@ -222,6 +228,8 @@ class Chronicle:
         """It lost that; the quorum takes it for the process that had it, or has no other."""
         if not held.is_dark and not held.rotten and name not in held.lost:
             return False
+        if held.has_to_tell and not self.image.is_live(held.worker_id):
+            return True
         if held.is_dark and self.image.broker_epoch(held.worker_id) == held.incarnation:
             return True
         state = self.state(story)
@@ -246,6 +254,10 @@ class Chronicle:
             held.epochs[name.offset] = name.leader_epoch
             held.lost.discard(name)
             held.end = name.offset + 1
+
+    def took(self, story: PartitionStory, held: Held, damaged: Sequence[int]) -> None:
+        for checker in self.checkers:
+            checker.took(story, held, damaged)
 
     def cut(self, story: PartitionStory, held: Held, end: int, start: int, role: Role) -> None:
         names = [Name(e, o) for o, e in held.epochs.items() if o >= end]
@@ -280,11 +292,12 @@ class Chronicle:
         held.storage = held.machine.storage
         if held.has_new_disk or held.rotten:
             held.promised.clear()
-        held.rotten = False
+        held.damaged = held.damaged and not held.has_new_disk
         held.incarnation = self.image.broker_epoch(held.worker_id)
         for checker in self.checkers:
             checker.opened(story, held, missing)
             checker.appended(story, held, entries, FROM_DISK)
+        held.has_to_tell, held.rotten = held.rotten, False
         held.lost.difference_update(name for name, _ in entries)
         held.epochs, held.start, held.end = now, start, end
 
@@ -346,7 +359,7 @@ class Chronicle:
                     or (name in held.lost and not (held.has_new_disk and is_elsewhere))
                 ):
                     del story.committed[name.offset]
-                    story.gone.add(name)
+                    story.gone[name] = held.worker_id, held.machine.storage
                     self.world.count("committed records lost by the last replica in sync")
 
 

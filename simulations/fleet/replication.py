@@ -18,6 +18,7 @@ import trio
 
 from dataplane.log.names import parse_partition_folder
 from simulations.fleet.eyes import watched_replicas
+from simulations.fleet.loss_checkers import LOSS_CHECKERS, LossesAreRecorded
 from simulations.fleet.plan import draw_troubles, without
 from simulations.fleet.replica_checkers import (
     REPLICATION_CHECKERS,
@@ -32,6 +33,7 @@ from simulations.fleet.replica_clients import (
     ReplicaProducer,
 )
 from simulations.fleet.replica_nation import ReplicationSettings, WatchedNation
+from simulations.fleet.replica_troubles import REPLICA_KINDS, ReplicaTroubles
 from simulations.fleet.stage import (
     LIVENESS_S,
     compare,
@@ -50,8 +52,9 @@ from simulations.scenario import Scenario
 from simulations.world import World
 
 # Bits that rot in journals are `quorum`'s.
+CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS)
 _ELSEWHERE: Final = ("bit rot", "stop in snapshot")
-KINDS: Final = tuple(kind for kind in TROUBLES if kind not in _ELSEWHERE)
+KINDS: Final = (*(kind for kind in TROUBLES if kind not in _ELSEWHERE), *REPLICA_KINDS)
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -96,7 +99,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 async def play_settings(world: World, settings: ReplicationSettings) -> None:
     world.say("story", f"{settings}")
     world.internet.default.delay_s = settings.delay_s
-    nation = WatchedNation(world, settings, REPLICATION_CHECKERS)
+    nation = WatchedNation(world, settings, CHECKERS)
     settle(nation, settings.workers, settings.configs)
     with (
         small_sizes(world.stream("sizes")),
@@ -111,13 +114,14 @@ async def play_settings(world: World, settings: ReplicationSettings) -> None:
             # Who is no voter may lose its disk.
             weak = [m.kept for m in nation.members.values() if not m.config.is_controller]
             stage = scene(nation, clients.names, weak)
-            await play_troubles(stage, settings.troubles)
+            await play_troubles(stage, settings.troubles, ReplicaTroubles(nation).kinds)
             await calm(stage)
             await recover(nation)
             await finish_clients(nation, lambda: clients.are_done)
             await within(nation, LIVENESS_S, "all in sync", nation.is_in_sync)
             await _inspect(nation)
             _look_at_hosts(nation)
+            nation.checker(LossesAreRecorded).finals()
             await stop(nation, nursery)
     compare(nation)
     world.count("events", len(world.trace.events))
@@ -204,7 +208,7 @@ REPLICATION: Final = Scenario(
     "replication",
     "whole clusters with replicated topics: followers, elections, lost disks, every acks level",
     play,
-    REPLICATION_CHECKERS,
+    CHECKERS,
     gates=(
         "acknowledged records",
         "acknowledged with acks=1",

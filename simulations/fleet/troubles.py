@@ -5,10 +5,10 @@ its victims as it begins, the leader more often than others: nothing is as instr
 trouble of a leader.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
@@ -101,6 +101,14 @@ async def power_everywhere(act: Act) -> None:
         _cut_power(act, victim)
 
 
+async def kill_everywhere(act: Act) -> None:
+    """As an administrator who is in a hurry: no process is left, and all disks are as they were."""
+    for victim in act.scene.victims:
+        if victim.machine.running:
+            act.count()
+        victim.machine.kill()
+
+
 def _cut_power(act: Act, victim: Kept) -> None:
     if victim.machine.running:
         act.count()
@@ -131,7 +139,7 @@ async def stop_in_snapshot(act: Act) -> None:
 async def stop_while_starting(act: Act) -> None:
     """It loses power, and stops again while it reads its disk."""
     victim = act.victim()
-    _stop_machine(act, victim, "power")
+    stop_machine(act, victim, "power")
     how: How = act.draw.choice(["kill", "power"])
     victim.machine.stop_at_disk_change(act.draw.randint(1, 12), how)
     with trio.move_on_after(STOP_WITHIN_S):
@@ -141,7 +149,7 @@ async def stop_while_starting(act: Act) -> None:
     victim.machine.faults.stop_in = None
 
 
-def _stop_machine(act: Act, victim: Kept, how: How) -> None:
+def stop_machine(act: Act, victim: Kept, how: How) -> None:
     if how == "power":
         victim.machine.power_cut()
         _count_losses(act.scene, victim)
@@ -178,7 +186,7 @@ async def down(act: Act) -> None:
     """It is away for a while, and comes back far behind."""
     victim = act.victim()
     victim.hold()
-    _stop_machine(act, victim, act.draw.choice(["kill", "power"]))
+    stop_machine(act, victim, act.draw.choice(["kill", "power"]))
     act.count()
     await act.last()
     victim.release()
@@ -276,7 +284,7 @@ async def bit_rot(act: Act) -> None:
     if victim.rotten or METADATA_DIR not in _folders(storage):
         return
     victim.hold()
-    _stop_machine(act, victim, act.draw.choice(["kill", "power"]))
+    stop_machine(act, victim, act.draw.choice(["kill", "power"]))
     files = [(p, i) for p, i in storage.files(METADATA_DIR).items() if i.durable and i.data]
     if files:
         for _, inode in files:
@@ -305,7 +313,7 @@ async def lost_disk(act: Act) -> None:
         return
     victim = act.draw.choice(act.scene.weak)
     victim.hold()
-    _stop_machine(act, victim, "power")
+    stop_machine(act, victim, "power")
     victim.machine.lose_disk()
     victim.ruined = True
     act.count()
@@ -416,10 +424,13 @@ async def resets(act: Act) -> None:
         await act.world.sleep(act.draw.uniform(0.01, 0.3))
 
 
-TROUBLES: Final[dict[str, Callable[[Act], Awaitable[None]]]] = {
+Befalls: TypeAlias = Callable[[Act], Awaitable[None]]
+
+TROUBLES: Final[dict[str, Befalls]] = {
     "kill": kill,
     "power": power,
     "power everywhere": power_everywhere,
+    "kill everywhere": kill_everywhere,
     "kill at change": kill_at_change,
     "power at change": power_at_change,
     "stop in snapshot": stop_in_snapshot,
@@ -446,7 +457,9 @@ TROUBLES: Final[dict[str, Callable[[Act], Awaitable[None]]]] = {
 }
 
 
-async def play_troubles(scene: Scene, troubles: Sequence[Trouble]) -> None:
+async def play_troubles(
+    scene: Scene, troubles: Sequence[Trouble], kinds: Mapping[str, Befalls] = TROUBLES
+) -> None:
     """Each begins at its time; all are over."""
     began = scene.world.now
 
@@ -454,7 +467,7 @@ async def play_troubles(scene: Scene, troubles: Sequence[Trouble]) -> None:
         await scene.world.sleep(max(began + trouble.at_s - scene.world.now, 0.0))
         scene.world.say("trouble", str(trouble))
         draw = scene.world.stream(f"trouble {trouble.number}")
-        await TROUBLES[trouble.kind](Act(scene, trouble, draw))
+        await kinds[trouble.kind](Act(scene, trouble, draw))
 
     async with trio.open_nursery() as nursery:
         for trouble in troubles:

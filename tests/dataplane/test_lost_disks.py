@@ -161,6 +161,29 @@ def is_formatted(machine: Machine) -> bool:
     )
 
 
+def test_a_log_that_its_disk_has_changed_is_filled_again_by_who_is_in_sync_as_well() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2))
+        await fill(await cluster.connect(1), "t", RECORDS)
+        await cluster.until(lambda: cluster.replica(2, "t").high_watermark == RECORDS)
+        for node in (1, 2, 3):
+            await cluster.kill(node)
+        storage = cluster.nodes[1].machine.storage
+        segment = storage.file("/data/t-0/00000000000000000000.log")
+        storage.flip(segment, len(segment.data) - 1, 0)  # of the last record
+        await come_back(cluster, 1, 3)
+        await cluster.until(lambda: not cluster.worker(3).image.is_live(2))
+        state = cluster.state("t", 1)
+        assert (state.leader, {*state.isr, *state.elr}, state.blank) == (NO_LEADER, {2}, (1,))
+        await come_back(cluster, 2)
+        await cluster.until(lambda: cluster.state("t", 2).isr == (1, 2))
+        assert cluster.state("t", 2).unclean_epoch == -1
+        assert await values(cluster, 2) == EVERYTHING
+        assert cluster.replica(1, "t").log.log_end_offset == RECORDS
+
+    together(story)
+
+
 def test_after_a_loss_of_power_whoever_kept_everything_leads() -> None:
     async def story(cluster: Together) -> None:
         client = await filled(cluster, (1, 2))

@@ -1,0 +1,109 @@
+"""What replicas lose is written down, and what is damaged on one disk gets no further."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from dataplane.ledger import FILE_NAME, OLD_FILE_NAME, Acknowledged, decode_lines
+from dataplane.ledger import Entry as Line
+from simulations.fleet.nation import ClusterChecker, Nation
+from simulations.fleet.replica_checkers import WatchingChecker
+from simulations.fleet.replicas import Held, Name, PartitionStory, Role
+from simulations.storage import Inode, Storage
+
+_DATA: Final = "/data"
+
+
+class LossesAreRecorded(WatchingChecker):
+    """The truncation ledger has every cut before it is made, and every loss of a leader in time."""
+
+    invariant = "R9"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self._known: dict[Inode, tuple[int, list[Line]]] = {}
+
+    def cut(self, story: PartitionStory, held: Held, names: Sequence[Name], role: Role) -> None:
+        if not names or self.nation.members[held.worker_id].kept.impaired:
+            return
+        lines = self._lines(held.machine.storage)
+        lacks = [name for name in names if not any(_covers(line, story, name) for line in lines)]
+        self.compare(
+            not lacks,
+            "{}: worker {} cuts {}, of which its ledger says nothing",
+            story,
+            held.worker_id,
+            lacks[:3],
+        )
+
+    def finals(self) -> None:
+        """All is well again: what was committed and is gone was said to be so by who leads."""
+        for story in self.chronicle.stories.values():
+            if self.chronicle.state(story) is None:
+                continue
+            for name, (worker_id, storage) in story.gone.items():
+                kept = self.nation.members[worker_id].kept
+                if kept.machine.storage is not storage or name.offset < story.deleted_to:
+                    continue  # the ledger went with the disk; somebody deleted it
+                lines = self._lines(storage)
+                self.compare(
+                    any(
+                        _covers(line, story, name) and line.acknowledged is not Acknowledged.NO
+                        for line in lines
+                    ),
+                    "{}: {} was committed, worker {} led without it, and its ledger has only {}",
+                    story,
+                    name,
+                    worker_id,
+                    [line.range_text for line in lines if line.topic_id == story.place.topic_id],
+                )
+
+    def _lines(self, storage: Storage) -> list[Line]:
+        """As a loss of power would leave them."""
+        files = storage.durable_files(_DATA)
+        found: list[Line] = []
+        for name in (OLD_FILE_NAME, FILE_NAME):
+            inode = files.get(name)
+            if inode is None:
+                continue
+            known = self._known.get(inode)
+            if known is None or known[0] != inode.version:
+                known = inode.version, decode_lines(bytes(inode.durable))[0]
+                self._known[inode] = known
+            found += known[1]
+        return found
+
+
+def _covers(line: Line, story: PartitionStory, name: Name) -> bool:
+    return (
+        (line.topic_id, line.partition) == story.place
+        and line.offset <= name.offset
+        and (line.end_offset < 0 or name.offset < line.end_offset)
+    )
+
+
+class DamageStaysWhereItIs(WatchingChecker):
+    """No replica takes over damaged records, and nobody reads any but from a damaged disk."""
+
+    invariant = "L4"
+
+    def took(self, story: PartitionStory, held: Held, damaged: Sequence[int]) -> None:
+        self.compare(
+            not damaged,
+            "{}: worker {} takes damaged batches at {}",
+            story,
+            held.worker_id,
+            damaged,
+        )
+
+    def read_damaged(self, story: PartitionStory, offset: int, who: str) -> None:
+        self.nation.world.count("damaged batches read")
+        self.compare(
+            any(held.damaged for held in story.held.values()),
+            "{}: {} reads a damaged batch at {}, and no disk has changed it",
+            story,
+            who,
+            offset,
+        )
+
+
+LOSS_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (LossesAreRecorded, DamageStaysWhereItIs)

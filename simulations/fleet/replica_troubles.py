@@ -1,0 +1,318 @@
+"""What befalls replicas, besides what befalls machines (`troubles`).
+
+Most of what can go wrong with replicas takes several things in a row: a replica is alone in sync
+and then loses something; one that is about to join becomes another process while its leader's wish
+is on its way. Single troubles at random times hardly ever come to that, so these go for it.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeAlias
+
+import trio
+
+from dataplane.log.checkpoints import decode_offsets, decode_partition_metadata
+from dataplane.log.names import (
+    HIGH_WATERMARK_CHECKPOINT,
+    PARTITION_METADATA,
+    RECOVERY_POINT_CHECKPOINT,
+    parse_partition_folder,
+)
+from simulations.checkers.log_files import NaiveBatch, naive_segments
+from simulations.fleet.keeper import Kept
+from simulations.fleet.nation import Member
+from simulations.fleet.replica_nation import WatchedNation
+from simulations.fleet.replicas import Held
+from simulations.fleet.troubles import STOP_WITHIN_S, TROUBLES, Act, Befalls, stop_machine
+from simulations.storage import Storage
+from wire.batches import HEADER_BYTES
+
+DATA: Final = "/data"
+# How long somebody who repairs a disk lets the node run before he looks again.
+LOOK_AGAIN_S: Final = 2.0
+LOOKS: Final = 5
+# Before that, what is damaged is served for so long, and perhaps longer.
+NOTICED_S: Final = 1.0
+# Workers whose connections broke are fenced by then.
+FENCED_S: Final = 2.5
+# How long a leader's wish may be on its way.
+SLOW_S: Final = 1.2
+NEAR_WITHIN_S: Final = 4.0
+
+
+# Those that are drawn. Not "data rot" yet: what a replica has lost to it, it says only when it is
+# back, and until then it may be eligible, or the only one in sync, which is no loss of power.
+REPLICA_KINDS: Final = ("alone", "dark workers", "stumble")
+
+
+class _Rot(NamedTuple):
+    folder: str
+    topic_id: bytes
+    at: tuple[str, int]
+    held: Held
+
+
+_Found: TypeAlias = tuple[_Rot, str, NaiveBatch]
+
+
+class ReplicaTroubles:
+    def __init__(self, nation: WatchedNation) -> None:
+        self._nation = nation
+        self._stumbles = False  # somebody, at this moment
+        self.kinds: dict[str, Befalls] = {
+            **TROUBLES,
+            "data rot": self.data_rot,
+            "alone": self.alone,
+            "dark workers": self.dark_workers,
+            "stumble": self.stumble,
+        }
+
+    # Damaged segments
+
+    async def data_rot(self, act: Act) -> None:
+        """Bits of records flip while a worker is down. Later somebody does what its log says:
+
+        the damaged folders are moved away, so that they are filled again from other replicas.
+        """
+        member = act.draw.choice(self._nation.workers)
+        kept = member.kept
+        behind: list[Member] = []
+        if act.draw.random() < 0.5:  # somebody will have to be sent what is damaged
+            others = [other for other in self._nation.workers if other is not member]
+            behind = [act.draw.choice(others)]
+            behind[0].kept.hold()
+            stop_machine(act, behind[0].kept, "kill")
+            await act.world.sleep(FENCED_S)
+        kept.hold()
+        await self._stop(act, kept)
+        storage = kept.machine.storage
+        batches = self._newest(list(self._batches(kept)), member.config.node_id)
+        rotten: dict[str, _Rot] = {}
+        for rot, path, batch in act.draw.sample(
+            batches, min(len(batches), act.draw.choice([1, 3, 10]))
+        ):
+            inode = storage.file(path)
+            position = batch.position + act.draw.randrange(HEADER_BYTES, batch.size)
+            storage.flip(inode, position, act.draw.randrange(8))
+            kept.machine.say(f"a bit of {path} at {position} flips")
+            rot.held.rotten = rot.held.damaged = True
+            rotten[rot.folder] = rot
+        kept.release()
+        await act.world.sleep(act.draw.uniform(0.0, 0.5))
+        self._release(behind)
+        if rotten:
+            act.count()
+            await act.world.sleep(NOTICED_S)
+            await act.last()
+            await self._repair(act, kept, storage, rotten)
+
+    async def _stop(self, act: Act, kept: Kept) -> None:
+        how = act.draw.choice(["kill", "power", "stop", "stop"])
+        if how != "stop":
+            stop_machine(act, kept, "kill" if how == "kill" else "power")
+            return
+        await self._stop_well(kept)
+
+    async def _stop_well(self, kept: Kept) -> None:
+        if kept.machine.running:
+            kept.stop()
+            with trio.move_on_after(STOP_WITHIN_S):
+                await kept.machine.fate.done.wait()
+        kept.machine.kill()
+
+    def _batches(self, kept: Kept) -> Iterator[_Found]:
+        """Of all logs of topics that are known, with what they are in."""
+        storage = kept.machine.storage
+        worker_id = self._worker_id(kept)
+        with suppress(OSError):
+            for name in sorted(storage.folder(DATA).entries):
+                at = parse_partition_folder(name)
+                folder = f"{DATA}/{name}"
+                topic_id = None if at is None else _topic_id(storage, folder)
+                if at is None or topic_id is None:
+                    continue
+                held = self._nation.chronicle.story(topic_id, at[1]).held.get(worker_id)
+                for segment in naive_segments(storage, folder) if held else ():
+                    for batch in segment.batches:
+                        if held is not None and batch.size > HEADER_BYTES:
+                            rot = _Rot(folder, topic_id, at, held)
+                            yield rot, f"{segment.path}.log", batch
+
+    def _newest(self, batches: list[_Found], worker_id: int) -> list[_Found]:
+        """The last ones of each log, of those that only this worker can lead, if there are any."""
+        chronicle = self._nation.chronicle
+        logs: dict[str, list[_Found]] = {}
+        for found in batches:
+            logs.setdefault(found[0].folder, []).append(found)
+        alone = [
+            each
+            for each in logs.values()
+            if chronicle.isr(chronicle.story(each[0][0].topic_id, each[0][0].at[1])) == (worker_id,)
+        ]
+        return [found for each in alone or logs.values() for found in each[-3:]]
+
+    def _worker_id(self, kept: Kept) -> int:
+        return next(m.config.node_id for m in self._nation.workers if m.kept is kept)
+
+    async def _repair(
+        self, act: Act, kept: Kept, storage: Storage, rotten: dict[str, _Rot]
+    ) -> None:
+        for _ in range(LOOKS):
+            kept.hold()
+            await self._stop_well(kept)
+            rotten = {
+                folder: rot
+                for folder, rot in rotten.items()
+                if kept.machine.storage is storage
+                and _topic_id(storage, folder) == rot.topic_id
+                and _is_damaged(storage, folder)
+            }
+            for rot in rotten.values():
+                # A log of which the checkpoints do not know yet would be taken for one that never
+                # had anything.
+                if _noted(storage, rot.at):
+                    _remove(storage, rot.folder)
+                    kept.machine.say(f"{rot.folder} is moved away")
+                    rot.held.rotten, rot.held.storage = True, Storage()
+            storage.sync_dir(DATA)
+            kept.release()
+            if all(_topic_id(storage, folder) is None for folder in rotten):
+                return
+            await act.world.sleep(LOOK_AGAIN_S)
+
+    # Several things in a row
+
+    async def alone(self, act: Act) -> None:
+        """One worker is alone in sync for a while, and then loses its disk, or power, or dies."""
+        workers = self._nation.workers
+        survivor = act.draw.choice(workers)
+        others = [member for member in workers if member is not survivor]
+        if self._nation.settings.is_combined:  # most voters stay
+            voters = [member for member in others if member.config.is_controller]
+            others = [m for m in others if not m.config.is_controller]
+            others += act.draw.sample(voters, min(1, len(voters)))
+        for member in others:
+            member.kept.hold()
+            stop_machine(act, member.kept, act.draw.choice(["kill", "power"]))
+        await act.world.sleep(FENCED_S)
+        await act.last()
+        act.count()
+        returns_later = act.draw.random() < 0.5
+        if not returns_later:
+            self._release(others)
+            await act.world.sleep(act.draw.uniform(0.0, 1.0))
+        self._befall(act, survivor)
+        if returns_later:
+            await act.world.sleep(act.draw.uniform(0.0, 1.0))
+            self._release(others)
+
+    def _befall(self, act: Act, member: Member) -> None:
+        what = act.draw.choice(["kill", "power", "disk", "disk", "nothing"])
+        if what == "disk" and not member.config.is_controller:
+            stop_machine(act, member.kept, "power")
+            member.kept.machine.lose_disk()
+            member.kept.ruined = True
+        elif what in ("disk", "power"):
+            stop_machine(act, member.kept, "power")
+        elif what == "kill":
+            stop_machine(act, member.kept, "kill")
+
+    @staticmethod
+    def _release(members: list[Member]) -> None:
+        for member in members:
+            member.kept.release()
+
+    async def dark_workers(self, act: Act) -> None:
+        """All workers lose power at once, and the controllers notice before they are back."""
+        if self._nation.settings.is_combined:
+            return
+        workers = list(self._nation.workers)
+        for member in workers:
+            member.kept.hold()
+            stop_machine(act, member.kept, "power")
+        act.count()
+        await act.world.sleep(FENCED_S)
+        act.draw.shuffle(workers)
+        for member in workers:
+            member.kept.release()
+            await act.world.sleep(act.draw.choice([0.0, 0.2, 1.0]))
+
+    async def stumble(self, act: Act) -> None:
+        """A worker that is back, and about to join an ISR, becomes another process, with less.
+
+        What leaders have asked for it meanwhile reaches the controllers only then.
+        """
+        if self._nation.settings.is_combined or self._stumbles:
+            return
+        self._stumbles = True
+        member = act.draw.choice(self._nation.workers)
+        kept = member.kept
+        kept.hold()
+        stop_machine(act, kept, act.draw.choice(["kill", "power"]))
+        await act.world.sleep(FENCED_S)
+        internet = act.world.internet
+        links = [
+            internet.link(other.name, f"node-{voter}")
+            for other in self._nation.workers
+            if other is not member
+            for voter in range(1, self._nation.settings.controllers + 1)
+        ]
+        for link in links:
+            link.delay_s = SLOW_S
+        kept.release()
+        with trio.move_on_after(NEAR_WITHIN_S):
+            while not self._is_near(member):
+                await act.world.sleep(0.01)
+            await act.world.sleep(act.draw.uniform(0.0, 0.1))
+            act.count()
+        stop_machine(act, kept, "power")
+        if act.draw.random() < 0.2 and not member.config.is_controller:
+            kept.machine.lose_disk()
+            kept.ruined = True
+        await act.world.sleep(SLOW_S)
+        for link in links:
+            link.delay_s = internet.default.delay_s
+        self._stumbles = False
+
+    def _is_near(self, member: Member) -> bool:
+        """It lives, and has all that is committed of a partition, without being in sync."""
+        chronicle, worker_id = self._nation.chronicle, member.config.node_id
+        if not chronicle.image.is_live(worker_id):
+            return False
+        for story in chronicle.stories.values():
+            state, held = chronicle.state(story), story.held.get(worker_id)
+            if state is None or held is None or not story.committed or worker_id in state.isr:
+                continue
+            if worker_id in state.replicas and held.end > max(story.committed):
+                return True
+        return False
+
+
+def _topic_id(storage: Storage, folder: str) -> bytes | None:
+    try:
+        data = storage.file(f"{folder}/{PARTITION_METADATA}").data
+        return decode_partition_metadata(bytes(data))
+    except (OSError, ValueError):
+        return None
+
+
+def _is_damaged(storage: Storage, folder: str) -> bool:
+    """Some bytes are in no sound batch."""
+    return any(
+        sum(batch.size for batch in segment.batches) != segment.size
+        for segment in naive_segments(storage, folder)
+    )
+
+
+def _noted(storage: Storage, at: tuple[str, int]) -> bool:
+    for name in (RECOVERY_POINT_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT):
+        with suppress(OSError, ValueError):
+            if decode_offsets(bytes(storage.file(f"{DATA}/{name}").data)).get(at, 0) > 0:
+                return True
+    return False
+
+
+def _remove(storage: Storage, folder: str) -> None:
+    for path in list(storage.files(folder)):
+        storage.remove(path)
+    storage.remove_dir(folder)
