@@ -56,7 +56,8 @@ def _look_of(cls: type[Struct]) -> _Look | None:
             if value is None:
                 continue
             for one in value if is_array else (value,):
-                look_within(one, tell)
+                if type(one) is not bytes:  # encoded before, as Metadata's topics are
+                    look_within(one, tell)
 
     return look
 

@@ -103,7 +103,8 @@ _ROWS: Final = (
         "kafka_network_requestmetrics_errors_total",
         _COUNTER,
         ("request", "error"),
-        "Error codes in answers, each of a request, a topic or a partition; NONE is not counted.",
+        "Error codes in answers, each of a request, a topic or a partition; NONE is not counted,"
+        " nor what Metadata says of partitions.",
     ),
     Metric(
         _BROKER_TOPIC + "failedproducerequests_total",

@@ -24,6 +24,7 @@ from tests.nodes import ROOT, Node
 from wire.apis import ApiKey
 from wire.errors import ErrorCode
 from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -128,6 +129,10 @@ async def test_errors_are_told_by_their_codes(tmp_path: Path) -> None:
         for _ in range(2):
             await client.produce("t", broken, error=ErrorCode.CORRUPT_MESSAGE)
         assert (await client.fetch("t", 7)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        names = [MetadataRequestTopic(name=name) for name in ("t", "nowhere")]
+        asked = MetadataRequest(topics=names, allow_auto_topic_creation=False)
+        told = await client.call(ApiKey.METADATA, asked)
+        assert [len(topic.partitions) for topic in told.topics] == [1, 0]
         samples = await scrape(served)
         errors = {
             (of["request"], of["error"]): count
@@ -137,6 +142,7 @@ async def test_errors_are_told_by_their_codes(tmp_path: Path) -> None:
         }
         assert errors == {
             ("CreateTopics", "TOPIC_ALREADY_EXISTS"): 1,
+            ("Metadata", "UNKNOWN_TOPIC_OR_PARTITION"): 1,
             ("Produce", "UNKNOWN_TOPIC_OR_PARTITION"): 1,
             ("Produce", "CORRUPT_MESSAGE"): 2,
             ("Fetch", "OFFSET_OUT_OF_RANGE"): 1,
