@@ -35,11 +35,10 @@ class Metered(Protocol):
 class CpuMeter:
     """`used(name, percent_s)` takes what a connection leaves behind; `is_on`: anybody cares."""
 
-    __slots__ = ("_cpu_s", "_used", "exempt_s", "is_on")
+    __slots__ = ("_cpu_s", "_used", "is_on")
 
     def __init__(self, cpu_s: Callable[[], float], used: Callable[[Name, float], object]) -> None:
         self.is_on = False
-        self.exempt_s = 0.0  # of other workers' requests, which have no quota
         self._cpu_s = cpu_s
         self._used = used
 
@@ -55,11 +54,8 @@ class CpuMeter:
         return used_s * PERCENT
 
     def pause(self, client: Metered) -> None:
-        used_s = self._cpu_s() - client.cpu_from_s
-        if client.is_follower:
-            self.exempt_s += used_s
-        else:
-            client.cpu_owed_s += used_s
+        if not client.is_follower:  # other workers have no quota
+            client.cpu_owed_s += self._cpu_s() - client.cpu_from_s
 
     def end(self, client: Metered) -> None:
         """It asks for nothing more."""

@@ -97,11 +97,6 @@ class QuotaStatus:
         """Who has to wait longest comes first."""
         return sorted(map(_muted, self._quotas.mutes), key=lambda one: -one.left_s)
 
-    @property
-    def exempt_cpu_s(self) -> float:
-        """Of the loop's time, taken by other workers; counted while anybody has a quota of it."""
-        return self._quotas.meter.exempt_s
-
     def _use(self, kind: RateQuotas, allowance: Allowance, name: Name) -> Use:
         rule = kind.rule(name)
         assert rule is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from wire.errors import ErrorCode
-from wire.message import Struct
+from wire.message import Field, Struct
 
 _CODE: Final = "error_code"
 # Whether each of the codes in a message is an error is told to the second.
@@ -41,22 +41,22 @@ class ErrorCounts:
 def _look_of(cls: type[Struct]) -> _Look | None:
     """None: there are no codes in it."""
     has_code = any(field.name == _CODE for field in cls.FIELDS)
-    inner: list[tuple[str, bool, _Look]] = []
+    inner: list[tuple[Field, _Look]] = []
     for field in cls.FIELDS:
         if isinstance(field.item, type) and (within := _look_of(field.item)) is not None:
-            inner.append((field.name, field.kind == "array", within))
+            inner.append((field, within))
     if not has_code and not inner:
         return None
 
     def look(message: Any, tell: Callable[[int], None]) -> None:
         if has_code and message.error_code:
             tell(message.error_code)
-        for name, is_array, look_within in inner:
-            value = getattr(message, name)
+        for field, look_within in inner:
+            value = getattr(message, field.name)
             if value is None:
                 continue
-            for one in value if is_array else (value,):
-                if type(one) is not bytes:  # encoded before, as Metadata's topics are
+            for one in value if field.kind == "array" else (value,):
+                if not (field.may_be_encoded and isinstance(one, bytes)):
                     look_within(one, tell)
 
     return look
