@@ -3,8 +3,8 @@
 import errno
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
@@ -14,6 +14,7 @@ from dataplane.connection_rates import ConnectionRates
 from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.line_limit import LineLimit
 from dataplane.memory import RequestMemory, Tardy
+from dataplane.places import MAX_ON_TRIAL, TRIAL_S, Peers, Placed, PlaceLimits, Places, Trial
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
 from wire.frames import BufferPool
 
@@ -40,7 +41,14 @@ class ServerLimits:
     max_connections: int
     max_connections_per_ip: int
     max_idle_ms: int  # negative: any time
+    max_connections_by_listener: Mapping[str, int] = field(default_factory=dict)
     drain_seconds: float = 5.0
+
+    @property
+    def places(self) -> PlaceLimits:
+        return PlaceLimits(
+            self.max_connections, self.max_connections_per_ip, self.max_connections_by_listener
+        )
 
 
 class Server:
@@ -53,6 +61,7 @@ class Server:
         limits: ServerLimits,
         meter: CpuMeter = OFF,
         rates: ConnectionRates | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self._clock: Clock = runtime.clock
         self._disk: Disk = runtime.disk
@@ -65,12 +74,13 @@ class Server:
         self._memory = RequestMemory(limits.max_queued_request_bytes)
         self._buffers = BufferPool()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
-        self._per_ip: Counter[str] = Counter()
+        self._places = Places(limits.places, peers)
+        self._on_trial: dict[ClientConnection, Trial] = {}  # in the order of their coming
         self.logins = {entrance.listener: entrance.logins for _, entrance in entrances}
         self.accepted_counts = {entrance.listener: 0 for _, entrance in entrances}
         self._all_closed = trio.Event()
         self._accepting = trio.CancelScope()
-        self._refusal_logged_at = float("-inf")
+        self._refusal_logged_at = self._ending_logged_at = float("-inf")
 
     @property
     def connection_count(self) -> int:
@@ -82,6 +92,7 @@ class Server:
     def limit(self, limits: ServerLimits) -> None:
         """New connections are counted against these; none that is open ends for it."""
         self._limits = limits
+        self._places.limits = limits.places
 
     async def serve(self) -> None:
         """Returns when `drain` was called and the last connection has ended."""
@@ -127,13 +138,18 @@ class Server:
                 self._log_refusal(f"cannot accept connections: {error.strerror}")
                 await sleep(self._clock, ACCEPT_RETRY_SECONDS)
                 continue
-            if (refusal := self._refusal(connection)) is not None:
-                self._log_refusal(refusal)
-                connection.close()
+            if (lack := self._lack(connection, entrance)) is not None:
+                refusal = f"refused a connection from {connection.peer[0]}: {lack}"
+                peers = self._places.try_worker(entrance.listener)
+                if peers is None or self._is_stopping():
+                    self._log_refusal(refusal)
+                    connection.close()
+                else:
+                    served, trial = self._on_probation(connection, entrance, peers)
+                    nursery.start_soon(self._try, served, trial, refusal)
                 continue
             if self._rates is None:
-                served = self._admit(connection, entrance)
-                nursery.start_soon(self._serve_one, served, connection.peer[0])
+                nursery.start_soon(self._serve_one, self._admit(connection, entrance))
             else:
                 await self._admit_at_rate(nursery, connection, entrance, self._rates)
 
@@ -156,7 +172,7 @@ class Server:
             else:
                 connection.close()
             return
-        nursery.start_soon(self._serve_one, self._admit(connection, entrance), host)
+        nursery.start_soon(self._serve_one, self._admit(connection, entrance))
         if (pause_s := rates.pause_s(entrance.listener)) > 0:
             await sleep(self._clock, pause_s)
 
@@ -168,21 +184,10 @@ class Server:
             self._closing_later -= 1
             connection.close()
 
-    def _refusal(self, connection: Connection) -> str | None:
-        host = connection.peer[0]
+    def _lack(self, connection: Connection, entrance: Entrance) -> str | None:
         if self._is_stopping():
-            return f"refused a connection from {host}: the node is stopping"
-        if len(self._connections) >= self._limits.max_connections:
-            return (
-                f"refused a connection from {host}: {len(self._connections)} are open, "
-                "which is max.connections"
-            )
-        if self._per_ip[host] >= self._limits.max_connections_per_ip:
-            return (
-                f"refused a connection from {host}: it has {self._per_ip[host]}, "
-                "which is max.connections.per.ip"
-            )
-        return None
+            return "the node is stopping"
+        return self._places.lack(entrance.listener, connection.peer[0])
 
     def _log_refusal(self, sentence: str) -> None:
         now = self._clock.monotonic()
@@ -192,6 +197,12 @@ class Server:
 
     def _admit(self, connection: Connection, entrance: Entrance) -> ClientConnection:
         """It counts from now on; its task, which ends that, has yet to start."""
+        served = self._connection(connection, entrance)
+        if (ending := self._places.take(served)) is not None:
+            self._end_for(ending, f"there is one by {entrance.listener}")
+        return served
+
+    def _connection(self, connection: Connection, entrance: Entrance) -> ClientConnection:
         served = ClientConnection(
             connection,
             entrance,
@@ -204,19 +215,67 @@ class Server:
         )
         self._connections[served] = 0
         self.accepted_counts[entrance.listener] += 1
-        self._per_ip[connection.peer[0]] += 1
         return served
 
-    async def _serve_one(self, served: ClientConnection, host: str) -> None:
+    def _on_probation(
+        self, connection: Connection, entrance: Entrance, peers: Peers
+    ) -> tuple[ClientConnection, Trial]:
+        """It has no place, but may be another worker's."""
+        if len(self._on_trial) >= MAX_ON_TRIAL:
+            oldest = next(iter(self._on_trial))
+            del self._on_trial[oldest]
+            oldest.abort()
+
+        def passed(worker_id: int) -> None:
+            self._on_trial.pop(served, None)
+            for each in self._places.take_of_worker(served, worker_id):
+                self._end_for(each, f"worker {worker_id} has come")
+
+        trial = Trial(entrance.handle, peers, passed, lambda: served.abort())
+        served = self._connection(connection, replace(entrance, handle=trial.handle))
+        self._on_trial[served] = trial
+        return served, trial
+
+    async def _try(self, served: ClientConnection, trial: Trial, refusal: str) -> None:
+        """Served if it is a worker's and shows that in time."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_trial, served)
+                await self._serve_one(served)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._on_trial.pop(served, None)
+            trial.end(may_go_on=False)
+            if not trial.has_passed:
+                self._log_refusal(refusal)
+
+    async def _end_trial(self, served: ClientConnection) -> None:
+        await sleep(self._clock, TRIAL_S)
+        if served in self._on_trial:
+            served.abort()
+
+    def _end_for(self, connection: Placed, whom: str) -> None:
+        """What is the least recently used makes room."""
+        assert isinstance(connection, ClientConnection)
+        connection.abort()
+        now = self._clock.monotonic()
+        if now - self._ending_logged_at >= REFUSAL_LOG_SECONDS:
+            self._ending_logged_at = now
+            log.warning(
+                "closed the connection from %s, the least recently used: all that max.connections"
+                " allows are open, and %s",
+                connection.client,
+                whom,
+            )
+
+    async def _serve_one(self, served: ClientConnection) -> None:
         try:
             await served.serve()
         except Exception:  # a bug that one client meets must not end the others
             log.exception("a bug: closed the connection from %s", served.client)
         finally:
             del self._connections[served]
-            self._per_ip[host] -= 1
-            if not self._per_ip[host]:
-                del self._per_ip[host]
+            self._places.leave(served)
             if not self._connections and self._accepting.cancel_called:
                 self._all_closed.set()
 

@@ -15,7 +15,7 @@ logs synced and marked.
 
 import hmac
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -30,12 +30,13 @@ from dataplane.log.log_dirs import LogDirs
 from dataplane.logins import Logins
 from dataplane.node_config import NodeConfig
 from dataplane.partitions import Partitions
+from dataplane.places import Peers
 from dataplane.replication import Replication
 from dataplane.server import Server, ServerLimits
 from dataplane.upkeep import Upkeep
 from dataplane.worker import Worker
 from dataplane.worker_configs import WorkerConfigs
-from metaquorum.config_layers import Configs, WorkerLayers
+from metaquorum.config_layers import Configs, ListenerConfigs, WorkerLayers
 from metaquorum.gateway import Gateway
 from metaquorum.loader import MetadataLoader
 from metaquorum.records import Endpoint
@@ -172,7 +173,8 @@ class WorkerRole:
             quotas,
         )
         upkeep = Upkeep(worker, self._runtime, self._log_dirs)
-        limits = _limits(worker.configs)
+        names = tuple(asked.name for asked, _ in self._listeners)
+        limits = _limits(worker.configs, names)
         handle: Handle = Dispatcher(worker).handle
         if self._metrics is not None:
             handle = self._metrics.meter.metered(handle)
@@ -182,11 +184,12 @@ class WorkerRole:
             limits,
             quotas.meter,
             quotas.connections,
+            self._peers(worker),
         )
         if self._metrics is not None:
             self._metrics.serves(worker, server, self._log_dirs)
             worker.errors = self._metrics.errors
-        configs.call(lambda changed: server.limit(_limits(changed)))
+        configs.call(lambda changed: server.limit(_limits(changed, names)))
         if len(self._listeners) > 1:
             quotas.connections.own_listener = self._config.between_workers.listener
         configs.call(quotas.connections.limit)
@@ -205,6 +208,20 @@ class WorkerRole:
             await server.drain()
             serving.cancel_scope.cancel()
         return upkeep
+
+    def _peers(self, worker: Worker) -> Peers:
+        own_id = self._config.node_id
+
+        def has(worker_id: int, broker_epoch: int) -> bool:
+            known = worker.image.workers.get(worker_id)
+            return known is not None and worker_id != own_id and known.broker_epoch == broker_epoch
+
+        return Peers(
+            self._config.between_workers.listener,
+            is_shared=len(self._listeners) == 1,
+            are_any=lambda: len(worker.image.workers) > 1,
+            has=has,
+        )
 
     def _entrances(self, worker: Worker, handle: Handle) -> list[tuple[Listener, Entrance]]:
         entrances: list[tuple[Listener, Entrance]] = []
@@ -265,7 +282,12 @@ class WorkerRole:
         )
 
 
-def _limits(configs: Configs) -> ServerLimits:
+def _limits(configs: Configs, listeners: Iterable[str]) -> ServerLimits:
+    by_listener = {}
+    for listener in listeners:
+        most = ListenerConfigs(configs, listener).find("max.connections", inherits=False)
+        assert isinstance(most, int)
+        by_listener[listener] = most
     queued = configs.integer("queued.max.request.bytes")
     return ServerLimits(
         max_request_bytes=configs.integer("socket.request.max.bytes"),
@@ -273,4 +295,5 @@ def _limits(configs: Configs) -> ServerLimits:
         max_connections=configs.integer("max.connections"),
         max_connections_per_ip=configs.integer("max.connections.per.ip"),
         max_idle_ms=configs.integer("connections.max.idle.ms"),
+        max_connections_by_listener=by_listener,
     )

@@ -33,12 +33,13 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         " have another; more wait until they are. Of a listener: all that come by it.",
         dynamic=True,
     ),
-    worker_config(
+    listener_config(
         "max.connections",
         INT,
         INT_MAX,
         Range(0),
-        "Open client connections in all.",
+        "Open connections in all; of a listener: by it. Other workers have a place in any case, for"
+        " which the least recently used connection of a client ends.",
         dynamic=True,
     ),
     worker_config(

@@ -77,12 +77,11 @@ def _mutations_not_counted() -> AbstractContextManager[None]:
 
 def _ended_connections_count() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        async def serve_one(self: Any, served: Any, host: str) -> None:
+        async def serve_one(self: Any, served: Any) -> None:
             try:
-                await right(self, served, host)
+                await right(self, served)
             finally:
-                self._per_ip[host] += 1
-                self._connections[served] = 0
+                self._places.take(served)
 
         return serve_one
 

@@ -1,5 +1,7 @@
 """Addresses that connect too often, and all of them together, in virtual time."""
 
+from contextlib import suppress
+
 import pytest
 import trio
 
@@ -117,6 +119,36 @@ def test_one_listener_has_a_limit_of_its_own_which_changes_while_all_runs() -> N
             await configure(node, name, "0")
 
     simulated(story, dotted=LISTENERS | {name: "5"})
+
+
+def test_one_listener_has_its_own_number_of_places_which_changes_while_all_runs() -> None:
+    name = "listener.name.outside.max.connections"
+
+    async def open_by(node: Simulated, port: int, count: int) -> int:
+        """So many of `count` connections are served, all open at once."""
+        served = 0
+        kept: list[RawClient] = []
+        for _ in range(count):
+            client = RawClient(await node.runtime.network.connect("server", port))
+            kept.append(client)
+            with suppress(OSError, EOFError, trio.BrokenResourceError):
+                await client.call(ApiKey.API_VERSIONS, ASKED, 0)
+                served += 1
+        for client in kept:
+            client.connection.close()
+        await trio.sleep(1)
+        return served
+
+    async def story(node: Simulated) -> None:
+        assert await open_by(node, 9093, 10) == 3
+        assert await open_by(node, 9094, 10) == 8
+        await configure(node, name, "5")
+        assert await open_by(node, 9093, 10) == 5
+        await configure(node, name, None)
+        assert await open_by(node, 9093, 10) == 3
+        assert await open_by(node, 9092, 10) == 10  # workers': clients would end for them
+
+    simulated(story, dotted=LISTENERS | {name: "3", "max.connections": "8"})
 
 
 def test_clients_do_not_keep_workers_from_each_other() -> None:

@@ -14,11 +14,16 @@ import trio
 import trio.testing
 
 from dataplane.connection import Client, Entrance, Handle, PendingReply, Reply
+from dataplane.places import MAX_ON_TRIAL, TRIAL_S, Peers
 from dataplane.server import Server, ServerLimits
 from metaquorum.runtime import Connection, Runtime
 from metaquorum.runtime.real import RealClock, RealDisk, RealNetwork
 from tests.dataplane.serving import in_trio
 from tests.dataplane.test_connection_alone import PlayedConnection, framed
+from wire.apis import ApiKey
+from wire.headers import encode_request
+from wire.messages.fetch import FetchRequest, ReplicaState
+from wire.messages.metadata import MetadataRequest
 
 LIMITS: dict[str, Any] = {
     "max_request_bytes": 1 << 20,
@@ -59,16 +64,21 @@ def echo(frame: memoryview, client: Client) -> Reply | PendingReply:
     return bytes(frame)
 
 
-def played(handle: Handle = echo, **limits: Any) -> tuple[Server, PlayedListener]:
+def played(
+    handle: Handle = echo, peers: Peers | None = None, **limits: Any
+) -> tuple[Server, PlayedListener]:
     listener = PlayedListener()
     runtime = Runtime(RealClock(), RealNetwork(), RealDisk(), random.Random(1))
     entrances = [(listener, Entrance("PLAINTEXT", handle))]
-    return Server(runtime, entrances, ServerLimits(**LIMITS | limits)), listener
+    asked = ServerLimits(**LIMITS | limits)
+    return Server(runtime, entrances, asked, peers=peers), listener
 
 
 @asynccontextmanager
-async def serving(**limits: Any) -> AsyncIterator[tuple[Server, PlayedListener]]:
-    server, listener = played(**limits)
+async def serving(
+    peers: Peers | None = None, **limits: Any
+) -> AsyncIterator[tuple[Server, PlayedListener]]:
+    server, listener = played(peers=peers, **limits)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.serve)
         yield server, listener
@@ -121,6 +131,45 @@ async def test_no_more_connections_of_one_address_than_allowed_are_served() -> N
         listener.offer(late := PlayedConnection())
         await trio.testing.wait_all_tasks_blocked()
         assert not late.is_closed
+
+
+PEERS = Peers(
+    "PLAINTEXT", True, lambda: True, lambda worker_id, epoch: (worker_id, epoch) == (2, 7)
+)
+FETCH = encode_request(
+    ApiKey.FETCH,
+    17,
+    1,
+    "2",
+    FetchRequest(replica_state=ReplicaState(replica_id=2, replica_epoch=7)),
+)
+METADATA = encode_request(ApiKey.METADATA, 12, 1, "client", MetadataRequest())
+
+
+@virtual
+async def test_another_worker_is_served_whatever_crowd_of_clients_is_there() -> None:
+    async with serving(PEERS, max_connections=3, max_connections_per_ip=3) as (server, listener):
+        clients = [PlayedConnection() for _ in range(3)]
+        listener.offer(*clients)
+        await trio.testing.wait_all_tasks_blocked()
+        clients[0].feed(framed(b"x"))
+        for _ in range(3):
+            listener.offer(*(PlayedConnection() for _ in range(MAX_ON_TRIAL)))
+            await trio.testing.wait_all_tasks_blocked()
+            assert server.connection_count == 3 + MAX_ON_TRIAL
+        listener.offer(worker := PlayedConnection())
+        worker.feed(FETCH)
+        await trio.testing.wait_all_tasks_blocked()
+        assert worker.sent
+        assert [one.is_closed for one in (*clients, worker)] == [False, True, False, False]
+        await trio.sleep(TRIAL_S + 1)
+        assert server.connection_count == 3
+        assert not worker.is_closed
+        listener.offer(late := PlayedConnection())
+        late.feed(METADATA + FETCH)
+        await trio.testing.wait_all_tasks_blocked()
+        assert late.is_closed
+        assert not late.sent
 
 
 def test_refusals_are_told_but_not_each(caplog: pytest.LogCaptureFixture) -> None:

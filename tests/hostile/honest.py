@@ -27,6 +27,7 @@ TIMEOUT_S: Final = 60.0
 VERSIONS: Final = {
     ApiKey.PRODUCE: 9,
     ApiKey.FETCH: 12,
+    ApiKey.METADATA: 9,
     ApiKey.CREATE_TOPICS: 7,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: 0,
 }
