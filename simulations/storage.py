@@ -14,7 +14,8 @@ each met a fate of its own, as POSIX allows: a removal is kept, the rename befor
 one call did is kept whole (a rename is atomic), and never without what the same names were before.
 Then cache and medium are one again.
 
-A failed `sync` is as in Linux: the pages count as clean, stay readable, and never become durable.
+A failed `sync` is as in Linux: the pages count as clean, stay readable, and never become durable
+unless they are written again. (Sizes that were cut are the file system's journal's, not pages.)
 """
 
 import errno
@@ -57,7 +58,7 @@ class Inode:
             self.version += 1
 
     def fail_to_sync(self) -> None:
-        self.pending.clear()
+        self.pending = [(size, data) for size, data in self.pending if data is None]
 
     def lose_power(self, fate: Fate, draw: random.Random) -> None:
         if fate == "everything":

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, cast
 
+from dataplane.log.sync_mark import SyncMark
 from metaquorum.runtime.seams import Disk, File, StorageError
 
 MAX_OPEN_FILES: Final = 512
@@ -74,6 +75,8 @@ def storage_error(error: OSError, action: str, path: str) -> StorageError:
     advice = _ADVICE.get(number, "look at the disk and restart the node")
     reason = error.strerror or str(error) or type(error).__name__
     text = f"cannot {action} {path}: {reason}; {advice}"
+    if action == "sync":  # whatever the reason: pages that were not kept count as clean from now on
+        return DirectoryFailedError(text)
     if number in _FULL:
         return DiskFullError(text)
     if not number or number in _PASSING or number in _OF_ONE_FILE:
@@ -273,13 +276,14 @@ class LogFile:
 
 
 class OpenFiles:
-    """The descriptors that all logs of a log directory share."""
+    """The descriptors that all logs of a log directory share, and what tells of their syncs."""
 
-    __slots__ = ("_open", "_shut", "disk", "max_open", "on_unreadable", "refuses_cold")
+    __slots__ = ("_open", "_shut", "disk", "max_open", "on_unreadable", "refuses_cold", "sync_mark")
 
-    def __init__(self, disk: Disk, max_open: int = MAX_OPEN_FILES) -> None:
+    def __init__(self, disk: Disk, folder: str, max_open: int = MAX_OPEN_FILES) -> None:
         assert max_open > 0
         self.disk = disk
+        self.sync_mark = SyncMark(disk, folder)
         self.max_open = max_open
         # Told of a log's folder that a reader, who knows no more of it, could not read.
         self.on_unreadable: Callable[[str, StorageError], None] | None = None

@@ -456,10 +456,11 @@ class LocalLog:
         opened: list[File] = []
 
         def sync() -> None:
-            for file in opened:
-                file.sync()
-            if unsynced is not None:
-                unsynced.sync(disk)
+            with self._files.sync_mark.syncing():
+                for file in opened:
+                    file.sync()
+                if unsynced is not None:
+                    unsynced.sync(disk)
 
         with self._failing("sync"):
             try:

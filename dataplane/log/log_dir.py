@@ -3,6 +3,7 @@
     .lock                             held while a node runs on it
     .kafka_cleanshutdown              there only between a clean stop and the next start
     .metaquorum_started               the last start: of the process, and of its machine
+    .metaquorum_syncing               whether a sync is under way, or has failed (`sync_mark`)
     recovery-point-offset-checkpoint  up to where each log is synced
     replication-offset-checkpoint     high watermarks
     log-start-offset-checkpoint       where logs begin that begin within a segment
@@ -108,7 +109,7 @@ class LogDir:
         self.is_new = False
         # The last process of which everything is here; -1 for none.
         self.previous_broker_epoch = -1
-        self.files = OpenFiles(disk, max_open_files)
+        self.files = OpenFiles(disk, path, max_open_files)
         self._disk = disk
         self._lock = lock
         self._offline_points: dict[Partition, int] = {}
@@ -201,9 +202,12 @@ class LogDir:
 
         `concurrent`: logs recovered side by side.
         """
+        mark = self.files.sync_mark
         with storage_errors("read", self.path):
             offsets = await self._disk.run(self._begin)
             folders = await self._disk.run(self._partition_folders)
+            in_doubt = not self.was_clean and mark.is_in_doubt()
+            mark.begin()  # a recovery syncs, too
         recovery_points, starts = offsets
         found = {partition for partition, _ in folders}
         for noted in (self.high_watermarks, recovery_points):
@@ -219,11 +223,14 @@ class LogDir:
                 recovery_points.get(partition, 0),
                 starts.get(partition, 0),
                 now_ms,
+                in_doubt,
             )
             for partition, name in folders
         ]
         # After a clean stop this is Python from end to end: threads would only take turns at it.
         await self._in_calls(opens, 1 if self.was_clean else concurrent)
+        mark.has_failed = bool(self.offline)  # what was not recovered is as it was
+        mark.end()
 
     def _begin(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
         mark = self._path(CLEAN_SHUTDOWN)
@@ -273,6 +280,7 @@ class LogDir:
         recovery_point: int,
         log_start_offset: int,
         now_ms: int,
+        in_doubt: bool,
     ) -> Callable[[], object]:
         """What is to be done on the loop with a log that was opened beside it."""
         try:
@@ -284,6 +292,7 @@ class LogDir:
                 recovery_point=recovery_point,
                 log_start_offset=log_start_offset,
                 now_ms=now_ms,
+                in_doubt=in_doubt,
             )
         except StorageError as error:
             return partial(self._set_offline, partition, error, recovery_point, log_start_offset)
@@ -422,9 +431,13 @@ class LogDir:
     def fail(self, error: StorageError) -> None:
         """Nothing here is written or opened any more; what is being read is read to its end."""
         self.failure = error
-        with suppress(OSError):  # nobody knows what it kept
-            self._disk.remove(self._path(LAST_START))
+        self._forget_start()
         self.files.shut()
+
+    def _forget_start(self) -> None:
+        """The next process does not take for granted that all is here that this one wrote."""
+        with suppress(OSError):
+            self._disk.remove(self._path(LAST_START))
 
     def take_deleted(self) -> list[str]:
         """Folders of logs deleted since the last call; the caller gives them to `remove`."""
@@ -515,7 +528,9 @@ class LogDir:
             some = await self._disk.run(partial(_prepare_close, chunk))
             clean &= len(some) == len(chunk)
             closing += ((log, unsynced) for log, unsynced in some if not unsynced.is_empty)
-        clean &= await self._sync_closing(closing)
+        if not await self._sync_closing(closing):
+            clean = False
+            self._forget_start()
         await self.checkpoint(high_watermarks)
         if clean:
             mark = encode_clean_shutdown(broker_epoch)
@@ -528,9 +543,7 @@ class LogDir:
     async def _sync_closing(self, closing: list[tuple[PartitionLog, Unsynced]]) -> bool:
         """All of these logs are synced and closed; False where some are not. StorageError."""
         with storage_errors("sync", self.path):
-            if len(closing) >= MANY_LOGS and await self._disk.run(
-                partial(self._disk.sync_all, self.path)
-            ):
+            if len(closing) >= MANY_LOGS and await self._disk.run(self._sync_all):
                 for log, _ in closing:
                     log.closed_clean()
                 return True
@@ -542,7 +555,7 @@ class LogDir:
             for log, unsynced in rest:
                 try:
                     with storage_errors("sync", log.folder):
-                        await self._disk.run(partial(unsynced.sync, self._disk))
+                        await self._disk.run(partial(self._sync, unsynced))
                     log.closed_clean()
                 except StorageError as error:
                     logger.error("%s-%d: %s", log.topic, log.partition, error)
@@ -552,6 +565,14 @@ class LogDir:
             for _ in range(CONCURRENT_CALLS):
                 nursery.start_soon(sync)
         return clean
+
+    def _sync_all(self) -> bool:
+        with self.files.sync_mark.syncing():
+            return self._disk.sync_all(self.path)
+
+    def _sync(self, unsynced: Unsynced) -> None:
+        with self.files.sync_mark.syncing():
+            unsynced.sync(self._disk)
 
     def abandon(self) -> None:
         """No file is open and our lock is free; nothing was written for it."""

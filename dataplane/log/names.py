@@ -23,6 +23,7 @@ CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 LAST_START: Final = ".metaquorum_started"
+SYNCING: Final = ".metaquorum_syncing"
 LOCK: Final = ".lock"
 
 DELETED_FOLDER: Final = "-delete"

@@ -17,6 +17,10 @@ what was found, and the files are synced before anything is served (KAFKA-10101)
                                            names file and position; the partition is not served
                                            and its files stay as they are
 
+Where a sync failed, or a process died in one, what can be read may not be what the device has
+(`sync_mark`): what is about to be relied on is then written again before it is scanned, the same
+bytes in the same places, so that the sync that follows tells the truth.
+
 Nothing is changed on disk before a log is known to be sound or to be cut, and cutting twice (a
 crash during recovery) gives the same. All here is plain and slow: for `Disk.run`.
 """
@@ -54,6 +58,7 @@ from wire.records import BatchHeader
 logger = logging.getLogger(__name__)
 
 _REPLAY_BYTES: Final = 64 << 10
+_REWRITE_BYTES: Final = 1 << 20
 _LENGTH_AT: Final = 8  # of a batch: the bytes behind it
 _LENGTH_END: Final = 12  # the base offset and that length
 _ADVICE: Final = "move the partition's folder away to fetch it from a replica"
@@ -91,9 +96,13 @@ def load_log(
     recovery_point: int,
     log_start_offset: int,
     now_ms: int,
+    in_doubt: bool = False,
 ) -> LoadedLog:
-    """The log in that folder is as described, on disk too. StorageError if it cannot be trusted."""
-    rest = (recovery_point, log_start_offset, now_ms)
+    """The log in that folder is as described, on disk too. StorageError if it cannot be trusted.
+
+    `in_doubt`: an earlier sync may have failed.
+    """
+    rest = (recovery_point, log_start_offset, now_ms, in_doubt)
     with storage_errors("recover", folder):
         if clean:
             try:
@@ -116,6 +125,7 @@ class _Loader:
         recovery_point: int,
         log_start_offset: int,
         now_ms: int,
+        in_doubt: bool,
     ) -> None:
         self.disk = disk
         self.folder = folder
@@ -124,6 +134,7 @@ class _Loader:
         # Up to here every byte was synced, so that damage is the disk's doing.
         self.synced_to = NEVER if clean else recovery_point
         self.now_ms = now_ms
+        self.in_doubt = in_doubt
         self.log = LoadedLog(folder, log_start_offset=log_start_offset)
         self.bases: list[int] = []
         self.names: set[str] = set()
@@ -379,6 +390,7 @@ class _Loader:
         self.changed = True
         file = self.disk.open(self.path(file_name(base, LOG)))
         try:
+            self._rewrite(file)
             result = scan_segment(file, base, self.config, self._on_batch)
             if result.damage is not None:
                 self._cut(file, result, result.damage)
@@ -392,6 +404,15 @@ class _Loader:
         log.segments.append(result.state)
         self.next_offset = result.next_offset
         return result.damage is None
+
+    def _rewrite(self, file: File) -> None:
+        """What can be read of it is going to be synced, where that is in doubt.
+
+        Before it is checked: what was not written again may be read otherwise later.
+        """
+        if self.in_doubt:
+            for position in range(0, file.size(), _REWRITE_BYTES):
+                file.write(file.read(_REWRITE_BYTES, position), position)
 
     def _cut(self, file: File, result: SegmentScan, damage: Damage) -> None:
         size = file.size()
@@ -485,6 +506,7 @@ class _Loader:
         for name in sorted(_SMALL_FILES & self.names):
             file = self.disk.open(self.path(name))
             try:
+                self._rewrite(file)
                 file.sync()
             finally:
                 file.close()

@@ -117,7 +117,7 @@ def open_log(
         recovery_point=recovery_point,
         log_start_offset=log_start_offset,
     )
-    files = OpenFiles(RealDisk()) if files is None else files
+    files = OpenFiles(RealDisk(), str(folder.parent)) if files is None else files
     return PartitionLog(files, config, "t", 0, loaded, 0)
 
 

@@ -35,7 +35,7 @@ def open_log(disk: CrashDisk, recovery_point: int = 0) -> PartitionLog:
         log_start_offset=0,
         now_ms=0,
     )
-    return PartitionLog(OpenFiles(disk), SEGMENTS, "t", 0, loaded, 0)
+    return PartitionLog(OpenFiles(disk, "/"), SEGMENTS, "t", 0, loaded, 0)
 
 
 async def written(disk: CrashDisk) -> PartitionLog:

@@ -5,13 +5,13 @@ import pytest
 import trio
 
 from dataplane.log.config import LogConfig
-from dataplane.log.files import DiskFullError, OpenFiles, storage_error
+from dataplane.log.files import DirectoryFailedError, DiskFullError, OpenFiles, storage_error
 from metaquorum.runtime.real import RealDisk
 from tests.dataplane.log.logs import append_many, log_file, open_log, read_headers
 
 
 def test_no_more_files_are_open_than_the_bound(tmp_path: Path) -> None:
-    files = OpenFiles(RealDisk(), max_open=8)
+    files = OpenFiles(RealDisk(), str(tmp_path), max_open=8)
     logs = [
         open_log(tmp_path / str(n), LogConfig(index_interval_bytes=0), files=files)
         for n in range(40)
@@ -26,7 +26,7 @@ def test_no_more_files_are_open_than_the_bound(tmp_path: Path) -> None:
 
 
 def test_a_file_in_use_is_not_closed_under_its_reader(tmp_path: Path) -> None:
-    files = OpenFiles(RealDisk(), max_open=2)
+    files = OpenFiles(RealDisk(), str(tmp_path), max_open=2)
     pinned = log_file(files, tmp_path, "pinned")
     pinned.get().write(b"here", 0)
     with pinned.pinned() as file:
@@ -40,7 +40,7 @@ def test_a_file_in_use_is_not_closed_under_its_reader(tmp_path: Path) -> None:
 
 
 def test_when_all_are_in_use_one_more_is_opened(tmp_path: Path) -> None:
-    files = OpenFiles(RealDisk(), max_open=2)
+    files = OpenFiles(RealDisk(), str(tmp_path), max_open=2)
     held = [log_file(files, tmp_path, str(number)) for number in range(3)]
     for one in held:
         one.acquire()
@@ -52,7 +52,7 @@ def test_when_all_are_in_use_one_more_is_opened(tmp_path: Path) -> None:
 
 
 def test_a_removed_file_stays_for_who_holds_it(tmp_path: Path) -> None:
-    files = OpenFiles(RealDisk())
+    files = OpenFiles(RealDisk(), str(tmp_path))
     one = log_file(files, tmp_path, "one")
     one.get().write(b"here", 0)
     with one.pinned() as file:
@@ -65,7 +65,7 @@ def test_a_removed_file_stays_for_who_holds_it(tmp_path: Path) -> None:
 
 
 def test_files_used_lately_are_kept(tmp_path: Path) -> None:
-    files = OpenFiles(RealDisk(), max_open=4)
+    files = OpenFiles(RealDisk(), str(tmp_path), max_open=4)
     hot = log_file(files, tmp_path, "hot")
     for number in range(50):
         log_file(files, tmp_path, str(number)).get()
@@ -78,6 +78,8 @@ def test_files_used_lately_are_kept(tmp_path: Path) -> None:
 
 def test_errors_of_the_disk_say_what_to_do() -> None:
     full = storage_error(OSError(errno.ENOSPC, "No space left on device"), "append to", "/d/x.log")
+    unkept = storage_error(OSError(errno.ENOSPC, "No space left on device"), "sync", "/d/x.log")
+    assert isinstance(unkept, DirectoryFailedError)
     assert isinstance(full, DiskFullError)
     assert str(full) == (
         "cannot append to /d/x.log: No space left on device; free some space there or add some"
@@ -88,7 +90,7 @@ def test_errors_of_the_disk_say_what_to_do() -> None:
 
 
 def test_slices_survive_that_their_file_was_closed_meanwhile(tmp_path: Path) -> None:
-    files = OpenFiles(RealDisk(), max_open=1)
+    files = OpenFiles(RealDisk(), str(tmp_path), max_open=1)
     log = open_log(tmp_path / "a", files=files)
     other = open_log(tmp_path / "b", files=files)
     append_many(log, 3)

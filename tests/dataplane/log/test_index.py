@@ -22,7 +22,7 @@ def test_floor_is_the_last_entry_at_or_below(
     cut: int,  # type: ignore[no-untyped-def]
 ) -> None:
     folder = tmp_path_factory.mktemp("index")
-    files = OpenFiles(RealDisk())
+    files = OpenFiles(RealDisk(), str(folder))
     index = OffsetIndex(log_file(files, folder, "i"), 1 << 20, 0)
     keys: list[int] = []
     for gap in gaps:
@@ -43,14 +43,14 @@ def test_floor_is_the_last_entry_at_or_below(
 
 
 def test_entries_held_in_memory_are_bounded(tmp_path: Path) -> None:
-    index = OffsetIndex(log_file(OpenFiles(RealDisk()), tmp_path, "i"), 1 << 20, 0)
+    index = OffsetIndex(log_file(OpenFiles(RealDisk(), str(tmp_path)), tmp_path, "i"), 1 << 20, 0)
     for number in range(1000):
         index.append(number, number)
         assert len(index._buffer) <= 8 * MAX_BUFFERED_ENTRIES
 
 
 def test_a_time_index_takes_only_later_times(tmp_path: Path) -> None:
-    index = TimeIndex(log_file(OpenFiles(RealDisk()), tmp_path, "i"), 1 << 20, 0)
+    index = TimeIndex(log_file(OpenFiles(RealDisk(), str(tmp_path)), tmp_path, "i"), 1 << 20, 0)
     for timestamp, offset in ((5, 1), (5, 2), (4, 3), (9, 4), (-1, 5)):
         index.append_later(timestamp, offset)
     assert [index.entry(n) for n in range(len(index))] == [(5, 1), (9, 4)]

@@ -16,6 +16,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import load_log
 from metaquorum.runtime.real import RealDisk, RealFile
 from metaquorum.runtime.seams import File, Runtime, StorageError
+from simulations.machine import Machine
 from simulations.world import World
 from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers
 
@@ -468,7 +469,7 @@ def test_a_segment_is_not_made_before_the_names_of_those_before_it_are_durable()
             loaded = load_log(
                 disk, "/t-0", SMALL, clean=False, recovery_point=0, log_start_offset=0, now_ms=0
             )
-            log = PartitionLog(OpenFiles(disk), SMALL, "t", 0, loaded, 0)
+            log = PartitionLog(OpenFiles(disk, "/"), SMALL, "t", 0, loaded, 0)
             bases: list[int] = []
             while len(bases) < 4:
                 append_many(log, 1)
@@ -482,3 +483,104 @@ def test_a_segment_is_not_made_before_the_names_of_those_before_it_are_durable()
 
     world.run(check)
     assert not world.violations
+
+
+Program = Callable[[LogDir, Machine], Awaitable[None]]
+
+
+def lives(seed: int, *programs: Program) -> None:
+    """A log directory under each program in turn; power is lost after the last but one."""
+
+    async def check(world: World) -> None:
+        machine = world.machine("one")
+
+        async def run(runtime: Runtime) -> None:
+            runtime.disk.make_dirs("/logs")
+            runtime.disk.sync_dir("/")
+            log_dir = LogDir.open(runtime.disk, "/logs")
+            await log_dir.load(lambda topic: SMALL, 0)
+            await left.pop(0)(log_dir, machine)
+
+        while left:
+            if len(left) == 1:
+                machine.power_cut()
+            await machine.start(run).done.wait()
+            assert machine.fate.error is None, machine.fate.error
+            machine.faults.failing_sync = None
+
+    left = list(programs)
+    world = World(seed)
+    world.run(check)
+    assert not world.violations
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("failing", [".log", ".index", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize("at_the_close", [False, True])
+def test_what_a_sync_did_not_keep_is_written_again(
+    seed: int, failing: str, at_the_close: bool
+) -> None:
+    """Or the next process would take the kernel's word for it, and power would take the records."""
+
+    async def fails(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        log = log_dir.partitions["a", 0]
+        append_many(log, 20)
+        machine.faults.failing_sync = lambda path: failing in path
+        if at_the_close:
+            await log_dir.close({})
+            assert log_dir.previous_broker_epoch == -1
+        else:
+            with pytest.raises(DirectoryFailedError):
+                await log.flush(log_dir.files.disk)
+
+    async def recovers(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        assert log.synced_offset == log.log_end_offset == 40
+        await log_dir.checkpoint({})
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        assert not log_dir.offline
+        log = log_dir.partitions["a", 0]
+        assert (log.log_end_offset, len(read_headers(log)), log.topic_id) == (40, 20, TOPIC_ID)
+
+    lives(seed, fails, recovers, reads)
+
+
+def test_a_full_disk_can_be_started_on_and_synced() -> None:
+    """What tells of failed syncs needs a byte that may not be had; none says the same."""
+
+    async def nothing(log_dir: LogDir, machine: Machine) -> None:
+        machine.faults.refusing = lambda path: errno.ENOSPC
+        log_dir.files.disk.remove("/logs/.metaquorum_syncing")
+
+    async def starts(log_dir: LogDir, machine: Machine) -> None:
+        mark = log_dir.files.sync_mark
+        with mark.syncing():
+            assert mark.is_in_doubt()
+        machine.faults.refusing = None
+        with mark.syncing():
+            assert mark.is_in_doubt()
+        assert not mark.is_in_doubt()
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        assert not log_dir.offline
+
+    lives(1, nothing, starts, reads)
+
+
+def test_of_syncs_side_by_side_one_that_fails_leaves_its_mark() -> None:
+    async def main(log_dir: LogDir, machine: Machine) -> None:
+        mark = log_dir.files.sync_mark
+        mark.begin()
+        with pytest.raises(OSError, match="1"), mark.syncing():
+            raise OSError(1, "1")
+        mark.end()
+        with mark.syncing():
+            pass
+        assert mark.is_in_doubt()
+
+    async def after(log_dir: LogDir, machine: Machine) -> None:
+        assert not log_dir.files.sync_mark.is_in_doubt()  # recovered
+
+    lives(1, main, after)

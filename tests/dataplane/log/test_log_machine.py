@@ -52,7 +52,7 @@ class LogMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self, *, clean: bool = False, recovery_point: int = 0) -> None:
-        self.files = OpenFiles(RealDisk(), MAX_OPEN_FILES)
+        self.files = OpenFiles(RealDisk(), str(self.folder.parent), MAX_OPEN_FILES)
         self.log = open_log(
             self.folder,
             CONFIG,

@@ -421,7 +421,7 @@ class FailingDisk(RealDisk):
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, beside: bool) -> None:
     disk = FailingDisk()
-    log = open_log(tmp_path, files=OpenFiles(disk))
+    log = open_log(tmp_path, files=OpenFiles(disk, str(tmp_path)))
     append_many(log, 3)
     file = log._segments.active.file.get()
     assert isinstance(file, FailingFile)
@@ -518,7 +518,7 @@ def test_after_a_failed_sync_nothing_is_appended_or_flushed_again(tmp_path: Path
             return BrokenFile(path, real.fileno())
 
     disk = BrokenDisk()
-    log = open_log(tmp_path, files=OpenFiles(disk))
+    log = open_log(tmp_path, files=OpenFiles(disk, str(tmp_path)))
     append_many(log, 2)
     for _ in range(2):
         with pytest.raises(StorageError, match="device fails"):
