@@ -1,5 +1,6 @@
 """A node for whoever asks for one, and Kafka's own tools where there is a Java to run them."""
 
+import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,7 @@ import pytest
 
 from tests.nodes import (
     KAFKA,
+    PATIENCE_S,
     Elsewhere,
     KafkaNode,
     Node,
@@ -22,7 +24,15 @@ from tests.nodes import (
 NewNode = Callable[..., "Node | KafkaNode"]
 KafkaTool = Callable[..., "subprocess.CompletedProcess[str]"]
 
-TOOL_TIMEOUT_S = 90
+# The console producer gives up on what is not acknowledged at the fourth attempt of 1.5 s.
+TOOL_OPTIONS = {"console-producer": ("--request-timeout-ms", "60000")}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def leftovers() -> Iterator[None]:
+    """What a module leaves open is told of in that module, not wherever the collector comes by."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +57,12 @@ def either(
         return
     if elsewhere():
         pytest.skip("METAQUORUM_BOOTSTRAP says where to test")
-    request.getfixturevalue("java")
+    yield request.getfixturevalue("kafka")
+
+
+@pytest.fixture(scope="session")
+def kafka(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    """Runs on while tests are on our node: a session ends it, not a change of parameters."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -82,11 +97,11 @@ def kafka_tool(java: None) -> KafkaTool:
 
     def run(name: str, *arguments: object, stdin: str = "") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [KAFKA / "tool", name, *map(str, arguments)],
+            [KAFKA / "tool", name, *map(str, arguments), *TOOL_OPTIONS.get(name, ())],
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=TOOL_TIMEOUT_S,
+            timeout=PATIENCE_S,
         )
 
     return run

@@ -6,6 +6,7 @@ that it starts and kills are then real Kafkas too, so that every fact it states 
 hold for the original.
 """
 
+import atexit
 import fcntl
 import itertools
 import os
@@ -17,7 +18,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -27,11 +29,17 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 KAFKA = ROOT / "tests" / "peers" / "kafka"
 READY = re.compile(r"^metaquorum node (\d+) ready: listening on (\S+), cluster (\S+), data (.+) \(")
-START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 20
+# What is waited for comes in milliseconds; on a machine that does much else, or stands still, it
+# comes later. In full it is only waited where something is broken.
+PATIENCE_S: Final = 180.0
 POLL_S = 0.005
 BASE_PORTS = (12_000, 32_000)
+MAX_RESERVED_PORTS = 300
 
+_reserved: "deque[socket.socket]" = deque(maxlen=MAX_RESERVED_PORTS)
+_random = (
+    random.SystemRandom()
+)  # what seeds the common one in all processes alike is not this one's
 _serial = itertools.count()
 
 
@@ -40,7 +48,7 @@ def unique(name: str) -> str:
     return f"{name}-{os.getpid():x}-{time.time_ns() & 0xFFFFFFFF:x}-{next(_serial)}"
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 20, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str = "") -> T:
     """The first true value of `condition`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -51,29 +59,64 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 20, what: str = ""
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that nobody has, nor is given by the system, while this process lives.
+
+    So a node that is killed finds its port free when it starts again, and whoever connects to it
+    meanwhile meets nobody.
+    """
+    return free_ports(())
 
 
-def free_ports(offsets: Sequence[int]) -> int:
-    """A port that is free with those so much above it.
+def free_ports(offsets: Iterable[int]) -> int:
+    """Such a port where those so much above it are such, too.
 
-    Below those that the system gives to whoever asks for any, so that they stay free.
+    Below those that the system gives to whoever asks for any.
     """
     while True:
-        base = random.randrange(*BASE_PORTS)
-        if all(_is_free(base + offset) for offset in (0, *offsets)):
+        base = _random.randrange(*BASE_PORTS)
+        held: list[socket.socket] = []
+        try:
+            for offset in (0, *offsets):
+                held.append(_reserve(base + offset))
+        except OSError:
+            for sock in held:
+                sock.close()
+        else:
+            _reserved.extend(held)
             return base
 
 
-def _is_free(port: int) -> bool:
+def _reserve(port: int) -> socket.socket:
+    """Bound, but listens not: such a port is left alone by all but those who ask for it by number
+    with SO_REUSEADDR, as servers do. OSError where somebody has it.
+    """
+    sock = socket.socket()
+    try:
+        sock.bind(("127.0.0.1", port))  # without SO_REUSEADDR: of two who reserve it, one has it
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if not _can_listen(port):  # a system where that is otherwise: it is free at least now
+            sock.close()
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _can_listen(port: int) -> bool:
     with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind(("127.0.0.1", port))
+            sock.listen()
         except OSError:
             return False
         return True
+
+
+@atexit.register
+def _give_back_ports() -> None:
+    for sock in _reserved:
+        sock.close()
 
 
 # Many tests write records with times of years ago, which retention takes when it first looks, after
@@ -96,7 +139,7 @@ class Elsewhere:
 class Node:
     """One `mq-server run`, with its data, output and errors in `folder`.
 
-    A restarted node keeps the port that it was first given.
+    It has a port of its own, whether it runs or not.
     """
 
     def __init__(
@@ -105,7 +148,7 @@ class Node:
         self.folder = folder
         self.data_dir = folder / "data"
         self.errors = folder / "stderr"
-        self.bootstrap = "127.0.0.1:0"
+        self.bootstrap = f"127.0.0.1:{free_port()}"
         self.cluster_id = ""
         self._settings: dict[str, object] = {**LASTING, **(settings or {})}
         self._arguments = arguments
@@ -145,7 +188,7 @@ class Node:
             return READY.match(output.read_text())
 
         try:
-            found = wait_until(ready, START_TIMEOUT_S, "the node's ready line")
+            found = wait_until(ready, what="the node's ready line")
         except BaseException:
             self.kill()
             raise
@@ -158,7 +201,7 @@ class Node:
         """kill -9: nothing of it runs any more."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.wait(PATIENCE_S)
             self._process = None
 
     def stop(self) -> None:
@@ -167,7 +210,7 @@ class Node:
             return
         self._process.send_signal(signal.SIGTERM)
         try:
-            code = self._process.wait(STOP_TIMEOUT_S)
+            code = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -193,7 +236,7 @@ class KafkaNode:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=150,
+            timeout=2 * PATIENCE_S,
         )
         if done.returncode:
             raise RuntimeError(done.stdout)
@@ -202,7 +245,7 @@ class KafkaNode:
         if self.bootstrap:
             self._run("restart", "1")
             return
-        port = free_port()
+        port = free_ports([100])  # its controller's
         sets = [
             part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")
         ]

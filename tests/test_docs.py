@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes import READY, ROOT, Node, free_ports, wait_until
+from tests.nodes import PATIENCE_S, READY, ROOT, Node, free_ports, wait_until
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "127.0.0.1:9092"
-TIMEOUT_S = 60
+TIMEOUT_S = PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,9 @@ def stop_cluster(folder: Path, environment: dict[str, str]) -> None:
     """What a block that failed half way may have left running."""
     for state in folder.glob("*/cluster.json"):
         stop = ["mq-server", "cluster", "stop", "--dir", state.parent]
-        subprocess.run(stop, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        subprocess.run(
+            stop, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=TIMEOUT_S
+        )
 
 
 @pytest.mark.parametrize("block", all_blocks("sh server"))

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from tests.nodes import PATIENCE_S
+
 T = TypeVar("T")
 
 HOST: Final = "127.0.0.1"
 CHUNK_BYTES: Final = 64 * 1024
-PATIENCE_S: Final = 20
 
 
 class Link:

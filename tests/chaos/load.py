@@ -13,14 +13,12 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from tests.nodes import KAFKA, missing_for_java, wait_until
+from tests.nodes import KAFKA, PATIENCE_S, missing_for_java, wait_until
 
 RECORD_BYTES: Final = 300
 MAX_WAITING: Final = 2000  # records of a producer that are not acknowledged yet
 BURST: Final = 3  # records between two looks at what was answered, and for how long one waits then
 PAUSE_S: Final = 0.01
-PROGRESS_TIMEOUT_S: Final = 90.0
-END_TIMEOUT_S: Final = 120.0
 # For ever, as far as a test goes: an error then is one that the client has not retried.
 DELIVERY_TIMEOUT_MS: Final = 600_000
 CLIENT: Final = {
@@ -114,7 +112,7 @@ class Librdkafka(Sender):
                 self._producer.produce(topic, value, partition=at, on_delivery=self._delivered)
                 number += 1
             self._producer.poll(PAUSE_S)
-        left = self._producer.flush(END_TIMEOUT_S)
+        left = self._producer.flush(PATIENCE_S)
         if left:
             self.errors.append(f"{left} records were never answered")
 
@@ -176,8 +174,8 @@ class Java(Sender):
 
     def end(self) -> None:
         self._process.terminate()
-        self._process.wait(END_TIMEOUT_S)
-        self._thread.join(END_TIMEOUT_S)
+        self._process.wait(PATIENCE_S)
+        self._thread.join(PATIENCE_S)
 
     def abandon(self) -> None:
         if hasattr(self, "_thread"):
@@ -256,7 +254,7 @@ def read_all(bootstrap: str, topic: str, partitions: int) -> dict[Place, str]:
         assert not errors, errors
         return len(ended) == partitions
 
-    wait_until(step, END_TIMEOUT_S, "the ends of all partitions")
+    wait_until(step, what="the ends of all partitions")
     consumer.close()
     return read
 
@@ -298,7 +296,7 @@ class Load:
         )
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        wait_until(lambda: self.errors() or condition(), PROGRESS_TIMEOUT_S, what)
+        wait_until(lambda: self.errors() or condition(), what=what)
         assert not self.errors(), self.errors()[:5]
 
     def errors(self) -> list[str]:

@@ -29,7 +29,6 @@ from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, Metada
 
 NUMBERS: Final = (1, 2, 3)
 ASK_TIMEOUT_S: Final = 2.0
-HEAL_TIMEOUT_S: Final = 60.0
 DISK_BYTES: Final = 192 << 20
 SETTINGS: Final = {
     "broker.session.timeout.ms": 2500,
@@ -164,7 +163,7 @@ class Machines(Cluster):
             found = self.partitions(topic).get(partition)
             return 0 if found is None else max(0, found.leader_id)
 
-        return wait_until(known, HEAL_TIMEOUT_S, "a leader")
+        return wait_until(known, what="a leader")
 
     def quorum_leader(self) -> int:
         asked = DescribeQuorumTopic(
@@ -177,7 +176,7 @@ class Machines(Cluster):
                 return 0
             return max(0, int(found.topics[0].partitions[0].leader_id))
 
-        return wait_until(known, HEAL_TIMEOUT_S, "an active controller")
+        return wait_until(known, what="an active controller")
 
     def wait_in_sync(self, topic: str) -> None:
         """Every partition has all its replicas in sync."""
@@ -186,4 +185,4 @@ class Machines(Cluster):
             found = self.partitions(topic).values()
             return bool(found) and all(len(p.isr_nodes) == len(NUMBERS) for p in found)
 
-        wait_until(in_sync, HEAL_TIMEOUT_S, "all replicas in sync")
+        wait_until(in_sync, what="all replicas in sync")

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from tests.conformance.clients import Librdkafka, Record, admin, create
-from tests.nodes import ROOT, free_ports
+from tests.nodes import PATIENCE_S, ROOT, free_ports
 
 
 class Command:
@@ -26,7 +26,7 @@ class Command:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
-            timeout=90,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == code, done.stdout
         assert "Traceback" not in done.stdout
@@ -56,7 +56,7 @@ def test_every_verb_does_what_its_name_says(cluster: Command) -> None:
     assert found
     pid = found[1]
     assert cluster("pids") == f"{pid}\n"
-    page = urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=20).read().decode()
+    page = urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=PATIENCE_S).read().decode()
     assert 'node_id="1"' in page
     assert f"node 1  {cluster.port}  pid {pid}  knows 1 brokers" in cluster("status")
     assert cluster("pause", "1") == f"SIGSTOP to node 1, pid {pid}\n"
@@ -85,7 +85,7 @@ def test_three_nodes_do_without_one_and_are_restarted_one_by_one(cluster: Comman
     assert all("knows 3 brokers  controller,worker" in line for line in lines)
     assert all("  ready  " in line for line in lines)
     leader = next(number for number, line in enumerate(lines, 1) if "  leader  " in line)
-    admin(addresses[0]).create_topics([NewTopic("kept", 3, 3)])["kept"].result(30)
+    admin(addresses[0]).create_topics([NewTopic("kept", 3, 3)])["kept"].result(PATIENCE_S)
     Librdkafka().send(addresses[2], "kept", [Record(None, b"v")], "none")
     cluster("kill", str(leader))
     other = next(number for number in (1, 2, 3) if number != leader)

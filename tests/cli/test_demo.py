@@ -12,7 +12,7 @@ from tests.nodes import ROOT, elsewhere
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts nodes of our own")
 
-TIMEOUT_S = 240
+TIMEOUT_S = 800
 
 
 def test_demo_kills_a_node_and_loses_nothing(tmp_path: Path) -> None:

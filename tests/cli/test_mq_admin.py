@@ -22,9 +22,9 @@ import pytest
 from cli.admin.output import printable, size_text, yaml_lines
 from cli.mq_admin import COMMANDS, main
 from tests.cli.admin import Admin, environment
-from tests.nodes import ROOT, Peer, free_port, unique, wait_until
+from tests.nodes import PATIENCE_S, ROOT, Peer, free_port, unique, wait_until
 
-TIMEOUT_S = 60
+TIMEOUT_S = PATIENCE_S
 COMMAND = [sys.executable, "-m", "cli.mq_admin"]
 
 

@@ -14,7 +14,7 @@ from cli.admin.quota_entities import amount_text, parse_amount
 from metaquorum.admin.blocking import BlockingProducer, connect
 from metaquorum.admin.producer import Producer, ProducerRecord
 from tests.cli.admin import Admin
-from tests.nodes import Peer, unique, wait_until
+from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ def test_live_use_is_recorded_for_a_simulation(node: Peer) -> None:
         running = pool.submit(produce)
         profile = admin(*asked)
         done.set()
-        running.result(60)
+        running.result(PATIENCE_S)
     sizes = json.loads(profile)["bytes"]
     assert len(sizes) == 3
     assert sum(sizes) > 10_000

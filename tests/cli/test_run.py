@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes import ROOT, wait_until
+from tests.nodes import PATIENCE_S, ROOT, wait_until
 
-LIMIT_S = 30
+LIMIT_S = PATIENCE_S
 
 
 def command(*arguments: object) -> list[str]:

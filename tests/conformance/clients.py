@@ -18,9 +18,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.nodes import PATIENCE_S
+
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 LIMIT_BYTES = 24 * 1024 * 1024
-TIMEOUT_S = 60
+TIMEOUT_S = int(PATIENCE_S)
 BEGINNING, END = -2, -1
 
 
@@ -299,7 +301,9 @@ def create(
 ) -> str:
     """The topic exists, and every partition has a leader that takes records."""
     client = admin(bootstrap)
-    client.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(30)
+    client.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(
+        TIMEOUT_S
+    )
     return topic
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.clients import Librdkafka, Record, admin, create
 from tests.conformance.test_java import at, output
 from tests.conftest import KafkaTool
-from tests.nodes import Peer, unique, wait_until
+from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 
 pytestmark = pytest.mark.usefixtures("java")
 
@@ -25,7 +25,7 @@ def test_configs_of_a_topic(node: Peer, kafka_tool: KafkaTool) -> None:
     entity = ("--entity-type", "topics", "--entity-name", topic)
     added = "retention.ms=60000,flush.messages=7"
     output(kafka_tool("configs", *at(node), "--alter", *entity, "--add-config", added))
-    wait_until(lambda: "retention.ms" in described(kafka_tool, node, *entity), 60)
+    wait_until(lambda: "retention.ms" in described(kafka_tool, node, *entity))
     shown = described(kafka_tool, node, *entity)
     assert shown.keys() == {"retention.ms", "flush.messages"}
     assert shown["retention.ms"].startswith(
@@ -36,7 +36,7 @@ def test_configs_of_a_topic(node: Peer, kafka_tool: KafkaTool) -> None:
         "1073741824 sensitive=false synonyms={DEFAULT_CONFIG:log.segment.bytes=1073741824}"
     )
     output(kafka_tool("configs", *at(node), "--alter", *entity, "--delete-config", "retention.ms"))
-    wait_until(lambda: "retention.ms" not in described(kafka_tool, node, *entity), 60)
+    wait_until(lambda: "retention.ms" not in described(kafka_tool, node, *entity))
     bad = kafka_tool("configs", *at(node), "--alter", *entity, "--add-config", "retention.ms=soon")
     assert bad.returncode
     assert "Invalid value soon for configuration retention.ms" in bad.stdout + bad.stderr
@@ -68,10 +68,10 @@ def test_quotas(node: Peer, kafka_tool: KafkaTool, entity: str, words: str, adde
 
     try:
         wanted = f"Quota configs for {words} are {added}=5000000.0"
-        wait_until(lambda: wanted in shown(), 60)
+        wait_until(lambda: wanted in shown())
     finally:
         output(kafka_tool("configs", *at(node), "--alter", *whom, "--delete-config", added))
-    wait_until(lambda: added not in shown(), 60)
+    wait_until(lambda: added not in shown())
 
 
 def test_configs_of_all_brokers_show_through(node: Peer, kafka_tool: KafkaTool) -> None:
@@ -81,7 +81,7 @@ def test_configs_of_all_brokers_show_through(node: Peer, kafka_tool: KafkaTool) 
     name = "log.message.timestamp.after.max.ms"
     output(kafka_tool(*alter, "--add-config", f"{name}=7200000"))
     try:
-        wait_until(lambda: name in described(kafka_tool, node, *all_brokers), 60)
+        wait_until(lambda: name in described(kafka_tool, node, *all_brokers))
         of_topic = described(
             kafka_tool, node, "--entity-type", "topics", "--entity-name", topic, "--all"
         )
@@ -99,7 +99,7 @@ def test_configs_of_all_brokers_show_through(node: Peer, kafka_tool: KafkaTool) 
         )
     finally:
         output(kafka_tool(*alter, "--delete-config", name))
-    wait_until(lambda: name not in described(kafka_tool, node, *all_brokers), 60)
+    wait_until(lambda: name not in described(kafka_tool, node, *all_brokers))
 
 
 def test_topics_are_altered_and_described_with_what_they_got(
@@ -190,6 +190,6 @@ def test_all_topics_are_described_at_once(node: Peer, kafka_tool: KafkaTool) -> 
     topic = create(node.bootstrap, unique("among-all"), 2)
     shown = output(kafka_tool("topics", *at(node), "--describe"))
     assert len(re.findall(rf"Topic: {topic}\s+Partition: ", shown)) == 2
-    assert len(admin(node.bootstrap).list_topics(timeout=30).topics) <= len(
+    assert len(admin(node.bootstrap).list_topics(timeout=PATIENCE_S).topics) <= len(
         re.findall(r"PartitionCount: ", shown)
     )

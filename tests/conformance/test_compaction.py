@@ -71,7 +71,7 @@ def compacted(bootstrap: str, topic: str, sent: int) -> list[Stored]:
         last, before = before, read_all(bootstrap, topic)
         return before if before == last and len(before) < sent // 2 else []
 
-    return wait_until(settled, 60, "compaction")
+    return wait_until(settled, what="compaction")
 
 
 def table(records: Sequence[Record]) -> dict[bytes | None, bytes | None]:
@@ -117,7 +117,7 @@ def test_java_reads_a_compacted_topic(busy_cleaner: Peer, kafka_tool: KafkaTool)
     stored = compacted(bootstrap, topic, 5000)
     done = kafka_tool(
         "console-consumer", "--bootstrap-server", bootstrap, "--topic", topic, "--partition", 0,
-        "--offset", "earliest", "--max-messages", len(stored), "--timeout-ms", 60_000,
+        "--offset", "earliest", "--max-messages", len(stored), "--timeout-ms", 170_000,
         "--formatter-property", "print.offset=true", "--formatter-property", "print.key=true",
         "--formatter-property", "print.value=false",
     )  # fmt: skip

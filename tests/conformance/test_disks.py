@@ -15,7 +15,7 @@ import pytest
 from tests.conformance.clients import Librdkafka, create
 from tests.conformance.test_java import at, output
 from tests.conftest import KafkaTool
-from tests.nodes import Node, elsewhere, wait_until
+from tests.nodes import PATIENCE_S, Node, elsewhere, wait_until
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="for a node of this machine")
 
@@ -38,7 +38,7 @@ def send(node: Node, topic: str, partition: int, size: int = 10) -> bool:
         partition=partition,
         on_delivery=lambda error, message: outcome.append(error is None),
     )
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
     return outcome[0]
 
 
@@ -90,7 +90,7 @@ def test_a_node_ends_with_its_last_directory(node: Node, tmp_path: Path) -> None
     fail(tmp_path / "b")
     process = node._process
     assert process is not None
-    assert process.wait(20) == 1
+    assert process.wait(PATIENCE_S) == 1
     last = node.errors.read_text().splitlines()[-1]
     assert last.startswith("mq-server: no log directory is left: cannot write a checkpoint in")
     assert "Traceback" not in node.errors.read_text()

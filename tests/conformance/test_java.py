@@ -28,7 +28,7 @@ def at(node: Peer) -> tuple[str, str]:
 def consumed(kafka_tool: KafkaTool, node: Peer, topic: str, count: int, *more: object) -> list[str]:
     """Lines of a consumer that takes partition 0 by assignment, from its beginning."""
     place = ("--topic", topic, "--partition", 0, "--offset", "earliest", "--max-messages", count)
-    wait = ("--timeout-ms", 60_000)
+    wait = ("--timeout-ms", 170_000)
     done = kafka_tool("console-consumer", *at(node), *place, *wait, *more)
     lines = output(done).splitlines()
     assert len(lines) >= count, f"{len(lines)} of {count} lines in time; {done.stderr[-2000:]}"

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from tests.conformance.clients import CODECS, create
-from tests.nodes import Peer, unique
+from tests.nodes import PATIENCE_S, Peer, unique
 
 pytestmark = pytest.mark.skipif(not shutil.which("kcat"), reason="kcat not installed")
 
 
 def kcat(node: Peer, *arguments: str, stdin: bytes = b"") -> bytes:
-    command: Sequence[str] = ["kcat", "-b", node.bootstrap, *arguments]
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=60)
+    command: Sequence[str] = ["kcat", "-m", "120", "-b", node.bootstrap, *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
 

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.clusters import Cluster
-from tests.nodes import elsewhere, unique, wait_until
+from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
 
@@ -54,7 +54,7 @@ def producing(bootstrap: str, topic: str) -> Iterator[set[bytes]]:
             producer.produce(topic, value, partition=number % PARTITIONS, on_delivery=noted)
             producer.poll(0)
             number += 1
-        assert producer.flush(30) == 0
+        assert producer.flush(PATIENCE_S) == 0
 
     task = threading.Thread(target=produce)
     task.start()
@@ -67,7 +67,7 @@ def producing(bootstrap: str, topic: str) -> Iterator[set[bytes]]:
 
 def isr_sizes(bootstrap: str, topic: str) -> list[int]:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    described = admin.list_topics(topic, timeout=10).topics[topic]
+    described = admin.list_topics(topic, timeout=PATIENCE_S).topics[topic]
     return [len(each.isrs) for each in described.partitions.values()]
 
 
@@ -89,7 +89,7 @@ def values(bootstrap: str, topic: str, count: int) -> list[bytes]:
             found.append(message.value())
         return len(found) >= count
 
-    wait_until(read, 30, "all records")
+    wait_until(read, what="all records")
     consumer.close()
     return found
 
@@ -108,13 +108,13 @@ def test_nothing_acknowledged_is_lost_and_the_node_is_filled_again(
     configs = {"min.insync.replicas": "2"}
     admin.create_topics([NewTopic(topic, PARTITIONS, 3, config=configs)])[topic].result()
     with producing(cluster.bootstrap, topic) as acknowledged:
-        wait_until(lambda: len(acknowledged) > 100, 30, "records before")
+        wait_until(lambda: len(acknowledged) > 100, what="records before")
         cluster[3].kill()
         lose(cluster[3].data_dir)  # type: ignore[operator]
         before = len(acknowledged)
-        wait_until(lambda: len(acknowledged) > before + 100, 30, "records without it")
+        wait_until(lambda: len(acknowledged) > before + 100, what="records without it")
         cluster[3].start()
-        wait_until(lambda: isr_sizes(cluster.bootstrap, topic) == [3] * PARTITIONS, 60, "the ISRs")
+        wait_until(lambda: isr_sizes(cluster.bootstrap, topic) == [3] * PARTITIONS, what="the ISRs")
     sizes = [
         sum(log.stat().st_size for log in cluster[3].data_dir.glob(f"{topic}-{number}/*.log"))
         for number in range(PARTITIONS)
@@ -127,4 +127,4 @@ def test_nothing_acknowledged_is_lost_and_the_node_is_filled_again(
         assert acknowledged <= set(found)
     finally:
         cluster[1].start()
-        wait_until(lambda: isr_sizes(cluster.bootstrap, topic) == [3] * PARTITIONS, 60, "the ISRs")
+        wait_until(lambda: isr_sizes(cluster.bootstrap, topic) == [3] * PARTITIONS, what="the ISRs")

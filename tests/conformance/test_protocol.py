@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.nodes import Peer
+from tests.nodes import PATIENCE_S, Peer
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 UNSUPPORTED_VERSION = 35
@@ -35,7 +35,7 @@ CHOSEN = {
 @contextlib.contextmanager
 def connection(node: Peer) -> Iterator[socket.socket]:
     host, port = node.bootstrap.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), 20) as sock:
+    with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
         yield sock
 
 

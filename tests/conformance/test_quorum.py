@@ -23,7 +23,7 @@ from kafka.errors import KafkaError as OtherKafkaError
 from tests.clusters import Cluster
 from tests.conformance.clients import Librdkafka, Record
 from tests.conftest import KafkaTool
-from tests.nodes import elsewhere, unique, wait_until
+from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
 
@@ -78,7 +78,7 @@ def test_aiokafka_reaches_all_workers_from_any_of_them(cluster: Cluster) -> None
     for number in cluster.workers:
         topic = unique("aio")
         create(admin(cluster[number].bootstrap), topic, 6)
-        reading = asyncio.wait_for(through(cluster[number].bootstrap, topic), 30)
+        reading = asyncio.wait_for(through(cluster[number].bootstrap, topic), PATIENCE_S)
         assert asyncio.run(reading) == list(range(6))
 
 
@@ -135,12 +135,12 @@ class Creations:
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
 
     def wait_more(self) -> None:
         least = len(self.acknowledged) + ENOUGH
         # A client whose node stands still waits for its request's timeout, and perhaps once more.
-        wait_until(lambda: len(self.acknowledged) >= least, 120, "topics are made")
+        wait_until(lambda: len(self.acknowledged) >= least, what="topics are made")
 
     def _run(self) -> None:
         one = admin(self._bootstrap)
@@ -168,8 +168,8 @@ class Creations:
         assert self.refusals <= TIMED_OUT | NODE_GONE
         client, acknowledged = admin(bootstrap), set(self.acknowledged)
         # A worker that stood still follows the others by and by.
-        wait_until(lambda: acknowledged <= client.list_topics(timeout=20).topics.keys())
-        topics = client.list_topics(timeout=20).topics
+        wait_until(lambda: acknowledged <= client.list_topics(timeout=PATIENCE_S).topics.keys())
+        topics = client.list_topics(timeout=PATIENCE_S).topics
         ours = topics.keys() & {*self.acknowledged, *self.unknown}
         assert {len(topics[name].partitions) for name in ours} == {2}
         leaders = Counter(p.leader for name in ours for p in topics[name].partitions.values())
@@ -178,7 +178,7 @@ class Creations:
 
 def caught_up(cluster: Cluster, number: int) -> bool:
     client = admin(cluster[number].bootstrap)
-    return len(client.list_topics(timeout=10).brokers) == len(cluster.workers)
+    return len(client.list_topics(timeout=PATIENCE_S).brokers) == len(cluster.workers)
 
 
 @pytest.mark.parametrize("which", ["active", "another"])
@@ -254,7 +254,9 @@ def test_cluster_tool_shows_who_is_fenced_and_forgets_who_is_gone(
             "Observer": 2,
         }
         cluster[3].kill()
-        wait_until(lambda: len(admin(cluster[2].bootstrap).list_topics(timeout=9).brokers) == 1)
+        wait_until(
+            lambda: len(admin(cluster[2].bootstrap).list_topics(timeout=PATIENCE_S).brokers) == 1
+        )
         shown = kafka_tool("cluster", "list-endpoints", *at, "--include-fenced-brokers").stdout
         states = {row[0]: row[4] for row in map(str.split, shown.splitlines()[1:])}
         assert states == {"2": "unfenced", "3": "fenced"}
@@ -265,7 +267,9 @@ def test_cluster_tool_shows_who_is_fenced_and_forgets_who_is_gone(
         again = kafka_tool("cluster", "unregister", *at, "--id", "3")
         assert "Broker ID 3 is not currently registered" in again.stderr + again.stdout
         cluster[3].start()
-        wait_until(lambda: len(admin(cluster[2].bootstrap).list_topics(timeout=9).brokers) == 2)
+        wait_until(
+            lambda: len(admin(cluster[2].bootstrap).list_topics(timeout=PATIENCE_S).brokers) == 2
+        )
         levels = kafka_tool("features", *at, "describe")
         assert re.search(
             r"^Feature: metadata.version .*FinalizedVersionLevel:", levels.stdout, re.M

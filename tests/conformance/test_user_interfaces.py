@@ -18,11 +18,11 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.conformance.clients import create
-from tests.nodes import Peer, free_port, unique, wait_until
+from tests.nodes import PATIENCE_S, Peer, free_port, unique, wait_until
 
 PARTITIONS = 2
 RECORDS = 5  # all of them in the last partition
-COMMAND_TIMEOUT_S = 30
+COMMAND_TIMEOUT_S = PATIENCE_S
 
 
 def program(variable: str) -> str:

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.cli.test_mq_admin import Admin
 from tests.clusters import Cluster
 from tests.conftest import KafkaTool
-from tests.nodes import elsewhere, unique, wait_until
+from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
 
@@ -44,7 +44,7 @@ def create(cluster: Cluster, name: str, assignment: list[list[int]], **configs: 
     client = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
     texts = {key.replace("_", "."): value for key, value in configs.items()}
     new = NewTopic(name, len(assignment), replica_assignment=assignment, config=texts)
-    client.create_topics([new])[name].result(20)
+    client.create_topics([new])[name].result(PATIENCE_S)
     return name
 
 
@@ -53,7 +53,7 @@ def produce(cluster: Cluster, topic: str, count: int, **more: Any) -> None:
     producer = Producer(settings)
     for number in range(count):
         producer.produce(topic, b"%d" % number, partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(PATIENCE_S) == 0
 
 
 def in_sync(admin: Admin, topic: str) -> list[list[int]]:
@@ -224,7 +224,7 @@ def test_java_reads_from_the_replica_in_its_rack(cluster: Cluster, kafka_tool: K
     topic = create(cluster, unique("near"), [[1, 2, 3]])
     produce(cluster, topic, 20)
     at = ["--bootstrap-server", cluster[1].bootstrap, "--topic", topic, "--partition", 0]
-    at += ["--offset", 0, "--max-messages", 20, "--timeout-ms", 30_000]
+    at += ["--offset", 0, "--max-messages", 20, "--timeout-ms", 180_000]
     at += ["--command-property", "client.rack=c"]
     done = kafka_tool("console-consumer", *at)
     assert done.stdout.split() == [str(number) for number in range(20)], done.stderr
@@ -248,7 +248,7 @@ def values_at(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
         consumer.assign([TopicPartition(topic, 0, 0)])
         found: list[bytes | None] = []
         while True:
-            message = consumer.poll(20)
+            message = consumer.poll(PATIENCE_S)
             assert message is not None, found
             if message.error() is not None:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
@@ -281,7 +281,7 @@ def test_a_worker_that_was_down_serves_nothing_of_the_topic_before(
     assert not (data / f"{other}-0").exists()
     # Now it leads, and what it has is what there is.
     client = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
-    client.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result(20)
+    client.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result(PATIENCE_S)
     wait_until(lambda: admin.json("topics", "describe", topic)[0]["partitions"][0]["leader"] == 3)
     (described,) = admin.json("topics", "describe", topic)
     (partition,) = described["partitions"]

@@ -24,6 +24,7 @@ from metaquorum.runtime.real import RealDisk, RealFile, real_runtime
 from simulations.clock import EPOCH_S
 from simulations.node import NodeOnMachine
 from simulations.world import World
+from tests.nodes import PATIENCE_S
 from wire.apis import APIS, ApiKey
 from wire.errors import ErrorCode
 from wire.headers import decode_response, encode_request
@@ -40,7 +41,6 @@ from wire.records import Record, batches, decode_records, encode_batch
 
 P = ParamSpec("P")
 
-LIMIT_S = 30.0
 WORLD_BEGAN_MS = int(EPOCH_S * 1000)  # when simulated time begins; long past on this machine
 # Both know topics by their names, so that tests need not learn ids first.
 PRODUCE_VERSION = 9
@@ -53,7 +53,7 @@ def in_trio(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         async def main() -> None:
-            with trio.fail_after(LIMIT_S):
+            with trio.fail_after(PATIENCE_S):
                 await test(*args, **kwargs)
 
         trio.run(main)

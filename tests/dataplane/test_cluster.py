@@ -16,11 +16,10 @@ from kafka import TopicPartition as OtherTopicPartition
 from metaquorum.runtime.real import real_runtime
 from tests.clusters import Cluster
 from tests.dataplane.serving import RawClient, batch_of, produce_message
-from tests.nodes import wait_until
+from tests.nodes import PATIENCE_S, wait_until
 from wire.apis import ApiKey
 from wire.errors import ErrorCode
 
-READ_TIMEOUT_S = 20
 NewCluster = Callable[..., Cluster]
 
 
@@ -41,14 +40,14 @@ def admin(bootstrap: str) -> AdminClient:
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
-def create(client: AdminClient, topic: str, partitions: int, timeout_s: float = 20) -> None:
+def create(client: AdminClient, topic: str, partitions: int, timeout_s: float = PATIENCE_S) -> None:
     """KafkaException where it is not acknowledged."""
     made = client.create_topics([NewTopic(topic, partitions, 1)], request_timeout=timeout_s)
     made[topic].result()
 
 
 def leaders(client: AdminClient, topic: str) -> dict[int, int]:
-    row = client.list_topics(topic, timeout=20).topics[topic]
+    row = client.list_topics(topic, timeout=PATIENCE_S).topics[topic]
     return {number: partition.leader for number, partition in row.partitions.items()}
 
 
@@ -58,7 +57,7 @@ def produce(bootstrap: str, topic: str, values: list[bytes], **options: object) 
     for value in values:
         producer.produce(topic, value, on_delivery=lambda e, _: e is not None and failed.append(e))
         producer.poll(0)
-    assert producer.flush(READ_TIMEOUT_S) == 0
+    assert producer.flush(PATIENCE_S) == 0
     assert failed == []
 
 
@@ -69,7 +68,7 @@ def read(bootstrap: str, topic: str, partitions: int, count: int) -> Counter[byt
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     values: Counter[bytes] = Counter()
-    deadline = time.monotonic() + READ_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while values.total() < count and time.monotonic() < deadline:
         values.update(message.value() for message in consumer.consume(500, 0.2))
     values.update(message.value() for message in consumer.consume(500, 0.2))
@@ -94,7 +93,7 @@ def test_topics_made_through_any_worker_are_spread_and_reached_by_all_clients(
         producer = KafkaProducer(bootstrap_servers=cluster[number].bootstrap)
         for partition in partitions:
             producer.send(topic, b"more", partition=partition.partition)
-        producer.flush(READ_TIMEOUT_S)
+        producer.flush(PATIENCE_S)
         producer.close()
         consumer = KafkaConsumer(
             bootstrap_servers=cluster[number].bootstrap,
@@ -136,20 +135,20 @@ def test_what_is_acknowledged_while_controllers_are_killed_is_there_once(
     try:
         for _ in range(3):
             before = len(acknowledged)
-            wait_until(lambda least=before: len(acknowledged) > least + 20, 60)  # type: ignore[misc]
+            wait_until(lambda least=before: len(acknowledged) > least + 20)  # type: ignore[misc]
             active = cluster.active_controller()
             cluster[active].kill()
             before = len(acknowledged)
-            wait_until(lambda least=before: len(acknowledged) > least + 20, 60)  # type: ignore[misc]
+            wait_until(lambda least=before: len(acknowledged) > least + 20)  # type: ignore[misc]
             assert cluster.active_controller() != active
             cluster.start(active)
     finally:
         done.set()
-        creating.join(30)
+        creating.join(PATIENCE_S)
     assert codes <= {KafkaError.REQUEST_TIMED_OUT, KafkaError._TIMED_OUT}
     other = admin(cluster[5].bootstrap)  # than who acknowledged: it learns of the last ones later
-    wait_until(lambda: set(acknowledged) <= set(other.list_topics(timeout=20).topics))
-    topics = other.list_topics(timeout=20).topics
+    wait_until(lambda: set(acknowledged) <= set(other.list_topics(timeout=PATIENCE_S).topics))
+    topics = other.list_topics(timeout=PATIENCE_S).topics
     assert set(topics) <= {*acknowledged, *unknown}
     assert {len(topics[name].partitions) for name in acknowledged} == {2}
     cluster.stop()
@@ -184,11 +183,11 @@ def test_every_node_is_restarted_under_an_idempotent_producer(new_cluster: NewCl
             cluster[number].start()
     finally:
         done.set()
-        producing.join(30)
-    assert producer.flush(30) == 0
+        producing.join(PATIENCE_S)
+    assert producer.flush(PATIENCE_S) == 0
     assert failed == []
     assert read(cluster.bootstrap, "rolling", 6, len(values)) == Counter(values)
-    topics = client.list_topics(timeout=20).topics
+    topics = client.list_topics(timeout=PATIENCE_S).topics
     assert {"rolling", "without-1", "without-2", "without-3"} <= set(topics)
     cluster.stop()
 
@@ -201,7 +200,7 @@ def test_a_worker_waits_for_the_quorum_and_serves_without_it(new_cluster: NewClu
     wait_until(lambda: worker.errors.exists() and "waiting for an active" in worker.tail())
     assert "2 at 127.0.0.1" in worker.tail()
     cluster.start(*cluster.controllers)
-    starting.join(30)
+    starting.join(PATIENCE_S)
     client = admin(worker.bootstrap)
     create(client, "led", 2)
     for number in cluster.controllers:
@@ -240,15 +239,17 @@ def test_nodes_of_two_clusters_never_merge(new_cluster: NewCluster, tmp_path: Pa
             wait_until(
                 lambda at=stranger: at.errors.exists() and "waiting for an active" in at.tail()  # type: ignore[misc]
             )
-            assert len(admin(cluster[1].bootstrap).list_topics(timeout=10).brokers) == 1
+            assert len(admin(cluster[1].bootstrap).list_topics(timeout=PATIENCE_S).brokers) == 1
         finally:
             stranger.stop()
-            starting.join(30)
+            starting.join(PATIENCE_S)
     homeless = cluster.node(tmp_path / "homeless", 2, cluster_id=None)
     with pytest.raises(RuntimeError, match=r"ended with 2: .*--cluster-id"):
         homeless.start()
     cluster.start(2)
-    wait_until(lambda: len(admin(cluster[1].bootstrap).list_topics(timeout=10).brokers) == 2)
+    wait_until(
+        lambda: len(admin(cluster[1].bootstrap).list_topics(timeout=PATIENCE_S).brokers) == 2
+    )
     cluster.stop()
 
 

@@ -20,7 +20,7 @@ from metaquorum.runtime.real import real_runtime
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.dataplane.test_quota_enforcement import send, set_quota
 from tests.dataplane.together import Together, together
-from tests.nodes import ROOT, Node
+from tests.nodes import PATIENCE_S, ROOT, Node
 from wire.apis import ApiKey
 from wire.errors import ErrorCode
 from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
@@ -222,7 +222,7 @@ def test_the_process_is_told(tmp_path: Path) -> None:
     try:
         found = re.search(r"metrics at (http://\S+/metrics)", node.errors.read_text())
         assert found is not None
-        with urlopen(found[1], timeout=60) as answer:
+        with urlopen(found[1], timeout=PATIENCE_S) as answer:
             samples = read(answer.read().decode())
     finally:
         node.stop()

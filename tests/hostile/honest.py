@@ -23,7 +23,7 @@ from wire.records import Record, batches, decode_records, encode_batch
 PERIOD_S: Final = 0.02
 LARGE_EVERY: Final = 25  # of the records, one is so large that it needs room in the node's budget
 LARGE_BYTES: Final = 200_000
-TIMEOUT_S: Final = 60.0
+TIMEOUT_S: Final = 180.0
 VERSIONS: Final = {
     ApiKey.PRODUCE: 9,
     ApiKey.FETCH: 12,

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import NewNode
 from tests.hostile.honest import Client, there_and_back
-from tests.nodes import Node, elsewhere, wait_until
+from tests.nodes import PATIENCE_S, Node, elsewhere, wait_until
 from wire.apis import ApiKey
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 
@@ -31,7 +31,7 @@ def address_of(node: Any) -> tuple[str, int]:
 
 def connect(node: Any, source: str = "") -> socket.socket:
     return socket.create_connection(
-        address_of(node), timeout=20, source_address=(source, 0) if source else None
+        address_of(node), timeout=PATIENCE_S, source_address=(source, 0) if source else None
     )
 
 
@@ -132,7 +132,7 @@ def test_queued_max_request_bytes_bounds_what_is_under_way(
     waiting.sendall(bytes(MIB - len(large)))
     there_and_back(client, "t", b"small")
     holders[0].close()
-    waiting.settimeout(20)
+    waiting.settimeout(PATIENCE_S)
     assert waiting.recv(65536)[4:10] == PONG
     # Whoever holds room that others wait for, and does not send, gives it back before long.
     others = [connecting(node) for _ in range(3)]

@@ -37,14 +37,14 @@ from metaquorum.admin.values import (
     ResourceType,
 )
 from tests.conftest import NewNode
-from tests.nodes import Node, Peer, free_port, unique, wait_until
+from tests.nodes import PATIENCE_S, Node, Peer, free_port, unique, wait_until
 from wire.errors import ErrorCode
 from wire.records import Codec
 
 
 @pytest.fixture
 def cluster(either: Peer) -> Iterator[Cluster]:
-    with blocking.connect(either.bootstrap, timeout_s=20) as cluster:
+    with blocking.connect(either.bootstrap, timeout_s=PATIENCE_S) as cluster:
         yield cluster
 
 
@@ -131,7 +131,7 @@ def test_keys_go_where_kafka_s_own_client_puts_them(either: Peer, admin: Blockin
     )
     for key in keys[1:]:  # librdkafka sends an empty key anywhere
         theirs.produce(topic, b"theirs", key)
-    assert theirs.flush(20) == 0
+    assert theirs.flush(PATIENCE_S) == 0
     ours = BlockingProducer(Producer(admin.client.cluster))
     ours.send(topic, [ProducerRecord(b"ours", key) for key in keys])
     records = read_all(admin.client.cluster, topic, 7)
@@ -217,7 +217,7 @@ def test_an_offset_that_is_not_there_is_refused_with_those_that_are(
 
 
 def test_what_lies_before_a_damaged_batch_is_read(node: Node) -> None:
-    with blocking.connect(node.bootstrap, timeout_s=20) as cluster:
+    with blocking.connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
         topic = new_topic(BlockingAdmin(cluster))
         producer = BlockingProducer(Producer(cluster))
         for value in (b"first", b"second", b"third"):
@@ -239,15 +239,15 @@ def test_only_the_committed_is_read(either: Peer, admin: BlockingAdmin) -> None:
     topic = new_topic(admin)
     settings = {"bootstrap.servers": either.bootstrap, "transactional.id": topic}
     producer = confluent_kafka.Producer(settings)
-    producer.init_transactions(20)
+    producer.init_transactions(PATIENCE_S)
     for value, commit in ((b"aborted", False), (b"committed", True)):
         producer.begin_transaction()
         producer.produce(topic, value, partition=0)
-        producer.flush(10)
+        producer.flush(PATIENCE_S)
         if commit:
-            producer.commit_transaction(10)
+            producer.commit_transaction(PATIENCE_S)
         else:
-            producer.abort_transaction(10)
+            producer.abort_transaction(PATIENCE_S)
     consumer = BlockingConsumer(Consumer(cluster, read_committed=True))
     consumer.assign({TopicPartition(topic, 0): Start.beginning()})
     assert [r.value for r in wait_until(consumer.poll)] == [b"committed"]
@@ -376,7 +376,7 @@ def test_on_trio(either: Peer) -> None:
             await Producer(cluster).send(name, [ProducerRecord(b"v")])
             consumer = Consumer(cluster)
             await consumer.assign({TopicPartition(name, 0): Start.beginning()})
-            with trio.fail_after(30):
+            with trio.fail_after(PATIENCE_S):
                 while not (found := await consumer.poll()):  # a new topic's leader may be late
                     pass
             assert [r.value for r in found] == [b"v"]
@@ -439,7 +439,7 @@ def test_who_does_not_speak_kafka_is_named() -> None:
 
 def test_silence_ends_at_the_deadline() -> None:
     release = threading.Event()
-    with server(lambda connection: release.wait(20) and None) as address:
+    with server(lambda connection: release.wait(PATIENCE_S) and None) as address:
         with (
             blocking.connect(address, timeout_s=0.2) as cluster,
             pytest.raises(UnreachableError, match="no answer in time"),
@@ -451,7 +451,7 @@ def test_silence_ends_at_the_deadline() -> None:
 def test_what_was_asked_is_asked_again_and_what_was_changed_is_not(start_node: NewNode) -> None:
     node = start_node()
     assert isinstance(node, Node) or node.bootstrap
-    with blocking.connect(node.bootstrap, timeout_s=20) as cluster:
+    with blocking.connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
         admin = BlockingAdmin(cluster)
         admin.topics()
         admin.describe_cluster()

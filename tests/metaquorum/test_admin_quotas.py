@@ -8,13 +8,13 @@ from metaquorum.admin import BrokerError, blocking
 from metaquorum.admin.blocking import BlockingAdmin
 from metaquorum.admin.quotas import ALTERED_AT_ONCE, Match
 from metaquorum.quota_rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Part, QuotaEntity
-from tests.nodes import Peer, unique, wait_until
+from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 from wire.errors import ErrorCode
 
 
 @pytest.fixture
 def admin(either: Peer) -> Iterator[BlockingAdmin]:
-    with blocking.connect(either.bootstrap, timeout_s=20) as cluster:
+    with blocking.connect(either.bootstrap, timeout_s=PATIENCE_S) as cluster:
         yield BlockingAdmin(cluster)
 
 

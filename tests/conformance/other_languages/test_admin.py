@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.nodes import Peer, unique
+from tests.nodes import PATIENCE_S, Peer, unique
 from wire.errors import ErrorCode
 
 HERE = Path(__file__).resolve().parent
 KAFKAJS = "kafkajs@2.2.4"
 INSTALL_TIMEOUT_S = 300
-RUN_TIMEOUT_S = 60
+RUN_TIMEOUT_S = PATIENCE_S
 
 
 def installed(command: list[str], folder: Path) -> None:
