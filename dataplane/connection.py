@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import trio
 
@@ -38,6 +38,9 @@ from metaquorum.tls import TlsConnection, TlsError
 from wire.errors import WireError
 from wire.frames import BufferPool, FrameBuffer
 from wire.types import RecordsHole
+
+if TYPE_CHECKING:
+    from dataplane.refused_batches import RefusedBatches
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +77,7 @@ class Client:
         "listener",
         "mute",
         "principal",
+        "refused",
         "sasl",
         "software",
     )
@@ -89,6 +93,7 @@ class Client:
         self.asked_as: Name | None = None
         self.cpu_from_s = self.cpu_owed_s = 0.0  # the `CpuMeter`'s
         self.is_follower = False  # another worker, which has asked for records as such
+        self.refused: RefusedBatches | None = None  # what it must send again before what follows
 
     def named(self, client_id: str | None) -> Name:
         """By what its quotas know it; of its requests, all that matter say the same client-id."""

@@ -19,6 +19,7 @@ from dataplane.log.partition_log import AppendResult
 from dataplane.opening import COMMON_BYTES, InvalidRecordsError, is_slow, opened
 from dataplane.partition import Partition
 from dataplane.partitions import ElsewhereError
+from dataplane.refused_batches import Place, check_turn, refuse
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
 from wire.apis import APIS, ApiKey
@@ -61,6 +62,8 @@ def handle_one(
 
     None has changed nothing: what has another form, or has to wait, goes to `handle_produce`.
     """
+    if client.refused is not None:
+        client.refused = client.refused.next_request()
     version = header.api_version
     if not _MIN_VERSION <= version <= _MAX_VERSION:
         return None
@@ -87,8 +90,9 @@ def handle_one(
     uncommitted: list[_Uncommitted] = []
     for partition, records in todo:
         try:
-            result = _append_now(partition, records, version, acks, now_ms)
+            result = _append_now(partition, records, version, acks, now_ms, client)
         except (KafkaError, StorageError) as error:
+            refuse(client, _place(partition, version), records)
             failures.append((len(appended), partition, error))
             appended.append((partition.index, -1, -1, -1))
             continue
@@ -230,7 +234,7 @@ def handle_produce(
     for topic in message.topic_data:
         of_topic: list[Answer | Pending] = []
         for data in topic.partition_data:
-            answer = _append(worker, request.version, topic, data, acks, commit)
+            answer = _append(worker, request, topic, data, acks, commit)
             must_wait = must_wait or type(answer) is not PartitionProduceResponse
             of_topic.append(answer)
         answers.append((topic, of_topic))
@@ -360,12 +364,13 @@ def _leads_in(partition: Partition, leader_epoch: int) -> bool:
 
 def _append(
     worker: Worker,
-    version: int,
+    request: Request,
     topic: TopicProduceData,
     data: PartitionProduceData,
     acks: int,
     commit: _Commit | None,
 ) -> Answer | Pending:
+    version, client = request.version, request.client
     partition: Partition | None = None
     try:
         if version >= _TOPIC_IDS_SINCE:
@@ -379,15 +384,23 @@ def _append(
         if partition.log.config.flush_messages == 1 or _must_wait(partition, records):
             partition.check_append(acks)
             header = _check(partition, records, version, worker.clock.now_ms())
-            return partial(_append_slowly, worker, partition, records, header, commit)
+            return partial(_append_slowly, worker, request, partition, records, header, commit)
         leader_epoch = partition.leader_epoch
-        result = _append_now(partition, records, version, acks, worker.clock.now_ms())
+        result = _append_now(partition, records, version, acks, worker.clock.now_ms(), client)
         must_flush = partition.log.config.flush_messages <= partition.log.unflushed_records
         if must_flush or (commit is not None and partition.leadership is not None):
             return partial(_settle, worker, partition, result, leader_epoch, commit)
     except (KafkaError, StorageError) as error:
+        topic_key = topic.topic_id if version >= _TOPIC_IDS_SINCE else topic.name
+        refuse(client, (topic_key, data.index), data.records)
         return _failed(worker, partition, data.index, error)
     return _success(partition, result)
+
+
+def _place(partition: Partition, version: int) -> Place:
+    """As a client of that version asks for it."""
+    by_id = version >= _TOPIC_IDS_SINCE
+    return (partition.topic_id if by_id else partition.topic), partition.index
 
 
 def _must_wait(partition: Partition, records: memoryview) -> bool:
@@ -400,11 +413,18 @@ def _must_wait(partition: Partition, records: memoryview) -> bool:
 
 
 def _append_now(
-    partition: Partition, records: memoryview, version: int, acks: int, now_ms: int
+    partition: Partition,
+    records: memoryview,
+    version: int,
+    acks: int,
+    now_ms: int,
+    client: Client,
 ) -> AppendResult:
     """The batch is in the log. KafkaError, StorageError."""
     partition.check_append(acks)
     header = _check(partition, records, version, now_ms)
+    if client.refused is not None:
+        check_turn(client, _place(partition, version), partition.log.producers, header)
     if partition.config.compacts:
         opened(records, header, partition.config, str(partition))
     result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
@@ -486,6 +506,7 @@ async def _opened(
 
 async def _append_slowly(
     worker: Worker,
+    request: Request,
     partition: Partition,
     records: memoryview,
     header: BatchHeader,
@@ -499,6 +520,7 @@ async def _append_slowly(
             if partition.config.opens_batches:
                 batch, header = await _opened(worker, partition, records, header)
             partition.check_append(_NO_ACKS)  # it may have changed hands while we queued
+            check_turn(request.client, _place(partition, request.version), plog.producers, header)
             leader_epoch = partition.leader_epoch
             result = await plog.append_beside(
                 worker.disk, batch, [header], leader_epoch, worker.clock.now_ms()
@@ -506,6 +528,7 @@ async def _append_slowly(
             if not result.is_duplicate:
                 partition.appended(header.batch_bytes)
     except (KafkaError, StorageError) as error:
+        refuse(request.client, _place(partition, request.version), records)
         return _failed(worker, partition, partition.index, error)
     return await _settle(worker, partition, result, leader_epoch, commit)
 

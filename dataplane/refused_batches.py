@@ -1,0 +1,139 @@
+"""What follows a batch that was refused on a connection, where the log does not know its producer.
+
+A producer sends up to five requests ahead. If the first of them fails, those behind it must fail,
+too, so that all are sent again in order. By its sequences the log sees to that, if it knows the
+producer. One that it does not know may begin anywhere, as what was known may have expired or been
+deleted (KIP-360): of a new producer whose first batch is refused (a full disk that has room for a
+smaller one, a leader or topic of which this worker has not heard yet, replicas that come back into
+sync) the second would be taken, and the first could never be. Java's producer would then write it
+behind the others; librdkafka takes it for delivered, as what comes behind it is, and it is lost.
+
+So a refused batch is remembered for as long as there may be requests that were sent before its
+answer was seen: the next four of its connection. Of a batch whose producer the log does not know
+
+    nothing was refused here                  the log decides
+    the sequence that was refused, or before  the log decides
+    another epoch                             the log decides: the old one is given up
+    a later sequence of that epoch            OUT_OF_ORDER_SEQUENCE_NUMBER
+
+Clients know that error from logs that know them: what failed before it is sent again first, or, if
+it was given up, they begin a new epoch. With more batches refused at once than are remembered, a
+producer that the log does not know has its connection closed, and sends all again, too. Kafka holds
+back what follows in transactions only (`VerificationStateEntry.lowestSequence`). Plain state.
+"""
+
+from typing import Final, NamedTuple
+
+from dataplane.connection import Client, CloseConnectionError
+from dataplane.log.producers import REMEMBERED_BATCHES, ProducerStateTable
+from wire.batches import BatchHeader, parse_header
+from wire.errors import ErrorCode, KafkaError
+from wire.types import Buffer, Uuid
+
+# Requests with batches of one producer that may be under way behind one that is refused.
+REQUESTS_BEHIND: Final = REMEMBERED_BATCHES - 1
+# Of one connection: some 64 KiB of memory.
+MAX_REFUSED: Final = 200
+
+_SEQUENCES: Final = 1 << 31  # 2^31 - 1 is followed by 0
+
+# A topic, as it was asked for, by name or by id; and the index of the partition.
+Place = tuple[str | Uuid, int]
+
+
+class _Refused(NamedTuple):
+    epoch: int
+    sequence: int
+    last_request: int  # until which it is remembered
+
+
+class RefusedBatches:
+    """Those of one connection."""
+
+    __slots__ = ("_batches", "_forgotten_until", "_last_request", "_request")
+
+    def __init__(self) -> None:
+        self._batches: dict[tuple[Place, int], _Refused] = {}  # the first of each producer
+        self._request = 0
+        self._last_request = 0  # until which anything is remembered
+        self._forgotten_until = -1  # until then, there were more than could be remembered
+
+    def next_request(self) -> "RefusedBatches | None":
+        """Another produce request has come; None: none of those before it matters any more."""
+        self._request += 1
+        return self if self._request <= self._last_request else None
+
+    def refuse(self, place: Place, records: Buffer | None) -> None:
+        """The batch was not appended, or may not stay where it was."""
+        try:
+            header = parse_header(records or b"")
+        except KafkaError:
+            return  # nobody's
+        if header.producer_id < 0:
+            return
+        key = place, header.producer_id
+        known = self._batches.get(key)
+        if (
+            known is not None
+            and known.epoch == header.producer_epoch
+            and known.last_request >= self._request
+            and not _is_after(known.sequence, header.base_sequence)
+        ):
+            return  # the first of them counts
+        self._last_request = self._request + REQUESTS_BEHIND
+        if known is None and len(self._batches) >= MAX_REFUSED and not self._forget():
+            self._forgotten_until = self._last_request
+            return
+        self._batches[key] = _Refused(
+            header.producer_epoch, header.base_sequence, self._last_request
+        )
+
+    def _forget(self) -> bool:
+        """Those that do not matter any more; False if all do."""
+        self._batches = {
+            key: each for key, each in self._batches.items() if each.last_request >= self._request
+        }
+        return len(self._batches) < MAX_REFUSED
+
+    def check(self, place: Place, header: BatchHeader) -> None:
+        """KafkaError or CloseConnectionError unless a producer unknown to the log may begin so."""
+        key = place, header.producer_id
+        refused = self._batches.get(key)
+        if refused is None or refused.last_request < self._request:
+            if self._forgotten_until >= self._request:
+                raise CloseConnectionError(
+                    "too many batches were refused to know which producers may go on"
+                )
+        elif refused.epoch != header.producer_epoch or not _is_after(
+            header.base_sequence, refused.sequence
+        ):
+            del self._batches[key]
+        else:
+            raise KafkaError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id} sends sequence {header.base_sequence}, "
+                f"{refused.sequence} was refused and is next",
+            )
+
+
+def _is_after(sequence: int, other: int) -> bool:
+    return 0 < (sequence - other) % _SEQUENCES < _SEQUENCES // 2
+
+
+def refuse(client: Client, place: Place, records: Buffer | None) -> None:
+    """What its producer has sent behind this batch is not to come before it."""
+    if client.refused is None:
+        client.refused = RefusedBatches()
+    client.refused.refuse(place, records)
+
+
+def check_turn(
+    client: Client, place: Place, producers: ProducerStateTable, header: BatchHeader
+) -> None:
+    """KafkaError if a batch before this one was refused, and the log cannot know that."""
+    if (
+        client.refused is not None
+        and header.producer_id >= 0
+        and header.producer_id not in producers.entries
+    ):
+        client.refused.check(place, header)

@@ -1,0 +1,357 @@
+"""What follows a batch that was refused: real producers with several requests ahead, and by hand.
+
+A disk that takes small writes and no large ones refuses the first batch of a new producer, and
+could take all behind it, every time.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+import trio
+
+from dataplane.connection import CloseConnectionError
+from dataplane.refused_batches import MAX_REFUSED, REQUESTS_BEHIND, Place, RefusedBatches
+from metaquorum.runtime import Buffer, File
+from tests.dataplane.serving import (
+    PRODUCE_VERSION,
+    FaultyDisk,
+    FaultyFile,
+    RawClient,
+    batch_of,
+    in_trio,
+    produce_message,
+    serving,
+)
+from tests.nodes import KAFKA
+from wire.apis import ApiKey
+from wire.batches import parse_header
+from wire.errors import ErrorCode, KafkaError
+
+LARGE_BYTES = 150_000
+ROOM_BYTES = 100_000
+OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+PLACE: Place = "t", 0
+
+
+def produced(sequence: int, epoch: int = 0, producer_id: int = 7, *, large: bool = False) -> Any:
+    return batch_of(
+        b"%d" % sequence + bytes(LARGE_BYTES * large),
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+
+
+# What is remembered, and for how long
+
+
+def may_come(
+    refused: RefusedBatches | None, sequence: int, epoch: int = 0, producer_id: int = 7
+) -> bool:
+    if refused is None:
+        return True
+    header = parse_header(produced(sequence, epoch, producer_id))
+    try:
+        refused.check(PLACE, header)
+    except KafkaError as error:
+        return error.code is not OUT_OF_ORDER
+    return True
+
+
+def after_refusing(sequence: int, epoch: int = 0) -> RefusedBatches:
+    refused = RefusedBatches()
+    refused.refuse(PLACE, produced(sequence, epoch))
+    return refused
+
+
+def test_what_follows_waits_for_the_first_that_was_refused() -> None:
+    refused = after_refusing(10)
+    refused.refuse(PLACE, produced(20))
+    assert not may_come(refused, 20)
+    assert may_come(refused, 20, producer_id=8)
+    assert may_come(refused, 10)
+    assert may_come(refused, 20)
+
+
+@pytest.mark.parametrize("sequence", [9, 0, (1 << 31) - 5])
+def test_what_comes_before_it_does_not_wait(sequence: int) -> None:
+    assert may_come(after_refusing(10), sequence)
+
+
+def test_sequences_begin_anew_behind_the_last() -> None:
+    last = (1 << 31) - 1
+    assert not may_come(after_refusing(last), 0)
+    assert may_come(after_refusing(0), last)
+
+
+def test_an_earlier_one_that_is_refused_later_is_the_first() -> None:
+    refused = after_refusing(20)
+    refused.refuse(PLACE, produced(10))
+    assert not may_come(refused, 20)
+    assert may_come(refused, 10)
+
+
+def test_another_epoch_has_given_it_up() -> None:
+    assert may_come(after_refusing(10, epoch=3), 0, epoch=4)
+    refused = after_refusing(10, epoch=3)
+    refused.refuse(PLACE, produced(0, 4))
+    assert not may_come(refused, 5, epoch=4)
+
+
+def test_what_was_sent_after_its_answer_does_not_wait() -> None:
+    refused: RefusedBatches | None = after_refusing(0)
+    for _ in range(REQUESTS_BEHIND):
+        assert refused is not None
+        refused = refused.next_request()
+        assert not may_come(refused, 10)
+    assert refused is not None
+    assert refused.next_request() is None
+
+
+def test_each_is_remembered_for_its_own_time() -> None:
+    refused = after_refusing(0)
+    for number in range(REQUESTS_BEHIND):
+        assert refused.next_request() is refused
+        refused.refuse(("other", number), produced(0))
+    assert refused.next_request() is refused
+    assert may_come(refused, 10)
+
+
+def test_of_no_producer_nothing_is_remembered() -> None:
+    refused = RefusedBatches()
+    for records in (None, b"", b"x" * 100, batch_of(b"x")):
+        refused.refuse(PLACE, records)
+    assert refused.next_request() is None
+
+
+def test_who_cannot_be_remembered_has_to_connect_again() -> None:
+    refused = RefusedBatches()
+    for number in range(MAX_REFUSED):
+        refused.refuse(("full", number), produced(0))
+    assert may_come(refused, 10)
+    refused.refuse(("full", MAX_REFUSED), produced(0))
+    with pytest.raises(CloseConnectionError):
+        may_come(refused, 10)
+    for _ in range(REQUESTS_BEHIND):
+        assert refused.next_request() is refused
+    assert refused.next_request() is None
+
+
+# Through the wire
+
+
+async def pipelined(client: RawClient, *batches: bytes) -> list[int]:
+    """The error codes of requests that are sent one behind the other."""
+    for batch in batches:
+        await client.ask(ApiKey.PRODUCE, produce_message("t", batch), PRODUCE_VERSION)
+    rows = [
+        (await client.answer(ApiKey.PRODUCE, PRODUCE_VERSION)).responses[0].partition_responses[0]
+        for _ in batches
+    ]
+    return [row.error_code for row in rows]
+
+
+class TightDisk(FaultyDisk):
+    """Of partition logs it takes no write above `room_bytes`."""
+
+    room_bytes = 1 << 40
+    refusals = 0
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        file = super().open(path, create=create)
+        return TightFile(path, file.fileno(), self) if path.endswith(".log") else file
+
+
+class TightFile(FaultyFile):
+    _disk: TightDisk
+
+    def write(self, data: Buffer, position: int) -> None:
+        if len(data) > self._disk.room_bytes:
+            self._disk.refusals += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        super().write(data, position)
+
+
+@pytest.mark.parametrize("flush_messages", [1 << 60, 1])
+def test_what_is_behind_a_batch_that_did_not_fit_waits_for_it(
+    tmp_path: Path, flush_messages: int
+) -> None:
+    @in_trio
+    async def test() -> None:
+        disk = TightDisk()
+        async with serving(tmp_path, disk=disk) as served:
+            client, other = await served.connect(), await served.connect()
+            await client.create("t", flush_messages=flush_messages)
+            disk.room_bytes = ROOM_BYTES
+            full = ErrorCode.KAFKA_STORAGE_ERROR
+            first = produced(0, large=True)
+            assert await pipelined(client, first, produced(1), produced(2)) == [
+                full,
+                OUT_OF_ORDER,
+                OUT_OF_ORDER,
+            ]
+            # Whoever is known to the log, and who numbers nothing, is not concerned.
+            assert await pipelined(client, produced(4, producer_id=8), batch_of(b"x")) == [0, 0]
+            assert await pipelined(client, first, produced(1)) == [full, OUT_OF_ORDER]
+            disk.room_bytes = 1 << 40
+            assert await pipelined(client, first, produced(1), produced(2)) == [0, 0, 0]
+            # Nor is another connection, as everything was sent again there.
+            assert await pipelined(other, produced(1, producer_id=9)) == [0]
+
+    test()
+
+
+@in_trio
+async def test_a_topic_that_comes_meanwhile_does_not_begin_in_the_middle(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client, admin = await served.connect(), await served.connect()
+        absent = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await pipelined(client, produced(0)) == [absent]
+        await admin.create("t")
+        assert await pipelined(client, produced(1), produced(0), produced(1)) == [
+            OUT_OF_ORDER,
+            0,
+            0,
+        ]
+
+
+@in_trio
+async def test_a_producer_that_skips_what_was_refused_is_not_stuck(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t", max_message_bytes=1000)
+        refused = ErrorCode.MESSAGE_TOO_LARGE
+        first = produced(0, large=True)
+        assert await pipelined(client, first, *[produced(1)] * (REQUESTS_BEHIND + 1)) == [
+            refused,
+            *[OUT_OF_ORDER] * REQUESTS_BEHIND,
+            0,
+        ]
+        first = produced(0, 0, 8, large=True)
+        assert await pipelined(client, first, produced(0, 1, 8), produced(1, 1, 8)) == [
+            refused,
+            0,
+            0,
+        ]
+
+
+# Real clients
+
+
+class Sending:
+    """A librdkafka that sends each record as a batch of its own, five requests ahead."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.outcomes: dict[int, Any] = {}  # by the record's number: its error, or None
+        self.fatal: list[str] = []
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": f"{address[0]}:{address[1]}",
+                "enable.idempotence": True,
+                "batch.num.messages": 1,
+                "linger.ms": 0,
+                "message.max.bytes": 10_000_000,
+                "log_level": 0,
+                "error_cb": self._note,
+            }
+        )
+
+    def _note(self, error: Any) -> None:
+        if error.fatal():
+            self.fatal.append(str(error))
+
+    def send(self, values: list[bytes], keys: list[bytes], first_timestamp: int) -> None:
+        for number, (value, key) in enumerate(zip(values, keys, strict=True)):
+            self._producer.produce(
+                "t",
+                value,
+                key or None,
+                partition=0,
+                timestamp=0 if number else first_timestamp,
+                on_delivery=lambda error, _, number=number: self.outcomes.update({number: error}),
+            )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while len(self.outcomes) < 8 and not condition():
+            self._producer.poll(0)
+            await trio.sleep(0.01)
+
+
+def large_first() -> list[bytes]:
+    return [b"0" + bytes(LARGE_BYTES), *(b"%d" % number for number in range(1, 8))]
+
+
+@in_trio
+async def test_librdkafka_loses_nothing_when_the_second_would_have_fitted(tmp_path: Path) -> None:
+    disk = TightDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create("t")
+        disk.room_bytes = ROOM_BYTES
+        sending = Sending(served.node.address)
+        sending.send(large_first(), [b""] * 8, 0)
+        await sending.until(lambda: disk.refusals > 1)
+        disk.room_bytes = 1 << 40
+        await sending.until(lambda: False)
+        assert (set(sending.outcomes.values()), sending.fatal) == ({None}, [])
+        assert await client.values("t") == large_first()
+
+
+@pytest.mark.parametrize(
+    ("configs", "without_key", "timestamp", "code"),
+    [
+        ({"max_message_bytes": 10_000}, False, 0, ErrorCode.MESSAGE_TOO_LARGE),
+        ({"cleanup_policy": "compact"}, True, 0, ErrorCode.INVALID_RECORD),
+        ({"message_timestamp_before_max_ms": 3_600_000}, False, 1000, ErrorCode.INVALID_TIMESTAMP),
+    ],
+)
+def test_librdkafka_goes_on_behind_a_first_batch_that_can_never_be_taken(
+    tmp_path: Path, configs: dict[str, object], without_key: bool, timestamp: int, code: ErrorCode
+) -> None:
+    @in_trio
+    async def test() -> None:
+        async with serving(tmp_path) as served:
+            client = await served.connect()
+            await client.create("t", **configs)
+            sending = Sending(served.node.address)
+            keys = [b"" if without_key else b"key", *[b"key"] * 7]
+            sending.send(large_first(), keys, timestamp)
+            await sending.until(lambda: False)
+            assert sending.outcomes.pop(0).code() == code
+            assert (set(sending.outcomes.values()), sending.fatal) == ({None}, [])
+            assert await client.values("t") == large_first()[1:]
+
+    test()
+
+
+@pytest.mark.skipif(not shutil.which("java"), reason="java not installed")
+@pytest.mark.usefixtures("java")
+@in_trio
+async def test_javas_producer_keeps_its_order_when_the_second_would_have_fitted(
+    tmp_path: Path,
+) -> None:
+    disk = TightDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create("t")
+        disk.room_bytes = ROOM_BYTES
+        lines = [b"0" * LARGE_BYTES, *(b"%d" % number for number in range(1, 8))]
+        host, port = served.node.address
+        tool = [str(KAFKA / "tool"), "console-producer", "--bootstrap-server", f"{host}:{port}"]
+        batch = ["--producer-property", "batch.size=1", "--producer-property", "linger.ms=0"]
+        async with trio.open_nursery() as nursery:
+
+            async def make_room() -> None:
+                while disk.refusals < 2:
+                    await trio.sleep(0.01)
+                disk.room_bytes = 1 << 40
+
+            nursery.start_soon(make_room)
+            await trio.run_process([*tool, "--topic", "t", *batch], stdin=b"\n".join(lines) + b"\n")
+        assert await client.values("t") == lines
