@@ -1,12 +1,12 @@
-"""What follows a batch that was refused on a connection, where the log does not know its producer.
+"""What follows a batch that was refused on a connection: the same, until that one is there.
 
 A producer sends up to five requests ahead. If the first of them fails, those behind it must fail,
 too, so that all are sent again in order. By its sequences the log sees to that, if it knows the
 producer. One that it does not know may begin anywhere, as what was known may have expired or been
 deleted (KIP-360): of a new producer whose first batch is refused (a full disk that has room for a
 smaller one, a leader or topic of which this worker has not heard yet, replicas that come back into
-sync) the second would be taken, and the first could never be. Java's producer would then write it
-behind the others; librdkafka takes it for delivered, as what comes behind it is, and it is lost.
+sync) the second would be taken, and the first could never be. Java's producer would then send it in
+vain; librdkafka takes it for delivered, as what comes behind it is, and it is lost.
 
 So a refused batch is remembered for as long as there may be requests that were sent before its
 answer was seen: the next four of its connection. Of a batch whose producer the log does not know
@@ -14,20 +14,24 @@ answer was seen: the next four of its connection. Of a batch whose producer the 
     nothing was refused here                  the log decides
     the sequence that was refused, or before  the log decides
     another epoch                             the log decides: the old one is given up
-    a later sequence of that epoch            OUT_OF_ORDER_SEQUENCE_NUMBER
+    a later sequence of that epoch            refused
 
-Clients know that error from logs that know them: what failed before it is sent again first, or, if
-it was given up, they begin a new epoch. With more batches refused at once than are remembered, a
-producer that the log does not know has its connection closed, and sends all again, too. Kafka holds
-back what follows in transactions only (`VerificationStateEntry.lowestSequence`). Plain state.
+With more batches refused at once than are remembered, a producer that the log does not know has its
+connection closed, and sends all again, too. Kafka holds back what follows in transactions only
+(`VerificationStateEntry.lowestSequence`).
+
+What follows gets the error that the first had, if clients try again upon it; else, and where Kafka
+always says so, OUT_OF_ORDER_SEQUENCE_NUMBER. With that librdkafka begins a new epoch, and sends
+anew, in all its partitions, whatever it has no answer for: that may be there twice then.
 """
 
 from typing import Final, NamedTuple
 
 from dataplane.connection import Client, CloseConnectionError
 from dataplane.log.producers import REMEMBERED_BATCHES, ProducerStateTable
+from metaquorum.runtime import StorageError
 from wire.batches import BatchHeader, parse_header
-from wire.errors import ErrorCode, KafkaError
+from wire.errors import RETRIABLE, ErrorCode, KafkaError
 from wire.types import Buffer, Uuid
 
 # Requests with batches of one producer that may be under way behind one that is refused.
@@ -44,6 +48,7 @@ Place = tuple[str | Uuid, int]
 class _Refused(NamedTuple):
     epoch: int
     sequence: int
+    code: ErrorCode
     last_request: int  # until which it is remembered
 
 
@@ -63,29 +68,38 @@ class RefusedBatches:
         self._request += 1
         return self if self._request <= self._last_request else None
 
-    def refuse(self, place: Place, records: Buffer | None) -> None:
-        """The batch was not appended, or may not stay where it was."""
+    def refuse(
+        self, place: Place, records: Buffer | None, error: KafkaError | StorageError
+    ) -> KafkaError | StorageError:
+        """The batch was not appended, because of `error`. What its producer is told."""
         try:
             header = parse_header(records or b"")
         except KafkaError:
-            return  # nobody's
-        if header.producer_id < 0:
-            return
+            return error  # nobody's
+        code = error.code if isinstance(error, KafkaError) else ErrorCode.KAFKA_STORAGE_ERROR
+        if header.producer_id >= 0:
+            first = self._first(place, header)
+            if first is None or not _is_after(header.base_sequence, first.sequence):
+                self._note(place, header, code)
+            elif code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and first.code in RETRIABLE:
+                return KafkaError(first.code, f"sequence {first.sequence} was refused before it")
+        return error
+
+    def _first(self, place: Place, header: BatchHeader) -> _Refused | None:
+        """What was refused first of its producer in its epoch, and still matters."""
+        first = self._batches.get((place, header.producer_id))
+        if first is None or first.epoch != header.producer_epoch:
+            return None
+        return first if first.last_request >= self._request else None
+
+    def _note(self, place: Place, header: BatchHeader, code: ErrorCode) -> None:
         key = place, header.producer_id
-        known = self._batches.get(key)
-        if (
-            known is not None
-            and known.epoch == header.producer_epoch
-            and known.last_request >= self._request
-            and not _is_after(known.sequence, header.base_sequence)
-        ):
-            return  # the first of them counts
         self._last_request = self._request + REQUESTS_BEHIND
-        if known is None and len(self._batches) >= MAX_REFUSED and not self._forget():
+        if key not in self._batches and len(self._batches) >= MAX_REFUSED and not self._forget():
             self._forgotten_until = self._last_request
             return
         self._batches[key] = _Refused(
-            header.producer_epoch, header.base_sequence, self._last_request
+            header.producer_epoch, header.base_sequence, code, self._last_request
         )
 
     def _forget(self) -> bool:
@@ -97,22 +111,17 @@ class RefusedBatches:
 
     def check(self, place: Place, header: BatchHeader) -> None:
         """KafkaError or CloseConnectionError unless a producer unknown to the log may begin so."""
-        key = place, header.producer_id
-        refused = self._batches.get(key)
-        if refused is None or refused.last_request < self._request:
-            if self._forgotten_until >= self._request:
-                raise CloseConnectionError(
-                    "too many batches were refused to know which producers may go on"
-                )
-        elif refused.epoch != header.producer_epoch or not _is_after(
-            header.base_sequence, refused.sequence
-        ):
-            del self._batches[key]
-        else:
+        first = self._first(place, header)
+        if first is not None and _is_after(header.base_sequence, first.sequence):
             raise KafkaError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"producer {header.producer_id} sends sequence {header.base_sequence}, "
-                f"{refused.sequence} was refused and is next",
+                f"{first.sequence} was refused and is next",
+            )
+        known = self._batches.pop((place, header.producer_id), None)
+        if known is None and self._forgotten_until >= self._request:
+            raise CloseConnectionError(
+                "too many batches were refused to know which producers may go on"
             )
 
 
@@ -120,11 +129,13 @@ def _is_after(sequence: int, other: int) -> bool:
     return 0 < (sequence - other) % _SEQUENCES < _SEQUENCES // 2
 
 
-def refuse(client: Client, place: Place, records: Buffer | None) -> None:
-    """What its producer has sent behind this batch is not to come before it."""
+def refuse(
+    client: Client, place: Place, records: Buffer | None, error: KafkaError | StorageError
+) -> KafkaError | StorageError:
+    """What its producer has sent behind this batch is not to come before it. What it is told."""
     if client.refused is None:
         client.refused = RefusedBatches()
-    client.refused.refuse(place, records)
+    return client.refused.refuse(place, records, error)
 
 
 def check_turn(

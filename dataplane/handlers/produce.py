@@ -92,8 +92,8 @@ def handle_one(
         try:
             result = _append_now(partition, records, version, acks, now_ms, client)
         except (KafkaError, StorageError) as error:
-            refuse(client, _place(partition, version), records)
-            failures.append((len(appended), partition, error))
+            told = refuse(client, _place(partition, version), records, error)
+            failures.append((len(appended), partition, told))
             appended.append((partition.index, -1, -1, -1))
             continue
         first_offset, last_offset, append_time_ms, _ = result
@@ -392,8 +392,8 @@ def _append(
             return partial(_settle, worker, partition, result, leader_epoch, commit)
     except (KafkaError, StorageError) as error:
         topic_key = topic.topic_id if version >= _TOPIC_IDS_SINCE else topic.name
-        refuse(client, (topic_key, data.index), data.records)
-        return _failed(worker, partition, data.index, error)
+        told = refuse(client, (topic_key, data.index), data.records, error)
+        return _failed(worker, partition, data.index, told)
     return _success(partition, result)
 
 
@@ -528,8 +528,8 @@ async def _append_slowly(
             if not result.is_duplicate:
                 partition.appended(header.batch_bytes)
     except (KafkaError, StorageError) as error:
-        refuse(request.client, _place(partition, request.version), records)
-        return _failed(worker, partition, partition.index, error)
+        told = refuse(request.client, _place(partition, request.version), records, error)
+        return _failed(worker, partition, partition.index, told)
     return await _settle(worker, partition, result, leader_epoch, commit)
 
 

@@ -17,7 +17,7 @@ import trio
 
 from dataplane.connection import CloseConnectionError
 from dataplane.refused_batches import MAX_REFUSED, REQUESTS_BEHIND, Place, RefusedBatches
-from metaquorum.runtime import Buffer, File
+from metaquorum.runtime import Buffer, File, StorageError
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
     FaultyDisk,
@@ -30,13 +30,14 @@ from tests.dataplane.serving import (
 )
 from tests.nodes import KAFKA
 from wire.apis import ApiKey
-from wire.batches import parse_header
+from wire.batches import batches, parse_header
 from wire.errors import ErrorCode, KafkaError
 
 LARGE_BYTES = 150_000
 ROOM_BYTES = 100_000
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 PLACE: Place = "t", 0
+FULL = StorageError("full")
 
 
 def produced(sequence: int, epoch: int = 0, producer_id: int = 7, *, large: bool = False) -> Any:
@@ -66,13 +67,13 @@ def may_come(
 
 def after_refusing(sequence: int, epoch: int = 0) -> RefusedBatches:
     refused = RefusedBatches()
-    refused.refuse(PLACE, produced(sequence, epoch))
+    refused.refuse(PLACE, produced(sequence, epoch), FULL)
     return refused
 
 
 def test_what_follows_waits_for_the_first_that_was_refused() -> None:
     refused = after_refusing(10)
-    refused.refuse(PLACE, produced(20))
+    refused.refuse(PLACE, produced(20), FULL)
     assert not may_come(refused, 20)
     assert may_come(refused, 20, producer_id=8)
     assert may_come(refused, 10)
@@ -92,7 +93,7 @@ def test_sequences_begin_anew_behind_the_last() -> None:
 
 def test_an_earlier_one_that_is_refused_later_is_the_first() -> None:
     refused = after_refusing(20)
-    refused.refuse(PLACE, produced(10))
+    refused.refuse(PLACE, produced(10), FULL)
     assert not may_come(refused, 20)
     assert may_come(refused, 10)
 
@@ -100,8 +101,31 @@ def test_an_earlier_one_that_is_refused_later_is_the_first() -> None:
 def test_another_epoch_has_given_it_up() -> None:
     assert may_come(after_refusing(10, epoch=3), 0, epoch=4)
     refused = after_refusing(10, epoch=3)
-    refused.refuse(PLACE, produced(0, 4))
+    refused.refuse(PLACE, produced(0, 4), FULL)
     assert not may_come(refused, 5, epoch=4)
+
+
+def test_one_that_is_refused_again_is_remembered_anew() -> None:
+    refused = after_refusing(10)
+    for _ in range(2 * REQUESTS_BEHIND):
+        assert refused.next_request() is refused
+        refused.refuse(PLACE, produced(10), FULL)
+    assert not may_come(refused, 20)
+
+
+def test_what_follows_is_told_what_the_first_was_if_that_is_tried_again() -> None:
+    out_of_order = KafkaError(OUT_OF_ORDER)
+    refused = after_refusing(10)
+    for sequence, code in ((9, OUT_OF_ORDER), (20, OUT_OF_ORDER), (10, OUT_OF_ORDER)):
+        told = after_refusing(10).refuse(PLACE, produced(sequence), out_of_order)
+        expected = ErrorCode.KAFKA_STORAGE_ERROR if sequence == 20 else code
+        assert isinstance(told, KafkaError)
+        assert told.code is expected
+    too_large = KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
+    assert refused.refuse(PLACE, produced(20), too_large) is too_large
+    refused = RefusedBatches()
+    refused.refuse(PLACE, produced(10), too_large)
+    assert refused.refuse(PLACE, produced(20), out_of_order) is out_of_order
 
 
 def test_what_was_sent_after_its_answer_does_not_wait() -> None:
@@ -118,7 +142,7 @@ def test_each_is_remembered_for_its_own_time() -> None:
     refused = after_refusing(0)
     for number in range(REQUESTS_BEHIND):
         assert refused.next_request() is refused
-        refused.refuse(("other", number), produced(0))
+        refused.refuse(("other", number), produced(0), FULL)
     assert refused.next_request() is refused
     assert may_come(refused, 10)
 
@@ -126,16 +150,16 @@ def test_each_is_remembered_for_its_own_time() -> None:
 def test_of_no_producer_nothing_is_remembered() -> None:
     refused = RefusedBatches()
     for records in (None, b"", b"x" * 100, batch_of(b"x")):
-        refused.refuse(PLACE, records)
+        refused.refuse(PLACE, records, FULL)
     assert refused.next_request() is None
 
 
 def test_who_cannot_be_remembered_has_to_connect_again() -> None:
     refused = RefusedBatches()
     for number in range(MAX_REFUSED):
-        refused.refuse(("full", number), produced(0))
+        refused.refuse(("full", number), produced(0), FULL)
     assert may_come(refused, 10)
-    refused.refuse(("full", MAX_REFUSED), produced(0))
+    refused.refuse(("full", MAX_REFUSED), produced(0), FULL)
     with pytest.raises(CloseConnectionError):
         may_come(refused, 10)
     for _ in range(REQUESTS_BEHIND):
@@ -191,14 +215,16 @@ def test_what_is_behind_a_batch_that_did_not_fit_waits_for_it(
             disk.room_bytes = ROOM_BYTES
             full = ErrorCode.KAFKA_STORAGE_ERROR
             first = produced(0, large=True)
-            assert await pipelined(client, first, produced(1), produced(2)) == [
-                full,
-                OUT_OF_ORDER,
-                OUT_OF_ORDER,
-            ]
+            assert await pipelined(client, first, produced(1), produced(2)) == [full] * 3
             # Whoever is known to the log, and who numbers nothing, is not concerned.
             assert await pipelined(client, produced(4, producer_id=8), batch_of(b"x")) == [0, 0]
-            assert await pipelined(client, first, produced(1)) == [full, OUT_OF_ORDER]
+            assert await pipelined(client, first, produced(1)) == [full] * 2
+            assert (
+                await pipelined(
+                    client, produced(5, producer_id=8, large=True), produced(6, producer_id=8)
+                )
+                == [full] * 2
+            )
             disk.room_bytes = 1 << 40
             assert await pipelined(client, first, produced(1), produced(2)) == [0, 0, 0]
             # Nor is another connection, as everything was sent again there.
@@ -214,11 +240,7 @@ async def test_a_topic_that_comes_meanwhile_does_not_begin_in_the_middle(tmp_pat
         absent = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert await pipelined(client, produced(0)) == [absent]
         await admin.create("t")
-        assert await pipelined(client, produced(1), produced(0), produced(1)) == [
-            OUT_OF_ORDER,
-            0,
-            0,
-        ]
+        assert await pipelined(client, produced(1), produced(0), produced(1)) == [absent, 0, 0]
 
 
 @in_trio
@@ -287,20 +309,32 @@ def large_first() -> list[bytes]:
     return [b"0" + bytes(LARGE_BYTES), *(b"%d" % number for number in range(1, 8))]
 
 
-@in_trio
-async def test_librdkafka_loses_nothing_when_the_second_would_have_fitted(tmp_path: Path) -> None:
-    disk = TightDisk()
-    async with serving(tmp_path, disk=disk) as served:
-        client = await served.connect()
-        await client.create("t")
-        disk.room_bytes = ROOM_BYTES
-        sending = Sending(served.node.address)
-        sending.send(large_first(), [b""] * 8, 0)
-        await sending.until(lambda: disk.refusals > 1)
-        disk.room_bytes = 1 << 40
-        await sending.until(lambda: False)
-        assert (set(sending.outcomes.values()), sending.fatal) == ({None}, [])
-        assert await client.values("t") == large_first()
+@pytest.mark.parametrize("is_known", [False, True])
+def test_librdkafka_loses_nothing_when_the_second_would_have_fitted(
+    tmp_path: Path, is_known: bool
+) -> None:
+    @in_trio
+    async def test() -> None:
+        disk = TightDisk()
+        async with serving(tmp_path, disk=disk) as served:
+            client = await served.connect()
+            await client.create("t")
+            sending = Sending(served.node.address)
+            if is_known:
+                sending.send([b"before"], [b""], 0)
+                await sending.until(lambda: bool(sending.outcomes))
+                sending.outcomes.clear()
+            disk.room_bytes = ROOM_BYTES
+            sending.send(large_first(), [b""] * 8, 0)
+            await sending.until(lambda: disk.refusals > 1)
+            disk.room_bytes = 1 << 40
+            await sending.until(lambda: False)
+            assert (set(sending.outcomes.values()), sending.fatal) == ({None}, [])
+            assert await client.values("t") == [b"before"] * is_known + large_first()
+            row = await client.fetch("t")
+            assert {header.producer_epoch for _, header in batches(bytes(row.records))} == {0}
+
+    test()
 
 
 @pytest.mark.parametrize(
