@@ -104,10 +104,11 @@ def _shown(node: NodeConfig) -> dict[str, str]:
     """What options or defaults have decided, under the names by which DescribeConfigs shows it."""
     shown = {
         "node.id": str(node.node_id),
+        "broker.id": str(node.node_id),
         "process.roles": ",".join(sorted(KAFKAS_ROLES[role] for role in node.roles)),
     }
     if not node.log_dirs:
-        shown["log.dir"] = node.data_dir
+        shown["log.dirs"] = node.data_dir
     if node.rack is not None:
         shown["broker.rack"] = node.rack
     if node.metrics_listen is not None:
@@ -229,13 +230,14 @@ def _advertise(text: str | None, listen: tuple[str, int]) -> tuple[str, int | No
 
 
 def _node_id(chosen: Mapping[str, Any], configs: dict[str, str]) -> int:
-    """From the option or, as Kafka's users write it, from the config; they must agree."""
-    by_config = configs.pop("node.id", None)
-    node_id = chosen.get("node-id")
-    if node_id is None:
-        node_id = 1 if by_config is None else int(by_config)
-    elif by_config is not None and int(by_config) != node_id:
-        raise UsageError(f"--node-id says {node_id}, the config node.id says {by_config}")
+    """From the option or, as Kafka's users write it, from a config; they must agree."""
+    names = [name for name in ("node.id", "broker.id") if name in configs]
+    said: dict[str, int] = {name: int(configs.pop(name)) for name in names}
+    if (option := chosen.get("node-id")) is not None:
+        said = {"--node-id": option} | said
+    if len(set(said.values())) > 1:
+        raise UsageError(" but ".join(f"{name} says {value}" for name, value in said.items()))
+    node_id = next(iter(said.values()), 1)
     if not 0 <= node_id <= 2**31 - 1:
         raise UsageError(f"--node-id must be from 0 to 2147483647, not {node_id}")
     assert isinstance(node_id, int)

@@ -19,6 +19,7 @@ from metaquorum.config_def import (
 
 SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
     worker_config("node.id", INT, 1, Range(0), "This node's number, unique in the cluster."),
+    worker_config("broker.id", INT, -1, Range(-1), "An older name of node.id."),
     worker_config(
         "process.roles",
         LIST,

@@ -31,8 +31,9 @@ def test_without_options_everything_has_a_default() -> None:
     assert got.node.log_dirs == ()
     assert got.node.configs == {
         "node.id": "1",
+        "broker.id": "1",
         "process.roles": "broker,controller",
-        "log.dir": os.path.abspath("mq-data"),
+        "log.dirs": os.path.abspath("mq-data"),
         "listeners": "PLAINTEXT://127.0.0.1:9092",
         "advertised.listeners": "PLAINTEXT://127.0.0.1:9092",
     }
@@ -142,9 +143,10 @@ def test_what_options_say_is_shown_as_the_configs_of_kafka(tmp_path: Path) -> No
     ).node
     assert node.configs == {
         "node.id": "7",
+        "broker.id": "7",
         "process.roles": "broker",
         "controller.quorum.voters": "1@h1:3,2@h2:1,3@[::1]:2",
-        "log.dir": "/d",
+        "log.dirs": "/d",
         "broker.rack": "a",
         "metrics.listen": "127.0.0.1:9400",
         "listeners": "PLAINTEXT://[::1]:0",
@@ -162,6 +164,7 @@ def test_listeners_are_shown_as_they_were_given_and_a_port_yet_unknown_is_not() 
 def test_the_node_id_may_be_given_as_kafka_does() -> None:
     assert asked("node.id=5").node.node_id == 5
     assert asked("node.id=5", node_id=5).node.configs["node.id"] == "5"
+    assert asked("broker.id=5").node.configs["node.id"] == "5"
 
 
 CONTROLLERS = "1@a:1,2@b:2,3@[::1]:3"
@@ -207,7 +210,8 @@ def test_only_the_one_controller_of_a_quorum_founds_a_cluster(tmp_path: Path) ->
         ({"advertise": "host:port"}, (), "--advertise takes HOST:PORT"),
         ({"node_id": -1}, (), "--node-id must be from 0"),
         ({"node_id": 2**31}, (), "--node-id must be from 0"),
-        ({"node_id": 4}, ("node.id=5",), "--node-id says 4, the config node.id says 5"),
+        ({"node_id": 4}, ("node.id=5",), "--node-id says 4 but node.id says 5"),
+        ({}, ("node.id=5", "broker.id=6"), "node.id says 5 but broker.id says 6"),
         ({"roles": "brokers"}, (), "--roles takes"),
         ({"roles": "worker"}, (), "only a worker needs other nodes"),
         ({"quorum": "1"}, (), "--quorum takes"),

@@ -90,7 +90,11 @@ def test_configs_of_all_brokers_show_through(node: Peer, kafka_tool: KafkaTool) 
             f"{{DYNAMIC_DEFAULT_BROKER_CONFIG:{name}=7200000, DEFAULT_CONFIG:{name}=3600000}}"
         )
         one = ("--entity-type", "brokers", "--entity-name", 1)
-        assert described(kafka_tool, node, *one, "--all")[name].startswith("7200000")
+        of_one = described(kafka_tool, node, *one, "--all")
+        assert of_one[name].startswith("7200000")
+        assert [of_one[key].split()[0] for key in ("node.id", "broker.id")] == ["1", "1"]
+        for key in ("listeners", "log.dirs", "process.roles"):  # what tools look for
+            assert "synonyms={STATIC_BROKER_CONFIG:" in of_one[key]
         assert name not in described(kafka_tool, node, *one)  # it has none of its own
         fixed = kafka_tool(*alter, "--add-config", "num.partitions=3")
         assert fixed.returncode
