@@ -31,9 +31,10 @@ INSPECTION_S: Final = 20.0
 
 
 async def sync_failure(stage: Stage) -> None:
-    """Some files, or all, cannot be synced. Then the machine is restarted, as one has to:
+    """Some files, or all, cannot be synced. Then the machine is restarted, as one should,
 
-    what the kernel could not write counts as clean, is read as if it were safe, and is not.
+    or only the node at first: what the kernel could not write counts as clean, is read as if it
+    were safe, and is not.
     """
     draw, faults = stage.draw, stage.machine.faults
     of = draw.choice(["metadata", "topic-", "topic-0-0", ".log", "index", "checkpoint", "/data"])
@@ -46,6 +47,11 @@ async def sync_failure(stage: Stage) -> None:
     faults.failing_sync = None
     if faults.happened.get("sync failed", 0) > before:
         stage.count("sync failure")
+    if draw.random() < 0.5:  # what was not kept can be read, as long as there is power
+        stage.machine.kill()
+        await stage.pause_between()
+        await stage.up()
+        await stage.room.world.sleep(draw.uniform(0.5, 5.0))
     stage.machine.power_cut()
     count_losses(stage)
     await stage.pause_between()

@@ -14,6 +14,7 @@ from dataplane.log.log_dir import LogDir
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.names import LOG_START_CHECKPOINT
 from dataplane.log.segment import Segment
+from dataplane.log.sync_mark import SyncMark
 from dataplane.partitions import Partitions
 from metaquorum.image import MetadataImage
 from metaquorum.records import ConfigRecord
@@ -88,6 +89,10 @@ def _failed_sync_acknowledged() -> AbstractContextManager[None]:
         return sync_files
 
     return swapped(LocalLog, "_sync_files", wrong)
+
+
+def _failed_sync_forgotten() -> AbstractContextManager[None]:
+    return swapped(SyncMark, "is_in_doubt", lambda _: lambda self: False)
 
 
 def _time_index_late() -> AbstractContextManager[None]:
@@ -201,6 +206,13 @@ UPKEEP_DEFECTS: Final = (
         "failing-disk",
         ("R6",),
         _failed_sync_acknowledged,
+    ),
+    Defect(
+        "failed-sync-forgotten",
+        "recovery trusts what it can read after a sync has failed",
+        "failing-disk",
+        ("R6", "L1"),
+        _failed_sync_forgotten,
     ),
     Defect(
         "index-believed",
