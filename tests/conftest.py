@@ -5,8 +5,10 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.nodes import (
     KAFKA,
@@ -24,8 +26,40 @@ from tests.nodes import (
 NewNode = Callable[..., "Node | KafkaNode"]
 KafkaTool = Callable[..., "subprocess.CompletedProcess[str]"]
 
+# The same examples each time, however long one takes: what fails has been changed. Others come with
+# --hypothesis-profile=fresh.
+settings.register_profile(
+    "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("fresh", settings.get_profile("same"), derandomize=False)
+settings.load_profile("same")
+
 # The console producer gives up on what is not acknowledged at the fourth attempt of 1.5 s.
 TOOL_OPTIONS = {"console-producer": ("--request-timeout-ms", "60000")}
+
+
+CLIENTS = "tests.conformance.clients"
+# Whose code may leave a socket to the collector, mostly when something has taken long.
+OTHERS = {"aiokafka", "confluent_kafka", "kafka"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    uses_others: dict[object, bool] = {}
+    for item in items:
+        module = item.getparent(pytest.Module)
+        if module not in uses_others:
+            uses_others[module] = module is not None and any(
+                _package(value) in OTHERS or getattr(value, "__module__", "") == CLIENTS
+                for value in vars(module.obj).values()
+            )
+        if uses_others[module]:
+            for what in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+                item.add_marker(pytest.mark.filterwarnings(f"ignore::{what}"))
+
+
+def _package(value: object) -> str:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    return str(name).partition(".")[0]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -433,14 +433,16 @@ class LocalLog:
             raise StorageError(self._failure)
 
     async def _flush_once(self, disk: Disk) -> None:
-        self._folder.write_epochs()
-        end, truncations = self.log_end_offset, self._truncations
         # One segment at a time: there may be more than files may be open.
         while self._unsynced_segments:
             segment = self._unsynced_segments[0]
             await self._sync_files(disk, segment.all_files(), None)
             if self._unsynced_segments[:1] == [segment]:  # not truncated meanwhile
                 del self._unsynced_segments[0]
+        # Those that were complete only meanwhile are synced, too: the end is where it is by now, or
+        # they would wait for the next flush, and the cleaner for it.
+        self._folder.write_epochs()
+        end, truncations = self.log_end_offset, self._truncations
         unsynced = self._folder.take_unsynced()
         try:
             await self._sync_files(disk, (self._segments.active.file,), unsynced)

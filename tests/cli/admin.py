@@ -44,8 +44,21 @@ class Admin:
         """A topic of its own, once all can see it."""
         name = unique("cli")
         self("topics", "create", name, *more)
-        wait_until(lambda: name in [row["topic"] for row in self.json("topics", "list")])
+        self.wait_for(name)
         return name
+
+    def wait_for(self, topic: str) -> None:
+        """It is shown, and led: Kafka's metadata tell of a leader before it is one."""
+        wait_until(lambda: topic in [row["topic"] for row in self.json("topics", "list")])
+
+        def is_led() -> bool:
+            try:
+                (described,) = self.json("topics", "describe", topic)
+            except AssertionError:  # who was asked does not lead
+                return False
+            return all(row["end_offset"] is not None for row in described["partitions"])
+
+        wait_until(is_led)
 
     def serves(self, api: str) -> bool:
         return api in [row["api"] for row in self.json("cluster", "apis")]

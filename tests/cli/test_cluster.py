@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from tests.conformance.clients import Librdkafka, Record, admin, create
-from tests.nodes import PATIENCE_S, ROOT, free_ports
+from tests.nodes import PATIENCE_S, ROOT, free_ports, wait_until
 
 
 class Command:
@@ -31,6 +31,14 @@ class Command:
         assert done.returncode == code, done.stdout
         assert "Traceback" not in done.stdout
         return done.stdout
+
+    def shows(self, *words: str) -> list[str]:
+        """The lines of `status`, once each of these words is in one: workers follow by and by."""
+        return wait_until(lambda: self._with(words), what=f"status with {words}")
+
+    def _with(self, words: tuple[str, ...]) -> list[str]:
+        lines = self("status").splitlines()
+        return lines if all(any(word in line for line in lines) for word in words) else []
 
     def start(self, *more: str, code: int = 0) -> str:
         return self("start", "--base-port", str(self.port), *more, code=code)
@@ -58,11 +66,11 @@ def test_every_verb_does_what_its_name_says(cluster: Command) -> None:
     assert cluster("pids") == f"{pid}\n"
     page = urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=PATIENCE_S).read().decode()
     assert 'node_id="1"' in page
-    assert f"node 1  {cluster.port}  pid {pid}  knows 1 brokers" in cluster("status")
+    cluster.shows(f"node 1  {cluster.port}  pid {pid}  knows 1 brokers")
     assert cluster("pause", "1") == f"SIGSTOP to node 1, pid {pid}\n"
     assert "knows 0 brokers" in cluster("status")
     assert cluster("resume", "1") == f"SIGCONT to node 1, pid {pid}\n"
-    assert "knows 1 brokers" in cluster("status")
+    cluster.shows("knows 1 brokers")
     create(bootstrap, "kept")
     Librdkafka().send(bootstrap, "kept", [Record(None, b"v")], "none")
     assert cluster("kill", "1") == f"SIGKILL to node 1, pid {pid}\n"
@@ -81,9 +89,13 @@ def test_three_nodes_do_without_one_and_are_restarted_one_by_one(cluster: Comman
     started = cluster.start("--nodes", "3")
     addresses = [f"127.0.0.1:{cluster.port + number}" for number in range(3)]
     assert re.search(rf"^ready in [\d.]+ s: bootstrap {','.join(addresses)}$", started, re.M)
-    lines = cluster("status").splitlines()[1:]
-    assert all("knows 3 brokers  controller,worker" in line for line in lines)
-    assert all("  ready  " in line for line in lines)
+
+    def all_ready() -> list[str]:
+        lines = cluster.shows("  leader  ")[1:]
+        ready = all("knows 3 brokers  controller,worker" in line for line in lines)
+        return lines if ready and all("  ready  " in line for line in lines) else []
+
+    lines = wait_until(all_ready)
     leader = next(number for number, line in enumerate(lines, 1) if "  leader  " in line)
     admin(addresses[0]).create_topics([NewTopic("kept", 3, 3)])["kept"].result(PATIENCE_S)
     Librdkafka().send(addresses[2], "kept", [Record(None, b"v")], "none")
@@ -110,10 +122,13 @@ def test_controllers_and_workers_may_be_apart(cluster: Command) -> None:
     started = cluster.start("--controllers", "1", "--workers", "2")
     addresses = [f"127.0.0.1:{cluster.port + number}" for number in (1, 2)]
     assert f"bootstrap {','.join(addresses)}\n" in started
-    _, first, second, third = cluster("status").splitlines()
-    assert "  controller  leader  ready" in first
-    assert "knows 2 brokers  worker  ready" in second
-    assert "knows 2 brokers  worker  ready" in third
+
+    def all_ready() -> bool:
+        _, first, second, third = cluster("status").splitlines()
+        workers = all("knows 2 brokers  worker  ready" in line for line in (second, third))
+        return workers and "  controller  leader  ready" in first
+
+    wait_until(all_ready)
     assert re.search("node 1 ready after", cluster("restart", "1"))
     create(addresses[1], "made")
     assert cluster("stop") == "stopped 3\n"

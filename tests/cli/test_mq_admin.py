@@ -46,7 +46,7 @@ def test_the_quorum_says_who_leads_and_how_far_each_voter_is(admin: Admin) -> No
     assert voter["heard_at"].startswith("20")
     text = admin("quorum")
     assert re.search(r"^leader +1$", text, re.MULTILINE)
-    assert re.search(r"^ +1 +leader .* 0 +\d+ ms ago", text, re.MULTILINE)
+    assert re.search(r"^ +1 +leader .* 0 +\d.* ago", text, re.MULTILINE)
 
 
 def test_workers_are_listed_and_described(admin: Admin) -> None:
@@ -107,7 +107,7 @@ def test_topics_are_created_listed_described_and_deleted(admin: Admin) -> None:
     name = unique("cli")
     created = admin("topics", "create", name, "-p", 3, "-r", 1, "-c", "retention.ms=60000")
     assert created == f"{name} created: 3 partitions, replication factor 1\n"
-    wait_until(lambda: name in admin("topics", "list"))
+    admin.wait_for(name)
     assert re.search(rf"^{name} +3 +1 +0$", admin("topics", "list"), re.MULTILINE)
     assert [row["topic"] for row in admin.json("topics", "list", name[:-1] + "*")] == [name]
     described = admin("topics", "describe", name)
@@ -646,16 +646,20 @@ def test_commands_options_and_topics_are_completed(node: Peer) -> None:
     assert completions(node, "mq-admin -b 127.0.0.1:1 topics describe x", 5) == []
 
 
+def processor_s(command: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, cwd=ROOT, env=environment(), capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def test_the_first_output_comes_soon(node: Peer) -> None:
-    """In time of the processor, which a busy machine does not stretch as much."""
+    """In time of the processor, and of what a few modules of Python's own take on this machine."""
     command = [*COMMAND, "-b", node.bootstrap, "topics", "list"]
-    costs = []
-    for _ in range(4):  # the first one may have to compile
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, check=True, cwd=ROOT, env=environment(), capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        costs.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(costs) < 0.25
+    usual = [sys.executable, "-c", "import click, dataclasses, json, socket, ssl, tomllib"]
+    costs = [(processor_s(usual), processor_s(command)) for _ in range(4)]  # the first compiles
+    least = min(cost for cost, _ in costs)
+    assert min(cost for _, cost in costs) < 4 * least, costs
 
 
 def test_no_loop_and_no_drawing_are_loaded_where_none_is_needed(node: Peer) -> None:

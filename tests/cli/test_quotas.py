@@ -223,21 +223,22 @@ def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
     admin, client_id = Admin(MQ_BOOTSTRAP=node.bootstrap), unique("client")
     whom = ("--client-id", client_id)
     topic = admin.create()
-    admin("quotas", "set", *whom, "producer_byte_rate=1000")
+    admin("quotas", "set", *whom, "producer_byte_rate=100")
     with connect(node.bootstrap, client_id=client_id) as cluster:
         BlockingProducer(Producer(cluster)).send(topic, [ProducerRecord(bytes(30_000))])
         times = cluster.throttle_times["Produce"]
         assert (times.answers, times.delayed) == (1, 1)
-        assert 10_000 < times.max_ms == times.average_ms < 30_000
+        assert 200_000 < times.max_ms == times.average_ms < 300_000
         assert cluster.throttle_times["Metadata"].max_ms == 0
         shown = admin.json("quotas", "explain", *whom, "--bytes", "10kB")
         (row,) = [row for row in shown["quotas"] if row["quota"] == "producer_byte_rate"]
         (use,) = row["workers"]
         assert (row["applies"], use["worker"], use["muted_connections"]) == (7, 1, 1)
         assert use["used"] > 30_000
-        assert 10 < use["muted_longest_s"] <= use["throttle_longest_s"] < 30
+        assert 0 < use["muted_longest_s"] <= use["throttle_longest_s"]
+        assert 200 < use["throttle_longest_s"] < 300
         assert 0 < use["delay_s"] <= use["throttle_longest_s"]
-        assert use["next_delay_s"] == pytest.approx(use["delay_s"] + 10, abs=0.5)
+        assert use["next_delay_s"] == pytest.approx(use["delay_s"] + 100, abs=5)
         assert re.search(
             r"^ +1 +\S+ KiB in .* 1, up to \d+\.\d s$", admin("quotas", "explain", *whom), 8
         )
@@ -248,7 +249,8 @@ def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
         assert use["utilization"] > 1
         (muted,) = [one for one in top["muted"] if one["client_id"] == client_id]
         assert (muted["user"], muted["quota"]) == ("ANONYMOUS", "producer_byte_rate")
-        assert 10 < muted["left_s"] <= muted["throttle_s"] < 30
+        assert 0 < muted["left_s"] <= muted["throttle_s"]
+        assert 200 < muted["throttle_s"] < 300
         assert client_id in admin("quotas", "top", "--count", 2, "--interval", 0.2)
         admin("quotas", "delete", *whom, "--yes")
         wait_until(lambda: admin.json("quotas", "top")["muted"] == [])
@@ -331,15 +333,20 @@ def test_live_use_is_recorded_for_a_simulation(node: Peer) -> None:
             while not done.is_set():
                 producer.send(topic, [ProducerRecord(bytes(10_000))])
 
+    def recorded() -> str:
+        profile = admin(*asked)
+        sizes = json.loads(profile)["bytes"]
+        assert len(sizes) == 3
+        return profile if sum(sizes) > 10_000 else ""
+
     done = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(produce)
-        profile = admin(*asked)
-        done.set()
+        try:
+            profile = wait_until(recorded)  # the producer has to begin first
+        finally:
+            done.set()
         running.result(PATIENCE_S)
-    sizes = json.loads(profile)["bytes"]
-    assert len(sizes) == 3
-    assert sum(sizes) > 10_000
     text = admin("quotas", "simulate", "--quota", "1kB", "--profile-file", "-", stdin=profile)
     assert "longest delay" in text
     admin("quotas", "delete", *whom, "--yes")

@@ -153,6 +153,7 @@ class KafkaPython:
             bootstrap_servers=bootstrap,
             compression_type=None if codec == "none" else codec,
             max_request_size=LIMIT_BYTES,
+            bootstrap_timeout_ms=TIMEOUT_S * 1000,
             **config,
         )
         try:
@@ -181,6 +182,7 @@ class KafkaPython:
             enable_auto_commit=False,
             max_partition_fetch_bytes=LIMIT_BYTES,
             consumer_timeout_ms=TIMEOUT_S * 1000,
+            bootstrap_timeout_ms=TIMEOUT_S * 1000,
             **config,
         )
         try:

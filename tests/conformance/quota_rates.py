@@ -37,6 +37,18 @@ class Moved:
         """Bytes a second."""
         return sum(size for at, size in self.steps if begin_s <= at < end_s) / (end_s - begin_s)
 
+    def most_ahead(self, rate: float) -> float:
+        """By how many bytes it was ever beyond what `rate` gives since the client began.
+
+        A client that stands still counts what came meanwhile later, and never earlier: this much
+        the node let through.
+        """
+        total, most = 0, 0.0
+        for at, size in self.steps:
+            total += size
+            most = max(most, total - rate * at)
+        return most
+
 
 def set_quota(bootstrap: str, *arguments: str) -> None:
     subprocess.run(
@@ -105,8 +117,8 @@ def consume(bootstrap: str, topic: str, client_id: str, seconds: float) -> Moved
             "throttle_cb": throttled,
         }
     )
-    consumer.assign([TopicPartition(topic, 0, 0)])
     began = time.monotonic()
+    consumer.assign([TopicPartition(topic, 0, 0)])
     while time.monotonic() - began < seconds:
         message = consumer.poll(0.1)
         if message is not None:

@@ -4,6 +4,7 @@ As Kafka's LogCompactionTester does: random puts and deletes, compaction beside 
 is left against what was written.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
@@ -14,7 +15,7 @@ import pytest
 from tests.conformance.clients import CLIENTS, CODECS, TIMEOUT_S, Client, Librdkafka, Record, Stored
 from tests.conformance.clients import create as create_topic
 from tests.conftest import KafkaTool, NewNode
-from tests.nodes import Peer, unique, wait_until
+from tests.nodes import KafkaNode, Node, Peer, unique, wait_until
 
 KEYS = 200
 COMPACTED = {
@@ -27,7 +28,7 @@ SENT = {"enable_idempotence": True, "linger_ms": 5, "batch_num_messages": 100}
 
 
 @pytest.fixture
-def busy_cleaner(start_node: NewNode) -> Peer:
+def busy_cleaner(start_node: NewNode) -> Node | KafkaNode:
     return start_node({"log.cleaner.backoff.ms": 100})
 
 
@@ -62,16 +63,31 @@ def read_all(bootstrap: str, topic: str) -> list[Stored]:
     raise AssertionError("the end was not reached")
 
 
-def compacted(bootstrap: str, topic: str, sent: int) -> list[Stored]:
+def compacted(node: Node | KafkaNode, topic: str, sent: int) -> list[Stored]:
     """What is left once the cleaner has nothing more to do."""
     before: list[Stored] = []
 
     def settled() -> list[Stored]:
         nonlocal before
-        last, before = before, read_all(bootstrap, topic)
+        last, before = before, read_all(node.bootstrap, topic)
         return before if before == last and len(before) < sent // 2 else []
 
-    return wait_until(settled, what="compaction")
+    wait_until(lambda: cleaned_to(node, topic) == active_segment(node, topic), what="compaction")
+    return wait_until(settled, what="the end of compaction")
+
+
+def cleaned_to(node: Node | KafkaNode, topic: str) -> int:
+    """By the cleaner's own word; -1 where it has not said one yet."""
+    try:
+        text = (node.data_dir / "cleaner-offset-checkpoint").read_text()
+    except FileNotFoundError:
+        return -1
+    return next((int(at) for at in re.findall(rf"^{topic} 0 (\d+)$", text, re.MULTILINE)), -1)
+
+
+def active_segment(node: Node | KafkaNode, topic: str) -> int:
+    """The first offset of what is not cleaned."""
+    return max(int(log.stem) for log in (node.data_dir / f"{topic}-0").glob("*.log"))
 
 
 def table(records: Sequence[Record]) -> dict[bytes | None, bytes | None]:
@@ -79,7 +95,9 @@ def table(records: Sequence[Record]) -> dict[bytes | None, bytes | None]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_is_left_is_the_last_record_of_each_key(busy_cleaner: Peer, codec: str) -> None:
+def test_what_is_left_is_the_last_record_of_each_key(
+    busy_cleaner: Node | KafkaNode, codec: str
+) -> None:
     bootstrap = busy_cleaner.bootstrap
     topic = create_topic(bootstrap, unique("table"), config=COMPACTED)
     sent = writes(Random(codec), 6000)
@@ -88,7 +106,7 @@ def test_what_is_left_is_the_last_record_of_each_key(busy_cleaner: Peer, codec: 
         offsets = Librdkafka().send(bootstrap, topic, part, codec, **SENT)
         assert offsets == list(range(start, start + len(part)))
 
-    stored = compacted(bootstrap, topic, len(sent))
+    stored = compacted(busy_cleaner, topic, len(sent))
     assert [one.offset for one in stored] == sorted({one.offset for one in stored})
     assert all(sent[one.offset] == one.record for one in stored)
     assert table([one.record for one in stored]) == table(sent)
@@ -97,12 +115,12 @@ def test_what_is_left_is_the_last_record_of_each_key(busy_cleaner: Peer, codec: 
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_every_client_reads_over_the_gaps(busy_cleaner: Peer, client: Client) -> None:
+def test_every_client_reads_over_the_gaps(busy_cleaner: Node | KafkaNode, client: Client) -> None:
     bootstrap = busy_cleaner.bootstrap
     topic = create_topic(bootstrap, unique("gaps"), config=COMPACTED)
     sent = writes(Random(1), 5000)
     Librdkafka().send(bootstrap, topic, sent, "zstd", **SENT)
-    stored = compacted(bootstrap, topic, len(sent))
+    stored = compacted(busy_cleaner, topic, len(sent))
     assert client.read(bootstrap, topic, len(stored)) == stored
     gap = next(a.offset + 1 for a, b in pairwise(stored) if b.offset > a.offset + 1)
     behind = [one for one in stored if one.offset >= gap]
@@ -110,11 +128,13 @@ def test_every_client_reads_over_the_gaps(busy_cleaner: Peer, client: Client) ->
 
 
 @pytest.mark.usefixtures("java")
-def test_java_reads_a_compacted_topic(busy_cleaner: Peer, kafka_tool: KafkaTool) -> None:
+def test_java_reads_a_compacted_topic(
+    busy_cleaner: Node | KafkaNode, kafka_tool: KafkaTool
+) -> None:
     bootstrap = busy_cleaner.bootstrap
     topic = create_topic(bootstrap, unique("java-table"), config=COMPACTED)
     Librdkafka().send(bootstrap, topic, writes(Random(2), 5000), "lz4", **SENT)
-    stored = compacted(bootstrap, topic, 5000)
+    stored = compacted(busy_cleaner, topic, 5000)
     done = kafka_tool(
         "console-consumer", "--bootstrap-server", bootstrap, "--topic", topic, "--partition", 0,
         "--offset", "earliest", "--max-messages", len(stored), "--timeout-ms", 170_000,

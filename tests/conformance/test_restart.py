@@ -34,7 +34,7 @@ class Stream:
             bootstrap,
             acks="all",
             linger_ms=1,
-            delivery_timeout_ms=60_000,
+            delivery_timeout_ms=600_000,
             reconnect_backoff_ms=20,
             reconnect_backoff_max_ms=100,
             retry_backoff_ms=20,

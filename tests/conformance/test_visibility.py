@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.cli.test_mq_admin import Admin
 from tests.clusters import Cluster
 from tests.conftest import KafkaTool
-from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
+from tests.nodes import PATIENCE_S, elsewhere, eventually, unique, wait_until
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="starts clusters of our own")
 
@@ -67,46 +68,56 @@ def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
     whole = create(cluster, unique("whole"), [[1, 2, 3], [1, 3, 2]], min_insync_replicas="2")
     lone = create(cluster, unique("lone"), [[3]])
     produce(cluster, whole, 5)
-    health = admin.json("cluster", "health")
-    assert (health["healthy"], health["live_workers"], health["offline"]) == (True, 3, 0)
-    assert admin.json("topics", "list", "--unhealthy") == []
 
+    def all_is_well() -> None:
+        health = admin.json("cluster", "health")
+        assert (health["healthy"], health["live_workers"], health["offline"]) == (True, 3, 0)
+        assert admin.json("topics", "list", "--unhealthy") == []
+
+    eventually(all_is_well)
     cluster[3].kill()
     wait_until(lambda: in_sync(admin, whole) == [[1, 2], [1, 2]])
     produce(cluster, whole, 7)
-    rows = {row["topic"]: row for row in admin.json("topics", "list", "--unhealthy")}
-    assert rows[whole] == {
-        "topic": whole,
-        "partitions": 2,
-        "offline": 0,
-        "under_min_isr": 0,
-        "at_min_isr": 2,
-        "under_replicated": 2,
-    }
-    assert rows[lone]["offline"] == 1
-    (described,) = admin.json("topics", "describe", whole, "--health")
-    first = described["partitions"][0]
-    assert first["troubles"] == ["at min ISR", "under-replicated"]
-    (missing,) = first["missing"]
-    assert missing["node"] == 3
-    assert missing["why"].startswith("its worker is not live: ")
-    assert missing["lag"] == 7
-    assert missing["since_ms_ago"] > 0
-    text = admin("topics", "describe", whole, "--health")
-    assert re.search(
-        r"at min ISR, under-replicated +3: its worker is not live: .*, 7 records", text
-    )
-    said = {one["about"]: one for one in admin.json("topics", "explain", whole)["sentences"]}
-    assert said["now"]["level"] == "bad"
-    assert "2 of 3 are in sync, and acks=all stops with one more" in said["now"]["text"]
-    assert said["racks"]["level"] == "good"
 
+    def one_is_missing() -> None:
+        rows = {row["topic"]: row for row in admin.json("topics", "list", "--unhealthy")}
+        assert rows[whole] == {
+            "topic": whole,
+            "partitions": 2,
+            "offline": 0,
+            "under_min_isr": 0,
+            "at_min_isr": 2,
+            "under_replicated": 2,
+        }
+        assert rows[lone]["offline"] == 1
+        (described,) = admin.json("topics", "describe", whole, "--health")
+        first = described["partitions"][0]
+        assert first["troubles"] == ["at min ISR", "under-replicated"]
+        (missing,) = first["missing"]
+        assert missing["node"] == 3
+        assert missing["why"].startswith("its worker is not live: ")
+        assert missing["lag"] == 7
+        assert missing["since_ms_ago"] > 0
+        text = admin("topics", "describe", whole, "--health")
+        assert re.search(
+            r"at min ISR, under-replicated +3: its worker is not live: .*, 7 records", text
+        )
+        said = {one["about"]: one for one in admin.json("topics", "explain", whole)["sentences"]}
+        assert said["now"]["level"] == "bad"
+        assert "2 of 3 are in sync, and acks=all stops with one more" in said["now"]["text"]
+        assert said["racks"]["level"] == "good"
+
+    eventually(one_is_missing)
     cluster[2].kill()
     wait_until(lambda: in_sync(admin, whole) == [[1], [1]])
-    health = admin.json("cluster", "health")
-    assert (health["healthy"], health["live_workers"]) == (False, 1)
-    # In sync of what nobody leads is nobody, as in Kafka.
-    assert (health["offline"], health["under_min_isr"], health["under_replicated"]) == (1, 3, 3)
+
+    def one_is_left() -> None:
+        health = admin.json("cluster", "health")
+        assert (health["healthy"], health["live_workers"]) == (False, 1)
+        # In sync of what nobody leads is nobody, as in Kafka.
+        assert (health["offline"], health["under_min_isr"], health["under_replicated"]) == (1, 3, 3)
+
+    eventually(one_is_left)
     admin("ledger")
     assert "worker 3 is not live, and was not asked" in admin.errors
 
@@ -116,13 +127,16 @@ def test_what_is_missing_is_shown_by_us_and_by_kafkas_tool(
         assert done.returncode == 0, done.stderr
         return re.findall(r"Topic: (\S+)\s+Partition: \d+", done.stdout)
 
-    assert sorted(told("--under-replicated-partitions")) == sorted([whole, whole, lone])
-    assert sorted(told("--under-min-isr-partitions")) == sorted([whole, whole, lone])
-    assert told("--unavailable-partitions") == [lone]
+    def told_so() -> None:
+        assert sorted(told("--under-replicated-partitions")) == sorted([whole, whole, lone])
+        assert sorted(told("--under-min-isr-partitions")) == sorted([whole, whole, lone])
+        assert told("--unavailable-partitions") == [lone]
+
+    eventually(told_so)
     cluster.start(2, 3)
     wait_until(lambda: [sorted(isr) for isr in in_sync(admin, whole)] == [[1, 2, 3]] * 2)
-    assert admin.json("cluster", "health")["healthy"]
-    assert told("--under-replicated-partitions") == []
+    eventually(all_is_well)
+    wait_until(lambda: told("--under-replicated-partitions") == [])
 
 
 def test_one_that_is_eligible_leads_without_loss_where_nobody_is_in_sync(
@@ -141,16 +155,16 @@ def test_one_that_is_eligible_leads_without_loss_where_nobody_is_in_sync(
         (found,) = re.findall(words, done.stdout)
         return tuple(found)
 
-    assert told() == ("2", "2,3", "", "")
+    wait_until(lambda: told() == ("2", "2,3", "", ""))
     cluster[3].kill()
     wait_until(lambda: in_sync(admin, topic) == [[2]])
-    assert told() == ("2", "2", "3", "")
+    wait_until(lambda: told() == ("2", "2", "3", ""))
     # Nobody else has it, and so it is neither acknowledged nor read.
     produce(cluster, topic, 1, acks="1")
     assert values_at(cluster[1].bootstrap, topic, 50) == [b"%d" % number for number in range(50)]
     cluster[2].kill()
     wait_until(lambda: in_sync(admin, topic) == [[]])
-    assert told() == ("none", "", "2,3", "2")
+    wait_until(lambda: told() == ("none", "", "2,3", "2"))
     said = {one["about"]: one for one in admin.json("topics", "explain", topic)["sentences"]}
     assert "2 or 3 leads when it is back, and nothing acknowledged" in said["now"]["text"]
     text = admin("topics", "describe", topic, "--health")
@@ -158,10 +172,10 @@ def test_one_that_is_eligible_leads_without_loss_where_nobody_is_in_sync(
 
     cluster.start(3)
     wait_until(lambda: in_sync(admin, topic) == [[3]])
-    assert told() == ("3", "3", "2", "")
+    wait_until(lambda: told() == ("3", "3", "2", ""))
     cluster.start(2)
     wait_until(lambda: sorted(in_sync(admin, topic)[0]) == [2, 3])
-    assert told()[2:] == ("", "")
+    wait_until(lambda: told()[2:] == ("", ""))
     produce(cluster, topic, 5)
     expected = [b"%d" % number for number in (*range(50), *range(5))]
     assert values_at(cluster[1].bootstrap, topic, 55) == expected
@@ -283,9 +297,13 @@ def test_a_worker_that_was_down_serves_nothing_of_the_topic_before(
     client = AdminClient({"bootstrap.servers": cluster[1].bootstrap, "log_level": 0})
     client.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)]).result(PATIENCE_S)
     wait_until(lambda: admin.json("topics", "describe", topic)[0]["partitions"][0]["leader"] == 3)
-    (described,) = admin.json("topics", "describe", topic)
-    (partition,) = described["partitions"]
-    assert (partition["start_offset"], partition["end_offset"]) == (0, 5)
+
+    def ends_where_it_should() -> None:
+        (described,) = admin.json("topics", "describe", topic)
+        (partition,) = described["partitions"]
+        assert (partition["start_offset"], partition["end_offset"]) == (0, 5)
+
+    eventually(ends_where_it_should)
     assert values_at(cluster.bootstrap, topic, 5) == [b"%d" % number for number in range(5)]
 
 
@@ -301,5 +319,9 @@ def test_a_topic_that_is_made_again_at_once_is_another_one_everywhere(
         if attempt < 2:
             admin("topics", "delete", topic, "--yes")
     folders = [cluster[number].data_dir / f"{topic}-0" for number in (1, 2, 3)]
-    ids = {(folder / "partition.metadata").read_text() for folder in folders}
-    assert len(ids) == 1, "all hold the last one"
+
+    def all_hold_the_last_one() -> bool:
+        files = [folder / "partition.metadata" for folder in folders]
+        return all(map(Path.exists, files)) and len({file.read_text() for file in files}) == 1
+
+    wait_until(all_hold_the_last_one)

@@ -117,7 +117,7 @@ class RawClient:
 
     async def delete(self, name: str) -> int:
         """The topic's error code."""
-        asked = DeleteTopicsRequest(topic_names=[name], timeout_ms=20_000)
+        asked = DeleteTopicsRequest(topic_names=[name], timeout_ms=100_000)
         answer = await self.call(ApiKey.DELETE_TOPICS, asked, 5)
         return int(answer.responses[0].error_code)
 
@@ -130,7 +130,7 @@ class RawClient:
             replication_factor=1,
             configs=[CreatableTopicConfig(name=k, value=v) for k, v in texts.items()],
         )
-        asked = CreateTopicsRequest(topics=[topic], timeout_ms=20_000)
+        asked = CreateTopicsRequest(topics=[topic], timeout_ms=100_000)
         return (await self.call(ApiKey.CREATE_TOPICS, asked)).topics[0]
 
     async def produce(

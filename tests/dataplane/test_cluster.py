@@ -1,9 +1,11 @@
 """Clusters as processes, and clients that nobody here wrote: what is acknowledged stays."""
 
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,7 @@ def test_topics_made_through_any_worker_are_spread_and_reached_by_all_clients(
     for number in cluster.workers:
         client = admin(cluster[number].bootstrap)
         topic = f"through-{number}"
+        wait_until(lambda at=client: len(at.list_topics(timeout=PATIENCE_S).brokers) == 3)  # type: ignore[misc]
         create(client, topic, 6)
         assert Counter(leaders(client, topic).values()) == {1: 2, 2: 2, 3: 2}  # visible at once
         values = [b"%d" % value for value in range(300)]
@@ -99,10 +102,10 @@ def test_topics_made_through_any_worker_are_spread_and_reached_by_all_clients(
             bootstrap_servers=cluster[number].bootstrap,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
-            consumer_timeout_ms=2000,
+            consumer_timeout_ms=int(PATIENCE_S * 1000),
         )
         consumer.assign(partitions)
-        found = Counter(message.value for message in consumer)
+        found = Counter(message.value for message in islice(consumer, len(values) + 6))
         consumer.close()
         assert found == Counter(values) + Counter({b"more": 6})
     cluster.stop()
@@ -212,13 +215,14 @@ def test_a_worker_waits_for_the_quorum_and_serves_without_it(new_cluster: NewClu
     began = time.monotonic()
     with pytest.raises(KafkaException, match=r"REQUEST_TIMED_OUT|_TIMED_OUT"):
         create(client, "refused", 1, 2)
-    assert time.monotonic() - began < 15  # and not for as long as the quorum is away
+    assert time.monotonic() - began < PATIENCE_S / 2  # and not for as long as the quorum is away
     cluster.start(*cluster.controllers)
     wait_until(lambda: "the quorum is back" in worker.tail())
     create(client, "made", 1)
-    assert set(leaders(client, "led").values()) == {4}
+    wait_until(lambda: set(leaders(client, "led").values()) == {4})
     produce(worker.bootstrap, "led", values)
-    assert worker.errors.read_text().count("the quorum is away") == 1
+    told = re.findall(r"the quorum is (away|back)", worker.errors.read_text())
+    assert told == ["away", "back"] * (len(told) // 2)  # once each time
     cluster.stop()
 
 
@@ -262,7 +266,10 @@ def test_who_asks_the_wrong_worker_is_told_who_leads(new_cluster: NewCluster) ->
     cluster = new_cluster(controllers=(1,), workers=(1, 2))
     cluster.start()
     create(admin(cluster.bootstrap), "t", 2)
-    led = {leader: number for number, leader in leaders(admin(cluster.bootstrap), "t").items()}
+    client = admin(cluster[1].bootstrap)
+    # Whoever did not acknowledge it itself may show it a moment later.
+    wait_until(lambda: set(leaders(client, "t").values()) == {1, 2})
+    led = {leader: number for number, leader in leaders(client, "t").items()}
     host, port = cluster[1].bootstrap.split(":")
 
     async def ask() -> None:

@@ -11,6 +11,7 @@ from dataplane.replica_fetcher import FetcherConfig, FollowerEvents, LeaderAddre
 from metaquorum.runtime.real import real_runtime
 from tests.dataplane.test_following import replica
 from tests.dataplane.together import Together, together
+from tests.nodes import PATIENCE_S, free_port
 from wire.errors import ErrorCode
 
 CONFIG = FetcherConfig(FetchLimits(500, 1, 1 << 20), 1 << 20, 0.1)
@@ -18,7 +19,7 @@ HOST = "127.0.0.1"
 
 
 async def wait_until_suspect(fetcher: ReplicaFetcher) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while not fetcher.is_leader_suspect:
             await trio.sleep(0.001)
 
@@ -40,6 +41,7 @@ async def suspects_one_that(folder: Path, *, accepts: bool) -> None:
     fetcher.add(replica(folder, 2), leader_epoch=0)
     if not accepts:
         listener.close()
+        address = LeaderAddress(HOST, free_port(), broker_epoch=7)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         if accepts:

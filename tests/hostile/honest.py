@@ -71,7 +71,7 @@ def there_and_back(client: Client, topic: str, value: bytes) -> None:
         ApiKey.PRODUCE,
         ProduceRequest(
             acks=-1,
-            timeout_ms=10_000,
+            timeout_ms=100_000,
             topic_data=[TopicProduceData(name=topic, partition_data=[data])],
         ),
     )
@@ -98,7 +98,7 @@ def main() -> None:
         ApiKey.CREATE_TOPICS,
         CreateTopicsRequest(
             topics=[CreatableTopic(name=topic, num_partitions=1, replication_factor=1)],
-            timeout_ms=10_000,
+            timeout_ms=100_000,
         ),
     )
     print("ready", flush=True)

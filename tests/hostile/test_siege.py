@@ -7,7 +7,7 @@ import pytest
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.siege import Siege, StrangersSiege
 from tests.hostile.strangers import STRANGERS
-from tests.nodes import elsewhere
+from tests.nodes import PATIENCE_S, elsewhere
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="the node is watched from outside")
 
@@ -24,7 +24,7 @@ GROUPS = (
 
 @pytest.fixture(scope="module")
 def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
-    siege = Siege(tmp_path_factory.mktemp("siege"), SEED, idle_ms=IDLE_MS)
+    siege = Siege(tmp_path_factory.mktemp("siege"), SEED, IDLE_MS, PATIENCE_S / 2)
     siege.begin()
     yield siege
     siege.end()
@@ -44,7 +44,7 @@ STRANGERS_GROUPS = (
 
 @pytest.fixture(scope="module")
 def strangers_siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StrangersSiege]:
-    siege = StrangersSiege(tmp_path_factory.mktemp("strangers"), SEED, idle_ms=IDLE_MS)
+    siege = StrangersSiege(tmp_path_factory.mktemp("strangers"), SEED, IDLE_MS, PATIENCE_S / 2)
     siege.begin()
     yield siege
     siege.end()

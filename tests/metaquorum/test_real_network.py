@@ -9,9 +9,10 @@ import trio.testing
 
 from metaquorum.runtime import Connection
 from metaquorum.runtime.real import RealNetwork
+from tests.nodes import PATIENCE_S
 
 # So long trio would sleep if nobody told it; a wake-up takes some 50 microseconds.
-LOST_S = 5.0
+LOST_S = PATIENCE_S
 
 
 async def _pair(network: RealNetwork) -> tuple[Connection, socket.socket]:

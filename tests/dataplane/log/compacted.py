@@ -8,9 +8,8 @@ import trio
 from dataplane.log.cleaning import Cleaning, CleaningOrder, CleaningResult
 from dataplane.log.config import LogConfig
 from dataplane.log.partition_log import PartitionLog
-from metaquorum.runtime.real import RealDisk
 from metaquorum.runtime.seams import Disk
-from tests.dataplane.log.logs import headers_of
+from tests.dataplane.log.logs import UnsyncedDisk, headers_of
 from wire.compression import Codec
 from wire.records import Record, batches, decode_records, encode_batch
 
@@ -38,7 +37,7 @@ async def clean(
         0.75,
         io_buffer_bytes=1000,
     )
-    return await Cleaning(log, disk or RealDisk(), order, _no_pause, lambda: True).run()
+    return await Cleaning(log, disk or UnsyncedDisk(), order, _no_pause, lambda: True).run()
 
 
 async def _no_pause(size_bytes: int) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from dataplane.log.cleaning import Cleaning, CleaningAborted, CleaningOrder, UncleanableError
 from dataplane.log.names import DELETED
 from dataplane.log.partition_log import PartitionLog
-from metaquorum.runtime.real import RealDisk
 from tests.dataplane.log.compacted import (
     RETENTION_MS,
     SEGMENTS,
@@ -22,7 +21,7 @@ from tests.dataplane.log.compacted import (
     stored_batches,
     stored_records,
 )
-from tests.dataplane.log.logs import close_clean, headers_of, log_files, open_log
+from tests.dataplane.log.logs import UnsyncedDisk, close_clean, headers_of, log_files, open_log
 from tests.dataplane.serving import in_trio
 from wire.compression import Codec
 from wire.records import (
@@ -88,14 +87,14 @@ async def _beside_a_model(folder: Path, steps: list[tuple]) -> None:
                 if is_clean:
                     await close_clean(log)
                 else:
-                    await log.flush(RealDisk())
+                    await log.flush(UnsyncedDisk())
                     log.close()
                 end = log.log_end_offset
                 log = open_log(folder, SEGMENTS, clean=is_clean, recovery_point=log.recovery_point)
                 assert log.log_end_offset == end
         assert stored_records(log) == model.records()
     assert_reads_at_every_offset(log)
-    await log.flush(RealDisk())
+    await log.flush(UnsyncedDisk())
     log.remove_deleted()
     log.close()
     again = open_log(folder, SEGMENTS, recovery_point=log.recovery_point)
@@ -163,7 +162,7 @@ async def test_the_last_batch_of_a_producer_stays_as_an_empty_one(tmp_path: Path
     log.roll(0)
     await clean(log)
     assert [headers_of(b)[0].record_count for b in stored_batches(log)] == [0, 1]
-    await log.flush(RealDisk())
+    await log.flush(UnsyncedDisk())
     for snapshot in tmp_path.glob("*.snapshot"):
         snapshot.unlink()
     again = open_log(tmp_path, SEGMENTS, recovery_point=log.recovery_point)
@@ -302,7 +301,7 @@ async def test_a_log_that_changes_meanwhile_is_not_replaced(tmp_path: Path, happ
     order = CleaningOrder(0, log.log_end_offset, 0, RETENTION_MS, 1 << 16, 0.75, 1000)
     before = stored_records(log)
     with pytest.raises(CleaningAborted):
-        await Cleaning(log, RealDisk(), order, pause, lambda: wanted).run()
+        await Cleaning(log, UnsyncedDisk(), order, pause, lambda: wanted).run()
     after = [record for record in stored_records(log) if record.offset >= log.log_start_offset]
     inside = range(log.log_start_offset, log.log_end_offset)
     assert after == [record for record in before if record.offset in inside]
@@ -354,7 +353,7 @@ async def test_appends_and_reads_go_on_meanwhile(tmp_path: Path) -> None:
             data = log.read(offset, 500, log.log_end_offset, min_one=True).read()
             assert headers_of(data)[0].last_offset >= offset
 
-        result = await Cleaning(log, RealDisk(), order, pause, lambda: True).run()
+        result = await Cleaning(log, UnsyncedDisk(), order, pause, lambda: True).run()
         cleaned_to = result.cleaned_to
         assert {r.key: r.value for r in stored_records(log)} == expected
         assert_reads_at_every_offset(log)

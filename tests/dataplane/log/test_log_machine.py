@@ -20,8 +20,8 @@ from dataplane.log.files import OpenFiles
 from dataplane.log.index import OffsetIndex
 from dataplane.log.names import OFFSET_INDEX, file_name
 from dataplane.log.partition_log import PartitionLog
-from metaquorum.runtime.real import RealDisk
 from tests.dataplane.log.logs import (
+    UnsyncedDisk,
     append,
     close_clean,
     headers_of,
@@ -52,7 +52,7 @@ class LogMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self, *, clean: bool = False, recovery_point: int = 0) -> None:
-        self.files = OpenFiles(RealDisk(), str(self.folder.parent), MAX_OPEN_FILES)
+        self.files = OpenFiles(UnsyncedDisk(), str(self.folder.parent), MAX_OPEN_FILES)
         self.log = open_log(
             self.folder,
             CONFIG,
@@ -117,7 +117,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        trio.run(self.log.flush, RealDisk())
+        trio.run(self.log.flush, UnsyncedDisk())
         self.synced = self.end
         assert self.log.recovery_point == self.end
 

@@ -555,3 +555,21 @@ def test_a_flush_that_a_truncation_overtook_promises_nothing_beyond_the_end(
 
     trio.run(log.flush, Overtaken())
     assert log.recovery_point == log.log_end_offset == 4
+
+
+def test_a_flush_covers_what_became_complete_while_it_was_under_way(tmp_path: Path) -> None:
+    """Nothing would ask for another one, and what is not synced is not compacted."""
+    log = open_log(tmp_path)
+    append_many(log, 25)
+    assert log.segment_count > 1
+
+    class Slow(RealDisk):
+        async def run(self, function):  # type: ignore[no-untyped-def]
+            while log.segment_count == count:
+                append_many(log, 1)
+            return await super().run(function)
+
+    count = log.segment_count
+    trio.run(log.flush, Slow())
+    assert not log.needs_flush(0)
+    assert log.recovery_point >= log.sealed_segments()[-1][1]

@@ -8,10 +8,10 @@ import trio
 from dataplane.log.config import NEVER, LogConfig
 from dataplane.log.names import SNAPSHOT
 from dataplane.log.partition_log import PartitionLog
-from metaquorum.runtime.real import RealDisk
 from metaquorum.runtime.seams import StorageError
 from tests.dataplane.log.logs import (
     SMALL,
+    UnsyncedDisk,
     append,
     append_many,
     close_clean,
@@ -98,7 +98,7 @@ def test_no_flipped_byte_is_served(
 
 def test_damage_in_what_had_been_synced_is_not_cut_but_reported(tmp_path: Path) -> None:
     log = written(tmp_path)
-    trio.run(log.flush, RealDisk())
+    trio.run(log.flush, UnsyncedDisk())
     path = log_files(tmp_path)[-1]
     before = path.read_bytes()
     path.write_bytes(before[:-3])
@@ -139,7 +139,7 @@ def test_a_segment_that_lost_its_end_is_not_followed_by_the_next(tmp_path: Path)
 
 def test_only_segments_from_the_recovery_point_on_are_scanned(tmp_path: Path) -> None:
     log = written(tmp_path)
-    trio.run(log.flush, RealDisk())
+    trio.run(log.flush, UnsyncedDisk())
     append(log, make_batch(2, producer_id=7, sequence=60))
     sizes = [path.stat().st_size for path in log_files(tmp_path)]
     assert load(tmp_path, recovery_point=61).scanned_bytes == sizes[-1]

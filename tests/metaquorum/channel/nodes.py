@@ -20,10 +20,12 @@ from metaquorum.channel import (
 from metaquorum.runtime.real import real_runtime
 from metaquorum.runtime.seams import Runtime
 from metaquorum.tls_files import TlsFiles
+from tests.nodes import PATIENCE_S, free_port
 
 SECRET = b"a secret of this cluster"
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 HOST = "127.0.0.1"
+PATIENT = ChannelTimings(dial_s=PATIENCE_S, handshake_s=PATIENCE_S, keepalive_s=PATIENCE_S / 4)
 _runtime = trio.lowlevel.RunVar[Runtime | None]("the machine's runtime", None)
 
 
@@ -36,12 +38,12 @@ def shared_runtime() -> Runtime:
 
 
 def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """The test is run in a loop of its own, for a minute at most."""
+    """The test is run in a loop of its own, which ends when it takes suspiciously long."""
 
     @functools.wraps(test)
     def run(*args: object, **kwargs: object) -> None:
         async def limited() -> None:
-            with trio.fail_after(60):
+            with trio.fail_after(PATIENCE_S):
                 await test(*args, **kwargs)
 
         trio.run(limited)
@@ -84,7 +86,9 @@ def endpoint(
     tls: TlsFiles | None = None,
 ) -> Endpoint:
     me = identity(node_id, secret=secret, cluster_id=cluster_id, tls=tls)
-    return Endpoint(runtime or shared_runtime(), me, timings or ChannelTimings())
+    if runtime is None:  # in real time, in which a test may stand still
+        return Endpoint(shared_runtime(), me, timings or PATIENT)
+    return Endpoint(runtime, me, timings or ChannelTimings())
 
 
 class Voter(Changes):
@@ -159,12 +163,8 @@ async def meshes(
     """Voters on this machine that are about to connect."""
     ends = {node_id: endpoint(node_id) for node_id in node_ids}
     listeners = {}
-    addresses: dict[int, tuple[str, int]] = {}
+    addresses = {node_id: (HOST, free_port()) for node_id in node_ids}
     found = {}
-    for node_id, end in ends.items():
-        probe = await end.runtime.network.listen(HOST, 0)
-        addresses[node_id] = probe.address
-        probe.close()
     for node_id, end in ends.items():
         mesh, voter = PeerMesh(end, addresses), Voter()
         mesh.attach(voter)

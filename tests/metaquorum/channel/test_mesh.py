@@ -31,6 +31,7 @@ from tests.metaquorum.channel.nodes import (
     meshes,
     shared_runtime,
 )
+from tests.nodes import free_port
 
 
 def ignore(_: bytes) -> None:
@@ -194,9 +195,7 @@ class Watch:
 
 @in_trio
 async def test_a_voter_that_restarts_is_connected_again() -> None:
-    listener = await shared_runtime().network.listen(HOST, 0)
-    addresses = {1: (HOST, 1), 2: listener.address}
-    listener.close()
+    addresses = {1: (HOST, 1), 2: (HOST, free_port())}
     mesh, voter, watch = PeerMesh(endpoint(1), addresses), Voter(), Watch()
     mesh.attach(voter)
     mesh.watch(watch)

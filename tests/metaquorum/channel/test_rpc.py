@@ -36,9 +36,10 @@ from tests.metaquorum.channel.nodes import (
     rpc_server,
     shared_runtime,
 )
+from tests.nodes import PATIENCE_S
 from wire.errors import ErrorCode, KafkaError
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = PATIENCE_S
 
 
 class Desk(Changes):

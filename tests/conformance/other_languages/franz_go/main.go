@@ -160,7 +160,7 @@ func logs(ctx context.Context, admin *kadm.Client, topic string) any {
 
 func main() {
 	bootstrap, topic := os.Args[1], os.Args[2]
-	ctx, stop := context.WithTimeout(context.Background(), 50*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), 170*time.Second)
 	defer stop()
 	client, err := kgo.NewClient(kgo.SeedBrokers(bootstrap))
 	must(err)
