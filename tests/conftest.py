@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -38,9 +39,26 @@ settings.load_profile("same")
 TOOL_OPTIONS = {"console-producer": ("--request-timeout-ms", "60000")}
 
 
+MOST_PROCESSES = 8
+PROCESS_BYTES = 1 << 30  # of one with its nodes, and with Java now and then
+
 CLIENTS = "tests.conformance.clients"
 # Whose code may leave a socket to the collector, mostly when something has taken long.
 OTHERS = {"aiokafka", "confluent_kafka", "kafka"}
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: no more than a machine, or a container, has processors and memory for."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limits = [float(count or 1), float(MOST_PROCESSES)]
+    with suppress(OSError, ValueError):  # "max 100000", or in 100,000 us so many
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        limits.append(int(quota) / int(period))
+    with suppress(OSError, ValueError):
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()) / PROCESS_BYTES)
+    with suppress(OSError, ValueError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / PROCESS_BYTES)
+    return max(1, int(min(limits)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
