@@ -17,6 +17,7 @@ from dataplane.nearest_replica import RACK_AWARE_SELECTOR
 from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
+from dataplane.quorum_check import QuorumCheck
 from dataplane.removals import Removals
 from dataplane.replication import Replication
 from dataplane.topic_rows import TopicRows
@@ -92,6 +93,7 @@ class Worker:
         self.selects_replicas = self.configs["replica.selector.class"] == RACK_AWARE_SELECTOR
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
         self.producer_ids = ProducerIds(gateway, session)
+        self.quorum_check = QuorumCheck(gateway)
         # One at a time: a batch may decompress to a hundred megabytes.
         self.opening_batch = trio.Lock()
         self.fetch_waiters: set[FetchWaiter] = set()

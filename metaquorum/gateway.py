@@ -39,6 +39,7 @@ from metaquorum.rpc.methods import (
     DESCRIBE_QUORUM,
     ELECT_LEADERS,
     LOSE_LOGS,
+    READ_END,
     TAKE_MUTATIONS,
     UNREGISTER_WORKER,
     UPDATE_FEATURES,
@@ -57,6 +58,7 @@ from metaquorum.rpc.methods import (
     LoseLogs,
     Method,
     QuorumDescription,
+    ReadEnd,
     TakeMutations,
     UnregisterWorker,
     UpdateFeatures,
@@ -241,6 +243,14 @@ class Gateway:
         """How far everybody is, as the active controller knows. KafkaError."""
         deadline = self._clock.monotonic() + timeout_s
         return await self.ask(DESCRIBE_QUORUM, DescribeQuorum(), deadline)
+
+    async def catch_up(self, *, timeout_s: float) -> None:
+        """All that was committed before this call is visible here. KafkaError."""
+        deadline = self._clock.monotonic() + timeout_s
+        end_offset = await self.ask(READ_END, ReadEnd(), deadline)
+        await self._seen(end_offset, deadline)
+        if self._loader.visible.end_offset < end_offset:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "This node is behind the metadata log.")
 
     async def take_mutations(
         self, asker: Asker, counts: Sequence[int], *, is_strict: bool, timeout_s: float

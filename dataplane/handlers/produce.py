@@ -6,30 +6,40 @@ such an append is still under way) becomes a coroutine and keeps its place in th
 connection and of its partition.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
-from typing import Any, Final, TypeAlias
-
-import trio
+from typing import Any, Final
 
 from dataplane.connection import Client, CloseConnectionError, LaterReply
-from dataplane.later import Later
+from dataplane.handlers.produce_outcome import (
+    Answer,
+    Answers,
+    Commit,
+    Commits,
+    Doubt,
+    Outcome,
+    Pending,
+    Uncommitted,
+    as_it_is,
+    failed,
+    is_doubtful,
+    refuse_surely,
+    refused,
+    response_of,
+    success,
+)
 from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
 from dataplane.opening import COMMON_BYTES, InvalidRecordsError, is_slow, opened
 from dataplane.partition import Partition
-from dataplane.partitions import ElsewhereError
 from dataplane.refused_batches import Place, check_turn, refuse
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
 from wire.apis import APIS, ApiKey
 from wire.batches import NO_TIMESTAMP, TRANSACTIONAL, BatchHeader, produced_batch
 from wire.errors import ErrorCode, KafkaError
-from wire.headers import RequestHeader, encode_response
+from wire.headers import RequestHeader
 from wire.messages.produce import (
-    BatchIndexAndErrorMessage,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -48,11 +58,6 @@ _MIN_VERSION: Final = _API.min_version
 _MAX_VERSION: Final = _API.max_version
 _NO_ACKS: Final = 0
 _ALL_ACKS: Final = -1
-
-Answer: TypeAlias = PartitionProduceResponse
-# What gives an answer that has to be waited for. Not begun, so that it can be dropped.
-Pending: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
-Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 
 
 def handle_one(
@@ -87,13 +92,17 @@ def handle_one(
     now_ms = worker.clock.now_ms()
     appended: list[Appended] = []
     failures: list[tuple[int, Partition, KafkaError | StorageError]] = []
-    uncommitted: list[_Uncommitted] = []
+    doubts: list[Doubt] = []
+    uncommitted: list[Uncommitted] = []
     for partition, records in todo:
         try:
             result = _append_now(partition, records, version, acks, now_ms, client)
         except (KafkaError, StorageError) as error:
             told = refuse(client, _place(partition, version), records, error)
-            failures.append((len(appended), partition, told))
+            if is_doubtful(partition, told):
+                doubts.append((len(appended), partition, partition.leader_epoch, told))
+            else:
+                failures.append((len(appended), partition, told))
             appended.append((partition.index, -1, -1, -1))
             continue
         first_offset, last_offset, append_time_ms, _ = result
@@ -103,119 +112,15 @@ def handle_one(
         appended.append(
             (partition.index, first_offset, append_time_ms, partition.log.log_start_offset)
         )
-    if not (failures or uncommitted or worker.quotas.is_on):
+    if not (failures or doubts or uncommitted or worker.quotas.is_on):
         return encode_one(version, header.correlation_id, topic, appended)
-    outcome = _Outcome(worker, client, header, len(frame), topic, appended)
-    for failure in failures:
-        outcome.fail(*failure)
-    if uncommitted:
-        return LaterReply(_Commits(worker, uncommitted, outcome, timeout_ms), _as_it_is)
+    outcome = Outcome(worker, client, header, len(frame), topic, appended)
+    for each in failures:
+        outcome.fail(*each)
+    if uncommitted or doubts:
+        commits = Commits(worker, uncommitted, doubts, outcome, timeout_ms)
+        return LaterReply(commits, as_it_is)
     return outcome.answer()
-
-
-class _Outcome:
-    """What has become of the partitions of a request, and who is to be told."""
-
-    __slots__ = ("_appended", "_client", "_failed", "_header", "_size_bytes", "_topic", "_worker")
-
-    def __init__(
-        self,
-        worker: Worker,
-        client: Client,
-        header: RequestHeader,
-        size_bytes: int,
-        topic: bytes,
-        appended: list[Appended],
-    ) -> None:
-        """`appended` are all, in the order of the request, those that failed, too."""
-        self._worker = worker
-        self._client = client
-        self._header = header
-        self._size_bytes = size_bytes
-        self._topic = topic
-        self._appended = appended
-        self._failed: dict[int, tuple[Partition, Answer]] = {}  # by their places in there
-
-    def fail(self, number: int, partition: Partition, error: KafkaError | StorageError) -> None:
-        answer = _failed(self._worker, partition, partition.index, error)
-        if self._worker.errors is not None:
-            self._worker.errors.add(ApiKey.PRODUCE, answer.error_code)
-        self._failed[number] = partition, answer
-
-    def answer(self) -> bytes:
-        """The whole frame."""
-        worker, header = self._worker, self._header
-        version, correlation_id = header.api_version, header.correlation_id
-        throttle_ms = 0
-        if worker.quotas.is_on:
-            throttle_ms = worker.quotas.answering(self._client, header.client_id, self._size_bytes)
-        if self._failed:
-            response = self._by_tables()
-            response.throttle_time_ms = throttle_ms
-            return encode_response(_API, version, correlation_id, response)
-        return encode_one(version, correlation_id, self._topic, self._appended, throttle_ms)
-
-    def _by_tables(self) -> ProduceResponse:
-        partition, _ = next(iter(self._failed.values()))
-        asked = TopicProduceData(name=partition.topic, topic_id=partition.topic_id)
-        answers: list[Answer | Pending] = [
-            Answer(index=index, base_offset=base, log_append_time_ms=time, log_start_offset=start)
-            for index, base, time, start in self._appended
-        ]
-        for number, (_, answer) in self._failed.items():
-            answers[number] = answer
-        return _response(self._worker, self._client, [(asked, answers)])
-
-
-# Where it stands in the request, the leader epoch it was appended in, and where it ends.
-_Uncommitted: TypeAlias = tuple[int, Partition, int, int]
-
-
-class _Commits(Later):
-    """The answer to a request with acks=all, once all in sync have what it has appended.
-
-    Requests behind it are appended meanwhile, so that followers fetch all of them at once; not
-    while there are quotas, which are to slow down who uses too much before it does.
-    """
-
-    __slots__ = ("_missing", "_outcome", "_timer", "_uncommitted", "_waiters")
-
-    def __init__(
-        self, worker: Worker, uncommitted: list[_Uncommitted], outcome: _Outcome, timeout_ms: int
-    ) -> None:
-        super().__init__(lets_others=not worker.quotas.is_on)
-        self._outcome = outcome
-        self._uncommitted = uncommitted
-        self._missing = len(uncommitted)
-        self._waiters = [
-            (partition, partition.wait_committed(end_offset, self._one_done))
-            for _, partition, _, end_offset in uncommitted
-        ]
-        self._timer = worker.timers.call_after(max(0, timeout_ms) / 1000, self.ready)
-
-    def _one_done(self) -> None:
-        self._missing -= 1
-        if not self._missing:
-            self.ready()
-
-    def give(self) -> bytes:
-        self.drop()
-        for number, partition, leader_epoch, end_offset in self._uncommitted:
-            try:
-                _check_committed(partition, leader_epoch, end_offset)
-            except KafkaError as error:
-                self._outcome.fail(number, partition, error)
-        return self._outcome.answer()
-
-    def drop(self) -> None:
-        self._timer.cancel()
-        for partition, waiter in self._waiters:
-            partition.stop_waiting(waiter)
-        self._waiters.clear()
-
-
-def _as_it_is(answer: bytes) -> bytes:
-    return answer
 
 
 def handle_produce(
@@ -230,7 +135,7 @@ def handle_produce(
         return _refuse_all(message, ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS)
     must_wait = False
     answers: Answers = []
-    commit = _Commit(worker, message.timeout_ms) if acks == _ALL_ACKS else None
+    commit = Commit(worker, message.timeout_ms) if acks == _ALL_ACKS else None
     for topic in message.topic_data:
         of_topic: list[Answer | Pending] = []
         for data in topic.partition_data:
@@ -243,8 +148,6 @@ def handle_produce(
     return _respond(worker, request.client, acks, answers)
 
 
-# Clients are not told of paths on this machine; the log is.
-_NOT_WRITTEN: Final = "the partition's log cannot be written at present"
 _NO_TRANSACTIONS: Final = "transactions are not served by this version"
 
 
@@ -260,7 +163,7 @@ async def _await_all(
 
 def _respond(worker: Worker, client: Client, acks: int, answers: Answers) -> ProduceResponse | None:
     if acks != _NO_ACKS:
-        return _response(worker, client, answers)
+        return response_of(worker, client, answers)
     for _, of_topic in answers:
         for answer in of_topic:
             assert isinstance(answer, PartitionProduceResponse)
@@ -269,25 +172,6 @@ def _respond(worker: Worker, client: Client, acks: int, answers: Answers) -> Pro
                     f"a produce with acks=0 failed: {answer.error_message or answer.error_code}"
                 )
     return None
-
-
-def _response(worker: Worker, client: Client, answers: Answers) -> ProduceResponse:
-    response = ProduceResponse(
-        responses=[
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=of_topic,  # type: ignore[arg-type]  # all done by now
-            )
-            for topic, of_topic in answers
-        ]
-    )
-    if any(a.current_leader for t in response.responses for a in t.partition_responses):
-        response.node_endpoints = [
-            NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
-            for w in worker.live_workers(client.listener)
-        ]
-    return response
 
 
 def _refuse_all(message: ProduceRequest, code: ErrorCode, reason: str) -> ProduceResponse | None:
@@ -299,67 +183,12 @@ def _refuse_all(message: ProduceRequest, code: ErrorCode, reason: str) -> Produc
                 name=topic.name,
                 topic_id=topic.topic_id,
                 partition_responses=[
-                    _failure(data.index, code, reason) for data in topic.partition_data
+                    refused(data.index, code, reason) for data in topic.partition_data
                 ],
             )
             for topic in message.topic_data
         ]
     )
-
-
-def _failure(index: int, code: ErrorCode, reason: str) -> Answer:
-    answer = PartitionProduceResponse(
-        index=index, error_code=code, base_offset=-1, error_message=reason
-    )
-    if code is ErrorCode.INVALID_RECORD or code is ErrorCode.INVALID_TIMESTAMP:
-        answer.record_errors = [
-            BatchIndexAndErrorMessage(batch_index=0, batch_index_error_message=reason)
-        ]
-    return answer
-
-
-class _Commit:
-    """For acks=all: until when everybody in sync has to hold what a request has appended."""
-
-    __slots__ = ("_deadline", "_worker")
-
-    def __init__(self, worker: Worker, timeout_ms: int) -> None:
-        self._worker = worker
-        self._deadline = worker.clock.monotonic() + max(0, timeout_ms) / 1000
-
-    async def wait(self, partition: Partition, result: AppendResult, leader_epoch: int) -> None:
-        """All in sync hold it. KafkaError: it is in the log, and may or may not stay there."""
-        end_offset = result.last_offset + 1
-        if partition.high_watermark < end_offset and _leads_in(partition, leader_epoch):
-            woken = trio.Event()
-            waiter = partition.wait_committed(end_offset, woken.set)
-            with trio.move_on_after(max(0.0, self._deadline - self._worker.clock.monotonic())):
-                await woken.wait()
-            partition.stop_waiting(waiter)
-        _check_committed(partition, leader_epoch, end_offset)
-
-
-def _check_committed(partition: Partition, leader_epoch: int, end_offset: int) -> None:
-    """KafkaError unless all in sync hold it, and are enough."""
-    if not _leads_in(partition, leader_epoch):
-        raise KafkaError(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} got another leader meanwhile"
-        )
-    if partition.high_watermark < end_offset:
-        raise KafkaError(
-            ErrorCode.REQUEST_TIMED_OUT,
-            f"the replicas of {partition} in sync did not all have it in time",
-        )
-    if len(partition.isr) < partition.least_isr:
-        raise KafkaError(
-            ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-            f"{len(partition.isr)} replicas of {partition} are in sync, "
-            f"min.insync.replicas is {partition.config.min_insync_replicas}",
-        )
-
-
-def _leads_in(partition: Partition, leader_epoch: int) -> bool:
-    return partition.is_served and partition.leader_epoch == leader_epoch
 
 
 def _append(
@@ -368,7 +197,7 @@ def _append(
     topic: TopicProduceData,
     data: PartitionProduceData,
     acks: int,
-    commit: _Commit | None,
+    commit: Commit | None,
 ) -> Answer | Pending:
     version, client = request.version, request.client
     partition: Partition | None = None
@@ -393,8 +222,10 @@ def _append(
     except (KafkaError, StorageError) as error:
         topic_key = topic.topic_id if version >= _TOPIC_IDS_SINCE else topic.name
         told = refuse(client, (topic_key, data.index), data.records, error)
-        return _failed(worker, partition, data.index, told)
-    return _success(partition, result)
+        if partition is not None and is_doubtful(partition, told):
+            return partial(refuse_surely, worker, partition, partition.leader_epoch, told)
+        return failed(worker, partition, data.index, told)
+    return success(partition, result)
 
 
 def _place(partition: Partition, version: int) -> Place:
@@ -431,27 +262,6 @@ def _append_now(
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
     return result
-
-
-def _failed(
-    worker: Worker, partition: Partition | None, index: int, error: KafkaError | StorageError
-) -> Answer:
-    if isinstance(error, StorageError):
-        assert partition is not None
-        worker.partition_failed(partition, error)
-        return _failure(index, ErrorCode.KAFKA_STORAGE_ERROR, _NOT_WRITTEN)
-    answer = _failure(index, error.code, error.message)
-    if isinstance(error, InvalidRecordsError):
-        answer.record_errors = [
-            BatchIndexAndErrorMessage(batch_index=number, batch_index_error_message=text)
-            for number, text in error.records
-        ]
-    known = error if isinstance(error, ElsewhereError) else partition
-    if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and known is not None:
-        answer.current_leader = LeaderIdAndEpoch(
-            leader_id=known.leader_id, leader_epoch=known.leader_epoch
-        )
-    return answer
 
 
 def _check(partition: Partition, records: memoryview, version: int, now_ms: int) -> BatchHeader:
@@ -510,7 +320,7 @@ async def _append_slowly(
     partition: Partition,
     records: memoryview,
     header: BatchHeader,
-    commit: _Commit | None,
+    commit: Commit | None,
 ) -> Answer:
     """As `_append`, beside the loop and in the partition's order."""
     plog = partition.log
@@ -529,7 +339,9 @@ async def _append_slowly(
                 partition.appended(header.batch_bytes)
     except (KafkaError, StorageError) as error:
         told = refuse(request.client, _place(partition, request.version), records, error)
-        return _failed(worker, partition, partition.index, told)
+        if is_doubtful(partition, told):
+            return await refuse_surely(worker, partition, partition.leader_epoch, told)
+        return failed(worker, partition, partition.index, told)
     return await _settle(worker, partition, result, leader_epoch, commit)
 
 
@@ -538,7 +350,7 @@ async def _settle(
     partition: Partition,
     result: AppendResult,
     leader_epoch: int,
-    commit: _Commit | None,
+    commit: Commit | None,
 ) -> Answer:
     """What the topic or the producer asks for beyond the append has happened."""
     plog = partition.log
@@ -548,14 +360,5 @@ async def _settle(
         if commit is not None:
             await commit.wait(partition, result, leader_epoch)
     except (KafkaError, StorageError) as error:
-        return _failed(worker, partition, partition.index, error)
-    return _success(partition, result)
-
-
-def _success(partition: Partition, result: AppendResult) -> Answer:
-    return PartitionProduceResponse(
-        index=partition.index,
-        base_offset=result.first_offset,
-        log_append_time_ms=result.log_append_time_ms,
-        log_start_offset=partition.log.log_start_offset,
-    )
+        return failed(worker, partition, partition.index, error)
+    return success(partition, result)

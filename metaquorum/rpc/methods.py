@@ -180,6 +180,11 @@ class DescribeQuorum:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadEnd:
+    """Asks the active controller where the metadata ends, after a round through its quorum."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaView:
     """How far a node has the metadata log, as the active controller knows. -1: not known.
 
@@ -345,6 +350,7 @@ WATCH_QUORUM: Final[Method[WatchQuorum, QuorumView]] = Method(
 DESCRIBE_QUORUM: Final[Method[DescribeQuorum, QuorumDescription]] = Method(
     "describe_quorum", DescribeQuorum, QuorumDescription, is_repeatable=True
 )
+READ_END: Final[Method[ReadEnd, int]] = Method("read_end", ReadEnd, int, is_repeatable=True)
 FETCH_METADATA: Final[Method[FetchMetadata, MetadataPart]] = Method(
     "fetch_metadata", FetchMetadata, MetadataPart, needs_active=False, is_repeatable=True
 )
@@ -371,6 +377,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         LOSE_LOGS,
         WATCH_QUORUM,
         DESCRIBE_QUORUM,
+        READ_END,
         FETCH_METADATA,
     )
 }

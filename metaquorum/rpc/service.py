@@ -29,6 +29,7 @@ from metaquorum.rpc.methods import (
     HEARTBEAT,
     LOSE_LOGS,
     METHODS,
+    READ_END,
     REGISTER_CONTROLLER,
     REGISTER_WORKER,
     TAKE_MUTATIONS,
@@ -122,6 +123,7 @@ class ControllerService:
             ),
             WATCH_QUORUM.name: self._watch,
             DESCRIBE_QUORUM.name: lambda _caller, _request: self._describe(),
+            READ_END.name: lambda _caller, _request: self._read_end(),
             FETCH_METADATA.name: self._fetch,
         }
         assert self._actions.keys() == METHODS.keys()
@@ -279,6 +281,12 @@ class ControllerService:
         encoded = tuple([batch.encode() for batch in batches or ()])
         return MetadataPart(encoded, self._feed.image.end_offset)
 
+    async def _read_end(self) -> int:
+        try:
+            return await self._quorum.read_barrier()
+        except OutcomeUnknownError as error:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, f"{error}.") from None
+
     async def _check_position(self, request: FetchMetadata) -> None:
         """KafkaError where the asker has applied what is not in this log.
 
@@ -288,10 +296,7 @@ class ControllerService:
         end_offset = self._feed.image.end_offset
         if request.offset > end_offset:
             self.check_active()
-            try:
-                end_offset = await self._quorum.read_barrier()
-            except OutcomeUnknownError as error:
-                raise KafkaError(ErrorCode.NOT_CONTROLLER, f"{error}.") from None
+            end_offset = await self._read_end()
             if request.offset > end_offset:
                 raise KafkaError(
                     ErrorCode.OFFSET_OUT_OF_RANGE,

@@ -1,0 +1,314 @@
+"""What producers are told of each partition, and what has to happen before.
+
+appended, acks=all           all in sync have it, and are enough
+a sequence is missing        the quorum says that this worker still leads
+refused for anything else    at once
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias
+
+import trio
+
+from dataplane.connection import Client
+from dataplane.later import Later
+from dataplane.log.partition_log import AppendResult
+from dataplane.opening import InvalidRecordsError
+from dataplane.partition import Partition
+from dataplane.partitions import ElsewhereError
+from dataplane.quorum_check import QuorumQuestion
+from dataplane.worker import Worker
+from metaquorum.runtime import StorageError
+from wire.apis import APIS, ApiKey
+from wire.errors import ErrorCode, KafkaError
+from wire.headers import RequestHeader, encode_response
+from wire.messages.produce import (
+    BatchIndexAndErrorMessage,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from wire.produce_one import Appended, encode_one
+
+_API: Final = APIS[ApiKey.PRODUCE]
+
+Answer: TypeAlias = PartitionProduceResponse
+# What gives an answer that has to be waited for. Not begun, so that it can be dropped.
+Pending: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
+Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
+
+# Clients are not told of paths on this machine; the log is.
+_NOT_WRITTEN: Final = "the partition's log cannot be written at present"
+
+
+def success(partition: Partition, result: AppendResult) -> Answer:
+    return PartitionProduceResponse(
+        index=partition.index,
+        base_offset=result.first_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=partition.log.log_start_offset,
+    )
+
+
+def refused(index: int, code: ErrorCode, reason: str) -> Answer:
+    answer = PartitionProduceResponse(
+        index=index, error_code=code, base_offset=-1, error_message=reason
+    )
+    if code is ErrorCode.INVALID_RECORD or code is ErrorCode.INVALID_TIMESTAMP:
+        answer.record_errors = [
+            BatchIndexAndErrorMessage(batch_index=0, batch_index_error_message=reason)
+        ]
+    return answer
+
+
+def failed(
+    worker: Worker, partition: Partition | None, index: int, error: KafkaError | StorageError
+) -> Answer:
+    if isinstance(error, StorageError):
+        assert partition is not None
+        worker.partition_failed(partition, error)
+        return refused(index, ErrorCode.KAFKA_STORAGE_ERROR, _NOT_WRITTEN)
+    answer = refused(index, error.code, error.message)
+    if isinstance(error, InvalidRecordsError):
+        answer.record_errors = [
+            BatchIndexAndErrorMessage(batch_index=number, batch_index_error_message=text)
+            for number, text in error.records
+        ]
+    known = error if isinstance(error, ElsewhereError) else partition
+    if (
+        error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        and known is not None
+        and known.leader_id != worker.worker_id
+    ):
+        answer.current_leader = LeaderIdAndEpoch(
+            leader_id=known.leader_id, leader_epoch=known.leader_epoch
+        )
+    return answer
+
+
+def response_of(worker: Worker, client: Client, answers: Answers) -> ProduceResponse:
+    response = ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=of_topic,  # type: ignore[arg-type]  # all done by now
+            )
+            for topic, of_topic in answers
+        ]
+    )
+    if any(a.current_leader for t in response.responses for a in t.partition_responses):
+        response.node_endpoints = [
+            NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
+            for w in worker.live_workers(client.listener)
+        ]
+    return response
+
+
+class Outcome:
+    """What has become of the partitions of a request, and who is to be told."""
+
+    __slots__ = ("_appended", "_client", "_failed", "_header", "_size_bytes", "_topic", "_worker")
+
+    def __init__(
+        self,
+        worker: Worker,
+        client: Client,
+        header: RequestHeader,
+        size_bytes: int,
+        topic: bytes,
+        appended: list[Appended],
+    ) -> None:
+        """`appended` are all, in the order of the request, those that failed, too."""
+        self._worker = worker
+        self._client = client
+        self._header = header
+        self._size_bytes = size_bytes
+        self._topic = topic
+        self._appended = appended
+        self._failed: dict[int, tuple[Partition, Answer]] = {}  # by their places in there
+
+    def fail(self, number: int, partition: Partition, error: KafkaError | StorageError) -> None:
+        answer = failed(self._worker, partition, partition.index, error)
+        if self._worker.errors is not None:
+            self._worker.errors.add(ApiKey.PRODUCE, answer.error_code)
+        self._failed[number] = partition, answer
+
+    def answer(self) -> bytes:
+        """The whole frame."""
+        worker, header = self._worker, self._header
+        version, correlation_id = header.api_version, header.correlation_id
+        throttle_ms = 0
+        if worker.quotas.is_on:
+            throttle_ms = worker.quotas.answering(self._client, header.client_id, self._size_bytes)
+        if self._failed:
+            response = self._by_tables()
+            response.throttle_time_ms = throttle_ms
+            return encode_response(_API, version, correlation_id, response)
+        return encode_one(version, correlation_id, self._topic, self._appended, throttle_ms)
+
+    def _by_tables(self) -> ProduceResponse:
+        partition, _ = next(iter(self._failed.values()))
+        asked = TopicProduceData(name=partition.topic, topic_id=partition.topic_id)
+        answers: list[Answer | Pending] = [
+            Answer(index=index, base_offset=base, log_append_time_ms=time, log_start_offset=start)
+            for index, base, time, start in self._appended
+        ]
+        for number, (_, answer) in self._failed.items():
+            answers[number] = answer
+        return response_of(self._worker, self._client, [(asked, answers)])
+
+
+def _check_committed(partition: Partition, leader_epoch: int, end_offset: int) -> None:
+    """KafkaError unless all in sync hold it, and are enough."""
+    if not _leads_in(partition, leader_epoch):
+        raise KafkaError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} got another leader meanwhile"
+        )
+    if partition.high_watermark < end_offset:
+        raise KafkaError(
+            ErrorCode.REQUEST_TIMED_OUT,
+            f"the replicas of {partition} in sync did not all have it in time",
+        )
+    if len(partition.isr) < partition.least_isr:
+        raise KafkaError(
+            ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+            f"{len(partition.isr)} replicas of {partition} are in sync, "
+            f"min.insync.replicas is {partition.config.min_insync_replicas}",
+        )
+
+
+def _leads_in(partition: Partition, leader_epoch: int) -> bool:
+    return partition.is_served and partition.leader_epoch == leader_epoch
+
+
+class Commit:
+    """For acks=all: until when everybody in sync has to hold what a request has appended."""
+
+    __slots__ = ("_deadline", "_worker")
+
+    def __init__(self, worker: Worker, timeout_ms: int) -> None:
+        self._worker = worker
+        self._deadline = worker.clock.monotonic() + max(0, timeout_ms) / 1000
+
+    async def wait(self, partition: Partition, result: AppendResult, leader_epoch: int) -> None:
+        """All in sync hold it. KafkaError: it is in the log, and may or may not stay there."""
+        end_offset = result.last_offset + 1
+        if partition.high_watermark < end_offset and _leads_in(partition, leader_epoch):
+            woken = trio.Event()
+            waiter = partition.wait_committed(end_offset, woken.set)
+            with trio.move_on_after(max(0.0, self._deadline - self._worker.clock.monotonic())):
+                await woken.wait()
+            partition.stop_waiting(waiter)
+        _check_committed(partition, leader_epoch, end_offset)
+
+
+# Where it stands in the request, the leader epoch it was appended in, and where it ends.
+Uncommitted: TypeAlias = tuple[int, Partition, int, int]
+# Where it stands in the request, the leader epoch it was refused in, and why, if that is so.
+Doubt: TypeAlias = tuple[int, Partition, int, KafkaError | StorageError]
+
+
+class Commits(Later):
+    """The answer to a request with acks=all, once all in sync have what it has appended.
+
+    Where a sequence is missing, once the quorum has said who leads. Requests behind it are appended
+    meanwhile, so that followers fetch all of them at once; not while there are quotas, which are to
+    slow down who uses too much before it does.
+    """
+
+    __slots__ = (
+        "_doubts",
+        "_missing",
+        "_outcome",
+        "_question",
+        "_timer",
+        "_uncommitted",
+        "_waiters",
+    )
+
+    def __init__(
+        self,
+        worker: Worker,
+        uncommitted: list[Uncommitted],
+        doubts: list[Doubt],
+        outcome: Outcome,
+        timeout_ms: int,
+    ) -> None:
+        super().__init__(lets_others=not worker.quotas.is_on)
+        self._outcome = outcome
+        self._uncommitted = uncommitted
+        self._doubts = doubts
+        self._question = worker.quorum_check.ask(self._one_done) if doubts else None
+        self._missing = len(uncommitted) + (self._question is not None)
+        self._waiters = [
+            (partition, partition.wait_committed(end_offset, self._one_done))
+            for _, partition, _, end_offset in uncommitted
+        ]
+        self._timer = worker.timers.call_after(max(0, timeout_ms) / 1000, self.ready)
+
+    def _one_done(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self.ready()
+
+    def give(self) -> bytes:
+        self.drop()
+        for number, partition, leader_epoch, end_offset in self._uncommitted:
+            try:
+                _check_committed(partition, leader_epoch, end_offset)
+            except KafkaError as error:
+                self._outcome.fail(number, partition, error)
+        for number, partition, leader_epoch, refusal in self._doubts:
+            assert self._question is not None
+            told = _refusal(self._question, partition, leader_epoch, refusal)
+            self._outcome.fail(number, partition, told)
+        return self._outcome.answer()
+
+    def drop(self) -> None:
+        self._timer.cancel()
+        if self._question is not None:
+            self._question.drop()
+        for partition, waiter in self._waiters:
+            partition.stop_waiting(waiter)
+        self._waiters.clear()
+
+
+def as_it_is(answer: bytes) -> bytes:
+    return answer
+
+
+def is_doubtful(partition: Partition, error: KafkaError | StorageError) -> bool:
+    """Whether it is only true if this worker still leads, which it may not know."""
+    return (
+        partition.leadership is not None
+        and isinstance(error, KafkaError)
+        and error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    )
+
+
+def _refusal(
+    question: QuorumQuestion,
+    partition: Partition,
+    leader_epoch: int,
+    error: KafkaError | StorageError,
+) -> KafkaError | StorageError:
+    """What a producer is told, now that the quorum was asked."""
+    if question.is_current and _leads_in(partition, leader_epoch):
+        return error
+    return KafkaError(
+        ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} may have another leader by now"
+    )
+
+
+async def refuse_surely(
+    worker: Worker, partition: Partition, leader_epoch: int, error: KafkaError | StorageError
+) -> Answer:
+    answered = trio.Event()
+    question = worker.quorum_check.ask(answered.set)
+    await answered.wait()
+    told = _refusal(question, partition, leader_epoch, error)
+    return failed(worker, partition, partition.index, told)
