@@ -71,8 +71,13 @@ class Client:
     __slots__ = (
         "address",
         "asked_as",
+        "counted_at",
         "cpu_from_s",
         "cpu_owed_s",
+        "cpu_weight",
+        "credit",
+        "granted",
+        "granted_bytes",
         "is_follower",
         "listener",
         "mute",
@@ -80,6 +85,8 @@ class Client:
         "refused",
         "sasl",
         "software",
+        "uncounted_bytes",
+        "unmetered",
     )
 
     def __init__(self, address: tuple[str, int], listener: str) -> None:
@@ -91,7 +98,15 @@ class Client:
         # Set when it is answered: nothing more of it is handled until then.
         self.mute: Mute | None = None
         self.asked_as: Name | None = None
-        self.cpu_from_s = self.cpu_owed_s = 0.0  # the `CpuMeter`'s
+        # The `CpuMeter`'s.
+        self.cpu_from_s = self.cpu_owed_s = 0.0
+        self.cpu_weight = 1
+        self.unmetered = 0
+        # Of its quotas (`dataplane.client_quotas`): so many requests, with so many bytes that were
+        # produced, are counted later.
+        self.credit = self.granted = 0
+        self.uncounted_bytes = self.granted_bytes = 0
+        self.counted_at = 0.0
         self.is_follower = False  # another worker, which has asked for records as such
         self.refused: RefusedBatches | None = None  # what it must send again before what follows
 
@@ -208,7 +223,7 @@ class ClientConnection:
         memory: RequestMemory,
         buffers: BufferPool,
         max_frame_bytes: int,
-        meter: CpuMeter = OFF,
+        meter: CpuMeter[Client] = OFF,
         lines: LineLimit | None = None,
     ) -> None:
         self.client = Client(connection.peer, entrance.listener)
@@ -348,11 +363,10 @@ class ClientConnection:
 
     def _metered(self, step: Callable[[], bool]) -> bool:
         meter = self._meter
-        if meter.is_on:
-            meter.resume(self.client)
+        is_metered = meter.is_on and meter.resume(self.client)
         more = not self._draining and step()
         self._waiting_for_request = more and not self._laters
-        if meter.is_on:
+        if is_metered:
             meter.pause(self.client)
         return more
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from dataplane.connection import ClientConnection, Entrance
+from dataplane.connection import Client, ClientConnection, Entrance
 from dataplane.connection_rates import ConnectionRates
 from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.line_limit import LineLimit
@@ -59,7 +59,7 @@ class Server:
         runtime: Runtime,
         entrances: Sequence[tuple[Listener, Entrance]],
         limits: ServerLimits,
-        meter: CpuMeter = OFF,
+        meter: CpuMeter[Client] = OFF,
         rates: ConnectionRates | None = None,
         peers: Peers | None = None,
     ) -> None:

@@ -100,7 +100,9 @@ class WorkerRole:
             await self._loader.wait_applied(registered_at)
             nursery.start_soon(self.session.run)
             configs = WorkerConfigs(self._config.node_id, self._config.configs, self._loader.image)
-            quotas = ClientQuotas(self._loader.image, self._runtime.clock, configs.own)
+            quotas = ClientQuotas(
+                self._loader.image, self._runtime.clock, self._runtime.random, configs.own
+            )
             partitions = await self._open_logs(configs)
             self._loader.register(self.session.guard)
             self._loader.register(configs)

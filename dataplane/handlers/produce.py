@@ -112,8 +112,11 @@ def handle_one(
         appended.append(
             (partition.index, first_offset, append_time_ms, partition.log.log_start_offset)
         )
-    if not (failures or doubts or uncommitted or worker.quotas.is_on):
-        return encode_one(version, header.correlation_id, topic, appended)
+    if not (failures or doubts or uncommitted):
+        throttle_ms = 0
+        if worker.quotas.is_on:
+            throttle_ms = worker.quotas.answering(client, header.client_id, len(frame))
+        return encode_one(version, header.correlation_id, topic, appended, throttle_ms)
     outcome = Outcome(worker, client, header, len(frame), topic, appended)
     for each in failures:
         outcome.fail(*each)
