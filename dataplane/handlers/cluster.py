@@ -21,8 +21,14 @@ _BATCHED_SINCE: Final = 4
 # DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE (KIP-430).
 CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
-_NO_COORDINATOR: Final = "this version has no group or transaction coordinator"
-_KEY_TYPES: Final = frozenset((0, 1, 2))  # group, transaction, share
+# By type of key: group, transaction, share group. Librdkafka's consumers ask for a group's coordinator
+# even if they take their partitions themselves, and hand any error to the application that does not
+# say "try again". Who asks for another kind is helped by hearing at once that there is none.
+_NO_COORDINATOR: Final = {
+    0: (ErrorCode.COORDINATOR_NOT_AVAILABLE, "this version has no groups"),
+    1: (ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions"),
+    2: (ErrorCode.UNSUPPORTED_VERSION, "this version has no share groups"),
+}
 
 
 def handle_describe_cluster(
@@ -58,11 +64,8 @@ def handle_describe_cluster(
 def handle_find_coordinator(
     worker: Worker, request: Request, message: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    """The protocol's answer while there is no coordinator; clients ask again."""
-    code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    reason = _NO_COORDINATOR
-    if message.key_type not in _KEY_TYPES:
-        code, reason = ErrorCode.INVALID_REQUEST, f"key_type {message.key_type} is unknown"
+    unknown = ErrorCode.INVALID_REQUEST, f"key_type {message.key_type} is unknown"
+    code, reason = _NO_COORDINATOR.get(message.key_type, unknown)
     if request.version < _BATCHED_SINCE:
         return FindCoordinatorResponse(
             error_code=code, error_message=reason, node_id=-1, host="", port=-1

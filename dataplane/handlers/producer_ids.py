@@ -9,10 +9,9 @@ async def handle_init_producer_id(
     worker: Worker, request: Request, message: InitProducerIdRequest
 ) -> InitProducerIdResponse:
     if message.transactional_id is not None:
+        # Without a coordinator there are no transactions, nor will there be any if asked again.
         code = (
-            ErrorCode.INVALID_REQUEST
-            if not message.transactional_id
-            else ErrorCode.COORDINATOR_NOT_AVAILABLE  # transactions have none yet
+            ErrorCode.UNSUPPORTED_VERSION if message.transactional_id else ErrorCode.INVALID_REQUEST
         )
         return InitProducerIdResponse(error_code=code, producer_epoch=-1)
     try:

@@ -461,7 +461,7 @@ async def test_transactions_are_refused_while_there_are_none(tmp_path: Path) -> 
             ApiKey.INIT_PRODUCER_ID,
             InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=1000),
         )
-        assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
         refused = ErrorCode.INVALID_TXN_STATE
         batch = rewritten(batch_of(b"x", **ids(1, 0, 0)), attributes=0x10)
         await client.produce("t", batch, error=refused)
