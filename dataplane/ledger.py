@@ -5,8 +5,9 @@ have been acknowledged. Here every cut leaves an entry, synced before the cut is
 
     divergence          after an election; the leader never had it, nor had it been committed
     unclean election    the leader was not in sync when it was elected, or had lost the end of its
-                        log: at the leader, all from its log's end on may have been acknowledged;
-                        at its followers, what they cut
+                        log: at the leader, all from its log's end on may have been acknowledged
+                        (from its high watermark on, where others led since its last record: they
+                        may have had other records there); at its followers, what they cut
     leader lost it      the leader was in sync, and has not what was committed: a disk or power
     leader starts later the leader has deleted all that this replica had
     lost log            a start that found no log where there was one: a new disk, a folder removed
@@ -34,7 +35,7 @@ import trio
 from dataplane import following
 from dataplane.following import Truncation
 from dataplane.partition import Partition
-from metaquorum.image import PartitionImage
+from metaquorum.image import NO_LEADER, PartitionImage
 from metaquorum.runtime import Disk
 from wire.types import Uuid, uuid_from_text, uuid_to_text
 
@@ -136,23 +137,44 @@ def of_follower(partition: Partition, cut: Truncation, now_ms: int) -> Entry:
     )
 
 
-def of_unclean_leader(partition: Partition, before: PartitionImage, now_ms: int) -> Entry:
-    """A replica leads that may not have everything: what others had behind its end is lost."""
+def of_unclean_leader(
+    partition: Partition, before: PartitionImage, high_watermark: int, now_ms: int
+) -> Entry:
+    """A replica leads that may not have everything: what others had behind its end is lost.
+
+    And what they had in place of its last records, unless it has those of the last who led.
+    """
+    offset, end = partition.log.log_end_offset, partition.log.log_end_offset
+    if following.last_epoch(partition) != _last_led(partition, before):
+        offset = min(high_watermark, end)
     return Entry(
         now_ms,
         partition.topic,
         partition.topic_id,
         partition.index,
         Reason.UNCLEAN_ELECTION,
-        partition.log.log_end_offset,
+        offset,
         UNKNOWN,
         following.last_epoch(partition),
         partition.leader_id,
         partition.leader_epoch,
-        partition.high_watermark,
+        high_watermark,
         Acknowledged.PERHAPS,
-        _doubt(partition, before),
+        "; ".join(filter(None, (_doubt(partition, before), _instead(offset, end)))),
     )
+
+
+def _last_led(partition: Partition, before: PartitionImage) -> int:
+    """The last epoch before this one in which somebody may have led."""
+    epoch = partition.leader_epoch - 1
+    was_led_by_nobody = before.leader == NO_LEADER and before.leader_epoch == epoch
+    return epoch - 1 if was_led_by_nobody else epoch
+
+
+def _instead(offset: int, end: int) -> str:
+    if offset == end:
+        return ""
+    return f"its own records up to {end - 1} are of before others led"
 
 
 def _doubt(partition: Partition, before: PartitionImage) -> str:

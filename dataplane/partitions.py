@@ -219,13 +219,13 @@ class Partitions:
         """
         if config is not None:
             partition.configure(config)
-        before = partition.state
+        before, known = partition.state, partition.high_watermark
         try:
             partition.assign(state)
         except StorageError as error:
             self.fail(partition, error)
         if partition.is_leader and state.leader_epoch > before.leader_epoch:
-            self.replication.elected(partition, before)
+            self.replication.elected(partition, before, known)
         self.replication.assigned(partition)
 
     async def _set_strays_aside(self, image: MetadataImage) -> None:

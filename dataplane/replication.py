@@ -288,8 +288,10 @@ class Replication:
         now_ms = self._runtime.clock.now_ms()
         await self.ledger.record([ledger.of_follower(each, cut, now_ms) for each, cut in cuts])
 
-    def elected(self, partition: Partition, before: PartitionImage) -> None:
+    def elected(self, partition: Partition, before: PartitionImage, high_watermark: int) -> None:
         """This worker leads; where it was not in sync when it was elected, what it lacks is lost.
+
+        It knew `high_watermark` then: who is alone in sync has all that it has for committed.
 
         Or it was elected so in an epoch before, of which it did not hear, or did not come to say
         so: then it is still alone in sync.
@@ -304,7 +306,7 @@ class Replication:
         ):
             return
         now_ms = self._runtime.clock.now_ms()
-        self._losses.append(ledger.of_unclean_leader(partition, before, now_ms))
+        self._losses.append(ledger.of_unclean_leader(partition, before, high_watermark, now_ms))
 
     async def lost_logs(self, lost: Sequence[tuple[Partition, int | None]]) -> None:
         """Logs that begin anew are recorded, with where they ended at least, if that was noted."""

@@ -71,12 +71,17 @@ class Configs:
             raise KeyError(name)
         words: list[Synonym] = []
         values: list[ConfigValue] = []
-        for synonym, value in self._words(key):
-            words.append(synonym)
+        for source, own_name, text, value in self._words(key):
+            words.append(Synonym(own_name, text, source))
             values.append(value)
+        last = key.synonyms[-1][0] if key.synonyms else key.name
+        default = WORKER_KEYS[last].default if key.synonyms else key.default
+        words.append(Synonym(last, to_text(default), ConfigSource.DEFAULT))
+        values.append(key.default)
         return Resolved(key, values[0], tuple(words))
 
-    def _words(self, key: ConfigKey) -> Iterator[tuple[Synonym, ConfigValue]]:
+    def _words(self, key: ConfigKey) -> Iterator[tuple[ConfigSource, str, str, ConfigValue]]:
+        """What the layers say, but for the default."""
         for source, texts in self.layers:
             if source is ConfigSource.TOPIC or self.scope is Scope.WORKER:
                 names: tuple[tuple[str, int], ...] = ((key.name, 1),)
@@ -84,18 +89,20 @@ class Configs:
                 names = key.synonyms
             for name, factor in names:
                 text = texts.get(name)
-                value = None if text is None else _parse_or_none(key, name, text, factor)
+                if text is None:
+                    continue
+                value = _parse_or_none(key, name, text, factor)
                 if value is not None:
-                    yield Synonym(name, text, source), value
-        yield from self._default_words(key)
-
-    def _default_words(self, key: ConfigKey) -> Iterator[tuple[Synonym, ConfigValue]]:
-        name = key.synonyms[-1][0] if key.synonyms else key.name
-        default = WORKER_KEYS[name].default if key.synonyms else key.default
-        yield Synonym(name, to_text(default), ConfigSource.DEFAULT), key.default
+                    yield source, name, text, value
 
     def __getitem__(self, name: str) -> ConfigValue:
-        return self.resolve(name).value
+        """As `resolve(name).value`, without a word on the layers behind it."""
+        key = find_key(self.scope, name)
+        if key is None:
+            raise KeyError(name)
+        for _, _, _, value in self._words(key):
+            return value
+        return key.default
 
     def boolean(self, name: str) -> bool:
         value = self[name]

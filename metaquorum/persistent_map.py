@@ -40,17 +40,22 @@ class PersistentMap(Mapping[K, V]):
     def __iter__(self) -> Iterator[K]:
         """Every key, in an order that depends on when keys were set."""
         for bucket in self._buckets:
-            yield from bucket
+            if bucket:
+                yield from bucket
 
     def each(self) -> Iterator[V]:
         """Every value, in the order of `__iter__`, without looking each key up."""
         for bucket in self._buckets:
-            yield from bucket.values()
+            if bucket:
+                yield from bucket.values()
 
     def in_order(self) -> Iterator[tuple[K, V]]:
         """Every item, in an order that depends on the items only."""
         for bucket in self._buckets:
-            yield from sorted(bucket.items(), key=lambda item: self._key_bytes(item[0]))
+            if len(bucket) > 1:
+                yield from sorted(bucket.items(), key=lambda item: self._key_bytes(item[0]))
+            elif bucket:
+                yield from bucket.items()
 
     def without(self, other: "PersistentMap[K, V]") -> Iterator[list[tuple[K, V]]]:
         """The items that are not the same in `other`, a part of the map at a time.
@@ -58,7 +63,7 @@ class PersistentMap(Mapping[K, V]):
         What both share is passed over.
         """
         for mine, its in zip(self._buckets, other._buckets, strict=True):
-            if mine is not its:
+            if mine and mine is not its:
                 yield [(key, value) for key, value in mine.items() if its.get(key) != value]
 
     def edit(self) -> "MapEdit[K, V]":

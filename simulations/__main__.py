@@ -23,6 +23,8 @@ DEFECT_SEEDS: Final = 200
 # Seconds of CPU after which a seed counts as hung (in a world nothing waits for real time), however
 # busy the machine is; the slowest take some ten.
 SEED_LIMIT_S: Final = 120
+# So many seeds may leave a little behind them.
+ALL_GARBAGE_EVERY: Final = 20
 _scenarios = click.Choice(list(SCENARIOS))
 
 
@@ -123,14 +125,15 @@ def work(scenario: str, defect: str | None, seconds: float | None) -> None:
     began = time.monotonic()
     gc.disable()
     signal.signal(signal.SIGPROF, _hung)
-    for seed in seeds:
+    for number, seed in enumerate(seeds):
         if seconds is not None and time.monotonic() - began > seconds:
             break
         signal.setitimer(signal.ITIMER_PROF, SEED_LIMIT_S)
-        outcome, _ = run_seed(scenario, seed, defect=defect)
+        outcome = run_seed(scenario, seed, defect=defect)[0]
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(outcome.as_json()), flush=True)
-        gc.collect()
+        # Only what this world has made; and now and then what is left of others.
+        gc.collect(2 if number % ALL_GARBAGE_EVERY == 0 else 0)
 
 
 def _hung(signum: int, frame: FrameType | None) -> None:

@@ -58,7 +58,10 @@ class Pipe:
 
     def __init__(self, net: "Internet", source: str, target: str) -> None:
         self._net = net
+        self._timeline = net.timeline
+        self._random = net.random
         self._link_key = (source, target)
+        self.link = net.link(source, target)
         self.arrived: deque[memoryview] = deque()
         self.arrived_bytes = 0
         self.travelling_bytes = 0
@@ -70,10 +73,6 @@ class Pipe:
         self.reader: Wait | None = None
         self.writer: Wait | None = None
         self.on_refused: Callable[[], None] = lambda: None
-
-    @property
-    def link(self) -> Link:
-        return self._net.link(*self._link_key)
 
     @property
     def readable(self) -> bool:
@@ -91,28 +90,32 @@ class Pipe:
         copy = memoryview(bytes(data[:taken]))
         self._net.trace.mix(copy)
         self.travelling_bytes += taken
-        for piece in self._pieces(copy):
-            self._travel(len(piece), self._arrival_of(piece))
+        if taken < 2 or self._random.random() >= self.link.split:
+            self._travel(taken, self._arrival_of(copy))
+        else:
+            for piece in self._pieces(copy):
+                self._travel(len(piece), self._arrival_of(piece))
         return taken
 
     def _pieces(self, data: memoryview) -> list[memoryview]:
-        draw = self._net.random
-        if len(data) < 2 or draw.random() >= self.link.split:
-            return [data]
+        draw = self._random
         cuts = sorted({draw.randrange(1, len(data)) for _ in range(draw.randint(1, 3))})
         return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
     def _arrival_of(self, piece: memoryview) -> Callable[[], None]:
+        size = len(piece)
+
         def arrive() -> None:
-            self.travelling_bytes -= len(piece)
+            self.travelling_bytes -= size
             if self.error is not None:
                 return
             if self.closed_for_reading:
                 self.on_refused()
                 return
             self.arrived.append(piece)
-            self.arrived_bytes += len(piece)
-            self._wake_reader()
+            self.arrived_bytes += size
+            if self.reader is not None:
+                self.reader.wake()
 
         return arrive
 
@@ -142,11 +145,14 @@ class Pipe:
         self._schedule(size, arrive)
 
     def _schedule(self, size: int, arrive: Callable[[], None]) -> None:
-        link = self.link
-        travel = link.delay_s + self._net.random.random() * link.jitter_s + size / link.bytes_per_s
-        when = max(self._net.timeline.now + travel, self._last_arrival + 1e-7)
+        link, timeline = self.link, self._timeline
+        travel = link.delay_s + self._random.random() * link.jitter_s + size / link.bytes_per_s
+        when = timeline.now + travel
+        least = self._last_arrival + 1e-7
+        if when < least:
+            when = least
         self._last_arrival = when
-        self._net.timeline.at(when, arrive)
+        timeline.at(when, arrive)
 
     def _go_on(self) -> None:
         stalled, self._stalled = self._stalled, deque()

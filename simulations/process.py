@@ -10,7 +10,7 @@ Order of dying: first the seams are inert, then the tasks are woken. No `finally
 still write a byte, as in life.
 """
 
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import outcome
 import trio
@@ -29,6 +29,16 @@ class Closable(Protocol):
         """With `silent` the power is gone: nobody is told."""
 
 
+class _Woken:
+    """What a wait that is over gives, as an `outcome.Value(None)` that any number may share."""
+
+    def unwrap(self) -> None:
+        return None
+
+
+_WOKEN: Final = _Woken()
+
+
 class Wait:
     """One parked task; `wake` and `fail` may come at most once, and late ones are ignored."""
 
@@ -37,16 +47,16 @@ class Wait:
     def __init__(self, process: "Process", *, shielded: bool = False) -> None:
         self._process = process
         self._task: trio.lowlevel.Task | None = None
-        self._result: outcome.Outcome[None] | None = None
+        self._result: _Woken | outcome.Error | None = None
         self.shielded = shielded
 
     def wake(self) -> None:
-        self._settle(outcome.Value(None))
+        self._settle(_WOKEN)
 
     def fail(self, error: BaseException) -> None:
         self._settle(outcome.Error(error))
 
-    def _settle(self, result: outcome.Outcome[None]) -> None:
+    def _settle(self, result: _Woken | outcome.Error) -> None:
         if self._result is None:
             self._result = result
             if self._task is not None and not self._process.paused:
@@ -58,7 +68,8 @@ class Wait:
         if task is not None and self._result is not None:
             self._task = None
             self._process.waits.pop(self, None)
-            trio.lowlevel.reschedule(task, self._result)
+            result: Any = self._result  # of which trio only knows that it can be unwrapped
+            trio.lowlevel.reschedule(task, result)
 
     async def park(self) -> None:
         process = self._process
@@ -68,17 +79,16 @@ class Wait:
             return
         self._task = trio.lowlevel.current_task()
         process.waits[self] = None
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            if self.shielded:
-                return trio.lowlevel.Abort.FAILED
-            self._task = None
-            self._result = outcome.Value(None)
-            process.waits.pop(self, None)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
         process.check()
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        if self.shielded:
+            return trio.lowlevel.Abort.FAILED
+        self._task = None
+        self._result = _WOKEN
+        self._process.waits.pop(self, None)
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class Process:

@@ -21,6 +21,7 @@ unless they are written again. (Sizes that were cut are the file system's journa
 import errno
 import random
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal
 
 from simulations.network import os_error
@@ -355,6 +356,7 @@ class Storage:
         inode.version += 1
 
 
-def _parts(path: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
     assert path.startswith("/"), path
-    return [part for part in path.split("/") if part not in ("", ".")]
+    return tuple(part for part in path.split("/") if part not in ("", "."))

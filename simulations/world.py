@@ -18,6 +18,7 @@ from trio._core import _run
 from simulations.clock import MachineClock
 from simulations.machine import Machine, running_on
 from simulations.network import Internet
+from simulations.planting import swapped
 from simulations.timeline import Timeline
 from simulations.trace import Trace
 
@@ -93,7 +94,11 @@ class World:
 
     def run(self, story: Callable[["World"], Awaitable[None]]) -> None:
         """The story is over, or a limit was reached; violations tell what was found."""
-        with seeded_scheduler(self.stream("scheduler")), self._node_logs():
+        with (
+            seeded_scheduler(self.stream("scheduler")),
+            swapped(_KERNEL, "get_events", seldom_asked),
+            self._node_logs(),
+        ):
             trio.run(self._main, story, clock=self.timeline)
 
     async def _main(self, story: Callable[["World"], Awaitable[None]]) -> None:
@@ -141,12 +146,42 @@ class _TraceHandler(logging.Handler):
         self._world.say(running_on.get(), f"log: {record.levelname.lower()} {text}")
 
 
+class _Order:
+    """What trio asks for the order of those that can run; mostly there is only one."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+
+    def shuffle(self, batch: list[Any]) -> None:
+        if len(batch) > 1:
+            self._draw.shuffle(batch)
+
+
 @contextmanager
 def seeded_scheduler(draw: random.Random) -> Iterator[None]:
     run: Any = _run
     before = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r
-    run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = True, draw
+    run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = True, _Order(draw)
     try:
         yield
     finally:
         run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = before
+
+
+def seldom_asked(get_events: Any) -> Any:
+    """Nothing in a world waits for the kernel, so it is asked only for what trio tells itself:
+
+    callbacks from outside of tasks (Ctrl-C is one), and the end of it all.
+    """
+
+    def asks(io_manager: Any, timeout: float) -> Any:
+        runner = _run.GLOBAL_RUN_CONTEXT.runner
+        told = runner.entry_queue
+        if runner.runq and not told.queue and not told.idempotent_queue:
+            return ()
+        return get_events(io_manager, timeout)
+
+    return asks
+
+
+_KERNEL: Final[Any] = vars(_run)["TheIOManager"]

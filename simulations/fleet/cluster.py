@@ -18,7 +18,7 @@ import trio
 from simulations.fleet.cluster_checkers import CLUSTER_CHECKERS, RecordsAreKept
 from simulations.fleet.cluster_clients import Administrator, ClusterProducer, Inspector
 from simulations.fleet.nation import ClusterSettings, Nation
-from simulations.fleet.plan import draw_troubles, without
+from simulations.fleet.plan import SPLITS, draw_troubles, without
 from simulations.fleet.stage import (
     LIVENESS_S,
     compare,
@@ -67,6 +67,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings.troubles = without(settings.troubles, leave_out)
     world.say("story", f"{settings}")
     world.internet.default.delay_s = settings.delay_s
+    world.internet.default.split = world.stream("links").choice(SPLITS)
     nation = Nation(world, settings, CLUSTER_CHECKERS)
     settle(nation, WORKERS, {})
     with small_sizes(world.stream("sizes")), watched(nation):

@@ -11,6 +11,10 @@ shrinker does, the others stay as they were.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Final
+
+# How often what is sent arrives in pieces: every one is an event, so most worlds have few.
+SPLITS: Final = (0.02, 0.02, 0.2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from simulations.fleet.checkers import (
 from simulations.fleet.council import CLUSTER_ID, Council, QuorumSettings, Voter, image_of
 from simulations.fleet.disks import METADATA_DIR
 from simulations.fleet.keeper import Kept
-from simulations.fleet.plan import draw_troubles, without
+from simulations.fleet.plan import SPLITS, draw_troubles, without
 from simulations.fleet.troubles import TROUBLES, Scene, calm, play_troubles
 from simulations.fleet.voting import SECRET, STRANGER, stranger_program, voter_program
 from simulations.scenario import Scenario
@@ -80,6 +80,7 @@ async def play_settings(world: World, settings: QuorumSettings) -> None:
     council = Council(world, settings, QUORUM_CHECKERS)
     link = world.internet.default
     link.delay_s, link.jitter_s = settings.delay_s, settings.jitter_s
+    link.split = world.stream("links").choice(SPLITS)
     for voter_id in range(1, settings.voters + 1):
         council.voters[voter_id] = _make_voter(council, voter_id)
     async with trio.open_nursery() as nursery:

@@ -367,12 +367,11 @@ def changed_partitions(
     before: MetadataImage, image: MetadataImage
 ) -> Iterator[tuple[bytes, int, PartitionImage | None, PartitionImage]]:
     """Topic id, number, and the partition before and now."""
-    for name, topic in image.topics.items():
-        known = before.topic(name)
-        if known is topic:
-            continue
-        old = known.partitions if known and known.topic_id == topic.topic_id else ()
-        for index, now in enumerate(topic.partitions):
-            was = old[index] if index < len(old) else None
-            if was is not now and was != now:
-                yield topic.topic_id, index, was, now
+    for some in image.topics.without(before.topics):
+        for name, topic in some:
+            known = before.topic(name)
+            old = known.partitions if known and known.topic_id == topic.topic_id else ()
+            for index, now in enumerate(topic.partitions):
+                was = old[index] if index < len(old) else None
+                if was is not now and was != now:
+                    yield topic.topic_id, index, was, now

@@ -19,7 +19,7 @@ import trio
 from dataplane.log.names import parse_partition_folder
 from simulations.fleet.eyes import watched_replicas
 from simulations.fleet.loss_checkers import LOSS_CHECKERS, LossesAreRecorded
-from simulations.fleet.plan import draw_troubles, without
+from simulations.fleet.plan import SPLITS, draw_troubles, without
 from simulations.fleet.replica_checkers import (
     REPLICATION_CHECKERS,
     AcknowledgedStays,
@@ -70,7 +70,7 @@ def draw_settings(draw: Random) -> ReplicationSettings:
         changes=draw.choice([3, 8, 20]),
         think_s=draw.choice([0.0, 0.05, 0.3]),
         trouble_s=trouble_s,
-        peace_s=draw.choice([1.0, 3.0]),
+        peace_s=draw.choice([0.6, 1.8]),
         delay_s=draw.choice([0.0002, 0.002, 0.02]),
         disk_delay_s=draw.choice([0.0005, 0.005, 0.03]),
         session_timeout_ms=draw.choice([2000, 9000]),
@@ -78,7 +78,7 @@ def draw_settings(draw: Random) -> ReplicationSettings:
         unclean=draw.choice([0.0, 0.0, 0.7]),
         configs={
             "replica.lag.time.max.ms": draw.choice(["300", "1000", "3000"]),
-            "replica.fetch.wait.max.ms": draw.choice(["20", "100", "500"]),
+            "replica.fetch.wait.max.ms": draw.choice(["50", "200", "500"]),
             "replica.fetch.max.bytes": draw.choice(["100", "1048576"]),
             "replica.fetch.response.max.bytes": draw.choice(["200", "10485760"]),
             "num.replica.fetchers": draw.choice(["1", "2"]),
@@ -99,6 +99,7 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 async def play_settings(world: World, settings: ReplicationSettings) -> None:
     world.say("story", f"{settings}")
     world.internet.default.delay_s = settings.delay_s
+    world.internet.default.split = world.stream("links").choice(SPLITS)
     nation = WatchedNation(world, settings, CHECKERS)
     settle(nation, settings.workers, settings.configs)
     with (

@@ -22,8 +22,10 @@ from dataplane.ledger import (
     decode_lines,
     encode_line,
     of_follower,
+    of_unclean_leader,
 )
 from dataplane.partition import NOWHERE, Partition
+from metaquorum.image import NO_LEADER
 from metaquorum.runtime.real import RealDisk
 from simulations.machine import Machine
 from tests.dataplane.log.logs import append, make_batch, open_log
@@ -172,6 +174,28 @@ def test_an_entry_says_why_and_how_bad(
     assert (made.offset, made.end_offset, made.last_epoch) == (cut.offset, 10, 3)
     committed = 8 - cut.offset if cut.offset < 8 else 0
     assert made.committed_records == committed
+
+
+@pytest.mark.parametrize(
+    ("before", "epoch", "offset"),
+    [
+        ((2, 3), 4, 10),  # its last record is of the leader before
+        ((NO_LEADER, 4), 5, 10),  # or of the one before nobody led
+        ((2, 4), 5, 8),  # another has led since: what it has committed may have been elsewhere
+        ((NO_LEADER, 5), 6, 8),
+        ((NO_LEADER, -1), 5, 8),  # nothing is known of the time before
+    ],
+)
+def test_a_leader_may_lack_what_was_in_place_of_its_own_last_records(
+    partition: Partition, before: tuple[int, int], epoch: int, offset: int
+) -> None:
+    partition.leader_id, partition.leader_epoch = 1, epoch
+    leader, leader_epoch = before
+    known = replace(NOWHERE, leader=leader, leader_epoch=leader_epoch, isr=(2,))
+    made = of_unclean_leader(partition, known, 8, 1)
+    assert (made.offset, made.end_offset) == (offset, -1)
+    own = "; its own records up to 9 are of before others led" if offset == 8 else ""
+    assert made.detail == "in sync were 2" + own
 
 
 # Three nodes

@@ -107,9 +107,12 @@ def test_a_leader_may_repeat_entries_and_send_snapshots_without_need(habit: obje
 )
 def test_a_defect_of_several_machines_is_found_and_named(name: str) -> None:
     defect = DEFECTS[name]
-    outcome, _ = run_seed(defect.scenario, 0, defect=name)
-    found = {violated.split()[0] for violated, _ in outcome.violations}
-    assert found & set(defect.found_as)
+    for seed in range(4):
+        outcome, _ = run_seed(defect.scenario, seed, defect=name)
+        found = {violated.split()[0] for violated, _ in outcome.violations}
+        if found & set(defect.found_as):
+            return
+    pytest.fail(f"{name} is not found")
 
 
 def test_shrinking_leaves_the_faults_that_a_violation_needs() -> None:
