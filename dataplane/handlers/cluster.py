@@ -21,9 +21,9 @@ _BATCHED_SINCE: Final = 4
 # DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE (KIP-430).
 CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
-# By type of key: group, transaction, share group. Librdkafka's consumers ask for a group's coordinator
-# even if they take their partitions themselves, and hand any error to the application that does not
-# say "try again". Who asks for another kind is helped by hearing at once that there is none.
+# By type of key: group, transaction, share group. Librdkafka's consumers ask for a coordinator even
+# if they only name a group and take their partitions themselves, and hand any error to the
+# application that does not say "try again". Others had better hear at once that there is none.
 _NO_COORDINATOR: Final = {
     0: (ErrorCode.COORDINATOR_NOT_AVAILABLE, "this version has no groups"),
     1: (ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions"),
