@@ -47,7 +47,7 @@ sim: $(VENV)/installed-test
 	$(BIN)/python -m simulations run $(if $(SEED),--start $(SEED),--start $$((RANDOM * 32768 + RANDOM))) --count 1000000 --seconds $(SECONDS) $(ARGS)
 
 bench: $(VENV)/installed-test
-	BIN="$(CURDIR)/$(BIN)" NODES=$(NODES) tests/peers/side_by_side $(BENCH)
+	BIN="$(CURDIR)/$(BIN)" NODES=$(NODES) TLS=$(TLS) tests/peers/side_by_side $(BENCH)
 
 failover: $(VENV)/installed-test
 	BIN="$(CURDIR)/$(BIN)" tests/peers/failover --rounds $(ROUNDS)

@@ -5,15 +5,19 @@
 
 Two rules follow from there being a state machine between the bytes. First, what the inner
 connection has brought may hold more than one reader asked for, and nothing inside will become
-readable for it again: `pump` therefore asks until it has been told that there is nothing. Second,
-what was encrypted has to leave, in order and as it is: when `send_nowait` could not get rid of all
-of it, it says of the last piece that it was not taken, and expects it again.
+readable for it again: `pump` therefore asks until all of it was handed out, and the inner
+connection had no more than that. Second, what was encrypted has to leave, in order and as it is:
+when `send_nowait` could not get rid of all of it, it says of the last piece that it was not taken,
+and expects it again.
 
 What the peer sends costs the loop no more than a few milliseconds at once. A step of a handshake
 takes half a millisecond of arithmetic, and a turn of the loop sees one of them, however many
 connections are at it. A change of keys (TLS 1.3) costs 40 microseconds and 27 bytes, and an answer
 that has to be kept until the peer takes it: few records are decrypted in a row, and a connection
 may have some hundred of these answers in its life. (Java's changes keys after 2^37 bytes.)
+
+Once hands are shaken OpenSSL is given whole records only: when it has none it need not be asked,
+and its "no" is an exception that costs as much as decrypting a small request.
 
 A peer that ends without saying so in TLS has ended. Whether a message is whole is for the protocol
 above to know, and all of ours say the sizes of theirs.
@@ -31,8 +35,10 @@ from metaquorum.runtime.seams import Buffer, Connection, File
 RECEIVE_BYTES: Final = 64 * 1024
 # Encrypted before it is sent and others have their turn.
 SEND_BYTES: Final = 128 * 1024
-# What one TLS record carries.
-RECORD_BYTES: Final = 16 * 1024
+# Encrypted and sent at once, where what was not taken is expected again.
+SEND_AT_ONCE_BYTES: Final = 64 * 1024
+# More than one TLS record may have: OpenSSL is to see at once that this is none.
+MAX_RECORD_BYTES: Final = 17 * 1024
 # Records that are decrypted in a row.
 RECORDS_AT_ONCE: Final = 64
 RECORD_HEADER_BYTES: Final = 5
@@ -69,21 +75,38 @@ def _turn() -> trio.Lock:
     return lock
 
 
-class _Records:
-    """Where records end, in a stream that comes in pieces."""
+_NOTHING: Final = memoryview(b"")
 
-    __slots__ = ("_left",)
+
+class _Records:
+    """Where records end, in a stream that comes in pieces.
+
+    `has_more`: behind what was taken last stands one that can be.
+    """
+
+    __slots__ = ("_left", "has_more")
 
     def __init__(self) -> None:
         self._left = 0  # of the record under way
+        self.has_more = False
 
-    def take(self, data: memoryview) -> int:
-        """So many bytes hold RECORDS_AT_ONCE records at most, and no part of a header."""
+    def take(self, data: memoryview, *, whole: bool) -> int:
+        """So many bytes hold RECORDS_AT_ONCE records at most, and no part of a header.
+
+        `whole`: nor part of a record that begins here.
+        """
         at, size = self._left, len(data)
-        for _ in range(RECORDS_AT_ONCE):
-            if at > size - RECORD_HEADER_BYTES:
+        count = 0
+        self.has_more = False
+        while at <= size - RECORD_HEADER_BYTES:
+            end = at + RECORD_HEADER_BYTES + (data[at + 3] << 8 | data[at + 4])
+            if whole and end > size and end - at <= MAX_RECORD_BYTES:
                 break
-            at += RECORD_HEADER_BYTES + (data[at + 3] << 8 | data[at + 4])
+            if count == RECORDS_AT_ONCE:
+                self.has_more = True
+                break
+            at = end
+            count += 1
         taken = min(at, size)
         self._left = at - taken
         return taken
@@ -117,8 +140,10 @@ class TlsConnection:
         self._buffer = _shared_buffer()
         self._records = _Records()
         self._unfed = b""  # has come, and is to be decrypted later
+        self._is_secret = False  # hands are shaken
+        self._emptied = False  # the inner connection had no more, when it was last asked
         self._answer_bytes = 0
-        self._unsent = memoryview(b"")  # encrypted, and on its way out
+        self._unsent = _NOTHING  # encrypted, and on its way out
         self._sending = False  # somebody waits until the inner connection takes `_unsent`
         self._repeated_bytes = 0  # encrypted, and said not to have been taken
         self._ended = False  # the peer has
@@ -153,11 +178,12 @@ class TlsConnection:
                 raise _tls_error(error) from None
             else:
                 await self._flush()
+                self._is_secret = True
                 return
 
     async def _fill(self) -> bool:
         """Some bytes have come, or there are none to come."""
-        if self._has_whole_header:
+        if self._records.has_more:
             self._fill_nowait()
             await trio.lowlevel.checkpoint()
             return True
@@ -192,16 +218,25 @@ class TlsConnection:
         view = memoryview(buffer).cast("B")
         got = 0
         while got < len(view) and not self._ended:
-            count = self._read(view[got:])
+            count = self._read(view[got:] if got else view)
             got += count
-            if count == 0 and not self._ended and self._fill_nowait() < 0:
-                self._drained = True
-                return got or -1
+            if count == 0 and not self._ended:
+                # Its end is for the next one who asks, or for the inner connection to tell.
+                if got and self._emptied and not self._records.has_more:
+                    self._drained = True
+                    return got
+                if self._fill_nowait() < 0:
+                    self._drained = True
+                    return got or -1
         self._drained = False
         return got
 
     def _read(self, view: memoryview) -> int:
         """So many bytes were there, decrypted; 0: there are none, or the peer `_ended`."""
+        if self._is_secret and not (
+            self._incoming.pending or self._incoming.eof or self._ssl.pending()
+        ):
+            return 0
         count, unsent_bytes = 0, self._outgoing.pending
         try:
             count = cast(int, self._ssl.read(len(view), view))
@@ -223,28 +258,25 @@ class TlsConnection:
     def _fill_nowait(self) -> int:
         """How many bytes have come; 0: no more ever; -1: none yet."""
         unfed = self._unfed
-        if self._has_whole_header:
+        if self._records.has_more:
             data, count = memoryview(unfed), len(unfed)
         else:
-            count = self._inner.receive_nowait(self._buffer)
+            room = memoryview(self._buffer)[len(unfed) :]
+            count = self._inner.receive_nowait(room)
+            self._emptied = count < len(room)
             if count < 0:
                 return count
-            data = memoryview(self._buffer)[:count]
-            if unfed:
-                data = memoryview(unfed + data)
-        if count == 0:
-            self._incoming.write(data)
-            self._incoming.write_eof()
-            return 0
-        taken = self._records.take(data)
+            if count == 0:
+                self._incoming.write(unfed)
+                self._unfed = b""
+                self._incoming.write_eof()
+                return 0
+            data = memoryview(self._buffer)[: len(unfed) + count]
+            data[: len(unfed)] = unfed
+        taken = self._records.take(data, whole=self._is_secret)
         self._incoming.write(data[:taken])
         self._unfed = b"" if taken == len(data) else bytes(data[taken:])
         return count
-
-    @property
-    def _has_whole_header(self) -> bool:
-        """More has come than was decrypted at once."""
-        return len(self._unfed) >= RECORD_HEADER_BYTES
 
     async def pump(self, step: Callable[[], bool]) -> None:
         self._soon = None
@@ -292,7 +324,7 @@ class TlsConnection:
             return 0
         taken, self._repeated_bytes = self._repeated_bytes, 0
         while taken < len(view):
-            piece = view[taken : taken + RECORD_BYTES]
+            piece = view[taken : taken + SEND_AT_ONCE_BYTES]
             self._encrypt(piece)
             if not self._flush_nowait():
                 self._repeated_bytes = len(piece)
@@ -335,7 +367,7 @@ class TlsConnection:
         self._sending = True
         try:
             while self._unsent or self._outgoing.pending:
-                data, self._unsent = self._unsent, memoryview(b"")
+                data, self._unsent = self._unsent, _NOTHING
                 await self._inner.send(data or self._outgoing.read())
         except BaseException:
             self._broken = True
@@ -347,15 +379,14 @@ class TlsConnection:
         """Whether all that was encrypted has left."""
         if self._sending:
             return False
-        while True:
-            if not self._unsent:
-                if not self._outgoing.pending:
-                    return True
-                self._unsent = memoryview(self._outgoing.read())
-            sent = self._inner.send_nowait(self._unsent)
-            self._unsent = self._unsent[sent:]
-            if self._unsent:
+        while self._unsent or self._outgoing.pending:
+            data = self._unsent or memoryview(self._outgoing.read())
+            sent = self._inner.send_nowait(data)
+            if sent < len(data):
+                self._unsent = data[sent:]
                 return False
+            self._unsent = _NOTHING
+        return True
 
     # Ending
 

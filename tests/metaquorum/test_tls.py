@@ -5,7 +5,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from metaquorum.channel import Caller, Endpoint, HandshakeError, StreamKind
 from metaquorum.runtime.seams import Connection, Runtime
 from metaquorum.tls import (
     MAX_ANSWER_BYTES,
-    RECORD_BYTES,
+    MAX_RECORD_BYTES,
     RECORD_HEADER_BYTES,
     RECORDS_AT_ONCE,
     SEND_BYTES,
@@ -108,8 +108,8 @@ PATTERN = bytes(range(256)) * 12_000  # some 3 MB
 
 
 @pytest.mark.parametrize("read", [read_all, pump_all])
-@pytest.mark.parametrize("buffer_bytes", [1000, RECORD_BYTES, 1 << 20])
-@pytest.mark.parametrize("size", [1, 1000, RECORD_BYTES, SEND_BYTES + 1, len(PATTERN)])
+@pytest.mark.parametrize("buffer_bytes", [1000, 1 << 14, 1 << 20])
+@pytest.mark.parametrize("size", [1, 1000, 1 << 14, SEND_BYTES + 1, len(PATTERN)])
 @in_trio
 async def test_what_is_sent_arrives(
     size: int, buffer_bytes: int, read: Reader, files: TlsFiles
@@ -694,18 +694,37 @@ async def test_handshakes_take_turns_with_everybody_else(files: TlsFiles) -> Non
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 300), max_size=100), st.lists(st.integers(1, 500), max_size=300))
-def test_records_are_taken_whole_or_in_part_but_few_at_once(
-    sizes: list[int], pieces: list[int]
+@given(
+    st.lists(st.integers(0, 300), max_size=100),
+    st.lists(st.integers(1, 500), max_size=300),
+    st.integers(0, 300),
+)
+def test_records_are_taken_in_part_and_then_whole_but_few_at_once(
+    sizes: list[int], pieces: list[int], whole_from: int
 ) -> None:
     stream = b"".join(b"\x17\x03\x03" + size.to_bytes(2, "big") + bytes(size) for size in sizes)
     begins = list(accumulate((size + 5 for size in sizes), initial=0))
     records, at, came = _Records(), 0, 0
-    for piece in (*pieces, len(stream)):
+    for number, piece in enumerate((*pieces, len(stream))):
         came = min(came + piece, len(stream))
-        while (taken := records.take(memoryview(stream)[at:came])) and at < came:
+        whole = number >= whole_from
+        while True:
+            taken = records.take(memoryview(stream)[at:came], whole=whole)
             assert sum(at <= begin < at + taken for begin in begins) <= RECORDS_AT_ONCE
             at += taken
-        assert came - at < RECORD_HEADER_BYTES
+            if not records.has_more:
+                break
         assert at == came or at in begins
+        ends = [end for begin, end in pairwise(begins) if begin >= at]
+        if whole:
+            assert not ends or came < ends[0]
+        else:
+            assert came - at < RECORD_HEADER_BYTES
     assert at == len(stream)
+
+
+def test_what_is_no_record_is_not_waited_for() -> None:
+    records, size = _Records(), MAX_RECORD_BYTES
+    for claimed, taken in ((size - RECORD_HEADER_BYTES, 0), (size, 9)):
+        start = b"\x17\x03\x03" + claimed.to_bytes(2, "big") + bytes(4)
+        assert records.take(memoryview(start), whole=True) == taken
