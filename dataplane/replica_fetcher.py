@@ -15,7 +15,7 @@ large answer, is left to the task (`_take_rest`); the next request leaves when i
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from random import Random
 from typing import Final, NamedTuple
 
@@ -75,7 +75,7 @@ SUSPECT_S: Final = 1.0
 # A poll while consumers wait here for what is committed, of which a follower must ask to hear.
 HURRIED_WAIT_MS: Final = 10
 # A long poll is given up for the sake of partitions that it does not ask for, but not more often.
-LEAST_POLL_S: Final = 0.1
+OVERTAKEN_EVERY_S: Final = 0.1
 # What is asked of partitions that gave nothing is looked at so often: their logs may begin later.
 LOOK_AT_ALL_S: Final = 1.0
 # Larger answers are appended with a turn for others after each partition.
@@ -156,7 +156,7 @@ class ReplicaFetcher:
         self._connected_to: LeaderAddress | None = None
         self._talking = trio.CancelScope()
         self._polling = trio.CancelScope()  # the wait for answers
-        self._polled_at = 0.0
+        self._overtaken_at = -inf  # when a poll was last given up
         self._is_overtaken = False  # the request under way does not ask for all
         self._stirred: dict[Key, None] = {}  # may have to be asked for otherwise than before
         self._delayed: dict[Key, None] = {}
@@ -194,7 +194,8 @@ class ReplicaFetcher:
         self._delayed.pop(key, None)
         self._changed.set()
         self._is_overtaken = True
-        self._polling.deadline = min(self._polling.deadline, self._polled_at + LEAST_POLL_S)
+        due_at = max(trio.current_time(), self._overtaken_at + OVERTAKEN_EVERY_S)
+        self._polling.deadline = min(self._polling.deadline, due_at)
 
     def remove(self, key: Key) -> None:
         """It does not any more; the answer under way does nothing to it."""
@@ -289,6 +290,7 @@ class ReplicaFetcher:
             await link.pump(lambda: self._step(link))
         if self._polling.cancelled_caught:
             if self._is_overtaken:
+                self._overtaken_at = trio.current_time()
                 raise _OvertakenError
             raise TimeoutError("it is silent")
         self._polling = trio.CancelScope(deadline=self._polling.deadline)
@@ -312,16 +314,26 @@ class ReplicaFetcher:
 
     def _ask(self, link: FetchLink) -> None:
         """A request is on its way, unless there is nothing to ask for now."""
-        self._look(self._runtime.clock.monotonic())
+        now = self._runtime.clock.monotonic()
+        self._look(now)
         if not len(self._session):
             return
-        link.ask_nowait(self._session.request(HURRIED_WAIT_MS if self._awaited else None))
-        self._polled_at = trio.current_time()
-        silent_at = self._polled_at + self._config.limits.max_wait_ms / 1000 + SILENCE_S
+        link.ask_nowait(self._session.request(self._wait_ms(now)))
+        silent_at = trio.current_time() + self._config.limits.max_wait_ms / 1000 + SILENCE_S
         # Not moved for each of thousands of requests a second: trio sorts deadlines.
         if self._is_overtaken or not 0 <= self._polling.deadline - silent_at <= SILENCE_S:
             self._polling.deadline = silent_at + SILENCE_S
         self._is_overtaken = False
+
+    def _wait_ms(self, now: float) -> int:
+        """For how long the leader may keep a request that finds nothing."""
+        wait_ms = self._config.limits.max_wait_ms
+        if self._awaited:
+            wait_ms = min(wait_ms, HURRIED_WAIT_MS)
+        if self._delayed:  # nothing is asked of these before the answer
+            next_at = min(self._followed[key].resume_at for key in self._delayed)
+            wait_ms = min(wait_ms, max(1, ceil((next_at - now) * 1000)))
+        return wait_ms
 
     def _look(self, now: float) -> None:
         """The session asks for what is to be asked for now."""

@@ -1,0 +1,179 @@
+"""What a follower asks of a leader, request by request; the leader is the test."""
+
+import random
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from dataplane.fetch_asking import FetchLimits
+from dataplane.partition import Partition
+from dataplane.replica_fetcher import (
+    FETCH_VERSION,
+    FIRST_BACKOFF_S,
+    FetcherConfig,
+    FollowerEvents,
+    LeaderAddress,
+    ReplicaFetcher,
+)
+from metaquorum.runtime import Connection, Listener, Runtime
+from metaquorum.runtime.real import real_runtime
+from tests.dataplane.log.logs import open_log
+from tests.dataplane.replicas import Setting
+from tests.dataplane.test_partition import config_of
+from tests.nodes import PATIENCE_S
+from wire.apis import APIS, ApiKey
+from wire.codec import decode
+from wire.errors import ErrorCode
+from wire.headers import decode_request_header, encode_response
+from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from wire.messages.fetch import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+
+WAIT_MS = 500
+CONFIG = FetcherConfig(FetchLimits(WAIT_MS, 1, 1 << 20), 1 << 20, 0.1)
+TOPIC_ID = bytes(16)
+
+
+class Leader:
+    """One connection of the follower's."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._received = bytearray()
+        self._correlation_id = 0
+
+    async def _frame(self, api: ApiKey) -> tuple[int, memoryview]:
+        """The version of the next request, which is one of that API, and its body."""
+        room = bytearray(1 << 16)
+        while len(self._received) < 4 or len(self._received) < 4 + self._size:
+            count = await self._connection.receive_into(room)
+            assert count
+            self._received += room[:count]
+        frame = bytes(self._received[4 : 4 + self._size])
+        del self._received[: 4 + self._size]
+        header, body = decode_request_header(memoryview(frame))
+        assert header.api_key == api
+        self._correlation_id = header.correlation_id
+        return header.api_version, memoryview(frame)[body:]
+
+    @property
+    def _size(self) -> int:
+        return int(struct.unpack_from(">i", self._received)[0])
+
+    async def tell_versions(self) -> None:
+        version, _ = await self._frame(ApiKey.API_VERSIONS)
+        keys = [
+            ApiVersion(api_key=each.key, min_version=each.min_version, max_version=each.max_version)
+            for each in APIS.values()
+        ]
+        api = APIS[ApiKey.API_VERSIONS]
+        message = ApiVersionsResponse(api_keys=keys)
+        data = encode_response(api, version, self._correlation_id, message)
+        await self._connection.send(data)
+
+    async def asked(self) -> FetchRequest:
+        version, body = await self._frame(ApiKey.FETCH)
+        return decode(FetchRequest, version, body)
+
+    async def answer(self, **codes: ErrorCode) -> None:
+        """These partitions, called p0, p1 ..., say so; nothing has come for any."""
+        rows = [
+            PartitionData(
+                partition_index=int(name[1:]), error_code=code, high_watermark=0, records=b""
+            )
+            for name, code in codes.items()
+        ]
+        topics = [FetchableTopicResponse(topic_id=TOPIC_ID, partitions=rows)] if rows else []
+        message = FetchResponse(session_id=7, responses=topics)
+        api = APIS[ApiKey.FETCH]
+        data = encode_response(api, FETCH_VERSION, self._correlation_id, message)
+        await self._connection.send(data)
+
+
+def replica(folder: Path, index: int) -> Partition:
+    log = open_log(folder / f"t-{index}")
+    return Partition("t", TOPIC_ID, index, Setting(2).context, log, config_of())
+
+
+Story = Callable[[ReplicaFetcher, Callable[[], Awaitable[Leader]]], Awaitable[None]]
+
+
+def following(story: Story) -> None:
+    connections: list[Connection] = []
+
+    async def accept(listener: Listener) -> Leader:
+        connections.append(await listener.accept())
+        leader = Leader(connections[-1])
+        await leader.tell_versions()
+        return leader
+
+    async def main() -> None:
+        runtime: Runtime = real_runtime()
+        listener = await runtime.network.listen("127.0.0.1", 0)
+        fetcher = ReplicaFetcher(
+            2,
+            8,
+            1,
+            runtime,
+            CONFIG,
+            lambda: LeaderAddress(*listener.address, broker_epoch=7),
+            FollowerEvents(lambda *_: None, lambda *_: None),  # type: ignore[arg-type,return-value]
+            random.Random(0),
+        )
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fetcher.run)
+                await story(fetcher, lambda: accept(listener))
+                nursery.cancel_scope.cancel()
+        for each in (listener, *connections):
+            each.close()
+
+    trio.run(main)
+
+
+def partitions_in(request: FetchRequest) -> list[int]:
+    return [each.partition for topic in request.topics for each in topic.partitions]
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_partition_that_failed_for_now_is_not_left_waiting_for_a_long_poll_of_others(
+    tmp_path: Path, others: int
+) -> None:
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        for index in range(1 + others):
+            fetcher.add(replica(tmp_path, index), leader_epoch=1)
+        leader = await accept()
+        first = await leader.asked()
+        assert partitions_in(first) == list(range(1 + others))
+        assert first.max_wait_ms == WAIT_MS
+        # It has not heard yet that it leads.
+        await leader.answer(p0=ErrorCode.UNKNOWN_LEADER_EPOCH)
+        while not partitions_in(asked := await leader.asked()):
+            assert 1 <= asked.max_wait_ms <= FIRST_BACKOFF_S * 1000
+            await leader.answer()
+        assert partitions_in(asked) == [0]
+        assert asked.max_wait_ms == WAIT_MS
+
+    following(story)
+
+
+def test_a_poll_is_given_up_for_another_partition(tmp_path: Path) -> None:
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        leader = await accept()
+        for number in range(20):
+            assert partitions_in(await leader.asked()) == ([] if number else [0])
+            if number < 19:
+                await leader.answer()
+        fetcher.add(replica(tmp_path, 1), leader_epoch=1)
+        leader = await accept()
+        assert partitions_in(await leader.asked()) == [0, 1]
+
+    following(story)
