@@ -1,6 +1,7 @@
 """A node for whoever asks for one, and Kafka's own tools where there is a Java to run them."""
 
 import gc
+import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,10 @@ settings.register_profile(
 settings.register_profile("fresh", settings.get_profile("same"), derandomize=False)
 settings.load_profile("same")
 
+# What listens here is not reached through anybody's proxy.
+for name in ("no_proxy", "NO_PROXY"):
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
+
 # The console producer gives up on what is not acknowledged at the fourth attempt of 1.5 s.
 TOOL_OPTIONS = {"console-producer": ("--request-timeout-ms", "60000")}
 
@@ -45,6 +50,9 @@ PROCESS_BYTES = 1 << 30  # of one with its nodes, and with Java now and then
 CLIENTS = "tests.conformance.clients"
 # Whose code may leave a socket to the collector, mostly when something has taken long.
 OTHERS = {"aiokafka", "confluent_kafka", "kafka"}
+# What their threads log goes to stderr, and is none of the records that a test of ours looks at.
+for name in OTHERS:
+    logging.getLogger(name).propagate = False
 
 
 def pytest_xdist_auto_num_workers() -> int:

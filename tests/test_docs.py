@@ -24,7 +24,9 @@ from tests.nodes import PATIENCE_S, READY, ROOT, Node, free_ports, wait_until
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "127.0.0.1:9092"
-TIMEOUT_S = PATIENCE_S
+TIMEOUT_S = 3 * PATIENCE_S  # of one block
+
+pytestmark = pytest.mark.timeout(3600)
 
 
 @dataclass(frozen=True)
@@ -96,21 +98,23 @@ def test_commands_work_in_the_order_of_the_document(
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
     """Its exit code and output; what it left in the background is ended."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    output = folder.with_name("output")
+    with output.open("wb") as file:  # which nobody has to close, as they would a pipe
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
-        output, _ = process.communicate(timeout=TIMEOUT_S)
+        process.wait(TIMEOUT_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, output
+        process.wait()
+    return process.returncode, output.read_text()
 
 
 def stop_cluster(folder: Path, environment: dict[str, str]) -> None:

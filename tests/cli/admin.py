@@ -10,10 +10,16 @@ from click.testing import CliRunner
 from cli.mq_admin import main
 from tests.nodes import unique, wait_until
 
+OF_A_TERMINAL = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"}
+
 
 def environment(**more: str) -> dict[str, str]:
     """Of the person who types: nothing of ours is set, and there are no profiles."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MQ_", "XDG_", "PYTHONDONT"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MQ_", "XDG_", "PYTHONDONT")) and name not in OF_A_TERMINAL
+    }
     return kept | {"XDG_CONFIG_HOME": "/nonexistent"} | more
 
 

@@ -16,9 +16,10 @@ import kafka
 import kafka.structs
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as AioTopicPartition
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.nodes import PATIENCE_S
+from tests.nodes import PATIENCE_S, wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 LIMIT_BYTES = 24 * 1024 * 1024
@@ -296,6 +297,21 @@ CLIENTS: tuple[Client, ...] = (Librdkafka(), KafkaPython(), Aiokafka())
 def admin(bootstrap: str) -> AdminClient:
     """Kept: a client that is dropped takes the answers it still waits for with it."""
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+
+
+def reconnected(bootstrap: str) -> AdminClient:
+    """The kept client, once it has noticed that the node was started again."""
+    client = admin(bootstrap)
+
+    def is_answered() -> bool:
+        try:
+            client.list_topics(timeout=TIMEOUT_S)
+        except KafkaException:
+            return False
+        return True
+
+    wait_until(is_answered)
+    return client
 
 
 def create(

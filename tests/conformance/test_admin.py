@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from tests.conformance.clients import TIMEOUT_S, Librdkafka, Record, admin, create
+from tests.conformance.clients import TIMEOUT_S, Librdkafka, Record, admin, create, reconnected
 from tests.conftest import NewNode
 from tests.nodes import Peer, elsewhere, unique, wait_until
 
@@ -166,6 +166,7 @@ def test_a_brokers_configs_show_through_in_topics_and_survive_kill(start_node: N
     in_force(node, TOPIC, topic, "retention.ms", "90000")
     node.kill()
     node.start()
+    reconnected(node.bootstrap)
     found = configs(node, TOPIC, topic)["retention.ms"]
     assert (found.value, found.source) == ("90000", ConfigSource.DYNAMIC_BROKER_CONFIG.value)
     assert found.synonyms["log.retention.ms"].value == "90000"
@@ -288,7 +289,7 @@ def test_deleted_records_are_gone_and_stay_gone_after_kill(start_node: NewNode) 
     if not elsewhere():  # Kafka writes it down within a minute
         node.kill()
         node.start()
-        admin(node.bootstrap).list_topics(topic, TIMEOUT_S)  # it has to connect again first
+        reconnected(node.bootstrap)
     assert first_offset(node, topic) == 13
     assert delete_before(node, topic, -1) == 20
     assert Librdkafka().send(node.bootstrap, topic, [Record(None, b"after")], "none") == [20]

@@ -8,7 +8,16 @@ import pytest
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import NewTopic
 
-from tests.conformance.clients import CLIENTS, TIMEOUT_S, Client, Librdkafka, Record, admin, create
+from tests.conformance.clients import (
+    CLIENTS,
+    TIMEOUT_S,
+    Client,
+    Librdkafka,
+    Record,
+    admin,
+    create,
+    reconnected,
+)
 from tests.conftest import NewNode
 from tests.nodes import KafkaNode, Node, wait_until
 
@@ -139,7 +148,7 @@ def test_topics_and_cluster_id_survive(start_node: NewNode, end: End) -> None:
     node = start_node()
 
     def seen() -> tuple[str, dict[str, str], dict[str, list[int]]]:
-        client = admin(node.bootstrap)
+        client = reconnected(node.bootstrap)
         cluster = client.list_topics(timeout=TIMEOUT_S)
         topics = client.describe_topics(TopicCollection(list(cluster.topics)))
         ids = {name: str(one.result(TIMEOUT_S).topic_id) for name, one in topics.items()}

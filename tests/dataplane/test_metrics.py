@@ -273,7 +273,7 @@ async def test_many_partitions_do_not_hold_up_the_loop(tmp_path: Path) -> None:
         await scrape(served)
         trio.lowlevel.add_instrument(Slices())
         shares = []
-        for _ in range(5):  # in one of which nothing else gets into the way, as a collection does
+        for _ in range(3):  # in one of which nothing else gets into the way, as a collection does
             slices.clear()
             samples = await scrape(served)
             assert value(samples, "kafka_server_replicamanager_partitioncount") == 3000
