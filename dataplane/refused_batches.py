@@ -8,8 +8,11 @@ smaller one, a leader or topic of which this worker has not heard yet, replicas 
 sync) the second would be taken, and the first could never be. Java's producer would then send it in
 vain; librdkafka takes it for delivered, as what comes behind it is, and it is lost.
 
-So a refused batch is remembered for as long as there may be requests that were sent before its
-answer was seen: the next four of its connection. Of a batch whose producer the log does not know
+So a refused batch that may come again is remembered for as long as there may be requests that were
+sent before its answer was seen: the next four of its connection. It may come again if its error is
+one that is tried again, or if it is too large and has several records: Java's producer splits it.
+(For the rest aiokafka goes on behind it in the same epoch.) Of a batch whose producer the log does
+not know
 
     nothing was refused here                  the log decides
     the sequence that was refused, or before  the log decides
@@ -80,7 +83,8 @@ class RefusedBatches:
         if header.producer_id >= 0:
             first = self._first(place, header)
             if first is None or not _is_after(header.base_sequence, first.sequence):
-                self._note(place, header, code)
+                if _may_come_again(header, code):
+                    self._note(place, header, code)
             elif code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and first.code in RETRIABLE:
                 return KafkaError(first.code, f"sequence {first.sequence} was refused before it")
         return error
@@ -123,6 +127,10 @@ class RefusedBatches:
             raise CloseConnectionError(
                 "too many batches were refused to know which producers may go on"
             )
+
+
+def _may_come_again(header: BatchHeader, code: ErrorCode) -> bool:
+    return code in RETRIABLE or (code is ErrorCode.MESSAGE_TOO_LARGE and header.record_count > 1)
 
 
 def _is_after(sequence: int, other: int) -> bool:

@@ -16,9 +16,9 @@ from dataplane.handlers.produce_outcome import (
     Answers,
     Commit,
     Commits,
-    Doubt,
     Outcome,
     Pending,
+    Refusal,
     Uncommitted,
     as_it_is,
     failed,
@@ -91,18 +91,14 @@ def handle_one(
         todo.append((partition, records))
     now_ms = worker.clock.now_ms()
     appended: list[Appended] = []
-    failures: list[tuple[int, Partition, KafkaError | StorageError]] = []
-    doubts: list[Doubt] = []
+    refusals: list[Refusal] = []
     uncommitted: list[Uncommitted] = []
     for partition, records in todo:
         try:
             result = _append_now(partition, records, version, acks, now_ms, client)
         except (KafkaError, StorageError) as error:
             told = refuse(client, _place(partition, version), records, error)
-            if is_doubtful(partition, told):
-                doubts.append((len(appended), partition, partition.leader_epoch, told))
-            else:
-                failures.append((len(appended), partition, told))
+            refusals.append((len(appended), partition, partition.leader_epoch, told))
             appended.append((partition.index, -1, -1, -1))
             continue
         first_offset, last_offset, append_time_ms, _ = result
@@ -112,14 +108,19 @@ def handle_one(
         appended.append(
             (partition.index, first_offset, append_time_ms, partition.log.log_start_offset)
         )
-    if not (failures or doubts or uncommitted):
+    if not (refusals or uncommitted):
         throttle_ms = 0
         if worker.quotas.is_on:
             throttle_ms = worker.quotas.answering(client, header.client_id, len(frame))
         return encode_one(version, header.correlation_id, topic, appended, throttle_ms)
     outcome = Outcome(worker, client, header, len(frame), topic, appended)
-    for each in failures:
-        outcome.fail(*each)
+    doubts: list[Refusal] = []
+    for refusal in refusals:
+        number, partition, _, told = refusal
+        if is_doubtful(partition, told):
+            doubts.append(refusal)
+        else:
+            outcome.fail(number, partition, told)
     if uncommitted or doubts:
         commits = Commits(worker, uncommitted, doubts, outcome, timeout_ms)
         return LaterReply(commits, as_it_is)

@@ -208,8 +208,8 @@ class Commit:
 
 # Where it stands in the request, the leader epoch it was appended in, and where it ends.
 Uncommitted: TypeAlias = tuple[int, Partition, int, int]
-# Where it stands in the request, the leader epoch it was refused in, and why, if that is so.
-Doubt: TypeAlias = tuple[int, Partition, int, KafkaError | StorageError]
+# Where it stands in the request, the leader epoch it was refused in, and why.
+Refusal: TypeAlias = tuple[int, Partition, int, KafkaError | StorageError]
 
 
 class Commits(Later):
@@ -234,7 +234,7 @@ class Commits(Later):
         self,
         worker: Worker,
         uncommitted: list[Uncommitted],
-        doubts: list[Doubt],
+        doubts: list[Refusal],
         outcome: Outcome,
         timeout_ms: int,
     ) -> None:
@@ -262,9 +262,9 @@ class Commits(Later):
                 _check_committed(partition, leader_epoch, end_offset)
             except KafkaError as error:
                 self._outcome.fail(number, partition, error)
-        for number, partition, leader_epoch, refusal in self._doubts:
+        for number, partition, leader_epoch, doubted in self._doubts:
             assert self._question is not None
-            told = _refusal(self._question, partition, leader_epoch, refusal)
+            told = _surely(self._question, partition, leader_epoch, doubted)
             self._outcome.fail(number, partition, told)
         return self._outcome.answer()
 
@@ -290,7 +290,7 @@ def is_doubtful(partition: Partition, error: KafkaError | StorageError) -> bool:
     )
 
 
-def _refusal(
+def _surely(
     question: QuorumQuestion,
     partition: Partition,
     leader_epoch: int,
@@ -310,5 +310,5 @@ async def refuse_surely(
     answered = trio.Event()
     question = worker.quorum_check.ask(answered.set)
     await answered.wait()
-    told = _refusal(question, partition, leader_epoch, error)
+    told = _surely(question, partition, leader_epoch, error)
     return failed(worker, partition, partition.index, told)

@@ -6,7 +6,6 @@ could take all behind it, every time.
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,9 +39,12 @@ PLACE: Place = "t", 0
 FULL = StorageError("full")
 
 
-def produced(sequence: int, epoch: int = 0, producer_id: int = 7, *, large: bool = False) -> Any:
+def produced(
+    sequence: int, epoch: int = 0, producer_id: int = 7, *, large: bool = False, count: int = 1
+) -> Any:
     return batch_of(
         b"%d" % sequence + bytes(LARGE_BYTES * large),
+        *[b""] * (count - 1),
         producer_id=producer_id,
         producer_epoch=epoch,
         base_sequence=sequence,
@@ -124,8 +126,19 @@ def test_what_follows_is_told_what_the_first_was_if_that_is_tried_again() -> Non
     too_large = KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
     assert refused.refuse(PLACE, produced(20), too_large) is too_large
     refused = RefusedBatches()
-    refused.refuse(PLACE, produced(10), too_large)
+    refused.refuse(PLACE, produced(10, count=2), too_large)
+    assert not may_come(refused, 20)
     assert refused.refuse(PLACE, produced(20), out_of_order) is out_of_order
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.INVALID_RECORD, OUT_OF_ORDER]
+)
+def test_what_cannot_come_again_is_not_waited_for(code: ErrorCode) -> None:
+    refused = RefusedBatches()
+    refused.refuse(PLACE, produced(10), KafkaError(code))
+    assert may_come(refused, 20)
+    assert refused.next_request() is None
 
 
 def test_what_was_sent_after_its_answer_does_not_wait() -> None:
@@ -249,18 +262,20 @@ async def test_a_producer_that_skips_what_was_refused_is_not_stuck(tmp_path: Pat
         client = await served.connect()
         await client.create("t", max_message_bytes=1000)
         refused = ErrorCode.MESSAGE_TOO_LARGE
-        first = produced(0, large=True)
-        assert await pipelined(client, first, *[produced(1)] * (REQUESTS_BEHIND + 1)) == [
+        first = produced(0, large=True, count=2)  # it may come again in two
+        assert await pipelined(client, first, *[produced(2)] * (REQUESTS_BEHIND + 1)) == [
             refused,
             *[OUT_OF_ORDER] * REQUESTS_BEHIND,
             0,
         ]
-        first = produced(0, 0, 8, large=True)
+        first = produced(0, 0, 8, large=True, count=2)
         assert await pipelined(client, first, produced(0, 1, 8), produced(1, 1, 8)) == [
             refused,
             0,
             0,
         ]
+        first = produced(0, 0, 9, large=True)  # it cannot
+        assert await pipelined(client, first, produced(1, 0, 9)) == [refused, 0]
 
 
 # Real clients
@@ -364,7 +379,15 @@ def test_librdkafka_goes_on_behind_a_first_batch_that_can_never_be_taken(
     test()
 
 
-@pytest.mark.skipif(not shutil.which("java"), reason="java not installed")
+async def console_producer(address: tuple[str, int], lines: list[bytes], *config: str) -> None:
+    """Java's producer has sent the lines, or has given up."""
+    tool = [str(KAFKA / "tool"), "console-producer", "--topic", "t"]
+    tool += ["--bootstrap-server", f"{address[0]}:{address[1]}"]
+    for each in config:
+        tool += ["--producer-property", each]
+    await trio.run_process(tool, stdin=b"\n".join(lines) + b"\n")
+
+
 @pytest.mark.usefixtures("java")
 @in_trio
 async def test_javas_producer_keeps_its_order_when_the_second_would_have_fitted(
@@ -376,9 +399,6 @@ async def test_javas_producer_keeps_its_order_when_the_second_would_have_fitted(
         await client.create("t")
         disk.room_bytes = ROOM_BYTES
         lines = [b"0" * LARGE_BYTES, *(b"%d" % number for number in range(1, 8))]
-        host, port = served.node.address
-        tool = [str(KAFKA / "tool"), "console-producer", "--bootstrap-server", f"{host}:{port}"]
-        batch = ["--producer-property", "batch.size=1", "--producer-property", "linger.ms=0"]
         async with trio.open_nursery() as nursery:
 
             async def make_room() -> None:
@@ -387,5 +407,16 @@ async def test_javas_producer_keeps_its_order_when_the_second_would_have_fitted(
                 disk.room_bytes = 1 << 40
 
             nursery.start_soon(make_room)
-            await trio.run_process([*tool, "--topic", "t", *batch], stdin=b"\n".join(lines) + b"\n")
+            await console_producer(served.node.address, lines, "batch.size=1", "linger.ms=0")
+        assert await client.values("t") == lines
+
+
+@pytest.mark.usefixtures("java")
+@in_trio
+async def test_javas_producer_splits_what_is_too_large_before_what_follows(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t", max_message_bytes=5000)
+        lines = [b"%d" % number + b"." * 100 for number in range(170)]  # of which 150 fill a batch
+        await console_producer(served.node.address, lines, "batch.size=16384", "linger.ms=100")
         assert await client.values("t") == lines
