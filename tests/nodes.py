@@ -36,10 +36,8 @@ POLL_S = 0.005
 BASE_PORTS = (12_000, 32_000)
 MAX_RESERVED_PORTS = 300
 
-_reserved: "deque[socket.socket]" = deque(maxlen=MAX_RESERVED_PORTS)
-_random = (
-    random.SystemRandom()
-)  # what seeds the common one in all processes alike is not this one's
+_reserved: "deque[socket.socket]" = deque()
+_random = random.SystemRandom()  # what seeds the common one alike in all processes leaves it alone
 _serial = itertools.count()
 
 
@@ -99,6 +97,8 @@ def free_ports(offsets: Iterable[int]) -> int:
                 sock.close()
         else:
             _reserved.extend(held)
+            while len(_reserved) > MAX_RESERVED_PORTS:  # of tests that are long over
+                _reserved.popleft().close()
             return base
 
 
