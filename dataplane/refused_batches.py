@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 
 from dataplane.connection import Client, CloseConnectionError
 from dataplane.log.producers import REMEMBERED_BATCHES, ProducerStateTable
+from metaquorum.records import MAX_TOPIC_CHARS
 from metaquorum.runtime import StorageError
 from wire.batches import BatchHeader, parse_header
 from wire.errors import RETRIABLE, ErrorCode, KafkaError
@@ -40,7 +41,7 @@ from wire.types import Buffer, Uuid
 # Requests with batches of one producer that may be under way behind one that is refused.
 REQUESTS_BEHIND: Final = REMEMBERED_BATCHES - 1
 # Of one connection: some 64 KiB of memory.
-MAX_REFUSED: Final = 200
+MAX_REFUSED: Final = 150
 
 _SEQUENCES: Final = 1 << 31  # 2^31 - 1 is followed by 0
 
@@ -83,7 +84,7 @@ class RefusedBatches:
         if header.producer_id >= 0:
             first = self._first(place, header)
             if first is None or not _is_after(header.base_sequence, first.sequence):
-                if _may_come_again(header, code):
+                if _may_come_again(place, header, code):
                     self._note(place, header, code)
             elif code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and first.code in RETRIABLE:
                 return KafkaError(first.code, f"sequence {first.sequence} was refused before it")
@@ -129,7 +130,9 @@ class RefusedBatches:
             )
 
 
-def _may_come_again(header: BatchHeader, code: ErrorCode) -> bool:
+def _may_come_again(place: Place, header: BatchHeader, code: ErrorCode) -> bool:
+    if len(place[0]) > MAX_TOPIC_CHARS:  # there never will be such a topic
+        return False
     return code in RETRIABLE or (code is ErrorCode.MESSAGE_TOO_LARGE and header.record_count > 1)
 
 

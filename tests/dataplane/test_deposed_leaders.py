@@ -2,6 +2,7 @@
 
 import pytest
 
+from dataplane.quorum_check import ASK_TIMEOUT_S
 from tests.dataplane.serving import PRODUCE_VERSION, RawClient, batch_of, produce_message
 from tests.dataplane.together import NODES, Together, together
 from wire.apis import ApiKey
@@ -76,7 +77,7 @@ def test_who_leads_says_so_at_once_when_a_sequence_is_missing(size_bytes: int) -
             message = produce_message("t", produced(5, size_bytes=size_bytes))
             answer = await client.call(ApiKey.PRODUCE, message, api_version)
             assert answer.responses[0].partition_responses[0].error_code == OUT_OF_ORDER
-            assert cluster.world.now - began < 0.2
+            assert cluster.world.now - began < ASK_TIMEOUT_S / 2
         await client.produce("t", produced(1))
 
     together(story)

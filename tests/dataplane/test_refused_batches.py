@@ -151,6 +151,12 @@ def test_what_was_sent_after_its_answer_does_not_wait() -> None:
     assert refused.next_request() is None
 
 
+def test_topics_that_cannot_be_are_not_waited_for() -> None:
+    refused = RefusedBatches()
+    refused.refuse(("x" * 250, 0), produced(0), KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    assert refused.next_request() is None
+
+
 def test_each_is_remembered_for_its_own_time() -> None:
     refused = after_refusing(0)
     for number in range(REQUESTS_BEHIND):
