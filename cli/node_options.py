@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from cli.quorum_options import KAFKAS_ROLES, quorum_settings
-from cli.usage import UsageError, address, address_text
+from cli.usage import UsageError, address, address_text, without_brackets
 from dataplane.listeners import (
     DEFAULT_NAME,
     ClientListener,
@@ -20,6 +20,7 @@ from dataplane.listeners import (
     replicating,
 )
 from dataplane.node_config import NodeConfig
+from metaquorum.addresses import is_anywhere
 from metaquorum.config import find_key, parse_all
 from metaquorum.config_def import Scope
 from metaquorum.config_layers import WorkerLayers
@@ -217,16 +218,19 @@ def _one_of(value: str, values: Sequence[str], name: str) -> str:
 
 def _advertise(text: str | None, listen: tuple[str, int]) -> tuple[str, int | None]:
     if text is None:
-        if listen[0] in ("0.0.0.0", "::"):  # noqa: S104
-            return socket.gethostname(), None
-        return listen[0], None
+        return socket.gethostname() if is_anywhere(listen[0]) else listen[0], None
+    port: int | None
     is_whole_ipv6 = text.count(":") > 1 and not text.startswith("[")
     if ":" not in text or is_whole_ipv6 or text.endswith("]"):
-        host = text.removeprefix("[").removesuffix("]")
-        if not host:
-            raise UsageError("--advertise takes HOST[:PORT], not an empty name")
-        return host, None
-    return address(text, "--advertise")
+        host, port = without_brackets(text, "--advertise"), None
+    else:
+        host, port = address(text, "--advertise")
+    if is_anywhere(host):
+        raise UsageError(
+            f"--advertise: clients cannot connect to {text or 'nothing'}; give a name or an address"
+            " by which they reach this machine"
+        )
+    return host, port
 
 
 def _node_id(chosen: Mapping[str, Any], configs: dict[str, str]) -> int:

@@ -10,7 +10,16 @@ def address(text: str, option: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise UsageError(f"{option} takes HOST:PORT with a port from 0 to 65535, not {text!r}")
-    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104
+    return without_brackets(host, option) or "0.0.0.0", int(port)  # noqa: S104
+
+
+def without_brackets(host: str, option: str) -> str:
+    """[::1] is ::1; UsageError."""
+    inner = host.removeprefix("[").removesuffix("]")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if "[" in inner or "]" in inner or (inner != host and not (is_bracketed and ":" in inner)):
+        raise UsageError(f"{option} takes an address of IPv6 as [::1], not as {host!r}")
+    return inner
 
 
 def address_text(host: str, port: int) -> str:

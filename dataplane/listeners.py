@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from dataplane.authentication import SaslSettings
 from dataplane.listener_tls import TlsSettings
 from dataplane.principal_rules import PrincipalRules
+from metaquorum.addresses import is_anywhere
 from metaquorum.admin.security import Login
 from metaquorum.config_layers import Configs, ListenerConfigs
 from metaquorum.sasl import PLAIN, jaas_options, plain_users
@@ -28,7 +29,6 @@ Address = tuple[str, int]
 
 MAX_LISTENERS: Final = 64
 DEFAULT_NAME: Final = "PLAINTEXT"
-_ANYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104
 _ENTRY: Final = re.compile(r"([A-Za-z0-9_\-]{1,64})://(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*):(\d{1,5})")
 
 
@@ -155,12 +155,15 @@ def _listener(
         ) from None
     host, port = bind
     advertise: tuple[str, int | None] = (
-        (host if host not in _ANYWHERE else socket.gethostname(), None)
+        (socket.gethostname() if is_anywhere(host) else host, None)
         if advertised is None
         else advertised
     )
-    if advertise[0] in _ANYWHERE:
-        raise ListenerError(f"advertised.listeners: clients cannot reach {name} at no host")
+    if is_anywhere(advertise[0]):
+        raise ListenerError(
+            f"advertised.listeners: clients cannot connect to {advertise[0] or 'nothing'}; give a"
+            f" name or an address by which they reach {name}"
+        )
     own = ListenerConfigs(configs, name)
     return ClientListener(
         name,

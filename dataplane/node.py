@@ -12,6 +12,7 @@ Stopping goes the other way; the controller is last, as workers need it to leave
 
 import errno
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
@@ -277,7 +278,12 @@ def _cannot_listen(address: Address, error: Exception, option: str) -> NodeError
         reason = error.strerror or reason
         advice = _LISTEN_ADVICE.get(error.errno or 0, advice)
     host, port = address
-    return NodeError(f"cannot listen on {host}:{port}: {reason}; {advice} {option}")
+    if isinstance(error, socket.gaierror):
+        advice = f"{host!r} has to be an address of this machine, or a name of one; choose another"
+    elif isinstance(error, OSError) and error.errno == errno.EINVAL and "%" not in host:
+        advice = "where it is link-local, say its interface, as in fe80::1%eth0; or choose another"
+    text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return NodeError(f"cannot listen on {text}: {reason}; {advice} {option}")
 
 
 def _sentence(error: BaseException) -> str:

@@ -45,11 +45,12 @@ _FETCH: Final = ApiKey.FETCH.to_bytes(2, "big")
 
 @dataclass(frozen=True, slots=True)
 class PlaceLimits:
-    """max.connections, of all and of single listeners, and max.connections.per.ip."""
+    """max.connections, of all and of single listeners; max.connections.per.ip with overrides."""
 
     all: int
     per_ip: int
     by_listener: Mapping[str, int] = field(default_factory=dict)
+    by_ip: Mapping[str, int] = field(default_factory=dict)  # instead of per_ip
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,10 @@ class Places:
 
     def lack(self, listener: str, host: str) -> str | None:
         """What one more, which has come by `listener`, has no place for: ends a sentence."""
-        if self._per_ip[host] >= self.limits.per_ip:
-            return f"it has {self._per_ip[host]}, which is max.connections.per.ip"
+        most = self.limits.by_ip.get(host, self.limits.per_ip)
+        if self._per_ip[host] >= most:
+            name = "max.connections.per.ip" + ".overrides" * (host in self.limits.by_ip)
+            return f"it has {self._per_ip[host]}, which is {name}"
         if (lack := self._lack_of_listener(listener)) is not None:
             return lack
         if len(self._taken) >= self.limits.all and not self._is_protected(listener):

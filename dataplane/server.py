@@ -42,12 +42,16 @@ class ServerLimits:
     max_connections_per_ip: int
     max_idle_ms: int  # negative: any time
     max_connections_by_listener: Mapping[str, int] = field(default_factory=dict)
+    max_connections_by_ip: Mapping[str, int] = field(default_factory=dict)
     drain_seconds: float = 5.0
 
     @property
     def places(self) -> PlaceLimits:
         return PlaceLimits(
-            self.max_connections, self.max_connections_per_ip, self.max_connections_by_listener
+            self.max_connections,
+            self.max_connections_per_ip,
+            self.max_connections_by_listener,
+            self.max_connections_by_ip,
         )
 
 

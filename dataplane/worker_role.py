@@ -36,6 +36,7 @@ from dataplane.server import Server, ServerLimits
 from dataplane.upkeep import Upkeep
 from dataplane.worker import Worker
 from dataplane.worker_configs import WorkerConfigs
+from metaquorum.addresses import counts_by_address
 from metaquorum.config_layers import Configs, ListenerConfigs, WorkerLayers
 from metaquorum.gateway import Gateway
 from metaquorum.loader import MetadataLoader
@@ -299,4 +300,5 @@ def _limits(configs: Configs, listeners: Iterable[str]) -> ServerLimits:
         max_connections_per_ip=configs.integer("max.connections.per.ip"),
         max_idle_ms=configs.integer("connections.max.idle.ms"),
         max_connections_by_listener=by_listener,
+        max_connections_by_ip=counts_by_address(configs.text("max.connections.per.ip.overrides")),
     )

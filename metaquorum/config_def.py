@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
 
+from metaquorum.addresses import counts_by_address
 from wire.errors import ErrorCode, KafkaError
 
 ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...] | None
-Check: TypeAlias = "Range | Levels | OneOf | None"
+Check: TypeAlias = "Range | Levels | OneOf | CountsByAddress | None"
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
@@ -98,6 +99,21 @@ class OneOf:
 
     def __str__(self) -> str:
         return f"[{', '.join(self.values)}]"
+
+
+class CountsByAddress:
+    """ADDRESS:COUNT, several after commas."""
+
+    def complaint(self, value: ConfigValue) -> str | None:
+        assert isinstance(value, str)
+        try:
+            counts_by_address(value)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def __str__(self) -> str:
+        return "ADDRESS:COUNT,..."
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ Source: KIP-546, KIP-599, KIP-612; words and codes of Apache Kafka 4.3.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from ipaddress import ip_address
 from typing import Final
 
+from metaquorum.addresses import canonical
 from metaquorum.decisions import Decision
 from metaquorum.image import MetadataImage
 from metaquorum.quota_rules import (
@@ -107,7 +108,7 @@ def _canonical(address: str) -> str:
     """As connections are told apart. Kafka takes host names too, which every node may resolve to
     something else; here they are refused."""
     try:
-        return str(ip_address(address))
+        return canonical(address)
     except ValueError:
         raise _invalid(f"{address} is not a valid IP or resolvable host.") from None
 
@@ -183,6 +184,8 @@ class QuotaFilter:
         if part.match_type == MatchType.EXACT:
             if name is None:
                 raise _invalid("Request specified MATCH_TYPE_EXACT, but set match string to null.")
+            with suppress(ValueError):  # what is no address has no quota
+                name = canonical(name) if kind == IP else name
             self._exact[kind] = name
             return
         words = {MatchType.DEFAULT: "MATCH_TYPE_DEFAULT", MatchType.ANY: "MATCH_TYPE_SPECIFIED"}

@@ -10,6 +10,7 @@ from metaquorum.config_def import (
     PASSWORD,
     STRING,
     ConfigKey,
+    CountsByAddress,
     OneOf,
     Range,
     listener_config,
@@ -48,6 +49,14 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT_MAX,
         Range(0),
         "Open client connections of one address.",
+        dynamic=True,
+    ),
+    worker_config(
+        "max.connections.per.ip.overrides",
+        STRING,
+        "",
+        CountsByAddress(),
+        "What holds for some addresses instead, as ADDRESS:COUNT,ADDRESS:COUNT.",
         dynamic=True,
     ),
     worker_config(

@@ -23,14 +23,16 @@ class Cluster:
         workers: Iterable[int] = (1, 2, 3),
         settings: Mapping[str, object] | None = None,
         racks: Mapping[int, str] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.racks = racks or {}
+        self._host = host
         self.controllers, self.workers = tuple(controllers), tuple(workers)
         folder.mkdir(parents=True, exist_ok=True)
         self.secret = folder / "secret"
         self.secret.touch(mode=0o600)
         self.secret.write_text(secrets.token_urlsafe(SECRET_BYTES))
-        self.quorum = ",".join(f"{number}@127.0.0.1:{free_port()}" for number in self.controllers)
+        self.quorum = ",".join(f"{number}@{host}:{free_port()}" for number in self.controllers)
         self.nodes = {
             number: self.node(folder / f"node{number}", number, settings)
             for number in sorted({*self.controllers, *self.workers})
@@ -50,7 +52,9 @@ class Cluster:
             arguments += ["--rack", self.racks[number]]
         if cluster_id is not None:
             arguments += ["--cluster-id", cluster_id]
-        return Node(folder, settings, *arguments)
+        node = Node(folder, settings, *arguments)
+        node.bootstrap = f"{self._host}:{free_port()}"
+        return node
 
     def arguments(self, number: int) -> list[str]:
         """What this node is told of the others, and of its part among them."""

@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -310,6 +312,18 @@ def elsewhere() -> str:
 
 def new_node(folder: Path, settings: Mapping[str, object] | None = None) -> Node | KafkaNode:
     return KafkaNode(folder, settings) if elsewhere() else Node(folder, settings)
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has ::1."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 
 
 def missing_for_java() -> str:

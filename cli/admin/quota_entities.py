@@ -10,12 +10,12 @@ is the default of its kind, one that is left out is not spoken of.
 import math
 import re
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
 from typing import Any, Final
 
 import click
 
 from cli.admin.output import Row, size_text
+from metaquorum.addresses import canonical
 from metaquorum.quota_rules import (
     CLIENT_ID,
     CONNECTION_CREATION_RATE,
@@ -98,7 +98,9 @@ def the_parts(options: Mapping[str, Any]) -> dict[str, Name]:
         if text == "":
             raise click.UsageError(f"--{option} takes a name, not nothing")
         if text is not None or is_default:
-            found[name] = Part.DEFAULT if text is None else text
+            found[name] = (
+                Part.DEFAULT if text is None else canonical_ip(text) if name == IP else text
+            )
     return found
 
 
@@ -223,17 +225,18 @@ def _read_item(item: Any) -> tuple[QuotaEntity, dict[str, float]]:
     if not isinstance(quotas, dict):
         raise ValueError("`quotas` must be an object of names and numbers")  # noqa: TRY004
     return (
-        QuotaEntity.of(EntityPart(kind, _canonical(kind, name)) for kind, name in parts.items()),
+        QuotaEntity.of(
+            EntityPart(kind, canonical_ip(name) if kind == IP and name else name)
+            for kind, name in parts.items()
+        ),
         {str(key): _read_value(key, value) for key, value in quotas.items()},
     )
 
 
-def _canonical(kind: str, name: str | None) -> str | None:
+def canonical_ip(name: str) -> str:
     """Addresses as clusters tell them apart; what is none, they refuse."""
-    if kind != IP or name is None:
-        return name
     try:
-        return str(ip_address(name))
+        return canonical(name)
     except ValueError:
         return name
 

@@ -13,6 +13,7 @@ from cli.admin.quota_entities import (
     OBSERVED_KEYS,
     UNITS,
     amount_text,
+    canonical_ip,
     entity_data,
     number,
     parse_amount,
@@ -113,6 +114,7 @@ def command(
       mq-admin quotas explain --user alice --client-id loader --bytes 10MiB -o json
       mq-admin quotas explain --client-id loader --ip 10.0.0.7
     """
+    ip = ip and canonical_ip(ip)
     client = QuotaClient(user, client_id, ip, parse_amount(PRODUCER_BYTE_RATE, amount))
     there = _relevant(session, client)
     uses, muted, why_not = _live(session, client)

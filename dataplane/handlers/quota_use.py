@@ -10,6 +10,7 @@ import trio
 from dataplane.muting import Name
 from dataplane.quota_status import QuotaStatus, Use
 from dataplane.worker import Request, Worker
+from metaquorum.addresses import canonical
 from metaquorum.quota_rules import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
@@ -89,7 +90,7 @@ def _of_client(
             row.next_delay_s = status.delay_after_s(key, principal, client.client_id, amount)
             yield row
     if client.ip is not None:
-        rate = worker.quotas.connections.use(client.ip)
+        rate = worker.quotas.connections.use(_canonical(client.ip))
         if rate is not None:
             yield DescribedUse(
                 asked=number,
@@ -149,3 +150,10 @@ def _row(use: Use) -> DescribedUse:
 
 def _user(principal: str) -> str:
     return principal.removeprefix("User:")
+
+
+def _canonical(ip: str) -> str:
+    try:
+        return canonical(ip)
+    except ValueError:
+        return ip

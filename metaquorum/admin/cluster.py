@@ -74,8 +74,15 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
         host, colon, port = item.rpartition(":")
         if not colon or (item.count(":") > 1 and not host.startswith("[")):
             host, port = item, str(DEFAULT_PORT)
-        host = host.removeprefix("[").removesuffix("]")
-        if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        if (
+            not host
+            or "[" in host
+            or "]" in host
+            or not (port.isascii() and port.isdigit())
+            or not 0 < int(port) < 65_536
+        ):
             raise ValueError(f"{item!r} is not HOST:PORT")
         addresses.append((host, int(port)))
     if not addresses:

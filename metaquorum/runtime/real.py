@@ -27,6 +27,8 @@ from metaquorum.runtime.seams import Buffer, Connection, File, FileLock, Listene
 T = TypeVar("T")
 
 LISTEN_BACKLOG: Final = 1024
+# A name that has several addresses: the next one is tried when one is silent for so long.
+NEXT_ADDRESS_S: Final = 2.0
 # Steps called before other tasks get their turn; a step answers what one read has brought.
 MAX_STEPS_PER_TURN: Final = 64
 # sendfile of more than this at once would keep the loop for long when the receiver is fast.
@@ -368,7 +370,8 @@ class RealConnection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         host, port = sock.getpeername()[:2]
-        self.peer: tuple[str, int] = (str(host), int(port))
+        # One of IPv4, by a socket that listens for both.
+        self.peer: tuple[str, int] = (str(host).removeprefix("::ffff:"), int(port))
 
     async def receive_into(self, buffer: bytearray | memoryview) -> int:
         while True:
@@ -467,6 +470,10 @@ class RealNetwork:
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if (
+                family == socket.AF_INET6
+            ):  # [::] is for both families, whatever the system's default
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             sock.bind(address)
             sock.listen(LISTEN_BACKLOG)
         except BaseException:
@@ -477,14 +484,18 @@ class RealNetwork:
     async def connect(self, host: str, port: int) -> Connection:
         addresses = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         failure: OSError | None = None
-        for family, kind, protocol, _, address in addresses:
+        for number, (family, kind, protocol, _, address) in enumerate(addresses, 1):
             sock = socket.socket(family, kind, protocol)
             sock.setblocking(False)
             try:
                 status = sock.connect_ex(address)
                 if status == errno.EINPROGRESS:
-                    await trio.lowlevel.wait_writable(sock)
+                    patience_s = math.inf if number == len(addresses) else NEXT_ADDRESS_S
+                    with trio.move_on_after(patience_s) as waiting:
+                        await trio.lowlevel.wait_writable(sock)
                     status = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if waiting.cancelled_caught:
+                        status = status or errno.ETIMEDOUT
                 if status:
                     raise OSError(status, os.strerror(status))
                 return RealConnection(sock, self._poller)

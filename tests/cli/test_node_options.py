@@ -96,7 +96,8 @@ def test_addresses_to_advertise(text: str, address: tuple[str, int | None]) -> N
 def test_a_node_that_listens_everywhere_advertises_its_name() -> None:
     import socket
 
-    assert asked(listen="0.0.0.0:1").node.advertise == (socket.gethostname(), None)
+    for everywhere in ("0.0.0.0:1", "[::]:1", ":1", "[0:0:0:0:0:0:0:0]:1"):
+        assert asked(listen=everywhere).node.advertise == (socket.gethostname(), None)
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -206,7 +207,14 @@ def test_only_the_one_controller_of_a_quorum_founds_a_cluster(tmp_path: Path) ->
         ({"listen": "127.0.0.1:65536"}, (), "--listen takes HOST:PORT"),
         ({"listen": "127.0.0.1:-1"}, (), "--listen takes HOST:PORT"),
         ({"listen": "127.0.0.1:٣"}, (), "--listen takes HOST:PORT"),
-        ({"advertise": ""}, (), "--advertise"),
+        ({"advertise": ""}, (), "--advertise: clients cannot connect to nothing"),
+        ({"advertise": "0.0.0.0:9092"}, (), "--advertise: clients cannot connect to 0.0.0.0:9092"),
+        ({"advertise": "[0:0::0]"}, (), "--advertise: clients cannot connect to [0:0::0]"),
+        ({"advertise": "[::1"}, (), "--advertise takes"),
+        ({"advertise": "[log1]"}, (), "--advertise takes an address of IPv6 as [::1]"),
+        ({"listen": "[::1:9092"}, (), "--listen takes an address of IPv6 as [::1]"),
+        ({"listen": "::1]:9092"}, (), "--listen takes an address of IPv6 as [::1]"),
+        ({"listen": "[]:9092"}, (), "--listen takes an address of IPv6 as [::1]"),
         ({"advertise": "host:port"}, (), "--advertise takes HOST:PORT"),
         ({"node_id": -1}, (), "--node-id must be from 0"),
         ({"node_id": 2**31}, (), "--node-id must be from 0"),

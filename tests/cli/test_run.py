@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes import PATIENCE_S, ROOT, wait_until
+from tests.nodes import PATIENCE_S, ROOT, needs_ipv6, wait_until
 
 LIMIT_S = PATIENCE_S
 SETTLED_S = 1.5
@@ -85,11 +85,8 @@ def test_a_signal_stops_the_node_in_good_order(run: type[Running], number: int) 
     assert "Traceback" not in node.stderr
 
 
+@needs_ipv6
 def test_an_address_of_version_6_is_written_as_clients_write_it(run: type[Running]) -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError as error:
-        pytest.skip(f"no IPv6 here: {error}")
     node = run("--listen", "[::1]:0")
     assert "listening on [::1]:" in node.ready_line()
     assert node.end(signal.SIGTERM) == 0

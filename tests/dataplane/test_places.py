@@ -65,6 +65,17 @@ def test_each_limit_says_by_its_name_what_is_lacking() -> None:
     assert found.lack("OTHER", "192.0.2.9") == "3 are open, which is max.connections"
 
 
+def test_some_addresses_may_have_another_number() -> None:
+    found = Places(PlaceLimits(MANY, 1, by_ip={"192.0.2.1": 2, "2001:db8::1": 0}))
+    filled(found, 1)
+    assert found.lack("OUT", "192.0.2.1") is None
+    filled(found, 1)
+    overrides = "which is max.connections.per.ip.overrides"
+    assert found.lack("OUT", "192.0.2.1") == f"it has 2, {overrides}"
+    assert found.lack("OUT", "2001:db8::1") == f"it has 0, {overrides}"
+    assert found.lack("OUT", "192.0.2.2") is None
+
+
 def test_who_left_has_left_its_place_once() -> None:
     found = places(2, 2, OUT=2)
     first, _ = filled(found, 2)

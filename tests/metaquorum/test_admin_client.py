@@ -479,7 +479,7 @@ def test_bootstrap_addresses(text: str, addresses: list[tuple[str, int]]) -> Non
     assert parse_bootstrap(text) == addresses
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:b", "a:0", "a:70000", ":1"])
+@pytest.mark.parametrize("text", ["", ",", "a:b", "a:0", "a:70000", ":1", "[::1", "::1]:7", "[a:7"])
 def test_mistakes_in_bootstrap_addresses(text: str) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         parse_bootstrap(text)

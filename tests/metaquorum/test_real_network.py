@@ -1,15 +1,17 @@
 """The machine's own network under trio: what the process does while trio believes it waits."""
 
+import contextlib
 import logging
 import socket
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from metaquorum.runtime import Connection
+from metaquorum.runtime import Connection, real
 from metaquorum.runtime.real import RealNetwork
-from tests.nodes import PATIENCE_S
+from tests.nodes import PATIENCE_S, needs_ipv6
 
 # So long trio would sleep if nobody told it; a wake-up takes some 50 microseconds.
 LOST_S = PATIENCE_S
@@ -51,6 +53,61 @@ def test_a_step_wakes_the_task_of_another_connection_at_once() -> None:
         assert woken_by_step.is_set()
         ours.close()
         other.close()
+
+    trio.run(main)
+
+
+class _Resolver(trio.abc.HostnameResolver):
+    """Every name has these addresses."""
+
+    def __init__(self, *addresses: tuple[str, int]) -> None:
+        self._addresses = addresses
+
+    async def getaddrinfo(self, *_: object, **__: object) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", each) for each in self._addresses]
+
+    async def getnameinfo(self, *_: object) -> Any:
+        raise NotImplementedError
+
+
+def test_where_one_address_of_a_name_is_silent_or_refuses_the_next_one_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(real, "NEXT_ADDRESS_S", 0.05)
+
+    async def main() -> None:
+        network = RealNetwork()
+        listener = await network.listen("127.0.0.1", 0)
+        with contextlib.ExitStack() as stack:
+            silent = stack.enter_context(socket.socket())
+            silent.bind(("127.0.0.1", 0))
+            silent.listen(0)  # whoever comes beyond one or two is not answered
+            for _ in range(4):
+                sock = stack.enter_context(socket.socket())
+                sock.setblocking(False)
+                sock.connect_ex(silent.getsockname())
+            closed = stack.enter_context(socket.socket())
+            closed.bind(("127.0.0.1", 0))
+            addresses = (silent.getsockname(), closed.getsockname(), listener.address)
+            trio.socket.set_custom_hostname_resolver(_Resolver(*addresses))
+            connection = await network.connect("log.example.org", 9092)
+            assert connection.peer == listener.address
+            connection.close()
+        listener.close()
+
+    trio.run(main)
+
+
+@needs_ipv6
+def test_by_a_socket_for_both_families_each_address_is_known_as_what_it_is() -> None:
+    async def main() -> None:
+        listener = await RealNetwork().listen("::", 0)
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, listener.address[1])) as other:
+                ours = await listener.accept()
+                assert ours.peer == other.getsockname()[:2]
+                ours.close()
+        listener.close()
 
     trio.run(main)
 

@@ -38,7 +38,7 @@ from tests.metaquorum.channel.nodes import (
     shared_runtime,
 )
 from tests.metaquorum.openssl_client import OpensslClient
-from tests.nodes import PATIENCE_S
+from tests.nodes import PATIENCE_S, needs_ipv6
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,10 @@ def files(authority: Authority) -> TlsFiles:
     return authority.files("node")
 
 
-async def tcp_pair() -> tuple[Connection, Connection]:
+async def tcp_pair(host: str = HOST) -> tuple[Connection, Connection]:
     """The dialer's end and the acceptor's."""
     network = shared_runtime().network
-    listener = await network.listen(HOST, 0)
+    listener = await network.listen(host, 0)
     dialed = await network.connect(*listener.address)
     accepted = await listener.accept()
     listener.close()
@@ -63,10 +63,10 @@ async def tcp_pair() -> tuple[Connection, Connection]:
 
 @asynccontextmanager
 async def tls_pair(
-    server: ssl.SSLContext, client: ssl.SSLContext
+    server: ssl.SSLContext, client: ssl.SSLContext, host: str = HOST
 ) -> AsyncIterator[tuple[TlsConnection, TlsConnection]]:
-    dialed, accepted = await tcp_pair()
-    ours = TlsConnection(dialed, client, server_hostname=HOST)
+    dialed, accepted = await tcp_pair(host)
+    ours = TlsConnection(dialed, client, server_hostname=host)
     theirs = TlsConnection(accepted, server)
     try:
         async with trio.open_nursery() as nursery:
@@ -326,6 +326,20 @@ async def test_who_does_not_agree_says_why(
     assert "it does not speak TLS" in server
     _, client = await fail_to_agree(None, client_context(files))
     assert "it does not speak TLS" in client
+
+
+@needs_ipv6
+@in_trio
+async def test_a_certificate_may_name_an_address_of_either_family(authority: Authority) -> None:
+    files = authority.files("both", "::1", "127.0.0.1")
+    for host in ("::1", "127.0.0.1"):
+        async with tls_pair(server_context(files), client_context(files), host):
+            pass
+    other = authority.files("v6", "2001:db8::1")
+    with pytest.raises(ExceptionGroup) as failed:
+        async with tls_pair(server_context(other), client_context(files), "::1"):
+            pass
+    assert any("'::1'" in str(error) for error in failed.value.exceptions)
 
 
 @in_trio
