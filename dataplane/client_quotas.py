@@ -450,6 +450,10 @@ class ClientQuotas:
             applying(self._quotas, key, name.user, name.client_id) is not None
         )
 
+    @property
+    def limits_any_mutations(self) -> bool:
+        return bool(self._counts[CONTROLLER_MUTATION_RATE])
+
     def mute_for_mutations(self, client: Client, name: Name, seconds: float) -> None:
         self._mute(client, CONTROLLER_MUTATION_RATE, name, seconds)
 

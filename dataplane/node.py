@@ -263,6 +263,8 @@ class Node:
         log.info("metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
         collector = Collector(self.cluster_id, self.config.node_id, loader, self._runtime.clock)
         collector.process = self._process
+        if self.config.is_controller:
+            loader.register(collector.elections)
         return MetricsEndpoint(self._runtime, listener, collector)
 
     async def _listen(self, address: Address, option: str) -> Listener:

@@ -9,11 +9,13 @@ What is not kept yet is made in slices, with a turn for others between them. Pla
 that.
 """
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Iterable, Set
 from typing import Final, NamedTuple
 
 import trio
 
+from dataplane.metrics.errors import EncodedRow
 from metaquorum.image import MetadataImage, PartitionImage, TopicImage
 from wire.codec import item_encoder
 from wire.errors import ErrorCode
@@ -86,7 +88,8 @@ class TopicRows:
         """The row, kept from now on."""
         data = self.kept(view, form)
         if data is None:
-            data = _encoded(view.topic, describe(view), form)
+            partitions = describe(view)
+            data = _encoded(view.topic, partitions, _errors(partitions), form)
             self._keep(view, form, data)
         return data
 
@@ -97,10 +100,13 @@ class TopicRows:
             return self.row(view, form)
         encode = item_encoder(MetadataResponse, MetadataResponsePartition, form.version)
         partitions: list[bytes] = []
+        errors: Counter[int] = Counter()
         for first in range(0, count, PARTITIONS_PER_SLICE):
-            partitions += map(encode, describe(view, first, first + PARTITIONS_PER_SLICE))
+            described = describe(view, first, first + PARTITIONS_PER_SLICE)
+            errors += _errors(described)
+            partitions += map(encode, described)
             await trio.lowlevel.checkpoint()
-        data = _encoded(view.topic, partitions, form)
+        data = _encoded(view.topic, partitions, errors, form)
         self._keep(view, form, data)
         return data
 
@@ -114,8 +120,15 @@ class TopicRows:
         self._rows[key] = _Row(view.topic, frozenset(view.lost), view.suspects, data)
 
 
+def _errors(partitions: Iterable[MetadataResponsePartition]) -> Counter[int]:
+    return Counter(int(each.error_code) for each in partitions if each.error_code)
+
+
 def _encoded(
-    topic: TopicImage, partitions: list[MetadataResponsePartition] | list[bytes], form: Form
+    topic: TopicImage,
+    partitions: list[MetadataResponsePartition] | list[bytes],
+    errors: Counter[int],
+    form: Form,
 ) -> bytes:
     row = MetadataResponseTopic(
         error_code=0,
@@ -125,7 +138,8 @@ def _encoded(
     )
     if form.with_operations:
         row.topic_authorized_operations = TOPIC_OPERATIONS
-    return item_encoder(MetadataResponse, MetadataResponseTopic, form.version)(row)
+    data = item_encoder(MetadataResponse, MetadataResponseTopic, form.version)(row)
+    return EncodedRow.of(data, errors)
 
 
 def describe(view: View, first: int = 0, end: int | None = None) -> list[MetadataResponsePartition]:

@@ -168,10 +168,15 @@ class Controller:
             image.client_quotas, user, client_id, counts, now, is_strict=is_strict
         )
 
-    async def describe_mutations(self, user: str, client_id: str | None) -> list[MutationUse]:
-        """What the client has of its quota; nothing where it is not limited."""
+    async def describe_mutations(
+        self, user: str, client_id: str | None, most_used: int = 0
+    ) -> list[MutationUse]:
+        """What the client has of its quota, nothing where it is not limited; or who has least."""
         image = await self._proposer.decided()
-        use = self.mutations.use(image.client_quotas, user, client_id, self._clock.monotonic())
+        now = self._clock.monotonic()
+        if most_used > 0:
+            return self.mutations.most_used(image.client_quotas, most_used, now)
+        use = self.mutations.use(image.client_quotas, user, client_id, now)
         return [] if use is None else [use]
 
     async def create_topics(

@@ -260,11 +260,12 @@ class Gateway:
         return await self.ask(TAKE_MUTATIONS, TakeMutations(asker, counts, is_strict), deadline)
 
     async def describe_mutations(
-        self, user: str, client_id: str | None, *, timeout_s: float
+        self, user: str, client_id: str | None, *, most_used: int = 0, timeout_s: float
     ) -> list[MutationUse]:
-        """What the client has of its quota; nothing where it is not limited. KafkaError."""
-        deadline = self._clock.monotonic() + timeout_s
-        return await self.ask(DESCRIBE_MUTATIONS, DescribeMutations(user, client_id), deadline)
+        """What the client has of its quota, nothing where it is not limited; or of so many that
+        have used most of theirs. KafkaError."""
+        request = DescribeMutations(user, client_id, most_used)
+        return await self.ask(DESCRIBE_MUTATIONS, request, self._clock.monotonic() + timeout_s)
 
     async def allocate_producer_ids(
         self, worker_id: int, broker_epoch: int, *, timeout_s: float

@@ -13,12 +13,14 @@ Plain state: `now` is monotonic seconds.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Final
 
 from metaquorum.quota_changes import CONTROLLER_MUTATION_RATE
 from metaquorum.quota_rules import QuotaEntity, Sharers, applying
 
 MAX_BUCKETS: Final = 10_000  # beyond, who came first is forgotten
+MAX_TOLD: Final = 1000
 ROUNDING_S: Final = 1e-6
 LOOKED_AT: Final = 4  # of those, whenever another one comes
 
@@ -127,6 +129,20 @@ class MutationQuotas:
             rule = applying(quotas, CONTROLLER_MUTATION_RATE, sharers.user or "", sharers.client_id)
             if rule is not None and rule.value is not None and rule.sharers == sharers:
                 yield sharers, bucket.tokens(rule.value, now)
+
+    def most_used(
+        self, quotas: Mapping[QuotaEntity, Mapping[str, float]], count: int, now: float
+    ) -> "list[MutationUse]":
+        """Of those who have used some of their quota lately: who has the least of it left."""
+        window_s = self._samples * self._sample_s
+        used: list[MutationUse] = []
+        for sharers, bucket in self._buckets.items():
+            rule = applying(quotas, CONTROLLER_MUTATION_RATE, sharers.user or "", sharers.client_id)
+            if rule is not None and rule.value is not None and rule.sharers == sharers:
+                quota, tokens = rule.value, bucket.tokens(rule.value, now)
+                if tokens < quota * window_s:
+                    used.append(MutationUse(*sharers, rule.precedence, quota, tokens, window_s))
+        return nsmallest(min(count, MAX_TOLD), used, key=lambda use: use.tokens / use.quota)
 
     def use(
         self,

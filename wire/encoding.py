@@ -284,7 +284,7 @@ class _Generator:
             return
         with source.block(f"for {item} in {items}:"):
             if field.may_be_encoded:
-                with source.block(f"if type({item}) is bytes:"):
+                with source.block(f"if isinstance({item}, bytes):"):
                     self.append(item)
                     source.line("continue")
             if isinstance(field.item, type):

@@ -9,6 +9,7 @@ from cli.admin.output import Column, Row, show_table
 from cli.admin.quota_entities import amount_text, number
 from cli.admin.session import Session, session_command
 from metaquorum.admin.quota_use import MutedConnection, QuotaUse
+from metaquorum.quota_rules import CONTROLLER_MUTATION_RATE
 
 _USES = (
     Column("worker"),
@@ -54,6 +55,8 @@ def command(session: Session, limit: int, interval_s: float, count: int | None) 
 
     Those nearest to their quota or beyond it come first. `delay` is what the next request would
     get; `delayed` how many had to wait since the worker counts them, `mean` for how long lately.
+    Of controller_mutation_rate the active controller tells, for all workers, but not how many had
+    to wait.
 
     \b
     Examples:
@@ -86,10 +89,17 @@ def _look(session: Session, limit: int) -> tuple[list[QuotaUse], list[MutedConne
         uses += told.most_used
         muted += told.muted
         left_out += told.left_out
+    uses = list({_place(use): use for use in uses}.values())
     uses.sort(key=lambda use: -use.utilization)
     muted.sort(key=lambda one: -one.left_s)
     left_out += max(0, len(uses) - limit) + max(0, len(muted) - limit)
     return uses[:limit], muted[:limit], left_out
+
+
+def _place(use: QuotaUse) -> tuple[object, ...]:
+    """What the controller counts for all workers, each of them tells."""
+    worker = None if use.key == CONTROLLER_MUTATION_RATE else use.worker
+    return worker, use.key, use.user, use.client_id
 
 
 def _show(
@@ -117,7 +127,7 @@ def _show(
 
 def _use_data(use: QuotaUse) -> Row:
     return {
-        "worker": use.worker,
+        "worker": None if use.key == CONTROLLER_MUTATION_RATE else use.worker,
         "quota": use.key,
         "user": use.user,
         "client_id": use.client_id,
@@ -134,7 +144,9 @@ def _use_data(use: QuotaUse) -> Row:
 
 
 def _use_row(use: QuotaUse) -> Row:
-    return _use_data(use) | {
+    data = _use_data(use)
+    return data | {
+        "worker": "all" if data["worker"] is None else use.worker,
         "user": "*" if use.user is None else use.user,
         "client_id": "*" if use.client_id is None else use.client_id or "(none)",
         "rate": amount_text(use.key, use.rate),

@@ -11,6 +11,7 @@ from dataplane.muting import Name
 from dataplane.quota_status import QuotaStatus, Use
 from dataplane.worker import Request, Worker
 from metaquorum.addresses import canonical
+from metaquorum.mutation_quotas import MutationUse
 from metaquorum.quota_rules import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
@@ -59,6 +60,7 @@ async def handle_describe_quota_use(
         most = nlargest(min(message.most_used, MAX_USES), uses, key=lambda u: u.rate / u.quota)
         response.uses += [_row(use) for use in most]
         response.left_out += len(uses) - len(most)
+        response.uses += await _most_mutations(worker, min(message.most_used, MAX_USES))
     if message.include_muted:
         muted = status.muted()
         response.left_out += max(0, len(muted) - MAX_USES)
@@ -113,21 +115,33 @@ async def _mutations(worker: Worker, number: int, client: AskedClient) -> list[D
         )
     except KafkaError:
         return []
-    return [
-        DescribedUse(
-            asked=number,
-            quota_key=CONTROLLER_MUTATION_RATE,
-            user=use.user,
-            client_id=use.client_id,
-            precedence=use.precedence,
-            quota=use.quota,
-            used=use.quota * use.window_s - use.tokens,
-            window_s=use.window_s,
-            delay_s=max(0.0, -use.tokens / use.quota),
-            next_delay_s=max(0.0, -use.tokens / use.quota),
-        )
-        for use in uses
-    ]
+    return [_mutation_row(use, number) for use in uses]
+
+
+async def _most_mutations(worker: Worker, count: int) -> list[DescribedUse]:
+    """Every worker tells the same: what the active controller counts, for all of them."""
+    if not worker.quotas.limits_any_mutations:
+        return []
+    try:
+        uses = await worker.gateway.describe_mutations("", None, most_used=count, timeout_s=ASK_S)
+    except KafkaError:
+        return []
+    return [_mutation_row(use) for use in uses]
+
+
+def _mutation_row(use: MutationUse, asked: int = -1) -> DescribedUse:
+    return DescribedUse(
+        asked=asked,
+        quota_key=CONTROLLER_MUTATION_RATE,
+        user=use.user,
+        client_id=use.client_id,
+        precedence=use.precedence,
+        quota=use.quota,
+        used=use.quota * use.window_s - use.tokens,
+        window_s=use.window_s,
+        delay_s=max(0.0, -use.tokens / use.quota),
+        next_delay_s=max(0.0, -use.tokens / use.quota),
+    )
 
 
 def _row(use: Use) -> DescribedUse:

@@ -20,6 +20,7 @@ import trio
 
 from dataplane.log.log_dirs import LogDirs
 from dataplane.logins import Logins
+from dataplane.metrics.elections import ElectionCounts
 from dataplane.metrics.errors import ErrorCounts, name_of
 from dataplane.metrics.exposition import Page, label_text
 from dataplane.metrics.requests import RequestMeter
@@ -83,6 +84,7 @@ class Collector:
     def __init__(self, cluster_id: str, node_id: int, loader: MetadataLoader, clock: Clock) -> None:
         self.meter = RequestMeter(clock)
         self.errors = ErrorCounts()
+        self.elections = ElectionCounts()
         self._cluster_id = cluster_id
         self._loader = loader
         self.controller: ControllerRole | None = None
@@ -121,6 +123,11 @@ class Collector:
             await _add_quotas(page, self.parts.worker, slices)
         if self.controller is not None:
             self._add_quorum(page, self.controller)
+            for name, count in (
+                ("electionfromeligibleleaderreplicas_total", self.elections.from_eligible),
+                ("uncleanleaderelections_total", self.elections.unclean),
+            ):
+                page.add("kafka_controller_controllerstats_" + name, count)
             _add_mutations(page, self.controller, self._loader.image, self._clock.monotonic())
             await _add_cluster(page, self._loader.image, slices)
         page.add("metaquorum_metrics_collect_seconds", round(self._collect_s, 6))

@@ -16,6 +16,21 @@ _CODE: Final = "error_code"
 _Look: TypeAlias = Callable[[Any, Callable[[int], None]], None]
 
 
+class EncodedRow(bytes):
+    """Part of an answer, encoded before, in which there are `codes`."""
+
+    codes: Counter[int]
+
+    @classmethod
+    def of(cls, data: bytes, codes: Counter[int]) -> bytes:
+        """The same bytes; as they are where nothing went wrong."""
+        if not codes:
+            return data
+        row = cls(data)
+        row.codes = codes
+        return row
+
+
 class ErrorCounts:
     """`count` what leaves; `by_code` is by API key and code."""
 
@@ -58,6 +73,9 @@ def _look_of(cls: type[Struct]) -> _Look | None:
             for one in value if field.kind == "array" else (value,):
                 if not (field.may_be_encoded and isinstance(one, bytes)):
                     look_within(one, tell)
+                elif isinstance(one, EncodedRow):
+                    for code in one.codes.elements():
+                        tell(code)
 
     return look
 

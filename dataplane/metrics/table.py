@@ -103,8 +103,7 @@ _ROWS: Final = (
         "kafka_network_requestmetrics_errors_total",
         _COUNTER,
         ("request", "error"),
-        "Error codes in answers, each of a request, a topic or a partition; NONE is not counted,"
-        " nor what Metadata says of partitions.",
+        "Error codes in answers, each of a request, a topic or a partition; NONE is not counted.",
     ),
     Metric(
         _BROKER_TOPIC + "failedproducerequests_total",
@@ -313,6 +312,18 @@ _ROWS: Final = (
         _GAUGE,
         (),
         "Partitions that are led by another replica than the first.",
+    ),
+    Metric(
+        "kafka_controller_controllerstats_electionfromeligibleleaderreplicas_total",
+        _COUNTER,
+        (),
+        "Partitions that an eligible leader replica came to lead, as nobody was in sync (KIP-966).",
+    ),
+    Metric(
+        "kafka_controller_controllerstats_uncleanleaderelections_total",
+        _COUNTER,
+        (),
+        "Partitions led by a replica that may lack what was committed, each time.",
     ),
     Metric(_RAFT + "current_leader", _GAUGE, (), "The quorum's leader; -1: none is known."),
     Metric(_RAFT + "current_epoch", _GAUGE, (), "The term of the quorum."),

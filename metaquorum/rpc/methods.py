@@ -91,10 +91,14 @@ class TakeMutations:
 
 @dataclass(frozen=True, slots=True)
 class DescribeMutations:
-    """Asks what a client has of its controller_mutation_rate."""
+    """Asks what a client has of its controller_mutation_rate.
+
+    `most_used` not 0: instead, of so many that are nearest to their quota or beyond.
+    """
 
     user: str
     client_id: str | None
+    most_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class ControllerService:
                 r.asker.user, r.asker.client_id, r.counts, is_strict=r.is_strict
             ),
             DESCRIBE_MUTATIONS.name: lambda _, r: controller.describe_mutations(
-                r.user, r.client_id
+                r.user, r.client_id, r.most_used
             ),
             CHANGE_SCRAM_CREDENTIALS.name: lambda _, r: controller.change_scram_credentials(
                 r.users

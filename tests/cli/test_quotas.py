@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from cli.admin.quota_entities import amount_text, parse_amount
-from metaquorum.admin.blocking import BlockingProducer, connect
+from metaquorum.admin.blocking import BlockingAdmin, BlockingProducer, connect
 from metaquorum.admin.producer import Producer, ProducerRecord
+from metaquorum.admin.values import NewTopic
 from tests.cli.admin import Admin
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 
@@ -217,6 +218,19 @@ def test_explain_shows_the_rules_in_order_and_which_applies(admin: Admin, user: 
         assert "does not serve DescribeQuotaUse" in admin.errors
     for more in ((), ("--default-client-id",), ("--client-id", "c")):
         admin("quotas", "delete", "--user", user, *more, "--yes")
+
+
+def test_of_what_the_controller_counts_there_is_one_row_for_all_workers(node: Peer) -> None:
+    admin, client_id = Admin(MQ_BOOTSTRAP=node.bootstrap), unique("client")
+    admin("quotas", "set", "--client-id", client_id, "controller_mutation_rate=0.001")
+    with connect(node.bootstrap, client_id=client_id) as cluster:
+        BlockingAdmin(cluster).create_topics([NewTopic(unique("t"), 1, 1)])
+    uses = admin.json("quotas", "top")["uses"]
+    (use,) = [use for use in uses if use["client_id"] == client_id]
+    assert (use["worker"], use["quota"]) == (None, "controller_mutation_rate")
+    assert use["utilization"] > 1
+    assert re.search(rf"^all +controller_mutation_rate .* {client_id}", admin("quotas", "top"), 8)
+    admin("quotas", "delete", "--client-id", client_id, "--yes")
 
 
 def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:

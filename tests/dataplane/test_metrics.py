@@ -3,7 +3,9 @@
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -12,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from dataplane.metrics.elections import ElectionCounts
 from dataplane.metrics.endpoint import MAX_CONNECTIONS
 from dataplane.metrics.exposition import Page, labels
 from dataplane.metrics.histogram import GROWTH, TURN_S, Times
 from dataplane.metrics.table import METRICS, Kind
+from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.runtime.real import real_runtime
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.dataplane.test_quota_enforcement import send, set_quota
@@ -250,6 +254,75 @@ def test_replication_is_told() -> None:
         assert context.isr_shrinks == 1
 
     together(story)
+
+
+def test_what_a_follower_lacks_is_told_while_it_lacks_it() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2))
+        client = await cluster.connect(1)
+        await client.produce("t", batch_of(b"one"))
+        await cluster.until(lambda: cluster.replica(2, "t").high_watermark == 1)
+        assert cluster.worker(2).replication.max_lag() == 0
+        await cluster.kill(2)
+        await cluster.until(lambda: len(cluster.replica(1, "t").isr) == 1)
+        count = 200
+        for number in range(count):
+            await client.produce("t", batch_of(b"%d" % number))
+        await cluster.restart(2)
+        lags: list[int] = []
+
+        def has_caught_up() -> bool:
+            lag = cluster.worker(2).replication.max_lag()
+            end = cluster.replica(2, "t").log.log_end_offset
+            if lag:
+                lags.append(lag)
+                assert abs(end + lag - (count + 1)) <= 1  # what is under way
+            return end == count + 1 and not lag
+
+        await cluster.until(has_caught_up)
+        assert lags == sorted(lags, reverse=True)
+        assert len(set(lags)) > 1
+
+    together(story, replica_fetch_max_bytes=100)
+
+
+def partition(leader: int, epoch: int, **more: Any) -> PartitionImage:
+    return PartitionImage((1, 2, 3), more.pop("isr", (1,)), leader, epoch, epoch, **more)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "counts"),
+    [
+        (partition(1, 5, isr=(1, 2)), partition(2, 6, isr=(2,)), (0, 0)),
+        (partition(1, 5, elr=(2,)), partition(2, 6, isr=(2,), elr=(1,)), (1, 0)),
+        (partition(-1, 5, isr=(), elr=(1, 2)), partition(1, 6, elr=(2,)), (1, 0)),
+        (partition(-1, 5, isr=(), elr=(1, 2)), partition(1, 6, unclean_epoch=6), (0, 1)),
+        (partition(-1, 5), partition(3, 6, isr=(3,), unclean_epoch=6), (0, 1)),
+        (partition(1, 5, elr=(2,)), partition(-1, 6, isr=(), elr=(1, 2)), (0, 0)),
+        (partition(1, 5, unclean_epoch=5), partition(1, 5, isr=(1, 2), unclean_epoch=5), (0, 0)),
+    ],
+)
+def test_elections_that_are_worth_an_alert_are_counted(
+    was: PartitionImage, now: PartitionImage, counts: tuple[int, int]
+) -> None:
+    def image(state: PartitionImage) -> MetadataImage:
+        topic = TopicImage("t", b"t" * 16, (state, partition(1, 1)))
+        empty = MetadataImage.empty("c")
+        topics, names = empty.topics.edit(), empty.topic_names.edit()
+        topics["t"], names[topic.topic_id] = topic, "t"
+        return replace(empty, topics=topics.finish(), topic_names=names.finish())
+
+    async def main() -> None:
+        seen = ElectionCounts()
+        await seen.publish(MetadataDelta.none(image(was)), image(was))
+        delta = MetadataDelta(image(was), image(now), {b"t" * 16: None}, {}, {}, {}, {})
+        await seen.publish(delta, image(now))
+        assert (seen.from_eligible, seen.unclean) == counts
+        late = ElectionCounts()
+        await late.publish(delta, image(now))  # what was there before it began
+        assert (late.from_eligible, late.unclean) == (0, 0)
+
+    trio.run(main)
 
 
 @in_trio

@@ -12,6 +12,7 @@ from wire.errors import ErrorCode
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from wire.messages.describe_quota_use import DescribeQuotaUseRequest
 
 EXCEEDED = ErrorCode.THROTTLING_QUOTA_EXCEEDED
 AT_ONCE = 22  # tokens, at two a second
@@ -111,5 +112,29 @@ def test_others_are_not_limited() -> None:
             Asker(client_id="else"), [1000, 1000], is_strict=True, timeout_s=5
         )
         assert (taken.count, taken.throttle_s) == (2, 0)
+
+    simulated(story)
+
+
+def test_every_worker_tells_who_has_used_most_of_what_the_controller_counts() -> None:
+    async def story(node: Simulated) -> None:
+        asked = DescribeQuotaUseRequest(most_used=10)
+        client = await limited(node)
+        assert (await client.call(ApiKey.DESCRIBE_QUOTA_USE, asked)).uses == []
+        answer = await client.call(ApiKey.CREATE_TOPICS, creation("a", "b", partitions=10), 7)
+        assert not any(topic.error_code for topic in answer.topics)
+        (use,) = (await client.call(ApiKey.DESCRIBE_QUOTA_USE, asked)).uses
+        assert (use.quota_key, use.user, use.client_id) == (
+            "controller_mutation_rate",
+            None,
+            "test",
+        )
+        assert (use.quota, use.asked, use.delay_s) == (2.0, -1, 0.0)
+        assert use.used == pytest.approx(20, abs=0.5)
+        await client.call(ApiKey.CREATE_TOPICS, creation("c", partitions=10), 7)
+        (use,) = (await client.call(ApiKey.DESCRIBE_QUOTA_USE, asked)).uses
+        assert use.delay_s == pytest.approx(4, abs=0.3)
+        await trio.sleep(30)
+        assert (await client.call(ApiKey.DESCRIBE_QUOTA_USE, asked)).uses == []
 
     simulated(story)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import trio
 
+from dataplane.metrics.errors import ErrorCounts
 from dataplane.topic_rows import (
     PARTITIONS_PER_SLICE,
     Form,
@@ -117,3 +118,22 @@ def test_what_is_kept_has_a_bound() -> None:
         sizes.append(len(rows.row(other, FORM)))
     assert sum(sizes) > 10_000
     assert sum(len(row.data) for row in rows._rows.values()) <= 2000 + max(sizes)
+
+
+@pytest.mark.parametrize("partitions", [3, 2 * PARTITIONS_PER_SLICE])
+def test_errors_of_partitions_are_counted_each_time_they_are_told(partitions: int) -> None:
+    rows, errors, seen = TopicRows(), ErrorCounts(), view(partitions)
+
+    async def told() -> None:
+        row = await rows.make(seen, FORM)
+        answer = MetadataResponse(topics=[row])  # type: ignore[list-item]
+        errors.count(3, answer)
+        assert encode(answer, FORM.version)
+
+    trio.run(told)
+    assert not errors.by_code
+    seen = seen._replace(suspects=frozenset((2,)))
+    trio.run(told)
+    trio.run(told)
+    unled = sum(each.leader == 2 for each in seen.topic.partitions)
+    assert errors.by_code == {(3, ErrorCode.LEADER_NOT_AVAILABLE): 2 * unled}

@@ -1,0 +1,52 @@
+"""Elections that a controller has seen in the metadata log, of those that are worth an alert.
+
+A publisher of the loader; only where somebody asked for metrics.
+"""
+
+from itertools import zip_longest
+from typing import Final
+
+import trio
+
+from metaquorum.image import NO_LEADER, MetadataDelta, MetadataImage, PartitionImage, TopicImage
+
+SLICE_PARTITIONS: Final = 5000  # looked at before the loop gets its turn
+_NONE: Final[tuple[PartitionImage, ...]] = ()
+
+
+class ElectionCounts:
+    """Since this process has caught up with the log. Every controller counts, not just the active
+    one, so that what an alert is about does not depend on who that is.
+    """
+
+    def __init__(self) -> None:
+        self.from_eligible = 0
+        self.unclean = 0
+        self._has_begun = False
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        if self._has_begun:  # before, it is history
+            looked_at = 0
+            for topic_id in delta.topic_ids:
+                after = image.topic_by_id(topic_id)
+                if after is not None:
+                    self._look(delta.before.topic_by_id(topic_id), after)
+                    looked_at += len(after.partitions)
+                    if looked_at > SLICE_PARTITIONS:
+                        looked_at = 0
+                        await trio.lowlevel.checkpoint()
+        self._has_begun = True
+
+    def _look(self, before: TopicImage | None, after: TopicImage) -> None:
+        known = _NONE if before is None else before.partitions
+        for was, now in zip_longest(known, after.partitions):
+            if was is not now and was is not None and now is not None:
+                self.compare(was, now)
+
+    def compare(self, was: PartitionImage, now: PartitionImage) -> None:
+        if now.leader in (NO_LEADER, was.leader) or now.leader_epoch == was.leader_epoch:
+            return
+        if now.unclean_epoch == now.leader_epoch:
+            self.unclean += 1
+        elif now.leader in was.elr and now.leader not in was.isr:
+            self.from_eligible += 1
