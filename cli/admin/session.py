@@ -145,6 +145,14 @@ class Session:
         if isinstance(error, UnreachableError):
             where = f"asked at {self.settings.bootstrap} ({self.settings.source})"
             click.echo(f"  {where}; --bootstrap, MQ_BOOTSTRAP or a profile names another", err=True)
+            if "TLS" in str(error):
+                click.echo(
+                    "  --tls-authorities, MQ_TLS_AUTHORITIES or a profile says that TLS is spoken,"
+                    " and whose certificates are believed",
+                    err=True,
+                )
+            elif "who you are" in str(error):
+                click.echo(f"  {_NEXT[ErrorCode.SASL_AUTHENTICATION_FAILED]}", err=True)
         code = (
             UNREACHABLE if isinstance(error, UnreachableError | InterruptedChangeError) else REFUSED
         )

@@ -73,8 +73,20 @@ def _secured(sock: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.
         return context.wrap_socket(sock, server_hostname=host)
     except OSError as error:
         sock.close()
-        why = getattr(error, "verify_message", None) or getattr(error, "reason", None) or error
-        raise ConnectionError(f"no TLS with it: {why}") from None
+        raise ConnectionError(f"no TLS with it: {_why(error)}") from None
+
+
+# What OpenSSL says of an answer that is none, or of none at all.
+_NO_TLS: Final = frozenset(
+    ("UNEXPECTED_EOF_WHILE_READING", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+)
+
+
+def _why(error: OSError) -> object:
+    reason = getattr(error, "reason", None)
+    if reason in _NO_TLS or isinstance(error, ConnectionResetError):
+        return "it does not seem to speak TLS there"
+    return getattr(error, "verify_message", None) or reason or error
 
 
 def _left(deadline: float) -> float:

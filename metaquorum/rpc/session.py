@@ -117,11 +117,11 @@ class WorkerSession:
                 reign = await within(self._clock, TELL_S, self._links.wait_reign)
                 return await self._register(reign)
             except TimeoutError:
-                log.info("waiting for an active controller: %s", self._links.why_none)
+                log.warning("waiting for an active controller: %s", self._links.why_none)
                 told_at = self._clock.monotonic()
             except (CallError, KafkaError) as error:
                 if self._clock.monotonic() - told_at >= TELL_S:
-                    log.info("not registered yet: %s", _words(error))
+                    log.warning("not registered yet: %s", _words(error))
                     told_at = self._clock.monotonic()
                 await sleep(self._clock, backoff.next_s())
 

@@ -38,8 +38,9 @@ class Guarded:
             f"SCRAM-SHA-512=[name=admin,password-file={self.password},iterations=8192]",
         )
         store = self.authority.store("node")
+        self.plain = f"127.0.0.1:{free_port()}"
         settings = {
-            "listeners": f"SASL_SSL://127.0.0.1:{free_port()},PLAINTEXT://127.0.0.1:{free_port()}",
+            "listeners": f"SASL_SSL://127.0.0.1:{free_port()},PLAINTEXT://{self.plain}",
             "inter.broker.listener.name": "PLAINTEXT",
             "ssl.keystore.location": store,
         }
@@ -114,6 +115,7 @@ def test_who_is_not_known_is_told_so_in_a_sentence(guarded: Guarded, tmp_path: P
     assert "it takes: SCRAM-SHA-256, SCRAM-SHA-512" in admin.errors
     stranger = Authority(tmp_path, "stranger").path
     told(admin, "no TLS with it", *guarded.options, "--tls-authorities", stranger)
+    assert "--tls-authorities, MQ_TLS_AUTHORITIES or a profile says that TLS is" in admin.errors
 
 
 def test_who_says_nothing_is_told_what_may_be_missing(guarded: Guarded) -> None:
@@ -121,7 +123,11 @@ def test_who_says_nothing_is_told_what_may_be_missing(guarded: Guarded) -> None:
     at = ["-b", guarded.node.bootstrap]
     closed = "the broker closed the connection at the first request; it may expect TLS"
     told(admin, closed, *at)
-    told(admin, "it may want to know who you are", *at, "--tls-authorities", guarded.authority.path)
+    tls = ["--tls-authorities", guarded.authority.path]
+    told(admin, "it may want to know who you are", *at, *tls)
+    assert "--username, --password-file, the environment or a profile say who" in admin.errors
+    no_tls = "no TLS with it: it does not seem to speak TLS there"
+    told(admin, no_tls, "-b", guarded.plain, *tls)
 
 
 @pytest.mark.parametrize(
