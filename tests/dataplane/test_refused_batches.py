@@ -31,6 +31,7 @@ from tests.nodes import KAFKA
 from wire.apis import ApiKey
 from wire.batches import batches, parse_header
 from wire.errors import ErrorCode, KafkaError
+from wire.messages.produce import PartitionProduceData
 
 LARGE_BYTES = 150_000
 ROOM_BYTES = 100_000
@@ -282,6 +283,30 @@ async def test_a_producer_that_skips_what_was_refused_is_not_stuck(tmp_path: Pat
         ]
         first = produced(0, 0, 9, large=True)  # it cannot
         assert await pipelined(client, first, produced(1, 0, 9)) == [refused, 0]
+
+
+@pytest.mark.parametrize("size_bytes", [0, 300_000])
+def test_a_new_producer_connects_again_where_too_much_was_refused(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    @in_trio
+    async def test() -> None:
+        async with serving(tmp_path) as served:
+            client, other = await served.connect(), await served.connect()
+            await client.create("t")
+            rows = [
+                PartitionProduceData(index=index, records=produced(0))
+                for index in range(1, MAX_REFUSED + 3)
+            ]
+            message = produce_message("t", None)
+            message.topic_data[0].partition_data = rows
+            await client.call(ApiKey.PRODUCE, message, PRODUCE_VERSION)
+            batch = batch_of(bytes(size_bytes), producer_id=8, producer_epoch=0, base_sequence=5)
+            await client.ask(ApiKey.PRODUCE, produce_message("t", batch), PRODUCE_VERSION)
+            assert await client.is_closed()
+            await other.produce("t", batch)
+
+    test()
 
 
 # Real clients
