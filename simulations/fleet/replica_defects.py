@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import trio
@@ -13,7 +14,7 @@ from dataplane.leadership import Leadership
 from dataplane.log.local_log import LocalLog
 from dataplane.partition import Partition
 from dataplane.replication import Replication
-from metaquorum import elections, registrations
+from metaquorum import elections, isr_changes, registrations
 from metaquorum.image import NO_LEADER
 from simulations.planting import Defect, swapped
 
@@ -181,6 +182,17 @@ def _maximal_isr_ignored() -> AbstractContextManager[None]:
     )
 
 
+def _stale_broker_epoch_accepted() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _refusal(image: Any, partition: Any, worker_id: int, epoch: int, change: Any) -> Any:
+            unseen = (isr_changes.NO_EPOCH,) * len(change.broker_epochs)
+            return right(image, partition, worker_id, epoch, replace(change, broker_epochs=unseen))
+
+        return _refusal
+
+    return swapped(isr_changes, "_refusal", wrong)
+
+
 def _truncation_without_epochs() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def wanted(*args: Any) -> Any:
@@ -301,6 +313,12 @@ REPLICATION_DEFECTS: Final = tuple(
             "a leader commits without those whom the quorum may have taken into the ISR already",
             ("R1", "R2"),
             _maximal_isr_ignored,
+        ),
+        (
+            "stale-broker-epoch-accepted",
+            "who has become another process since a leader saw it joins the ISR, as before KIP-903",
+            ("R2", "R8"),
+            _stale_broker_epoch_accepted,
         ),
         (
             "truncation-without-epochs",

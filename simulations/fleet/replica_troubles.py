@@ -35,9 +35,13 @@ LOOKS: Final = 5
 NOTICED_S: Final = 1.0
 # Workers whose connections broke are fenced by then.
 FENCED_S: Final = 2.5
-# How long a leader's wish may be on its way.
-SLOW_S: Final = 1.2
+# How long a leader's wish may be on its way, for whom no session and no silent channel ends.
+SLOW_OF_A_SESSION: Final = 0.6
+SLOW_S: Final = 2.2
+AT_ONCE_S: Final = 0.0005
 NEAR_WITHIN_S: Final = 4.0
+# Mostly that is waited for.
+WISHED_WITHIN_S: Final = (0.05, 2.0, 2.0)
 
 
 # Those that are drawn. Not "data rot" yet: what a replica has lost to it, it says only when it is
@@ -240,7 +244,8 @@ class ReplicaTroubles:
     async def stumble(self, act: Act) -> None:
         """A worker that is back, and about to join an ISR, becomes another process, with less.
 
-        What leaders have asked for it meanwhile reaches the controllers only then.
+        What leaders have asked for it meanwhile reaches the controllers only then; and in half of
+        these nobody sends it again what it has lost before that.
         """
         if self._nation.settings.is_combined or self._stumbles:
             return
@@ -250,29 +255,45 @@ class ReplicaTroubles:
         kept.hold()
         stop_machine(act, kept, act.draw.choice(["kill", "power"]))
         await act.world.sleep(FENCED_S)
-        internet = act.world.internet
+        internet, settings = act.world.internet, self._nation.settings
+        slow_s = min(SLOW_OF_A_SESSION * settings.session_timeout_ms / 1000, SLOW_S)
         links = [
             internet.link(other.name, f"node-{voter}")
             for other in self._nation.workers
             if other is not member
-            for voter in range(1, self._nation.settings.controllers + 1)
+            for voter in range(1, settings.controllers + 1)
         ]
         for link in links:
-            link.delay_s = SLOW_S
+            link.delay_s = slow_s
         kept.release()
         with trio.move_on_after(NEAR_WITHIN_S):
             while not self._is_near(member):
                 await act.world.sleep(0.01)
-            await act.world.sleep(act.draw.uniform(0.0, 0.1))
             act.count()
+            with trio.move_on_after(act.draw.choice(WISHED_WITHIN_S)):
+                while not self._is_wished(member):
+                    await act.world.sleep(0.003)
+        cut = self._cut_from_workers(act, member) if act.draw.random() < 0.7 else []
+        faults, was_calm = kept.machine.faults, kept.calm
+        kept.calm, faults.delay_s = True, AT_ONCE_S  # it is back before the wish is heard
         stop_machine(act, kept, "power")
         if act.draw.random() < 0.2 and not member.config.is_controller:
             kept.machine.lose_disk()
             kept.ruined = True
-        await act.world.sleep(SLOW_S)
+        await act.world.sleep(slow_s)
+        kept.calm, faults.delay_s = was_calm, settings.disk_delay_s
         for link in links:
             link.delay_s = internet.default.delay_s
+        for source, target in cut:
+            internet.heal(source, target)
         self._stumbles = False
+
+    def _cut_from_workers(self, act: Act, member: Member) -> list[tuple[str, str]]:
+        names = [other.name for other in self._nation.workers if other is not member]
+        pairs = [pair for name in names for pair in ((name, member.name), (member.name, name))]
+        for source, target in pairs:
+            act.world.internet.cut(source, target)
+        return pairs
 
     def _is_near(self, member: Member) -> bool:
         """It lives, and has all that is committed of a partition, without being in sync."""
@@ -285,6 +306,19 @@ class ReplicaTroubles:
                 continue
             if worker_id in state.replicas and held.end > max(story.committed):
                 return True
+        return False
+
+    def _is_wished(self, member: Member) -> bool:
+        """A leader has asked for it, and has no answer; what it has there a loss of power takes."""
+        for other in self._nation.workers:
+            worker = None if other.running is None else other.running.worker
+            for partition in () if worker is None else worker.partitions:
+                wish = None if partition.leadership is None else partition.leadership.proposed
+                if wish is None or member.config.node_id in partition.state.isr:
+                    continue
+                story = self._nation.chronicle.story(partition.topic_id, partition.index)
+                if member.config.node_id in wish.isr and story.committed and not story.is_flushed:
+                    return True
         return False
 
 

@@ -55,11 +55,14 @@ from simulations.world import World
 CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS)
 _ELSEWHERE: Final = ("bit rot", "stop in snapshot")
 KINDS: Final = (*(kind for kind in TROUBLES if kind not in _ELSEWHERE), *REPLICA_KINDS)
+# How many worlds have only what goes for replicas: it comes to what it wants where little else is.
+AIMED: Final = 0.2
+AIMED_TROUBLES: Final = 4
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
     trouble_s = draw.choice([3.0, 6.0])
-    return ReplicationSettings(
+    settings = ReplicationSettings(
         controllers=3,
         is_combined=draw.random() < 0.6,
         workers=draw.choice([3, 3, 3, 4, 5]),
@@ -87,6 +90,14 @@ def draw_settings(draw: Random) -> ReplicationSettings:
         },
         troubles=draw_troubles(draw, KINDS, over_s=trouble_s, most=16),
     )
+    if draw.random() < AIMED:
+        settings.troubles = draw_troubles(
+            draw, REPLICA_KINDS, over_s=trouble_s, most=AIMED_TROUBLES
+        )
+        # Somebody is to write all the while, and not all of it is synced.
+        settings.records, settings.think_s = 150, 0.05
+        settings.flushed = min(settings.flushed, 0.5)
+    return settings
 
 
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
