@@ -15,6 +15,9 @@ from metaquorum.tls_files import TlsFiles
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
 ALL_ROLES: Final = frozenset((CONTROLLER, WORKER))
+# A batch as large as message.max.bytes lets it be by default: 0.2 ms of the loop to the page cache.
+# A thread, and the turns of the loop that it takes, would cost as much again.
+INLINE_APPEND_BYTES: Final = 1024 * 1024 + 12
 
 Address = tuple[str, int]
 
@@ -41,6 +44,7 @@ class NodeConfig:
     host: str = "localhost"  # the machine, for placement
     rack: str | None = None
     metrics_listen: Address | None = None  # for Prometheus; None: nowhere
+    inline_append_bytes: int = INLINE_APPEND_BYTES  # larger ones are made beside the loop
     # Kafka's worker configs, as text; checked by whoever read them.
     configs: Mapping[str, str] = field(default_factory=dict, repr=False)
 

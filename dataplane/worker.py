@@ -78,6 +78,7 @@ class Worker:
         partitions: Partitions,
         configs: WorkerConfigs,
         quotas: ClientQuotas,
+        inline_append_bytes: int,
     ) -> None:
         self.worker_id = worker_id
         self.clock: Clock = runtime.clock
@@ -88,6 +89,7 @@ class Worker:
         self.partitions = partitions
         self._configs = configs
         self.quotas = quotas
+        self.inline_append_bytes = inline_append_bytes  # larger ones are made beside the loop
         # These do not change while a node runs.
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
         self.selects_replicas = self.configs["replica.selector.class"] == RACK_AWARE_SELECTOR

@@ -174,6 +174,7 @@ class WorkerRole:
             partitions,
             configs,
             quotas,
+            self._config.inline_append_bytes,
         )
         upkeep = Upkeep(worker, self._runtime, self._log_dirs)
         names = tuple(asked.name for asked, _ in self._listeners)

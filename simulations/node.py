@@ -13,6 +13,9 @@ from simulations.machine import Fate, Machine
 from simulations.storage import Storage
 from simulations.world import World
 
+# Less than elsewhere: what goes beside the loop is to be tried without a megabyte for each try.
+INLINE_APPEND_BYTES: Final = 256 * 1024
+
 DATA_DIR: Final = "/data"
 # Where there are several log directories: one is beside the metadata, two are devices of their own.
 LOG_DIRS: Final = (DATA_DIR, "/disk-1", "/disk-2")
@@ -43,6 +46,7 @@ class NodeOnMachine:
             listen=("0.0.0.0", port),  # noqa: S104 - a simulated interface
             advertise=(machine.name, None),
             host=machine.name,
+            inline_append_bytes=INLINE_APPEND_BYTES,
             configs=configs,
         )
         self._config = replace(alone, **others)

@@ -49,9 +49,6 @@ from wire.messages.produce import (
 )
 from wire.produce_one import Appended, decode_one, encode_one
 
-# Appends up to here are written in place: 256 KiB to the page cache takes some 0.1 ms, a thread as
-# much processor time.
-INLINE_APPEND_BYTES: Final = 256 * 1024
 _TOPIC_IDS_SINCE: Final = 13
 _API: Final = APIS[ApiKey.PRODUCE]
 _MIN_VERSION: Final = _API.min_version
@@ -85,7 +82,7 @@ def handle_one(
         if (
             partition is None
             or partition.log.config.flush_messages != NEVER
-            or _must_wait(partition, records)
+            or _must_wait(worker, partition, records)
         ):
             return None
         todo.append((partition, records))
@@ -214,7 +211,7 @@ def _append(
         if records is None:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a produce without a record batch")
         assert isinstance(records, memoryview)
-        if partition.log.config.flush_messages == 1 or _must_wait(partition, records):
+        if partition.log.config.flush_messages == 1 or _must_wait(worker, partition, records):
             partition.check_append(acks)
             header = _check(partition, records, version, worker.clock.now_ms())
             return partial(_append_slowly, worker, request, partition, records, header, commit)
@@ -238,10 +235,10 @@ def _place(partition: Partition, version: int) -> Place:
     return (partition.topic_id if by_id else partition.topic), partition.index
 
 
-def _must_wait(partition: Partition, records: memoryview) -> bool:
+def _must_wait(worker: Worker, partition: Partition, records: memoryview) -> bool:
     """Whether an append is too much to be made in place, or has to queue behind such a one."""
     return (
-        len(records) > INLINE_APPEND_BYTES
+        len(records) > worker.inline_append_bytes
         or partition.appending.locked()
         or (partition.config.opens_batches and is_slow(partition.config, records))
     )

@@ -22,7 +22,7 @@ from metaquorum.config_layers import WorkerLayers
 from metaquorum.runtime import Buffer, Connection, Disk, File, Network, Runtime
 from metaquorum.runtime.real import RealDisk, RealFile, real_runtime
 from simulations.clock import EPOCH_S
-from simulations.node import NodeOnMachine
+from simulations.node import INLINE_APPEND_BYTES, NodeOnMachine
 from simulations.world import World
 from tests.nodes import PATIENCE_S
 from wire.apis import APIS, ApiKey
@@ -251,6 +251,7 @@ def config(data_dir: Path | str, log_dirs: Sequence[Path] = (), **configs: objec
         log_dirs=tuple(str(path) for path in log_dirs),
         listen=("127.0.0.1", 0),
         advertise=("127.0.0.1", None),
+        inline_append_bytes=INLINE_APPEND_BYTES,
         configs={key.replace("_", "."): str(value) for key, value in configs.items()},
     )
 
