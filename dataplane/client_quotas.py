@@ -162,7 +162,7 @@ class RateQuotas:
     def delay_s(self, name: Name) -> float:
         """As `use` says, without using anything."""
         allowance = self.allowance(name)
-        if allowance is None:
+        if allowance is None or allowance.quota >= allowance.window.within:
             return 0.0
         return self._capped(allowance.window.delay_s(allowance.quota, self.now()))
 

@@ -24,6 +24,7 @@ more is let through than Q (t + N S) and one request of each connection.
 Plain state: `now` is monotonic seconds.
 """
 
+from math import inf
 from typing import Final
 
 DEFAULT_SAMPLES: Final = 11  # quota.window.num
@@ -43,6 +44,7 @@ class RateWindow:
         "_sums",
         "_total",
         "least_s",
+        "within",
     )
 
     def __init__(self, samples: int = DEFAULT_SAMPLES, sample_s: float = DEFAULT_SAMPLE_S) -> None:
@@ -56,6 +58,8 @@ class RateWindow:
         self._level = 0.0
         self._leaked_at = 0.0
         self.least_s = (samples - 1) * sample_s or sample_s  # T is never taken to be less
+        # Under this quota D is 0 until more is used: there is less as time goes by.
+        self.within = inf
 
     def use(self, amount: float, quota: float, now: float) -> float:
         """So much was used now; D. As `record` and `delay_s`, at less cost where D is 0."""
@@ -71,16 +75,20 @@ class RateWindow:
         self._level = level = (level if level > 0.0 else 0.0) + amount
         self._leaked_at = now
         if self._total <= quota * self.least_s and level <= quota * self._samples_s:
+            self.within = quota
             return 0.0
+        self.within = inf
         return self.delay_s(quota, now)
 
     def change(self, quota: float, now: float) -> None:
         """That is the quota from now on. What was too much longer ago is forgiven."""
         self._leak(quota, now)
         self._level = min(self._level, quota * self._samples_s)
+        self.within = inf
 
     def record(self, amount: float, now: float) -> None:
         """So much was used now."""
+        self.within = inf
         self._forget(now)
         if not self._starts or now - self._starts[-1] >= self._sample_s:
             self._starts.append(now)
@@ -115,6 +123,8 @@ class RateWindow:
 
     def delay_s(self, quota: float, now: float) -> float:
         """D: after so many seconds without use, the rate is at most `quota` again; 0 when it is."""
+        if quota >= self.within:
+            return 0.0
         return self.delay_after_s(0.0, quota, now)
 
     def delay_after_s(self, amount: float, quota: float, now: float) -> float:

@@ -99,6 +99,30 @@ def test_the_delay_is_what_the_documents_say(
     assert window.delay_s(quota, now) == pytest.approx(max(0.0, expected), abs=1e-9)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 64), st.integers(0, 10**6)), min_size=1, max_size=60),
+    st.lists(st.integers(0, 160), max_size=4),
+    st.integers(1, 10**6),
+)
+def test_what_is_within_its_quota_need_not_be_looked_at(
+    uses: list[tuple[int, int]], pauses: list[int], quota: int
+) -> None:
+    short, long, now = RateWindow(), RateWindow(), 0.0
+    for pause, amount in uses:
+        now += pause / 16
+        assert short.delay_s(quota, now) == pytest.approx(long.delay_s(quota, now))
+        long.record(amount, now)
+        # As `use` does it at length.
+        long._leak(quota, now)
+        long._level += amount
+        assert short.use(amount, quota, now) == pytest.approx(long.delay_s(quota, now))
+    for pause in pauses:
+        now += pause / 16
+        for asked in (quota, quota / 2, quota * 2):
+            short_s = short.delay_s(asked, now)
+            assert short_s == pytest.approx(max(0.0, short.delay_after_s(0.0, asked, now)))
+
+
 def test_a_bucket_lets_one_go_beyond_zero_and_the_next_wait() -> None:
     bucket = TokenBucket(quota=2.0, now=0.0, samples=11, sample_s=1.0)
     assert bucket.tokens(2.0, 0.0) == 22.0
