@@ -3,6 +3,8 @@
 from tests.dataplane.serving import listening
 from tests.dataplane.test_replicas import fill
 from tests.dataplane.together import PORT, Together, together
+from wire.apis import ApiKey
+from wire.messages.metadata import MetadataRequest
 
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 
@@ -34,6 +36,23 @@ def test_followers_log_in_to_their_leader_and_again_in_time() -> None:
         assert cluster.state("t", 2).isr == (1, 2, 3)
 
     together(story, node_options=logging_in)
+
+
+def test_followers_come_in_where_all_places_of_their_listener_are_taken() -> None:
+    """On trial until they have logged in and fetched; and they stay."""
+
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
+        client = await cluster.connect(1)
+        for _ in range(5):  # over the ends of sessions, and of trials
+            await fill(client, "t", 5)
+            await cluster.world.sleep(3)
+        assert cluster.state("t", 2).isr == (1, 2, 3)
+        stranger = await cluster.connect(1, 19093)
+        await stranger.ask(ApiKey.METADATA, MetadataRequest())
+        assert await stranger.is_closed()
+
+    together(story, node_options=logging_in, listener_name_inside_max_connections=0)
 
 
 def test_who_does_not_know_the_password_follows_nobody() -> None:

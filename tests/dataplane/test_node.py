@@ -2,6 +2,7 @@
 
 import errno
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.dataplane.serving import (
     in_trio,
     serving,
 )
+from tests.nodes import needs_ipv6
 from wire.apis import ApiKey
 from wire.errors import ErrorCode
 
@@ -90,3 +92,24 @@ def test_a_stop_says_what_it_waits_for_and_leaves_a_clean_mark(
         test()
     assert any("stopping" in record.getMessage() for record in caplog.records)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("listen", "said"),
+    [
+        (("no host", 0), "'no host' has to be an address of this machine, or a name of one"),
+        (("192.0.2.1", 0), "cannot listen on 192.0.2.1:0: Cannot assign requested address; it is"),
+        pytest.param(
+            ("2001:db8::1", 9092), "cannot listen on [2001:db8::1]:9092: ", marks=needs_ipv6
+        ),
+        pytest.param(("fe80::1", 0), "say its interface, as in fe80::1%eth0", marks=needs_ipv6),
+    ],
+)
+def test_where_it_cannot_listen_a_node_says_what_to_do(
+    tmp_path: Path, listen: tuple[str, int], said: str
+) -> None:
+    node = Node(replace(config(tmp_path), listen=listen), real_runtime())
+    with pytest.raises(NodeError) as failed:
+        trio.run(node.run)
+    assert said in str(failed.value)
+    assert str(failed.value).endswith("choose another --listen")

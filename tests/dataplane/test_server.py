@@ -172,6 +172,19 @@ async def test_another_worker_is_served_whatever_crowd_of_clients_is_there() -> 
         assert not late.sent
 
 
+@in_trio
+async def test_an_address_may_have_a_number_of_its_own() -> None:
+    own = {"192.0.2.7": 3}
+    async with serving(max_connections_per_ip=1, max_connections_by_ip=own) as (_, listener):
+        same, others = ([PlayedConnection() for _ in range(4)] for _ in range(2))
+        for one in others:
+            one.peer = ("192.0.2.8", 1)
+        listener.offer(*same, *others)
+        await trio.testing.wait_all_tasks_blocked()
+        assert [one.is_closed for one in same] == [False, False, False, True]
+        assert [one.is_closed for one in others] == [False, True, True, True]
+
+
 def test_refusals_are_told_but_not_each(caplog: pytest.LogCaptureFixture) -> None:
     @in_trio
     async def test() -> None:

@@ -35,8 +35,8 @@ class Together:
         self.nodes = nodes
         self._network = runtime.network
 
-    async def connect(self, node_id: int) -> RawClient:
-        return RawClient(await self._network.connect(f"node-{node_id}", PORT))
+    async def connect(self, node_id: int, port: int = PORT) -> RawClient:
+        return RawClient(await self._network.connect(f"node-{node_id}", port))
 
     def worker(self, node_id: int) -> Any:
         node = self.nodes[node_id].node
