@@ -55,7 +55,7 @@ class LeadersIsrAgrees(WatchingChecker):
     def advanced(
         self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
     ) -> None:
-        for worker_id in view.isr:
+        for worker_id in () if self.chronicle.is_deposed(story, view) else view.isr:
             self._agrees(story, held, worker_id, old, new)
 
     def _agrees(
@@ -90,6 +90,8 @@ class QuorumsIsrAgrees(LeadersIsrAgrees):
     def advanced(
         self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
     ) -> None:
+        if self.chronicle.is_deposed(story, view):
+            return
         for worker_id in self.chronicle.isr(story):
             self._agrees(story, held, worker_id, old, new)
 
@@ -124,6 +126,8 @@ class EligibleHaveAll(QuorumsIsrAgrees):
     def advanced(
         self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
     ) -> None:
+        if self.chronicle.is_deposed(story, view):
+            return
         for worker_id in self.chronicle.elr(story):
             self._agrees(story, held, worker_id, old, new)
 
@@ -142,6 +146,8 @@ class CommittedIsOneSequence(WatchingChecker):
     def advanced(
         self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
     ) -> None:
+        if self.chronicle.is_deposed(story, view):
+            return
         for offset in range(max(old, story.deleted_to), new):
             known = story.committed.get(offset)
             epoch = held.epochs.get(offset)

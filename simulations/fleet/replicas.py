@@ -76,6 +76,7 @@ class Held:
     epochs: dict[int, int] = field(default_factory=dict)  # by offset
     # Names of records that this replica had, until its machine lost power or its disk.
     lost: set[Name] = field(default_factory=set)
+    rotted: set[Name] = field(default_factory=set)  # of these, what went by damage
     power_cuts: int = 0
     rotten: bool = False  # records were damaged, and nobody has opened the log since
     has_to_tell: bool = False  # this process has found less, which it says before it is live
@@ -239,6 +240,14 @@ class Chronicle:
             and state.unclean_epoch >= state.leader_epoch
         )
 
+    def is_deposed(self, story: PartitionStory, view: PartitionImage) -> bool:
+        """Another leads by an unclean election, of which who says `view` has not heard.
+
+        What it commits is lost with the rest, as whoever allows such elections has chosen.
+        """
+        state = self.state(story)
+        return state is not None and state.unclean_epoch > view.leader_epoch
+
     # What happens
 
     def appended(
@@ -253,6 +262,7 @@ class Chronicle:
         for name, _ in entries:
             held.epochs[name.offset] = name.leader_epoch
             held.lost.discard(name)
+            held.rotted.discard(name)
             held.end = name.offset + 1
 
     def took(self, story: PartitionStory, held: Held, damaged: Sequence[int]) -> None:
@@ -286,6 +296,8 @@ class Chronicle:
         missing = [Name(e, o) for o, e in held.epochs.items() if o >= start and now.get(o) != e]
         if held.is_dark or held.rotten:
             held.lost.update(missing)
+            if held.rotten:
+                held.rotted.update(missing)
             self.world.count("records lost by replicas", len(missing))
         held.power_cuts = len(held.machine.power_cuts)
         held.has_new_disk = held.storage not in (None, held.machine.storage)
@@ -316,7 +328,8 @@ class Chronicle:
         for offset in range(old, new):
             epoch = held.epochs.get(offset)
             if epoch is not None:
-                story.committed[offset] = epoch
+                if not self.is_deposed(story, view):
+                    story.committed[offset] = epoch
                 story.ever_committed.add(Name(epoch, offset))
 
     def applied(self, batch: Batch) -> None:
@@ -349,14 +362,22 @@ class Chronicle:
                 story.is_unclean = True
                 self.world.count("unclean elections")
             held = story.held.get(now.leader)
-            if held is None or held.is_dark or now.unclean_epoch != now.leader_epoch:
+            # Nobody else could lead, who might have what is damaged here.
+            is_alone = {*was.isr, *was.elr} <= {now.leader}
+            is_doubtful = now.unclean_epoch == now.leader_epoch
+            if held is None or held.is_dark or not (is_doubtful or is_alone):
                 continue
             for name in list(story.committed_names):
                 is_elsewhere = any(other.holds(name) for other in story.held.values())
                 if not held.holds(name) and (
-                    story.is_unclean
+                    (is_alone and name in held.rotted)
+                    or (is_doubtful and story.is_unclean)
                     # With a new disk it must not lead, where another has what it has not.
-                    or (name in held.lost and not (held.has_new_disk and is_elsewhere))
+                    or (
+                        is_doubtful
+                        and name in held.lost
+                        and not (held.has_new_disk and is_elsewhere)
+                    )
                 ):
                     del story.committed[name.offset]
                     story.gone[name] = held.worker_id, held.machine.storage
