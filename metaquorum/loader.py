@@ -16,9 +16,10 @@ from typing import Final, Protocol, TypeVar
 import trio
 
 from metaquorum.batch import SLICE_RECORDS, Batch
-from metaquorum.image import MetadataDelta, MetadataImage, Replay
+from metaquorum.image import MetadataDelta, MetadataImage
 from metaquorum.persistent_map import PersistentMap
 from metaquorum.records import MetadataRecord
+from metaquorum.replay import Replay
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -30,10 +30,11 @@ from metaquorum.batch import (
 )
 from metaquorum.decisions import Decision
 from metaquorum.features import found_cluster
-from metaquorum.image import MetadataDelta, MetadataImage, Replay
+from metaquorum.image import MetadataDelta, MetadataImage
 from metaquorum.loader import MetadataLoader
 from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal, Quorum
 from metaquorum.records import MetadataRecord, RecordEncoder
+from metaquorum.replay import Replay
 from metaquorum.runtime.seams import Clock
 from wire.errors import ErrorCode, KafkaError
 

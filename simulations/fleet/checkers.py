@@ -3,9 +3,10 @@
 from typing import Final
 
 from metaquorum.batch import Batch
-from metaquorum.image import MetadataImage, Replay
+from metaquorum.image import MetadataImage
 from metaquorum.journal_ops import NO_VOTE
 from metaquorum.records import encode_record
+from metaquorum.replay import Replay
 from simulations.fleet.council import CLUSTER_ID, Council, CouncilChecker
 from simulations.fleet.disks import DurableLog
 from simulations.storage import Storage

@@ -3,7 +3,8 @@
 from typing import Final
 
 from metaquorum.batch import Batch
-from metaquorum.image import MetadataImage, Replay
+from metaquorum.image import MetadataImage
+from metaquorum.replay import Replay
 from simulations.fleet.checkers import content
 from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.nation import ClusterChecker, Nation

@@ -14,7 +14,6 @@ from metaquorum import journal, snapshot
 from metaquorum.config_def import Scope
 from metaquorum.framing import HEADER_BYTES, Frame, frame_bytes
 from metaquorum.gateway import Gateway
-from metaquorum.image import Replay
 from metaquorum.journal import Journal
 from metaquorum.journal_ops import HardState, decode_ops
 from metaquorum.loader import MetadataLoader
@@ -25,6 +24,7 @@ from metaquorum.raft.replication import Replication
 from metaquorum.raft.state import DiskState
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.records import ConfigRecord
+from metaquorum.replay import Replay
 from simulations.fleet.council import WatchedLoader
 from simulations.planting import Deaf, Defect, swapped
 

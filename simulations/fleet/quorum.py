@@ -11,9 +11,10 @@ from typing import Final
 import trio
 
 from metaquorum.batch import decode_batch
-from metaquorum.image import MetadataImage, Replay
+from metaquorum.image import MetadataImage
 from metaquorum.journal_ops import LogPosition
 from metaquorum.raft.timings import RaftTimings
+from metaquorum.replay import Replay
 from metaquorum.runtime.seams import Runtime
 from metaquorum.snapshot import SnapshotReader, snapshots
 from simulations.fleet.checkers import (

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from metaquorum.batch import Batch
-from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, Replay
+from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
+from metaquorum.replay import Replay
 from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.machine import Machine

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 from cli.mq_server import main
 from metaquorum.batch import Batch
 from metaquorum.framing import encode_frame
-from metaquorum.image import MetadataImage, Replay
+from metaquorum.image import MetadataImage
 from metaquorum.journal import MAGIC
 from metaquorum.journal_ops import Begin, Entry, HardState, LogPosition, Truncate, encode_ops
 from metaquorum.records import FeatureLevelRecord, encode_record
+from metaquorum.replay import Replay
 from metaquorum.runtime.real import RealDisk
 from metaquorum.snapshot import write_snapshot
 from tests.conformance.clients import Librdkafka, Record, create

@@ -6,9 +6,10 @@ import pytest
 
 from dataplane.isr_news import MOST_NAMED, IsrNews
 from dataplane.leadership import UNKNOWN, Leadership
-from metaquorum.image import MetadataImage, PartitionImage, replay
+from metaquorum.image import MetadataImage, PartitionImage
 from metaquorum.records import MetadataRecord, WorkerChangeRecord
 from metaquorum.registrations import register_worker, unfence_worker
+from metaquorum.replay import replay
 from tests.dataplane.serving import batch_of
 from tests.dataplane.together import Together, together
 from tests.metaquorum.histories import CLUSTER, registration

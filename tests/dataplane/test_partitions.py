@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from metaquorum.config import Scope
-from metaquorum.image import partition_record, replay
+from metaquorum.image import partition_record
 from metaquorum.records import ConfigRecord
+from metaquorum.replay import replay
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
     FaultyDisk,

@@ -14,7 +14,7 @@ from metaquorum.decisions import (
     delete_topic,
 )
 from metaquorum.features import found_cluster
-from metaquorum.image import MetadataImage, replay
+from metaquorum.image import MetadataImage
 from metaquorum.quota_changes import QuotaChange, QuotaOp, change_quotas
 from metaquorum.quota_rules import CLIENT_ID, USER, EntityPart
 from metaquorum.records import ConfigRecord, Endpoint, MetadataRecord
@@ -26,6 +26,7 @@ from metaquorum.registrations import (
     unfence_worker,
     unregister_worker,
 )
+from metaquorum.replay import replay
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange, change_scram_credentials
 from wire.errors import KafkaError
 

@@ -15,7 +15,8 @@ from metaquorum.decisions import (
     NewTopic,
     create_partitions,
 )
-from metaquorum.image import MetadataImage, replay
+from metaquorum.image import MetadataImage
+from metaquorum.replay import replay
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER, history
 from tests.metaquorum.raft.test_alone import Node

@@ -17,9 +17,10 @@ from metaquorum.decisions import (
     new_topic_id,
 )
 from metaquorum.features import check_features
-from metaquorum.image import MetadataImage, replay
+from metaquorum.image import MetadataImage
 from metaquorum.records import FeatureLevelRecord, PartitionRecord, TopicRecord
 from metaquorum.registrations import fence_workers, register_worker, shut_down_worker
+from metaquorum.replay import replay
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER, history, registration
 from tests.metaquorum.raft.test_alone import Node

@@ -18,7 +18,7 @@ from metaquorum.elections import (
     without_log,
     without_workers,
 )
-from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, replay
+from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage
 from metaquorum.records import ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
 from metaquorum.registrations import (
     elect_leaders,
@@ -29,6 +29,7 @@ from metaquorum.registrations import (
     unfence_worker,
     unregister_worker,
 )
+from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER, registration
 from wire.errors import KafkaError
 

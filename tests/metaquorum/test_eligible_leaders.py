@@ -28,7 +28,7 @@ from metaquorum.elections import (
 )
 from metaquorum.eligible_leaders import for_all_workers, min_isr
 from metaquorum.features import FeatureUpdate, UpgradeType, update_features
-from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, partition_record, replay
+from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, partition_record
 from metaquorum.isr_changes import PartitionChange, alter_partition
 from metaquorum.leader_election import ElectionType, LeaderWish, elect_leader
 from metaquorum.records import (
@@ -53,6 +53,7 @@ from metaquorum.registrations import (
     unfence_worker,
     unregister_worker,
 )
+from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER, registration
 from wire.errors import ErrorCode, KafkaError
 

@@ -4,7 +4,7 @@ import pytest
 
 from metaquorum import records
 from metaquorum.features import FeatureUpdate, UpgradeType, nodes_with_features, update_features
-from metaquorum.image import MetadataImage, replay
+from metaquorum.image import MetadataImage
 from metaquorum.records import (
     FeatureLevelRecord,
     FeatureRange,
@@ -16,6 +16,7 @@ from metaquorum.records import (
     WorkerChangeRecord,
     encode_record,
 )
+from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER, history
 from wire.errors import ErrorCode, KafkaError
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaquorum.batch import Batch
-from metaquorum.image import MetadataDelta, MetadataImage, Replay, replay
+from metaquorum.image import MetadataDelta, MetadataImage
 from metaquorum.journal_ops import LogPosition
 from metaquorum.loader import MetadataLoader, difference
 from metaquorum.persistent_map import PersistentMap
@@ -20,6 +20,7 @@ from metaquorum.records import (
     TopicRecord,
     encode_record,
 )
+from metaquorum.replay import Replay, replay
 from metaquorum.snapshot import SnapshotReader, write_snapshot
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER, WISHES, Wish, history

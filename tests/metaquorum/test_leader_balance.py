@@ -2,10 +2,11 @@
 
 import pytest
 
-from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage, replay
+from metaquorum.image import NO_LEADER, MetadataImage, PartitionImage
 from metaquorum.leader_balance import MAX_RETURNED, return_leaders
 from metaquorum.records import PartitionRecord, TopicRecord
 from metaquorum.registrations import register_worker, unfence_worker
+from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER, registration
 
 TOPIC_ID = bytes(16)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.image import MetadataImage, replay
+from metaquorum.image import MetadataImage
 from metaquorum.quota_changes import (
     FilterPart,
     MatchType,
@@ -16,6 +16,7 @@ from metaquorum.quota_changes import (
     change_quotas,
 )
 from metaquorum.quota_rules import CLIENT_ID, IP, USER, EntityPart, Part, QuotaEntity
+from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER
 from wire.errors import ErrorCode
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from metaquorum.image import MetadataImage, replay
+from metaquorum.image import MetadataImage
 from metaquorum.records import decode_record, encode_record, record_text
+from metaquorum.replay import replay
 from metaquorum.scram import ScramMechanism
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange, change_scram_credentials
 from tests.metaquorum.histories import CLUSTER

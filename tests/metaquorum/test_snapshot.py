@@ -6,9 +6,10 @@ import msgpack
 import pytest
 
 from metaquorum.framing import DamagedError, encode_frame
-from metaquorum.image import MetadataImage, replay
+from metaquorum.image import MetadataImage
 from metaquorum.journal_ops import LogPosition
 from metaquorum.records import MetadataRecord
+from metaquorum.replay import replay
 from metaquorum.runtime.seams import StorageError
 from metaquorum.snapshot import MAGIC, SnapshotReader, snapshots, tidy_up, write_snapshot
 from tests.metaquorum.crash_disk import Crash, CrashDisk, Inode

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import metaquorum.rpc.feed
 from metaquorum.batch import Batch
-from metaquorum.image import MetadataImage, Replay, replay
+from metaquorum.image import MetadataImage
 from metaquorum.records import PartitionRecord, TopicRecord
+from metaquorum.replay import Replay, replay
 from metaquorum.rpc.feed import RecentBatches, SnapshotParts
 from metaquorum.snapshot import unpack_records
 
