@@ -1,13 +1,12 @@
 """The active controller: everything that changes the metadata.
 
 Its rules are plain functions (`decisions`, `registrations`, `features`, `config_changes`); what
-they decide goes through `proposer`. What it knows of its workers beside the log is in
-`worker_sessions`. Every voter of the quorum has a controller; all but the active one refuse.
+they decide goes through `proposer`. Its workers are `membership`'s. Every voter of the quorum has a
+controller; all but the active one refuse.
 """
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from math import inf
 from random import Random
 from typing import Final, TypeVar
 
@@ -19,7 +18,7 @@ from metaquorum.config_changes import (
     may_need_fewer,
     prepare_configs,
 )
-from metaquorum.config_layers import Configs, WorkerLayers
+from metaquorum.controller_configs import UNCLEAN_ELECTIONS, ControllerConfigs
 from metaquorum.decisions import (
     MAX_PARTITIONS_PER_TOPIC,
     USE_DEFAULT,
@@ -30,12 +29,10 @@ from metaquorum.decisions import (
     TopicDefaults,
     TopicOutcome,
     allocate_producer_ids,
-    check_epoch,
     create_partitions,
     create_topic,
     delete_topic,
 )
-from metaquorum.effects import Effects, tell
 from metaquorum.eligible_leaders import for_all_workers
 from metaquorum.features import (
     FeatureUpdate,
@@ -48,6 +45,7 @@ from metaquorum.isr_changes import PartitionChange, alter_partition
 from metaquorum.leader_balance import keep_balance
 from metaquorum.leader_election import LeaderWish, elect_leader
 from metaquorum.loader import MetadataLoader
+from metaquorum.membership import Membership
 from metaquorum.mutation_quotas import MutationQuotas, MutationsTaken, MutationUse
 from metaquorum.proposer import Changed, Proposer
 from metaquorum.quorum import Quorum
@@ -55,25 +53,11 @@ from metaquorum.quota_changes import QuotaChange, change_quotas
 from metaquorum.records import MetadataRecord
 from metaquorum.registrations import (
     ControllerRegistration,
-    WorkerRegistration,
-    elect_leaders,
-    fence_workers,
     lose_log,
     register_controller,
-    register_worker,
-    shut_down_worker,
-    unfence_worker,
-    unregister_worker,
 )
 from metaquorum.runtime.seams import Clock
 from metaquorum.scram_changes import UserScramChange, change_scram_credentials
-from metaquorum.worker_sessions import (
-    HeartbeatAnswer,
-    Step,
-    WorkerHeartbeat,
-    WorkerSessions,
-    WorkerStatus,
-)
 from wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
@@ -81,13 +65,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_WISHES: Final = 10_000  # in one request; Kafka's bound of records by one operation
-MAX_STEPS: Final = 4  # of one heartbeat: at most SHUT_DOWN, FENCE, and what others did between
 SLICE_WISHES: Final = 100  # looked at before the loop gets its turn
-TRY_AGAIN_S: Final = 0.5  # after a change of the controller's own that failed
-UNCLEAN_ELECTIONS: Final = "unclean.leader.election.enable"
-ROLL_CALL_LOOKS: Final = 75  # for 1.5 s in all: a new term's grace, and the fencing
-ROLL_CALL_LOOK_S: Final = 0.02
-STANDSTILL_S: Final = 0.2  # by which this process is late, before it blames itself
 
 
 class Controller:
@@ -111,23 +89,15 @@ class Controller:
         self._loader = loader
         self._clock = clock
         self._random = random
-        self._static_configs = static_configs
         first_records = (for_all_workers(static_configs), *first_records)
         self._proposer = Proposer(quorum, loader, clock, first_records)
-        configs = self._configs(loader.image)
+        self._configs = ControllerConfigs(quorum.status.node_id, static_configs)
+        configs = self._configs.of(loader.image)
         self.mutations = MutationQuotas(
             configs.integer("controller.quota.window.num"),
             float(configs.integer("controller.quota.window.size.seconds")),
         )
-        timeout_ms = self._configs(loader.image).integer("broker.session.timeout.ms")
-        self._sessions = WorkerSessions(timeout_ms / 1000)
-        self._sessions_term = -1
-        self._defaults_of: object = None
-        self._topic_defaults = TopicDefaults()
-        self._unclean_of: object = None
-        self._is_unclean_default = False
-        self._wants_election = False  # a worker came, and not all that it may lead was given it
-        self._tend_again = trio.Event()
+        self.membership: Final = Membership(quorum, loader, self._proposer, clock, self._configs)
 
     async def start(self) -> None:
         """This is the active controller, and the cluster is founded.
@@ -146,9 +116,9 @@ class Controller:
         while True:
             term = await self._quorum.wait_active()
             check_features(self._loader.image)
-            configs = self._configs(self._loader.image)
+            configs = self._configs.of(self._loader.image)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tend)
+                nursery.start_soon(self.membership.tend)
                 nursery.start_soon(keep_balance, self._proposer, self._clock, configs)
                 known = self._quorum.status.leadership
                 while known.is_active and known.term == term:
@@ -187,7 +157,7 @@ class Controller:
         With `validate_only` nothing is made, and outcomes have no topic id.
         """
         image = await self._proposer.decided()
-        if excess := _excess(topics, image, self._defaults(image)):
+        if excess := _excess(topics, image, self._configs.topic_defaults(image)):
             names = dict.fromkeys([topic.name for topic in topics])
             return Changed([TopicOutcome.refused(excess, name) for name in names], 0)
         counts: dict[str, int] = {}
@@ -198,7 +168,7 @@ class Controller:
         unique = [topic for topic in topics if counts[topic.name] == 1]
 
         def decide(image: MetadataImage, topic: NewTopic) -> Decision[TopicOutcome]:
-            return create_topic(image, topic, self._defaults(image), self._random)
+            return create_topic(image, topic, self._configs.topic_defaults(image), self._random)
 
         if validate_only:
             made = [_unmade(decide(image, topic).answer) async for topic in _in_slices(unique)]
@@ -214,7 +184,7 @@ class Controller:
         """One outcome for each (name, None) or (None, topic id): gone, or why not."""
         image = await self._proposer.decided()
         error = _too_many(topics)
-        if not self._configs(image).boolean("delete.topic.enable"):
+        if not self._configs.of(image).boolean("delete.topic.enable"):
             error = KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
         if error is not None:
             return Changed([TopicOutcome.refused(error, *topic) for topic in topics], 0)
@@ -248,8 +218,7 @@ class Controller:
                 return Changed([error for _ in resources], 0)
         changed = await self._change_each(resources, change_configs, validate_only)
         if not validate_only and any(map(_may_allow_unclean, resources)):
-            self._wants_election = True
-            self._tend_again.set()
+            self.membership.elect_soon()
         return changed
 
     async def change_quotas(
@@ -312,7 +281,7 @@ class Controller:
                 broker_epoch,
                 at,
                 began_anew=begun_anew,
-                may_be_unclean=self._may_be_unclean,
+                may_be_unclean=self._configs.may_be_unclean,
             ),
             lambda _, error: error,
         )
@@ -334,91 +303,7 @@ class Controller:
             lambda image: allocate_producer_ids(image, worker_id, broker_epoch)
         )
 
-    # Who is in the cluster
-
-    async def register_worker(self, worker: WorkerRegistration) -> Changed[int]:
-        """The worker is registered, and fenced until it is caught up; its broker epoch.
-
-        What it led is led by others, or by none.
-        """
-
-        identity = worker.worker_id, worker.incarnation_id
-
-        def decide(image: MetadataImage) -> Decision[Effects]:
-            is_held = self._sessions.is_held(*identity, self._clock.monotonic())
-            committed = self._loader.image
-            # One that is not committed yet is another process's, and that is alive.
-            is_coming = image.broker_epoch(identity[0]) != committed.broker_epoch(identity[0])
-            return register_worker(
-                image,
-                worker,
-                is_held=is_held or is_coming,
-                may_be_unclean=self._may_be_unclean,
-            )
-
-        self._follow()
-        self._sessions.seen(*identity, self._clock.monotonic())
-        known = self._loader.image.workers.get(worker.worker_id)
-        if known is None or known.incarnation_id != worker.incarnation_id:
-            await self._wait_roll_call(worker.worker_id)
-        self._follow()
-        changed = await self._proposer.change(decide)
-        tell(f"worker {worker.worker_id} is another process", changed.answer, quietly=True)
-        self._follow()
-        self._sessions.seen(*identity, self._clock.monotonic())
-        known = self._loader.image.workers.get(worker.worker_id)
-        if known is None or known.incarnation_id != worker.incarnation_id:
-            raise KafkaError(
-                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-                f"Another process registered as worker {worker.worker_id} meanwhile.",
-            )
-        return Changed(known.broker_epoch, changed.end_offset)
-
-    async def _wait_roll_call(self, worker_id: int) -> None:
-        """It is known who of the others has survived the last reign, or long enough was waited."""
-        for _ in range(ROLL_CALL_LOOKS):
-            self._follow()
-            if not self._sessions.awaits_others(worker_id):
-                return
-            await self._clock.sleep_until(self._clock.monotonic() + ROLL_CALL_LOOK_S)
-
-    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
-        """The worker's session goes on; what the controller makes of it."""
-        await trio.lowlevel.checkpoint()
-        self._check(heartbeat)
-        self._sessions.heard(heartbeat, self._clock.monotonic())
-        for _ in range(MAX_STEPS):
-            if (step := self._sessions.step(heartbeat)) is Step.NONE:
-                break
-            await self._take(step, heartbeat.worker_id, heartbeat.broker_epoch)
-            self._check(heartbeat)
-        return self._sessions.answer(heartbeat, self._loader.image.end_offset)
-
-    def connected(self, worker_id: int, incarnation_id: bytes) -> None:
-        """That process has one more connection to this controller, active or not."""
-        self._sessions.connected(worker_id, incarnation_id, self._clock.monotonic())
-
-    def disconnected(self, worker_id: int, incarnation_id: bytes) -> None:
-        """That process has one connection less to this controller."""
-        self._sessions.disconnected(worker_id, incarnation_id, self._clock.monotonic())
-        self._tend_again.set()
-
-    def peer_came(self, voter_id: int) -> None:
-        """The process of another voter, which may be a worker, too, is there."""
-        self._sessions.peer_came(voter_id)
-
-    def peer_closed(self, voter_id: int) -> None:
-        """Its process has closed its stream to this one, or is no more."""
-        self._sessions.peer_closed(voter_id, self._clock.monotonic())
-        self._tend_again.set()
-
-    async def unregister_worker(self, worker_id: int) -> Changed[None]:
-        """The worker is forgotten; where it is alive, it will have to register anew."""
-        changed = await self._proposer.change(
-            lambda image: unregister_worker(image, worker_id, self._may_be_unclean)
-        )
-        tell(f"worker {worker_id} is unregistered", changed.answer)
-        return Changed(None, changed.end_offset)
+    # The cluster
 
     async def register_controller(self, controller: ControllerRegistration) -> Changed[None]:
         """It is known which feature levels the controller can run at."""
@@ -432,146 +317,12 @@ class Controller:
 
         def decide(image: MetadataImage) -> Decision[None]:
             nodes = nodes_with_features(image, status.node_id, status.voters)
-            return update_features(image, updates, nodes, self._static_configs)
+            return update_features(image, updates, nodes, self._configs.static)
 
         if validate_only:
             decide(await self._proposer.decided())
             return Changed(None, 0)
         return await self._proposer.change(decide)
-
-    async def worker_statuses(self) -> list[WorkerStatus]:
-        """What is known of every worker beside its registration."""
-        await trio.lowlevel.checkpoint()
-        self._follow()
-        return list(self._sessions.statuses(self._clock.monotonic()))
-
-    # Sessions
-
-    def _follow(self) -> None:
-        """Sessions are of this term, and of the workers that are registered. KafkaError."""
-        status, image, now = self._quorum.status, self._loader.image, self._clock.monotonic()
-        if not status.is_active:
-            raise KafkaError(ErrorCode.NOT_CONTROLLER, "Not the active controller.")
-        if status.term != self._sessions_term:
-            self._sessions_term = status.term
-            self._sessions.begin(image.workers, image.end_offset, now)
-        else:
-            self._sessions.follow(image.workers, image.end_offset, now)
-
-    def _check(self, heartbeat: WorkerHeartbeat) -> None:
-        """Sessions are as they should be, and it is the worker's current registration."""
-        self._follow()
-        check_epoch(self._loader.image, heartbeat.worker_id, heartbeat.broker_epoch)
-
-    async def _take(self, step: Step, worker_id: int, broker_epoch: int) -> None:
-        """The step is taken, and committed."""
-        if step is Step.UNFENCE:
-            try:
-                changed = await self._proposer.change(
-                    lambda image: unfence_worker(
-                        image, worker_id, broker_epoch, self._may_be_unclean
-                    )
-                )
-            except KafkaError:
-                self._wants_election = True
-                raise
-            finally:
-                self._tend_again.set()
-            tell(f"worker {worker_id} is live", changed.answer)
-        elif step is Step.SHUT_DOWN:
-            changed = await self._proposer.change(
-                lambda image: shut_down_worker(image, worker_id, broker_epoch, self._may_be_unclean)
-            )
-            tell(f"worker {worker_id} shuts down, and leads nothing any more", changed.answer)
-        elif step is Step.FENCE:
-            await self._proposer.change(
-                lambda image: fence_workers(image, {worker_id}, self._may_be_unclean)
-            )
-            logger.info("worker %d has shut down", worker_id)
-
-    async def _tend(self) -> None:
-        """Overdue workers are fenced, and what can be led is; until cancelled."""
-        self._wants_election = True
-        while True:
-            again = self._tend_again = trio.Event()
-            try:
-                await self._tend_once()
-                deadline = self._sessions.next_deadline()
-            except KafkaError as error:
-                logger.warning("the controller cannot tend its workers: %s", error.message)
-                deadline = self._clock.monotonic() + TRY_AGAIN_S
-            async with trio.open_nursery() as nursery:
-                if deadline < inf:
-                    nursery.start_soon(self._wake_at, deadline)
-                await again.wait()
-                nursery.cancel_scope.cancel()
-
-    async def _wake_at(self, deadline: float) -> None:
-        await self._clock.sleep_until(deadline)
-        late = self._clock.monotonic() - deadline
-        if late > STANDSTILL_S:
-            self._sessions.postpone(late)
-        self._tend_again.set()
-
-    async def _tend_once(self) -> None:
-        self._follow()
-        if self._wants_election:
-            self._wants_election = False
-            try:
-                changed = await self._proposer.change(
-                    lambda image: elect_leaders(image, self._may_be_unclean)
-                )
-            except BaseException:
-                self._wants_election = True
-                raise
-            tell("leaders were looked for", changed.answer, quietly=True)
-            self._follow()
-        if overdue := self._overdue():
-            changed = await self._proposer.change(
-                lambda image: fence_workers(image, overdue & self._overdue(), self._may_be_unclean)
-            )
-            self._follow()
-            self._tell_fenced(sorted(overdue & self._loader.image.fenced_workers()), changed.answer)
-
-    def _tell_fenced(self, worker_ids: Sequence[int], effects: Effects) -> None:
-        for worker_id in worker_ids:
-            why = self._sessions.why_fenced(worker_id)
-            logger.warning("worker %d is fenced: %s", worker_id, why)
-        if worker_ids:
-            one = len(worker_ids) == 1
-            tell(f"without {'it' if one else 'them'}", effects, quietly=True)
-
-    def _overdue(self) -> set[int]:
-        return set(self._sessions.overdue(self._clock.monotonic()))
-
-    def _configs(self, image: MetadataImage) -> Configs:
-        return WorkerLayers(
-            self._static_configs, dynamic_default=image.worker_configs(None)
-        ).worker_configs()
-
-    def _may_be_unclean(self, image: MetadataImage, topic: str) -> bool:
-        """Whether any replica of the topic may lead where none in sync is left."""
-        own = image.topic_configs(topic)
-        if not own and image.configs is self._unclean_of:
-            return self._is_unclean_default
-        configs = WorkerLayers(
-            self._static_configs,
-            dynamic=image.worker_configs(self._quorum.status.node_id),
-            dynamic_default=image.worker_configs(None),
-        ).topic_configs(own)
-        answer = configs.boolean(UNCLEAN_ELECTIONS)
-        if not own:  # as of most topics, all of which a restart asks for
-            self._unclean_of, self._is_unclean_default = image.configs, answer
-        return answer
-
-    def _defaults(self, image: MetadataImage) -> TopicDefaults:
-        if image.configs is not self._defaults_of:
-            configs = self._configs(image)
-            self._topic_defaults = TopicDefaults(
-                configs.integer("num.partitions"), configs.integer("default.replication.factor")
-            )
-            self._defaults_of = image.configs
-        return self._topic_defaults
 
 
 async def _in_slices(wishes: Sequence[T]) -> AsyncIterator[T]:

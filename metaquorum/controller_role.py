@@ -77,7 +77,7 @@ class ControllerRole:
             self.quorum, loader, runtime.clock, runtime.random, static_configs, first_records
         )
         if self._mesh is not None:
-            self._mesh.watch(self.controller)
+            self._mesh.watch(self.controller.membership)
         self.service = ControllerService(self.controller, self.quorum, self.feed, runtime.clock)
         self._listener: ChannelListener | None = None
         if endpoint is not None:

@@ -211,7 +211,7 @@ class QuorumLinks:
 
     async def _watch_own(self, own: ControllerService) -> None:
         if self._incarnation_id is not None:
-            own.controller.connected(self._own_id, self._incarnation_id)
+            own.controller.membership.connected(self._own_id, self._incarnation_id)
         link = _Local(own, self._own_id, self._clock)
         while True:
             view = self._own_view = own.view

@@ -81,6 +81,7 @@ class ControllerService:
         self._feed = feed
         self._clock = clock
         self._visitors: dict[Caller, _Visitor] = {}
+        members = controller.membership
         self._actions: Mapping[str, Callable[[Caller, Any], Awaitable[Any]]] = {
             CREATE_TOPICS.name: lambda _, r: controller.create_topics(
                 r.topics, validate_only=r.validate_only
@@ -107,10 +108,10 @@ class ControllerService:
             UPDATE_FEATURES.name: lambda _, r: controller.update_features(
                 r.updates, validate_only=r.validate_only
             ),
-            UNREGISTER_WORKER.name: lambda _, r: controller.unregister_worker(r.worker_id),
-            REGISTER_WORKER.name: lambda _, r: controller.register_worker(r),
+            UNREGISTER_WORKER.name: lambda _, r: members.unregister_worker(r.worker_id),
+            REGISTER_WORKER.name: lambda _, r: members.register_worker(r),
             REGISTER_CONTROLLER.name: lambda _, r: controller.register_controller(r),
-            HEARTBEAT.name: lambda _, r: controller.heartbeat(r),
+            HEARTBEAT.name: lambda _, r: members.heartbeat(r),
             ALLOCATE_PRODUCER_IDS.name: lambda _, r: controller.allocate_producer_ids(
                 r.worker_id, r.broker_epoch
             ),
@@ -144,7 +145,7 @@ class ControllerService:
         """What the stream's end says of the worker at its other end is told to the controller."""
         visitor = self._visitors.pop(caller)
         if visitor.incarnation_id is not None:
-            self.controller.disconnected(caller.node_id, visitor.incarnation_id)
+            self.controller.membership.disconnected(caller.node_id, visitor.incarnation_id)
 
     async def handle(self, caller: Caller, method_name: str, payload: bytes) -> bytes:
         """The answer's bytes; KafkaError for the caller."""
@@ -203,10 +204,10 @@ class ControllerService:
                 ErrorCode.INVALID_REQUEST, "The worker at one end of a stream cannot change."
             )
         visitor.incarnation_id = incarnation_id
-        self.controller.connected(caller.node_id, incarnation_id)
+        self.controller.membership.connected(caller.node_id, incarnation_id)
 
     async def _describe(self) -> QuorumDescription:
-        workers = await self.controller.worker_statuses()
+        workers = await self.controller.membership.worker_statuses()
         status, now_ms = self._quorum.status, self._clock.now_ms()
         heard_ms = {
             each.worker_id: now_ms - each.heard_ms_ago for each in workers if each.heard_ms_ago >= 0

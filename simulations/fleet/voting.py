@@ -202,10 +202,12 @@ class Driver:
             (WorkerEndpoint("PLAINTEXT", "worker", 9092, "PLAINTEXT"),),
             "worker",
         )
-        epoch = (await self._controller.register_worker(registration)).answer
-        self._controller.connected(_WORKER_ID, _INCARNATION)
+        epoch = (await self._controller.membership.register_worker(registration)).answer
+        self._controller.membership.connected(_WORKER_ID, _INCARNATION)
         applied_offset = self._loader.image.end_offset
-        await self._controller.heartbeat(WorkerHeartbeat(_WORKER_ID, epoch, applied_offset))
+        await self._controller.membership.heartbeat(
+            WorkerHeartbeat(_WORKER_ID, epoch, applied_offset)
+        )
 
     async def _create(self) -> None:
         await self._need_worker()

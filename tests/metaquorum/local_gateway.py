@@ -65,7 +65,7 @@ class LocalGateway:
         )
 
     async def unregister_worker(self, worker_id: int) -> None:
-        await self._seen(await self._controller.unregister_worker(worker_id))
+        await self._seen(await self._controller.membership.unregister_worker(worker_id))
 
     async def allocate_producer_ids(self, worker_id: int, broker_epoch: int) -> ProducerIdBlock:
         return (await self._controller.allocate_producer_ids(worker_id, broker_epoch)).answer
@@ -76,13 +76,13 @@ class LocalGateway:
         A worker publishes nothing before it is registered, or it would lead in an epoch of its
         predecessor.
         """
-        return (await self._controller.register_worker(worker)).answer
+        return (await self._controller.membership.register_worker(worker)).answer
 
     async def register_controller(self, controller: ControllerRegistration) -> None:
         await self._controller.register_controller(controller)
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
-        return await self._controller.heartbeat(heartbeat)
+        return await self._controller.membership.heartbeat(heartbeat)
 
     async def _seen(self, changed: Changed[T]) -> T:
         await self._loader.wait_visible(changed.end_offset)

@@ -76,11 +76,11 @@ class Quorum:
                 worker.host,
                 features=features,
             )
-        self.epochs[worker_id] = (await self.controller.register_worker(worker)).answer
+        self.epochs[worker_id] = (await self.controller.membership.register_worker(worker)).answer
         return self.epochs[worker_id]
 
     async def beat(self, worker_id: int, *, wants_shutdown: bool = False) -> HeartbeatAnswer:
-        return await self.controller.heartbeat(
+        return await self.controller.membership.heartbeat(
             WorkerHeartbeat(
                 worker_id, self.epochs[worker_id], self.loader.image.end_offset, wants_shutdown
             )
@@ -145,7 +145,7 @@ async def test_a_silent_worker_is_fenced_after_its_session_and_leads_again_when_
     assert sorted(quorum.leaders("t")) == [1, 2]
     after = [each.leader_epoch for each in quorum.loader.image.topics["t"].partitions]
     assert sorted(b - a for a, b in zip(epochs, after, strict=True)) == [0, 2]
-    (status, _) = await quorum.controller.worker_statuses()
+    (status, _) = await quorum.controller.membership.worker_statuses()
     assert status.worker_id == 1
 
 
@@ -155,15 +155,15 @@ async def test_a_closed_connection_fences_after_its_grace_unless_it_is_made_agai
 ) -> None:
     await quorum.join(1, 2)
     controller, incarnation = quorum.controller, bytes([1] * 16)
-    controller.connected(1, incarnation)
-    controller.disconnected(1, incarnation)
+    controller.membership.connected(1, incarnation)
+    controller.membership.disconnected(1, incarnation)
     await trio.sleep(RECONNECT_GRACE_S - 0.01)
     assert quorum.fenced() == set()
-    controller.connected(1, incarnation)
+    controller.membership.connected(1, incarnation)
     await trio.sleep(1)
     assert quorum.fenced() == set()
     quorum.beating[1].cancel()
-    controller.disconnected(1, incarnation)
+    controller.membership.disconnected(1, incarnation)
     await trio.sleep(RECONNECT_GRACE_S + 0.01)
     assert quorum.fenced() == {1}
 
@@ -210,7 +210,7 @@ def test_who_comes_back_first_does_not_leave_the_isrs_to_who_does_not(
         anew = WorkerRegistration(
             1, b"anew" * 4, (), "host-1", previous_broker_epoch=quorum.epochs[1]
         )
-        quorum.epochs[1] = (await controller.register_worker(anew)).answer
+        quorum.epochs[1] = (await controller.membership.register_worker(anew)).answer
         waited = trio.current_time() - began
         partitions = quorum.loader.image.topics["t"].partitions
         if other_is_there:
@@ -223,7 +223,7 @@ def test_who_comes_back_first_does_not_leave_the_isrs_to_who_does_not(
         await quorum.beat(1)
         assert quorum.leaders("t") == [1, 1]
         again = trio.current_time()
-        await controller.register_worker(anew)
+        await controller.membership.register_worker(anew)
         assert trio.current_time() == again, "it is known"
 
     for work in (first, second):
@@ -264,7 +264,7 @@ async def test_a_number_that_is_in_use_is_refused_until_its_worker_is_gone(quoru
     await trio.sleep(9.5)
     assert await quorum.register(1, incarnation=2) > old
     with pytest.raises(KafkaError) as stale:
-        await quorum.controller.heartbeat(WorkerHeartbeat(1, old, 99))
+        await quorum.controller.membership.heartbeat(WorkerHeartbeat(1, old, 99))
     assert stale.value.code is E.STALE_BROKER_EPOCH
 
 
@@ -303,9 +303,9 @@ async def test_a_worker_that_is_unregistered_is_unknown_and_may_come_back(quorum
     await quorum.join(1, 2)
     await quorum.controller.create_topics([NewTopic("t", 2)])
     quorum.beating[1].cancel()
-    await quorum.controller.unregister_worker(1)
+    await quorum.controller.membership.unregister_worker(1)
     assert sorted(quorum.leaders("t")) == [NO_LEADER, 2]
-    for ask in (lambda: quorum.beat(1), lambda: quorum.controller.unregister_worker(1)):
+    for ask in (lambda: quorum.beat(1), lambda: quorum.controller.membership.unregister_worker(1)):
         with pytest.raises(KafkaError) as unknown:
             await ask()
         assert unknown.value.code is E.BROKER_ID_NOT_REGISTERED

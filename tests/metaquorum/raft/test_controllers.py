@@ -30,14 +30,14 @@ class Controllers:
     async def join(self, active: Node, *worker_ids: int) -> None:
         controller = self.by_node[active.node_id]
         for worker_id in worker_ids:
-            changed = await controller.register_worker(registration(worker_id))
+            changed = await controller.membership.register_worker(registration(worker_id))
             self.epochs[worker_id] = changed.answer
             await self.beat(active, worker_id)
 
     async def beat(self, node: Node, worker_id: int) -> None:
         epoch, applied = self.epochs[worker_id], node.loader.image.end_offset
         heartbeat = WorkerHeartbeat(worker_id, epoch, applied)
-        await self.by_node[node.node_id].heartbeat(heartbeat)
+        await self.by_node[node.node_id].membership.heartbeat(heartbeat)
 
     async def keep_beating(self, node: Node, *worker_ids: int) -> None:
         while True:

@@ -207,8 +207,8 @@ async def test_nobody_speaks_for_another_worker(tmp_path: Path) -> None:
 async def test_a_process_whose_registration_another_has_taken_stops(tmp_path: Path) -> None:
     async def replace() -> None:
         async with controller(tmp_path / "1") as (role, _, address), following(address):
-            await role.controller.unregister_worker(7)
-            await role.controller.register_worker(registration(incarnation=2))
+            await role.controller.membership.unregister_worker(7)
+            await role.controller.membership.register_worker(registration(incarnation=2))
             await trio.sleep_forever()
 
     with pytest.raises(BaseExceptionGroup) as caught:
