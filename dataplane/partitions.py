@@ -373,7 +373,7 @@ class Partitions:
             self.replication.context,
             plog,
             config,
-            0 if log_dir is None else log_dir.high_watermarks.get(at, 0),
+            0 if log_dir is None else log_dir.checkpoints.high_watermarks.get(at, 0),
         )
         partitions = self._by_id.setdefault(topic.topic_id, {})
         partitions[index] = partition

@@ -10,9 +10,9 @@ from dataplane import upkeep
 from dataplane.fetch_sessions import SessionPartition
 from dataplane.log import cleaning
 from dataplane.log.local_log import LocalLog
-from dataplane.log.log_dir import LogDir
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.names import LOG_START_CHECKPOINT
+from dataplane.log.offset_checkpoints import OffsetCheckpoints
 from dataplane.log.segment import Segment
 from dataplane.log.sync_mark import SyncMark
 from dataplane.partitions import Partitions
@@ -43,7 +43,7 @@ def _deleted_records_come_back() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         return lambda self, name: {} if name == LOG_START_CHECKPOINT else right(self, name)
 
-    return swapped(LogDir, "_read_offsets", wrong)
+    return swapped(OffsetCheckpoints, "_read", wrong)
 
 
 def _deletion_not_written() -> AbstractContextManager[None]:

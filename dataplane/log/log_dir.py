@@ -1,13 +1,10 @@
-"""A log directory: the partitions' folders, and the checkpoints they share.
+"""A log directory: the partitions' folders, and what they share.
 
     .lock                             held while a node runs on it
-    .kafka_cleanshutdown              there only between a clean stop and the next start
-    .metaquorum_started               the last start: of the process, and of its machine
+    .kafka_cleanshutdown              how the last process began and ended (`start_marks`)
+    .metaquorum_started
     .metaquorum_syncing               whether a sync is under way, or has failed (`sync_mark`)
-    recovery-point-offset-checkpoint  up to where each log is synced
-    replication-offset-checkpoint     high watermarks
-    log-start-offset-checkpoint       where logs begin that begin within a segment
-    cleaner-offset-checkpoint         up to where compacted logs are cleaned
+    *-offset-checkpoint               offsets of all logs (`offset_checkpoints`)
     <topic>-<partition>/              one log
     <topic>-<p>.<unique>-delete/      a log being deleted: readers may still be in it
     <topic>-<p>.<unique>-stray/       a log the cluster does not know; kept for a week, not served
@@ -15,18 +12,12 @@
 The clean-shutdown mark is removed, and its removal synced, before any log is looked at
 (KAFKA-10471): a crash at any later point is then recovered from as a crash. A log that cannot be
 opened does not stop the others; it is in `offline` with the reason.
-
-Both marks name a process by its broker epoch. All that it wrote is here where it was stopped in
-good order, or its machine has not been started since: whatever killed it, what it had given to the
-kernel was written. (Linux tells machines' starts apart; elsewhere a killed process is taken for a
-loss of power.)
 """
 
 import logging
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -34,26 +25,13 @@ from typing import Final
 
 import trio
 
-from dataplane.log.checkpoints import (
-    Partition,
-    decode_clean_shutdown,
-    decode_offsets,
-    decode_start,
-    encode_clean_shutdown,
-    encode_offsets,
-    encode_start,
-)
+from dataplane.log.checkpoints import Partition
 from dataplane.log.config import LogConfig
 from dataplane.log.files import MAX_OPEN_FILES, OpenFiles, storage_error, storage_errors
 from dataplane.log.folder import Unsynced
 from dataplane.log.names import (
-    CLEAN_SHUTDOWN,
-    CLEANER_CHECKPOINT,
     DELETED_FOLDER,
-    HIGH_WATERMARK_CHECKPOINT,
-    LAST_START,
     LOCK,
-    LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     STRAY_FOLDER,
     parse_partition_folder,
@@ -62,10 +40,12 @@ from dataplane.log.names import (
     stray_since_ms,
     stray_unique,
 )
+from dataplane.log.offset_checkpoints import LogOffsets, OffsetCheckpoints
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
 from dataplane.log.segment import SegmentState
-from metaquorum.runtime.seams import Disk, FileLock, StorageError, write_atomically
+from dataplane.log.start_marks import StartMarks
+from metaquorum.runtime.seams import Disk, FileLock, StorageError
 from wire.types import ZERO_UUID, Uuid
 
 logger = logging.getLogger(__name__)
@@ -101,8 +81,7 @@ class LogDir:
         # The offsets that checkpoints have of logs of which no folder was found.
         self.missing: dict[Partition, int] = {}
         self.offline: dict[Partition, StorageError] = {}
-        self.high_watermarks: dict[Partition, int] = {}  # as they were at the last checkpoint
-        self.cleaner_offsets: dict[Partition, int] = {}  # up to where each log is cleaned
+        self.checkpoints: Final = OffsetCheckpoints(disk, path)
         self.was_clean = False
         self.last_broker_epoch = -1  # in which it was stopped, when it was clean
         # Nobody has been told yet of what the directory before it had.
@@ -112,11 +91,9 @@ class LogDir:
         self.files = OpenFiles(disk, path, max_open_files)
         self._disk = disk
         self._lock = lock
-        self._offline_points: dict[Partition, int] = {}
-        self._offline_starts: dict[Partition, int] = {}
+        self._marks = StartMarks(disk, path)
         self._deleted: list[str] = []
         self._strays: list[str] = []
-        self._checkpointing = trio.Lock()
 
     @classmethod
     def open(
@@ -136,7 +113,7 @@ class LogDir:
         if is_locked:
             log_dir = cls(disk, path, None, max_open_files)
             with storage_errors("read", path):
-                log_dir.previous_broker_epoch = log_dir._previous_broker_epoch()
+                log_dir.previous_broker_epoch = log_dir._marks.intact_broker_epoch()
                 log_dir.is_new = log_dir._has_nothing()
             return log_dir
         lock_path = os.path.join(path, LOCK)
@@ -155,18 +132,6 @@ class LogDir:
 
     # Start
 
-    def _previous_broker_epoch(self) -> int:
-        """OSError."""
-        stopped = killed = -1
-        mark, start = self._path(CLEAN_SHUTDOWN), self._path(LAST_START)
-        if self._disk.exists(mark):
-            stopped = decode_clean_shutdown(self._disk.read_file(mark))
-        if self._disk.exists(start):
-            epoch, boot_id = decode_start(self._disk.read_file(start))
-            if boot_id and boot_id == self._disk.boot_id():
-                killed = epoch
-        return max(stopped, killed)
-
     def _has_nothing(self) -> bool:
         """No log, and no word of any: not so from the first checkpoint on (`settle`). OSError."""
         return not self._disk.exists(self._path(RECOVERY_POINT_CHECKPOINT)) and not any(
@@ -182,18 +147,8 @@ class LogDir:
         self.is_new = False
 
     def note_start(self, broker_epoch: int) -> None:
-        """The next process can tell whether all is here that this one writes. StorageError.
-
-        Not synced: after a loss of power it says nothing in any case.
-        """
-        data = encode_start(broker_epoch, self._disk.boot_id())
-        with storage_errors("write", self._path(LAST_START)):
-            file = self._disk.open(self._path(LAST_START), create=True)
-            try:
-                file.truncate(0)
-                file.write(data, 0)
-            finally:
-                file.close()
+        """The next process can tell whether all is here that this one writes. StorageError."""
+        self._marks.note_start(broker_epoch)
 
     async def load(
         self, config_of: ConfigOf, now_ms: int, *, concurrent: int = CONCURRENT_CALLS
@@ -210,7 +165,7 @@ class LogDir:
             mark.begin()  # a recovery syncs, too
         recovery_points, starts = offsets
         found = {partition for partition, _ in folders}
-        for noted in (self.high_watermarks, recovery_points):
+        for noted in (self.checkpoints.high_watermarks, recovery_points):
             for partition in noted.keys() - found:
                 self.missing[partition] = max(self.missing.get(partition, 0), noted[partition])
         configs = {topic: config_of(topic) for topic in dict.fromkeys(at[0] for at, _ in folders)}
@@ -220,8 +175,7 @@ class LogDir:
                 partition,
                 name,
                 configs[partition[0]],
-                recovery_points.get(partition, 0),
-                starts.get(partition, 0),
+                LogOffsets(recovery_points.get(partition, 0), starts.get(partition, 0)),
                 now_ms,
                 in_doubt,
             )
@@ -233,25 +187,14 @@ class LogDir:
         mark.end()
 
     def _begin(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        mark = self._path(CLEAN_SHUTDOWN)
-        if self._disk.exists(mark):
-            self.last_broker_epoch = decode_clean_shutdown(self._disk.read_file(mark))
+        broker_epoch = self._marks.take_clean()
+        if broker_epoch is not None:
+            self.last_broker_epoch = broker_epoch
             self.was_clean = True
-            self._disk.remove(mark)
-            self._disk.sync_dir(self.path)
         names = self._disk.list(self.path)
         self._deleted = [name for name in names if name.endswith(DELETED_FOLDER)]
         self._strays = [name for name in names if name.endswith(STRAY_FOLDER)]
-        self.high_watermarks = self._read_offsets(HIGH_WATERMARK_CHECKPOINT)
-        self._read_cleaner_offsets()
-        recovery_points = self._read_offsets(RECOVERY_POINT_CHECKPOINT)
-        return recovery_points, self._read_offsets(LOG_START_CHECKPOINT)
-
-    def _read_cleaner_offsets(self) -> None:
-        try:
-            self.cleaner_offsets = self._read_offsets(CLEANER_CHECKPOINT)
-        except StorageError as error:  # costs no more than another cleaning
-            logger.warning("compaction begins at the start of each log: %s", error)
+        return self.checkpoints.read()
 
     def _partition_folders(self) -> list[tuple[Partition, str]]:
         return [
@@ -260,25 +203,12 @@ class LogDir:
             if (found := parse_partition_folder(name)) and self._disk.is_dir(self._path(name))
         ]
 
-    def _read_offsets(self, name: str) -> dict[Partition, int]:
-        path = self._path(name)
-        if not self._disk.exists(path):
-            return {}
-        try:
-            return decode_offsets(self._disk.read_file(path))
-        except ValueError as error:
-            raise StorageError(
-                f"{path} cannot be read ({error}); restore it, or remove it: every log is then "
-                f"scanned, and cut where it is damaged"
-            ) from None
-
     def _open_log(
         self,
         partition: Partition,
         name: str,
         config: LogConfig,
-        recovery_point: int,
-        log_start_offset: int,
+        offsets: LogOffsets,
         now_ms: int,
         in_doubt: bool,
     ) -> Callable[[], object]:
@@ -289,27 +219,19 @@ class LogDir:
                 self._path(name),
                 config,
                 clean=self.was_clean,
-                recovery_point=recovery_point,
-                log_start_offset=log_start_offset,
+                recovery_point=offsets.recovery_point,
+                log_start_offset=offsets.log_start_offset,
                 now_ms=now_ms,
                 in_doubt=in_doubt,
             )
         except StorageError as error:
-            return partial(self._set_offline, partition, error, recovery_point, log_start_offset)
+            return partial(self._set_offline, partition, error, offsets)
         return partial(self._add, partition, config, loaded, now_ms)
 
-    def _set_offline(
-        self,
-        partition: Partition,
-        error: StorageError,
-        recovery_point: int,
-        log_start_offset: int,
-    ) -> None:
+    def _set_offline(self, partition: Partition, error: StorageError, offsets: LogOffsets) -> None:
         logger.error("%s-%d is offline: %s", *partition, error)
         self.offline[partition] = error
-        # Kept in the checkpoints, or the next start would take synced bytes for a torn tail.
-        self._offline_points[partition] = recovery_point
-        self._offline_starts[partition] = log_start_offset
+        self.checkpoints.keep(partition, offsets)
 
     def _add(
         self, partition: Partition, config: LogConfig, loaded: LoadedLog, now_ms: int
@@ -365,7 +287,7 @@ class LogDir:
                         f"{folder} is there already, and is not served; move it away"
                     )
         except StorageError as error:
-            return partial(self._set_offline, partition, error, 0, 0)
+            return partial(self._set_offline, partition, error, LogOffsets())
         loaded = LoadedLog(
             folder,
             new.topic_id,
@@ -414,30 +336,23 @@ class LogDir:
             with storage_errors("rename", folder):
                 self._disk.rename(folder, self._path(name))
         self.partitions.pop((topic, partition), None)
-        self.cleaner_offsets.pop((topic, partition), None)
         if log is not None:
             log.moved(self._path(name))
         self.offline.pop((topic, partition), None)
-        self._offline_points.pop((topic, partition), None)
-        self._offline_starts.pop((topic, partition), None)
+        self.checkpoints.forget((topic, partition))
         return name if is_made else None
 
     def take_offline(self, partition: Partition, error: StorageError) -> None:
         """The log is in `offline`; its files stay as they are."""
         log = self.partitions.pop(partition)
         log.close()
-        self._set_offline(partition, error, log.synced_offset, log.log_start_offset)
+        self._set_offline(partition, error, LogOffsets(log.synced_offset, log.log_start_offset))
 
     def fail(self, error: StorageError) -> None:
         """Nothing here is written or opened any more; what is being read is read to its end."""
         self.failure = error
-        self._forget_start()
+        self._marks.forget_start()
         self.files.shut()
-
-    def _forget_start(self) -> None:
-        """The next process does not take for granted that all is here that this one wrote."""
-        with suppress(OSError):
-            self._disk.remove(self._path(LAST_START))
 
     def take_deleted(self) -> list[str]:
         """Folders of logs deleted since the last call; the caller gives them to `remove`."""
@@ -460,58 +375,12 @@ class LogDir:
         with storage_errors("remove a deleted log in", self.path):
             await self._disk.run(remove)
 
-    # Checkpoints
-
     async def checkpoint(self, high_watermarks: Mapping[Partition, int] | None = None) -> None:
-        """Recovery points and log starts, and high watermarks if given, survive a loss of power."""
-        async with self._checkpointing:
-            logs = self.partitions.items()
-            points = self._offline_points | {
-                partition: log.synced_offset for partition, log in logs
-            }
-            starts = self._offline_starts | {
-                partition: log.log_start_offset
-                for partition, log in logs
-                if log.log_start_offset  # of a first segment too: that may be back after a crash
-            }
-            contents = {RECOVERY_POINT_CHECKPOINT: points, LOG_START_CHECKPOINT: starts}
-            if high_watermarks is not None:
-                contents[HIGH_WATERMARK_CHECKPOINT] = self._with_offline(high_watermarks)
+        """Recovery points and log starts, and high watermarks if given, survive a loss of power.
 
-            def write() -> None:
-                for name, offsets in contents.items():
-                    write_atomically(self._disk, self._path(name), encode_offsets(offsets))
-
-            with storage_errors("write a checkpoint in", self.path):
-                await self._disk.run(write)
-
-    async def write_high_watermarks(self, high_watermarks: Mapping[Partition, int]) -> None:
-        """They survive a loss of power; those of partitions that cannot be opened are kept."""
-        async with self._checkpointing:
-            offsets = self._with_offline(high_watermarks)
-            if offsets == self.high_watermarks:
-                return
-            data = encode_offsets(offsets)
-            with storage_errors("write a checkpoint in", self.path):
-                await self._disk.run(
-                    lambda: write_atomically(
-                        self._disk, self._path(HIGH_WATERMARK_CHECKPOINT), data
-                    )
-                )
-            self.high_watermarks = offsets
-
-    def _with_offline(self, high_watermarks: Mapping[Partition, int]) -> dict[Partition, int]:
-        kept = {at: offset for at, offset in self.high_watermarks.items() if at in self.offline}
-        return kept | dict(high_watermarks)
-
-    async def write_cleaner_offsets(self) -> None:
-        """How far logs are cleaned survives a loss of power."""
-        async with self._checkpointing:
-            data = encode_offsets(self.cleaner_offsets)
-            with storage_errors("write a checkpoint in", self.path):
-                await self._disk.run(
-                    lambda: write_atomically(self._disk, self._path(CLEANER_CHECKPOINT), data)
-                )
+        StorageError.
+        """
+        await self.checkpoints.write(self.partitions, high_watermarks)
 
     # Stop
 
@@ -530,14 +399,11 @@ class LogDir:
             closing += ((log, unsynced) for log, unsynced in some if not unsynced.is_empty)
         if not await self._sync_closing(closing):
             clean = False
-            self._forget_start()
+            self._marks.forget_start()
         await self.checkpoint(high_watermarks)
         if clean:
-            mark = encode_clean_shutdown(broker_epoch)
             with storage_errors("mark", self.path):
-                await self._disk.run(
-                    lambda: write_atomically(self._disk, self._path(CLEAN_SHUTDOWN), mark)
-                )
+                await self._disk.run(partial(self._marks.mark_clean, broker_epoch))
         self.abandon()
 
     async def _sync_closing(self, closing: list[tuple[PartitionLog, Unsynced]]) -> bool:

@@ -346,7 +346,8 @@ class LogDirs:
         for log_dir in list(self.online):
             try:
                 with self._watched(log_dir):
-                    await log_dir.write_high_watermarks(_of_dir(log_dir, high_watermarks) or {})
+                    noted = _of_dir(log_dir, high_watermarks) or {}
+                    await log_dir.checkpoints.write_high_watermarks(noted)
             except StorageError as error:
                 failures.append(error)
         if failures:
@@ -355,14 +356,14 @@ class LogDirs:
     def cleaner_offset(self, partition: Partition) -> int:
         """Up to where the log is cleaned."""
         log_dir = self.dir_of(partition)
-        return 0 if log_dir is None else log_dir.cleaner_offsets.get(partition, 0)
+        return 0 if log_dir is None else log_dir.checkpoints.cleaner_offsets.get(partition, 0)
 
     async def set_cleaner_offset(self, partition: Partition, offset: int) -> None:
         """The log is cleaned up to there, which survives a loss of power. StorageError."""
         if (log_dir := self.dir_of(partition)) is not None:
-            log_dir.cleaner_offsets[partition] = offset
+            log_dir.checkpoints.cleaner_offsets[partition] = offset
             with self._watched(log_dir):
-                await log_dir.write_cleaner_offsets()
+                await log_dir.checkpoints.write_cleaner_offsets()
 
     async def remove(self, log_dir: LogDir, folders: Sequence[str]) -> None:
         """Folders of deleted logs are gone, and stay so after a loss of power. StorageError."""

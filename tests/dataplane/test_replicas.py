@@ -187,7 +187,7 @@ def test_high_watermarks_survive_a_kill() -> None:
         await cluster.world.sleep(0.2)
         await cluster.kill(3)
         await cluster.restart(3)
-        known = cluster.worker(3).partitions.log_dirs.online[0].high_watermarks
+        known = cluster.worker(3).partitions.log_dirs.online[0].checkpoints.high_watermarks
         assert known == {("t", 0): 5}
 
     together(story, replica_high_watermark_checkpoint_interval_ms=100)

@@ -52,7 +52,7 @@ def test_what_was_written_is_there_after_a_clean_stop(tmp_path: Path) -> None:
         assert (log_dir.was_clean, log_dir.last_broker_epoch) == (True, 5)
         assert not (tmp_path / MARK).exists()
         assert sorted(log_dir.partitions) == [("a", 1), ("b.c-1", 12)]
-        assert log_dir.high_watermarks == {("a", 1): 77}
+        assert log_dir.checkpoints.high_watermarks == {("a", 1): 77}
         assert len(read_headers(log_dir.partitions["a", 1])) == 40
         assert log_dir.partitions["b.c-1", 12].topic_id == TOPIC_ID
         log_dir.abandon()

@@ -101,7 +101,10 @@ async def test_each_directory_has_its_own_mark_and_checkpoints(
     with opened(data, a, b) as dirs:
         await load(dirs)
         assert [log_dir.was_clean for log_dir in dirs] == [True, False]
-        assert [log_dir.high_watermarks for log_dir in dirs] == [{("t", 0): 40}, {("t", 1): 40}]
+        assert [log_dir.checkpoints.high_watermarks for log_dir in dirs] == [
+            {("t", 0): 40},
+            {("t", 1): 40},
+        ]
 
 
 def refusal(data: Path, *paths: Path) -> str:

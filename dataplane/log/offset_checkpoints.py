@@ -1,0 +1,126 @@
+"""Offsets of all logs of a directory, in files of Kafka's format.
+
+    recovery-point-offset-checkpoint  up to where each log is synced
+    replication-offset-checkpoint     high watermarks
+    log-start-offset-checkpoint       where logs begin that begin within a segment
+    cleaner-offset-checkpoint         up to where compacted logs are cleaned
+
+What they say of logs that cannot be opened is kept, or the next start would take synced bytes for a
+torn tail.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import trio
+
+from dataplane.log.checkpoints import Partition, decode_offsets, encode_offsets
+from dataplane.log.files import storage_errors
+from dataplane.log.names import (
+    CLEANER_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+)
+from dataplane.log.partition_log import PartitionLog
+from metaquorum.runtime.seams import Disk, StorageError, write_atomically
+
+logger = logging.getLogger(__name__)
+
+
+class LogOffsets(NamedTuple):
+    """What is noted of one log."""
+
+    recovery_point: int = 0
+    log_start_offset: int = 0
+
+
+class OffsetCheckpoints:
+    def __init__(self, disk: Disk, path: str) -> None:
+        """`path` is the log directory's."""
+        self.high_watermarks: dict[Partition, int] = {}  # as they were written last
+        self.cleaner_offsets: dict[Partition, int] = {}
+        self._disk = disk
+        self._path = path
+        self._offline: dict[Partition, LogOffsets] = {}
+        self._writing = trio.Lock()
+
+    def read(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
+        """Recovery points and log starts; the others are in the attributes. OSError."""
+        self.high_watermarks = self._read(HIGH_WATERMARK_CHECKPOINT)
+        try:
+            self.cleaner_offsets = self._read(CLEANER_CHECKPOINT)
+        except StorageError as error:  # costs no more than another cleaning
+            logger.warning("compaction begins at the start of each log: %s", error)
+        return self._read(RECOVERY_POINT_CHECKPOINT), self._read(LOG_START_CHECKPOINT)
+
+    def _read(self, name: str) -> dict[Partition, int]:
+        path = os.path.join(self._path, name)
+        if not self._disk.exists(path):
+            return {}
+        try:
+            return decode_offsets(self._disk.read_file(path))
+        except ValueError as error:
+            raise StorageError(
+                f"{path} cannot be read ({error}); restore it, or remove it: every log is then "
+                f"scanned, and cut where it is damaged"
+            ) from None
+
+    def keep(self, partition: Partition, offsets: LogOffsets) -> None:
+        """The log is offline, and these stay noted of it."""
+        self._offline[partition] = offsets
+
+    def forget(self, partition: Partition) -> None:
+        """The log is no more."""
+        self.cleaner_offsets.pop(partition, None)
+        self._offline.pop(partition, None)
+
+    # Each of the rest survives a loss of power once it is written. StorageError.
+
+    async def write(
+        self,
+        logs: Mapping[Partition, PartitionLog],
+        high_watermarks: Mapping[Partition, int] | None,
+    ) -> None:
+        """Recovery points and log starts, and high watermarks if given."""
+        async with self._writing:
+            offline = self._offline.items()
+            points = {at: offsets.recovery_point for at, offsets in offline}
+            starts = {at: offsets.log_start_offset for at, offsets in offline}
+            for partition, log in logs.items():
+                points[partition] = log.synced_offset
+                if log.log_start_offset:  # of a first segment too: it may be back after a crash
+                    starts[partition] = log.log_start_offset
+            contents = {RECOVERY_POINT_CHECKPOINT: points, LOG_START_CHECKPOINT: starts}
+            if high_watermarks is not None:
+                contents[HIGH_WATERMARK_CHECKPOINT] = self._with_offline(high_watermarks)
+            await self._write_files(contents)
+
+    async def write_high_watermarks(self, high_watermarks: Mapping[Partition, int]) -> None:
+        """Those of partitions that cannot be opened are kept."""
+        async with self._writing:
+            offsets = self._with_offline(high_watermarks)
+            if offsets == self.high_watermarks:
+                return
+            await self._write_files({HIGH_WATERMARK_CHECKPOINT: offsets})
+            self.high_watermarks = offsets
+
+    def _with_offline(self, high_watermarks: Mapping[Partition, int]) -> dict[Partition, int]:
+        kept = {at: offset for at, offset in self.high_watermarks.items() if at in self._offline}
+        return kept | dict(high_watermarks)
+
+    async def write_cleaner_offsets(self) -> None:
+        """How far logs are cleaned."""
+        async with self._writing:
+            await self._write_files({CLEANER_CHECKPOINT: dict(self.cleaner_offsets)})
+
+    async def _write_files(self, contents: Mapping[str, Mapping[Partition, int]]) -> None:
+        def write() -> None:
+            for name, offsets in contents.items():
+                path = os.path.join(self._path, name)
+                write_atomically(self._disk, path, encode_offsets(offsets))
+
+        with storage_errors("write a checkpoint in", self._path):
+            await self._disk.run(write)
