@@ -24,7 +24,7 @@ from dataplane.log.segments import Segments
 from metaquorum import elections
 from metaquorum.image import PartitionImage
 from metaquorum.journal import Journal
-from metaquorum.runtime.seams import write_atomically
+from metaquorum.runtime.seams import Disk, write_atomically
 from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
 from simulations.fleet.replica_defects import REPLICATION_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
@@ -64,13 +64,13 @@ def _journal_folder_not_synced() -> AbstractContextManager[None]:
 
 def _index_not_rebuilt() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def write_index(self: Any, path: str, data: bytes) -> None:
-            if not self.disk.exists(path):
-                right(self, path, data)
+        def write_index(disk: Disk, path: str, entries: bytes) -> None:
+            if not disk.exists(path):
+                right(disk, path, entries)
 
         return write_index
 
-    return swapped(recovery._Loader, "_write_index", wrong)
+    return swapped(recovery, "write_index", wrong)
 
 
 def _torn_tail_served() -> AbstractContextManager[None]:

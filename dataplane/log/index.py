@@ -16,6 +16,7 @@ import struct
 from typing import ClassVar, Final
 
 from dataplane.log.files import LogFile
+from metaquorum.runtime.seams import Disk
 
 # Entries held back from the disk: 1 to 1.5 KiB.
 MAX_BUFFERED_ENTRIES: Final = 128
@@ -172,3 +173,14 @@ class TimeIndex(SparseIndex):
             else:
                 high = middle
         self.truncate_entries(low)
+
+
+def write_index(disk: Disk, path: str, entries: bytes) -> None:
+    """The file has just these entries, and survives a loss of power. OSError."""
+    file = disk.open(path, create=True)
+    try:
+        file.truncate(0)
+        file.write(entries, 0)
+        file.sync()
+    finally:
+        file.close()

@@ -35,18 +35,16 @@ from dataplane.log.checkpoints import decode_partition_metadata
 from dataplane.log.config import NEVER, LogConfig
 from dataplane.log.epochs import LeaderEpochs, decode_leader_epochs
 from dataplane.log.files import storage_errors
-from dataplane.log.index import OffsetIndex, TimeIndex
+from dataplane.log.folder_contents import ADVICE, settle_folder
+from dataplane.log.index import OffsetIndex, TimeIndex, write_index
 from dataplane.log.names import (
     EPOCH_CHECKPOINT,
-    LEFTOVERS,
     LOG,
     OFFSET_INDEX,
     PARTITION_METADATA,
     SNAPSHOT,
-    SWAP,
     TIME_INDEX,
     file_name,
-    parse_file_name,
 )
 from dataplane.log.producers import ProducerStateTable
 from dataplane.log.scan import Damage, SegmentScan, find_batch_behind, scan_segment
@@ -61,7 +59,6 @@ _REPLAY_BYTES: Final = 64 << 10
 _REWRITE_BYTES: Final = 1 << 20
 _LENGTH_AT: Final = 8  # of a batch: the bytes behind it
 _LENGTH_END: Final = 12  # the base offset and that length
-_ADVICE: Final = "move the partition's folder away to fetch it from a replica"
 
 
 @dataclass(slots=True)
@@ -149,19 +146,19 @@ class _Loader:
 
     def load(self) -> LoadedLog:
         log = self.log
-        self._list_files()
+        found = settle_folder(self.disk, self.folder, self.config)
+        self.names, self.bases, self.changed = found.names, found.base_offsets, found.is_changed
+        log.snapshot_offsets = found.snapshot_offsets
         self._read_metadata()
         epochs_known = self._read_epochs()
         if not self.clean:  # the process that died may have written these, and not synced them
             log.unsynced = frozenset(_SMALL_FILES & self.names)
         if not self.bases:
             self.disk.open(self.path(file_name(log.log_start_offset, LOG)), create=True).close()
-            self.changed = True
             log.segments = [SegmentState(log.log_start_offset)]
             log.log_end_offset = log.recovery_point = log.log_start_offset
             log.epochs.truncate_from_end(log.log_end_offset)
-            if self.changed:
-                self.disk.sync_dir(self.folder)
+            self.disk.sync_dir(self.folder)
             return log
         log.log_start_offset = max(log.log_start_offset, self.bases[0])
         first_unclean = self._first_unclean()
@@ -173,75 +170,7 @@ class _Loader:
         self._finish(first_unclean)
         return log
 
-    # What is in the folder
-
-    def _list_files(self) -> None:
-        kept = []
-        swaps: list[int] = []
-        for name in self.disk.list(self.folder):
-            if name.endswith(LEFTOVERS):
-                self.disk.remove(self.path(name))
-                self.changed = True
-            elif name.endswith(SWAP):
-                parsed = parse_file_name(name.removesuffix(SWAP))
-                if parsed is not None and parsed[1] == LOG:
-                    swaps.append(parsed[0])
-                else:
-                    self.disk.remove(self.path(name))  # an index: it is made again
-                self.changed = True
-            else:
-                kept.append(name)
-        self.names = set(kept)
-        for base in swaps:
-            self._complete_swap(base)
-        for name in sorted(self.names):
-            parsed = parse_file_name(name)
-            if parsed is None:
-                continue
-            offset, suffix = parsed
-            if suffix == LOG:
-                self.bases.append(offset)
-            elif suffix == SNAPSHOT:
-                self.log.snapshot_offsets.append(offset)
-            elif suffix in (OFFSET_INDEX, TIME_INDEX) and file_name(offset, LOG) not in self.names:
-                self.disk.remove(self.path(name))
-        self.bases.sort()
-        self.log.snapshot_offsets.sort()
-
-    def _complete_swap(self, base: int) -> None:
-        """The segment that compaction was putting in the place of others is there, they are not.
-
-        It was synced before it got its name, and ends where they ended.
-        """
-        path = self.path(file_name(base, LOG) + SWAP)
-        file = self.disk.open(path)
-        try:
-            result = scan_segment(file, base, self.config, lambda header: None)
-        finally:
-            file.close()
-        if result.damage is not None:
-            raise StorageError(
-                f"{path} is damaged at position {result.damage.position}: "
-                f"{result.damage.problem}. It had been synced: the disk lost or changed it. "
-                f"{_ADVICE}"
-            )
-        if not result.state.size_bytes:  # not ours: it says nothing of what it stands for
-            self.disk.remove(path)
-            return
-        for name in sorted(self.names):
-            offset, suffix = parse_file_name(name) or (-1, "")
-            is_index = suffix in (OFFSET_INDEX, TIME_INDEX)
-            if (is_index and offset == base) or (
-                (is_index or suffix == LOG) and base < offset < result.next_offset
-            ):
-                self.disk.remove(self.path(name))
-                self.names.remove(name)
-        self.disk.sync_dir(self.folder)
-        self.disk.rename(path, self.path(file_name(base, LOG)))
-        self.names.add(file_name(base, LOG))
-        for suffix, data in ((OFFSET_INDEX, result.offset_index), (TIME_INDEX, result.time_index)):
-            self._write_index(self.path(file_name(base, suffix)), data)
-            self.names.add(file_name(base, suffix))
+    # What is known beside the segments
 
     def _read_metadata(self) -> None:
         """Whose log it is; nobody's, if power went before the log was ever flushed."""
@@ -337,7 +266,7 @@ class _Loader:
         if base < self.next_offset:
             raise StorageError(
                 f"{self.path(file_name(base, LOG))} begins at offset {base}, but the segment "
-                f"before it ends at {self.next_offset}; {_ADVICE}"
+                f"before it ends at {self.next_offset}; {ADVICE}"
             )
 
     def _walk(self, state: SegmentState, position: int) -> None:
@@ -398,7 +327,7 @@ class _Loader:
         finally:
             file.close()
         for suffix, data in ((OFFSET_INDEX, result.offset_index), (TIME_INDEX, result.time_index)):
-            self._write_index(self.path(file_name(base, suffix)), data)
+            write_index(self.disk, self.path(file_name(base, suffix)), data)
         log.scanned_bytes += result.state.size_bytes
         log.bytes_since_index = result.bytes_since_index
         log.segments.append(result.state)
@@ -422,7 +351,7 @@ class _Loader:
                 f"{file.path} is damaged at position {damage.position} (offset {end}): "
                 f"{damage.problem}. It had been synced up to offset "
                 f"{'its end' if self.clean else self.synced_to}: the disk lost or changed it. "
-                f"{_ADVICE}"
+                f"{ADVICE}"
             )
         behind = find_batch_behind(file, damage.position + 1, size, end)
         lost = size - damage.position
@@ -448,15 +377,6 @@ class _Loader:
         Below what was synced a gap is the work of compaction.
         """
         return next_base != self.next_offset and self.next_offset >= self.synced_to
-
-    def _write_index(self, path: str, data: bytes) -> None:
-        file = self.disk.open(path, create=True)
-        try:
-            file.truncate(0)
-            file.write(data, 0)
-            file.sync()
-        finally:
-            file.close()
 
     def _drop_segments(self, first: int) -> None:
         """What follows a cut segment goes, the last first."""
