@@ -118,10 +118,6 @@ class BatchHeader(NamedTuple):
         return self.attributes & CONTROL != 0
 
     @property
-    def has_producer(self) -> bool:
-        return self.producer_id >= 0
-
-    @property
     def delete_horizon_ms(self) -> int | None:
         """When compaction may drop this batch's tombstones and markers, if that is decided."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON else None

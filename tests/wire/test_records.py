@@ -148,7 +148,6 @@ def test_every_attribute_comes_back(
     assert (header.base_offset, header.last_offset) == (base_offset, last_offset)
     assert header.next_offset == last_offset + 1
     assert (header.producer_id, header.producer_epoch) == (producer_id, producer_epoch)
-    assert header.has_producer == (producer_id >= 0)
     assert header.base_sequence == base_sequence
     assert (header.is_transactional, header.is_control) == (transactional, control)
     assert header.delete_horizon_ms == horizon
