@@ -1,11 +1,8 @@
 """Followers' tasks: each fetches from one leader all partitions that follow it.
 
-    add ----> fetching --answer: records, where the logs part, nothing--> fetching
-    remove <-'    |---- an error of the partition --> delayed --backoff--> fetching
-                  '---- the connection ends, or the leader is another process: all begin anew
-
-A fetcher has one request under way. What comes for a partition that was meanwhile taken away, or
-given another leader epoch, is dropped.
+What is to be asked for, `followed_partitions` knows; here it is asked, and what comes is appended,
+cut, or begun anew. A fetcher has one request under way. What comes for a partition that was taken
+away meanwhile, or given another leader epoch, is dropped.
 
 Nearly all answers bring a few small batches: they are appended, and the next request leaves, in the
 step that received them (`_step`). A row that has to wait for something, and whatever comes in a
@@ -31,6 +28,7 @@ from dataplane.fetch_asking import (
     rows_of,
 )
 from dataplane.fetch_link import FetchLink
+from dataplane.followed_partitions import Followed, FollowedPartitions
 from dataplane.following import Truncation
 from dataplane.log.config import NEVER
 from dataplane.partition import Partition
@@ -76,8 +74,6 @@ SUSPECT_S: Final = 1.0
 HURRIED_WAIT_MS: Final = 10
 # A long poll is given up for the sake of partitions that it does not ask for, but not more often.
 OVERTAKEN_EVERY_S: Final = 0.1
-# What is asked of partitions that gave nothing is looked at so often: their logs may begin later.
-LOOK_AT_ALL_S: Final = 1.0
 # Larger answers are appended with a turn for others after each partition.
 IN_PLACE_BYTES: Final = 256 * 1024
 
@@ -109,22 +105,11 @@ class FetcherConfig:
     tls: ReloadedContext | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Followed:
-    partition: Partition
-    leader_epoch: int
-    want: Wanted | None = None  # as it was asked for; None while it is not
-    resume_at: float = 0.0
-    failures: int = 0
-    told: ErrorCode | None = None  # the error that was logged last
-    lag: int = 0  # records that its leader has committed, and that are not here
-
-
 class _Row(NamedTuple):
     """What an answer says of one partition, and what had been asked."""
 
     key: Key
-    followed: _Followed
+    followed: Followed
     want: Wanted
     row: PartitionData
 
@@ -150,19 +135,15 @@ class ReplicaFetcher:
         self._address = address
         self._events = events
         self._random = draws
-        self._followed: dict[Key, _Followed] = {}
         self._session = AskingSession(replica_id, broker_epoch, config.limits)
+        self._followed = FollowedPartitions(self._session, config.partition_max_bytes)
         self._client_id = f"replica-{replica_id}"
         self._connected_to: LeaderAddress | None = None
         self._talking = trio.CancelScope()
         self._polling = trio.CancelScope()  # the wait for answers
         self._overtaken_at = -inf  # when a poll was last given up
         self._is_overtaken = False  # the request under way does not ask for all
-        self._stirred: dict[Key, None] = {}  # may have to be asked for otherwise than before
-        self._delayed: dict[Key, None] = {}
-        self._look_at_all_at = 0.0
         self._rest: list[_Row] = []  # of an answer, for the task
-        self._awaited: dict[Key, None] = {}  # with consumers that wait for what is committed
         self._closed_at: float | None = None  # by the leader's side, and not opened again
         self._changed = trio.Event()
 
@@ -177,21 +158,12 @@ class ReplicaFetcher:
 
     @property
     def max_lag(self) -> int:
-        return max((followed.lag for followed in self._followed.values()), default=0)
+        return max((followed.lag for followed in self._followed), default=0)
 
     def add(self, partition: Partition, leader_epoch: int) -> None:
         """`partition` follows this leader in that epoch."""
-        key = partition.topic_id, partition.index
-        known = self._followed.get(key)
-        if (
-            known is not None
-            and known.partition is partition
-            and known.leader_epoch == leader_epoch
-        ):
+        if not self._followed.add(partition, leader_epoch):
             return
-        self._followed[key] = _Followed(partition, leader_epoch)
-        self._stirred[key] = None
-        self._delayed.pop(key, None)
         self._changed.set()
         self._is_overtaken = True
         due_at = max(trio.current_time(), self._overtaken_at + OVERTAKEN_EVERY_S)
@@ -199,12 +171,7 @@ class ReplicaFetcher:
 
     def remove(self, key: Key) -> None:
         """It does not any more; the answer under way does nothing to it."""
-        if self._followed.pop(key, None) is None:
-            return
-        self._session.drop(key)
-        self._stirred.pop(key, None)
-        self._delayed.pop(key, None)
-        if not self._followed:
+        if self._followed.remove(key) and not self._followed:
             self._talking.cancel()
 
     def look_at_leader(self) -> None:
@@ -315,7 +282,7 @@ class ReplicaFetcher:
     def _ask(self, link: FetchLink) -> None:
         """A request is on its way, unless there is nothing to ask for now."""
         now = self._runtime.clock.monotonic()
-        self._look(now)
+        self._followed.look(now)
         if not len(self._session):
             return
         link.ask_nowait(self._session.request(self._wait_ms(now)))
@@ -328,50 +295,24 @@ class ReplicaFetcher:
     def _wait_ms(self, now: float) -> int:
         """For how long the leader may keep a request that finds nothing."""
         wait_ms = self._config.limits.max_wait_ms
-        if self._awaited:
+        if self._followed.are_awaited:
             wait_ms = min(wait_ms, HURRIED_WAIT_MS)
-        if self._delayed:  # nothing is asked of these before the answer
-            next_at = min(self._followed[key].resume_at for key in self._delayed)
+        next_at = self._followed.next_resume_at()
+        if next_at < inf:  # nothing is asked of some before the answer
             wait_ms = min(wait_ms, max(1, ceil((next_at - now) * 1000)))
         return wait_ms
-
-    def _look(self, now: float) -> None:
-        """The session asks for what is to be asked for now."""
-        if now >= self._look_at_all_at:
-            self._look_at_all_at = now + LOOK_AT_ALL_S
-            self._stirred.update(dict.fromkeys(self._followed))
-        for key in [key for key in self._delayed if self._followed[key].resume_at <= now]:
-            del self._delayed[key]
-            self._stirred[key] = None
-        if self._awaited:
-            self._awaited = {
-                key: None
-                for key in self._awaited
-                if key in self._followed and self._followed[key].partition.is_awaited
-            }
-        for key in self._stirred:
-            if key in self._delayed:
-                continue
-            followed = self._followed[key]
-            if followed.partition.is_awaited:
-                self._awaited[key] = None
-            followed.want = following.wanted(
-                followed.partition, followed.leader_epoch, self._config.partition_max_bytes
-            )
-            self._session.want(followed.want)
-        self._stirred.clear()
 
     async def _wait_due(self) -> None:
         """Nothing is to be asked for now."""
         now = self._runtime.clock.monotonic()
-        next_at = min((self._followed[key].resume_at for key in self._delayed), default=inf)
+        next_at = self._followed.next_resume_at()
         self._changed = trio.Event()
         with trio.move_on_after(max(0.0, next_at - now)):
             await self._changed.wait()
 
     def _restart_session(self) -> None:
         self._session.restart()
-        self._stirred.update(dict.fromkeys(self._followed))
+        self._followed.stir_all()
 
     # What an answer brings
 
@@ -381,7 +322,7 @@ class ReplicaFetcher:
             followed = self._followed.get(key)
             if followed is None or followed.want is None:
                 continue
-            self._stirred[key] = None
+            self._followed.stir(key)
             if (
                 not in_place
                 or row.error_code
@@ -465,7 +406,7 @@ class ReplicaFetcher:
             followed.failures, followed.told = 0, None
             followed.lag = max(0, row.high_watermark - followed.partition.log.log_end_offset)
 
-    def _failed(self, followed: _Followed, error: StorageError) -> None:
+    def _failed(self, followed: Followed, error: StorageError) -> None:
         self._events.failed(followed.partition, error)
         self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
 
@@ -488,16 +429,10 @@ class ReplicaFetcher:
             else:
                 each.followed.failures, each.followed.told = 0, None
 
-    def _delay(self, followed: _Followed, code: ErrorCode) -> None:
+    def _delay(self, followed: Followed, code: ErrorCode) -> None:
         followed.failures += 1
         now = self._runtime.clock.monotonic()
-        followed.resume_at = now + self._backoff_s(followed.failures)
-        key = followed.partition.topic_id, followed.partition.index
-        if self._followed.get(key) is followed:
-            followed.want = None
-            self._session.drop(key)
-            self._stirred.pop(key, None)
-            self._delayed[key] = None
+        self._followed.delay(followed, now + self._backoff_s(followed.failures))
         most = MOST_PASSING if code in _PASSING else 1
         if followed.told is not code and followed.failures > most:
             followed.told = code
@@ -508,9 +443,7 @@ class ReplicaFetcher:
                 code.name,
             )
 
-    async def _start_anew(
-        self, connection: BrokerConnection, key: Key, followed: _Followed
-    ) -> None:
+    async def _start_anew(self, connection: BrokerConnection, key: Key, followed: Followed) -> None:
         """Our log has no offset in common with the leader's, and begins where that one does."""
         partition = followed.partition
         request = ListOffsetsRequest(
@@ -551,5 +484,5 @@ class ReplicaFetcher:
                 self._failed(followed, error)
 
     def partitions(self) -> Iterator[Partition]:
-        for followed in list(self._followed.values()):
+        for followed in list(self._followed):
             yield followed.partition
