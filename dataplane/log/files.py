@@ -75,10 +75,8 @@ def storage_error(error: OSError, action: str, path: str) -> StorageError:
     advice = _ADVICE.get(number, "look at the disk and restart the node")
     reason = error.strerror or str(error) or type(error).__name__
     text = f"cannot {action} {path}: {reason}; {advice}"
-    if action == "sync":  # whatever the reason: pages that were not kept count as clean from now on
-        return DirectoryFailedError(text)
-    if number in _FULL:
-        return DiskFullError(text)
+    if number in _FULL:  # too late for a sync: pages that were not kept count as clean from now on
+        return DirectoryFailedError(text) if action == "sync" else DiskFullError(text)
     if not number or number in _PASSING or number in _OF_ONE_FILE:
         return StorageError(text)
     return UnreadableError(text) if action in _READING else DirectoryFailedError(text)

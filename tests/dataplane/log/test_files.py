@@ -7,6 +7,7 @@ import trio
 from dataplane.log.config import LogConfig
 from dataplane.log.files import DirectoryFailedError, DiskFullError, OpenFiles, storage_error
 from metaquorum.runtime.real import RealDisk
+from metaquorum.runtime.seams import StorageError
 from tests.dataplane.log.logs import append_many, log_file, open_log, read_headers
 
 
@@ -80,6 +81,9 @@ def test_errors_of_the_disk_say_what_to_do() -> None:
     full = storage_error(OSError(errno.ENOSPC, "No space left on device"), "append to", "/d/x.log")
     unkept = storage_error(OSError(errno.ENOSPC, "No space left on device"), "sync", "/d/x.log")
     assert isinstance(unkept, DirectoryFailedError)
+    # A file that cannot be opened to be synced is not one that was not kept.
+    for number in (errno.EMFILE, errno.ENOENT):
+        assert type(storage_error(OSError(number, "no"), "sync", "/d/x.log")) is StorageError
     assert isinstance(full, DiskFullError)
     assert str(full) == (
         "cannot append to /d/x.log: No space left on device; free some space there or add some"
