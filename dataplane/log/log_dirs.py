@@ -5,8 +5,8 @@
     absent    could not be used at the start, or is not named in the configuration any more
 
 What takes a directory offline is a write or a sync that the device refuses, as nobody knows then
-what it kept; so does one that is full and says so only when it is to sync. A full disk else does not
-(nothing was appended, reads go on, and appends do again once there is room), nor does a lack of
+what it kept; so does one that says only when it is to sync that it is full. Else a full one does
+not (nothing was appended, reads go on, and appends do again once there is room), nor does a lack of
 descriptors or memory. A read that the device refuses takes its log offline, and has the directory
 written to, which tells whether that fails, too.
 
