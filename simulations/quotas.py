@@ -69,6 +69,7 @@ SLACK_S: Final = 0.5
 ANSWER_LIMIT_S: Final = 300.0
 REST_S: Final = 2.0  # beyond what a delay explains
 FRAME_BYTES: Final = 40  # of a produce request, beside its batch, at least
+BATCH_OVERHEAD_BYTES: Final = 100  # of a batch with one record, at most
 KEYS: Final = {"produce": PRODUCER_BYTE_RATE, "fetch": CONSUMER_BYTE_RATE}
 
 
@@ -82,7 +83,6 @@ class Group:
     manner: str  # greedy or bursty
     size: int
     batch_bytes: int
-    moved: int = 0
     # Before the last change: a quota that was lowered makes old use count for more.
     old_bytes: int = 0
     progressed_at: float = 0.0
@@ -92,6 +92,14 @@ class Group:
     @property
     def key(self) -> str:
         return KEYS[self.kind]
+
+    @property
+    def request_bytes(self) -> int:
+        """The most that one request is counted for: a fetch gives a larger batch whole."""
+        batch_bytes = self.batch_bytes + BATCH_OVERHEAD_BYTES
+        if self.kind == "produce":
+            return batch_bytes + FRAME_BYTES
+        return max(batch_bytes, FETCH_BYTES)
 
     def moved_since(self, then: float) -> int:
         return sum(size_bytes for at, size_bytes in self.moves if at >= then)
@@ -133,7 +141,7 @@ class Quotas:
         self.length_s = 40.0
         self.rules: dict[Entity, dict[str, float]] = {}
         # While a change is under way.
-        self.before: dict[Group, Resolved | None] | None = None
+        self.before: dict[Group, tuple[Resolved | None, int]] | None = None
         self.closing = False
         self.checkers = {kind: kind(world) for kind in QUOTA_CHECKERS}
         self.mutator_was_reset = False
@@ -340,7 +348,6 @@ class Quotas:
         conn.is_freed = False
         conn.not_before = now + throttle_ms / 1000 if throttle_ms else 0.0
         conn.due = max(conn.not_before, now)
-        group.moved += size_bytes
         group.moves.append((now, size_bytes))
         if size_bytes:
             self._progress(group)
@@ -357,13 +364,33 @@ class Quotas:
         if size_bytes:
             self.checker(RateHolds).used(limit, self.window_s, self._sharing(limit), size_bytes)
         if throttle_ms:
-            all_bytes = sum(
-                g.moved + g.size * (g.batch_bytes + FRAME_BYTES)
-                for g in self.groups
-                if g.kind == group.kind
-            )
             told = self.checker(MutesEnd).told
-            told(group.client_id, throttle_ms / 1000, all_bytes, limit.quota)
+            told(group.client_id, throttle_ms / 1000, self._most_owed(limit), limit.quota)
+
+    def _most_owed(self, limit: Resolved) -> float:
+        """Bytes: a delay is at most these at the quota.
+
+        The larger of what the window holds and what has not leaked at the quota yet, of all groups
+        that ever shared the allowance, and requests whose answers are under way.
+        """
+        groups = [
+            group
+            for group in self.groups
+            if group.key == limit.sharers[0] and limit.sharers[2] in (None, group.client_id)
+        ]
+        now = self.world.now
+        in_window = sum(group.moved_since(now - self.window_s - SLACK_S) for group in groups)
+        level, since = 0.0, 0.0
+        for at, size_bytes in sorted(move for group in groups for move in group.moves):
+            level = max(0.0, level - limit.quota * (at - since)) + size_bytes
+            since = at
+        level = max(0.0, level - limit.quota * (now - since))
+        return max(in_window, level) + sum(group.size * group.request_bytes for group in groups)
+
+    def _standing(self, group: Group) -> tuple[Resolved | None, int]:
+        """The group's limit, and how many connections share its allowance."""
+        limit = self._limit(group)
+        return limit, 0 if limit is None else self._sharing(limit)
 
     def _sharing(self, limit: Resolved) -> int:
         return sum(
@@ -373,17 +400,28 @@ class Quotas:
         )
 
     def _progress(self, group: Group) -> None:
-        """The longest that all debts of those who share can take, and one window."""
+        self._judge_wait(group)
+        group.progressed_at = self.world.now
+
+    def _judge_wait(self, group: Group) -> None:
+        """The longest that all debts of those who share can take, and one window.
+
+        A wait that ends while the group's limit changes was judged under the old limit when the
+        change began (`_change`); neither limit alone explains the rest.
+        """
         limit, now = self._limit(group), self.world.now
+        if self.closing:  # clients ask for nothing any more
+            return
+        if self.before is not None and self.before[group] != self._standing(group):
+            return
         if limit is not None and group.manner == "greedy" and group.progressed_at < now:
-            debt = group.size * max(group.batch_bytes + FRAME_BYTES, FETCH_BYTES)
+            debt = group.size * group.request_bytes
             at_most_s = (2 * debt + group.old_bytes) / limit.quota + 2 * self.window_s + REST_S
             waited_s = now - group.progressed_at
             # Whoever heeds what it was told sleeps on when it is freed.
             is_awake = not any(conn.heeds for conn in group.conns)
             if is_awake and self._sharing(limit) == group.size:
                 self.checker(NobodyStarves).progressed(group.client_id, waited_s, at_most_s)
-        group.progressed_at = now
 
     # Who else there is
 
@@ -467,7 +505,9 @@ class Quotas:
     async def _change(self, connection: ClientConnection, entity: Entity, values: Values) -> None:
         """It is in force when this returns; in between nobody knows."""
         if self.before is None:  # else it is asked for again
-            self.before = {group: self._limit(group) for group in self.groups}
+            for group in self.groups:
+                self._judge_wait(group)
+            self.before = {group: self._standing(group) for group in self.groups}
         for conn in self._conns():
             conn.not_before = 0.0
         own = self.rules.setdefault(entity, {})
@@ -495,13 +535,13 @@ class Quotas:
         if answer.entries[0].error_code:
             raise EOFError(f"not changed: {answer.entries[0].error_message}")
         self.world.count("quotas changed")
-        limits, self.before = self.before, None
+        standings, self.before = self.before, None
         for conn in self._conns():
             conn.not_before = 0.0
-        for group, limit in limits.items():
-            now_limit = self._limit(group)
-            if now_limit == limit:
+        for group, standing in standings.items():
+            if self._standing(group) == standing:
                 continue
+            now_limit = self._limit(group)
             group.progressed_at = self.world.now
             since = self.world.now - 2 * self.window_s
             group.old_bytes = sum(g.moved_since(since) for g in self.groups if g.kind == group.kind)
