@@ -15,7 +15,7 @@ from cli.usage import UsageError
 from metaquorum.records import ScramCredentialRecord
 from metaquorum.scram import (
     BY_SASL_NAME,
-    MIN_ITERATIONS,
+    DEFAULT_ITERATIONS,
     SALT_BYTES,
     ScramMechanism,
     salted_password,
@@ -50,7 +50,7 @@ def _record(text: str) -> ScramCredentialRecord:
     name = fields.get("name", "")
     if not name or len(name) > MAX_NAME_CHARS:
         raise UsageError(f"--add-scram needs a name of at most {MAX_NAME_CHARS} characters")
-    iterations = fields.get("iterations", str(MIN_ITERATIONS))
+    iterations = fields.get("iterations", str(DEFAULT_ITERATIONS))
     if not (iterations.isascii() and iterations.isdigit() and len(iterations) < 10):
         raise UsageError(f"--add-scram: iterations is a number, not {iterations}")
     upsertion = _upsertion(mechanism, int(iterations), fields)

@@ -43,7 +43,7 @@ from metaquorum.sasl import (
     ScramServerMechanism,
     ServerMechanism,
 )
-from metaquorum.scram import BY_SASL_NAME, ScramCredential, ScramMechanism
+from metaquorum.scram import BY_SASL_NAME, ScramChallenge, ScramCredential, ScramMechanism
 from wire.apis import APIS, Api, ApiKey
 from wire.codec import decoder
 from wire.errors import ErrorCode
@@ -85,7 +85,8 @@ class SaslGate:
     ) -> None:
         """`image` is that of now; `handle` is for requests of those who are known.
 
-        `decoy_key`: a secret by which unknown users look like known ones; the same on all workers.
+        `decoy_key`: a secret by which unknown users look like known ones; the same on all workers,
+        whenever they are started.
         """
         self.settings = settings
         self._clock = runtime.clock
@@ -169,11 +170,16 @@ class SaslGate:
             self._decoy_key,
         )
 
-    def _credential(self, username: str, mechanism: ScramMechanism) -> ScramCredential | None:
-        record = self._image().scram.get((username, int(mechanism)))
-        if record is None:
-            return None
-        return ScramCredential(record.salt, record.iterations, record.stored_key, record.server_key)
+    def _credential(
+        self, username: str, mechanism: ScramMechanism
+    ) -> ScramCredential | ScramChallenge | None:
+        image, user = self._image(), (username, int(mechanism))
+        record, deleted = image.scram.get(user), image.deleted_scram.get(user)
+        if record is not None:
+            return ScramCredential(
+                record.salt, record.iterations, record.stored_key, record.server_key
+            )
+        return None if deleted is None else ScramChallenge(deleted.salt, deleted.iterations)
 
     def _authenticate(
         self,

@@ -13,7 +13,6 @@ Stopping goes the other way: the controllers let it go, no new connection, answe
 logs synced and marked.
 """
 
-import hmac
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -38,6 +37,7 @@ from dataplane.worker import Worker
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.addresses import counts_by_address
 from metaquorum.config_layers import Configs, ListenerConfigs, WorkerLayers
+from metaquorum.decoy_key import derived_decoy_key, kept_decoy_key
 from metaquorum.gateway import Gateway
 from metaquorum.loader import MetadataLoader
 from metaquorum.records import Endpoint
@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 
 # queued.max.request.bytes where it is -1: no limit in Kafka, but memory has one.
 DEFAULT_QUEUED_BYTES: Final = 512 << 20
-DECOY_KEY_BYTES: Final = 32
 CONTROLLED_SHUTDOWN_S: Final = 10.0
 
 
@@ -179,12 +178,13 @@ class WorkerRole:
         upkeep = Upkeep(worker, self._runtime, self._log_dirs)
         names = tuple(asked.name for asked, _ in self._listeners)
         limits = _limits(worker.configs, names)
+        decoy_key = await self._decoy_key()
         handle: Handle = Dispatcher(worker).handle
         if self._metrics is not None:
             handle = self._metrics.meter.metered(handle)
         server = Server(
             self._runtime,
-            self._entrances(worker, handle),
+            self._entrances(worker, handle, decoy_key),
             limits,
             quotas.meter,
             quotas.connections,
@@ -228,7 +228,9 @@ class WorkerRole:
             has=has,
         )
 
-    def _entrances(self, worker: Worker, handle: Handle) -> list[tuple[Listener, Entrance]]:
+    def _entrances(
+        self, worker: Worker, handle: Handle, decoy_key: bytes
+    ) -> list[tuple[Listener, Entrance]]:
         entrances: list[tuple[Listener, Entrance]] = []
         for asked, listener in self._listeners:
             tls = None if asked.tls is None else ListenerTls(asked.tls)
@@ -242,7 +244,7 @@ class WorkerRole:
                     asked.sasl,
                     lambda: worker.image,
                     handle,
-                    self._decoy_key(),
+                    decoy_key,
                     logins,
                 )
                 entrance = Entrance(
@@ -259,12 +261,15 @@ class WorkerRole:
         self._contexts.append(context_for_dialing(files))
         return self._contexts[-1]
 
-    def _decoy_key(self) -> bytes:
-        """The same wherever there is the same secret."""
+    async def _decoy_key(self) -> bytes:
+        """Empty where no listener needs it. StorageError."""
+        if not any(asked.sasl for asked, _ in self._listeners):
+            return b""
         secret = self._config.secret
-        if secret is None:
-            return self._runtime.random.randbytes(DECOY_KEY_BYTES)
-        return hmac.digest(secret, b"SCRAM of users who are not there", "sha256")
+        if secret is not None:
+            return derived_decoy_key(secret)
+        disk, random = self._runtime.disk, self._runtime.random
+        return await disk.run(lambda: kept_decoy_key(disk, self._config.data_dir, random))
 
     def _registration(self, incarnation_id: bytes) -> WorkerRegistration:
         endpoints = tuple(

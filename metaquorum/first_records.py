@@ -2,13 +2,15 @@
 
     <data>/first.records     one record a line, in hexadecimal
 
-Read at every start, and of use only to the controller that founds the cluster.
+Read at every start, and of use only to the controller that founds the cluster. The file holds
+credentials of users: its owner alone may read it.
 """
 
 import os
 from collections.abc import Sequence
 from typing import Final
 
+from metaquorum.private_files import keep_private
 from metaquorum.records import MetadataRecord, RecordError, decode_record, encode_record
 from metaquorum.runtime.seams import Disk, StorageError, write_atomically
 
@@ -19,7 +21,7 @@ MAX_FILE_BYTES: Final = 1 << 20
 def write_first_records(disk: Disk, data_dir: str, records: Sequence[MetadataRecord]) -> None:
     """Slow: for `Disk.run`. OSError."""
     text = "".join(encode_record(record).hex() + "\n" for record in records)
-    write_atomically(disk, os.path.join(data_dir, FIRST_RECORDS), text.encode())
+    write_atomically(disk, os.path.join(data_dir, FIRST_RECORDS), text.encode(), private=True)
 
 
 def read_first_records(disk: Disk, data_dir: str) -> list[MetadataRecord]:
@@ -27,6 +29,7 @@ def read_first_records(disk: Disk, data_dir: str) -> list[MetadataRecord]:
     path = os.path.join(data_dir, FIRST_RECORDS)
     if not disk.exists(path):
         return []
+    keep_private(disk, [path])
     try:
         if disk.size(path) > MAX_FILE_BYTES:
             raise ValueError("it is too large")

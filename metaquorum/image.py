@@ -21,6 +21,7 @@ from metaquorum.records import (
     ProducerIdsRecord,
     RegisterControllerRecord,
     RegisterWorkerRecord,
+    RemoveScramCredentialRecord,
     ScramCredentialRecord,
     TopicRecord,
 )
@@ -123,6 +124,8 @@ class MetadataImage:
     # Of users, client-ids and addresses; only entities that have any.
     client_quotas: PersistentMap[QuotaEntity, Mapping[str, float]]
     scram: PersistentMap[ScramUser, ScramCredentialRecord]
+    # Of deleted users: the salt and the iteration count that are still shown of them.
+    deleted_scram: PersistentMap[ScramUser, RemoveScramCredentialRecord]
 
     @staticmethod
     def empty(cluster_id: str) -> "MetadataImage":
@@ -141,6 +144,7 @@ class MetadataImage:
             None,
             0,
             PersistentMap(_entity_bytes),
+            PersistentMap(_scram_user_bytes),
             PersistentMap(_scram_user_bytes),
         )
 
@@ -198,6 +202,8 @@ class MetadataImage:
             yield self.producer_ids
         for _, credential in self.scram.in_order():
             yield credential
+        for _, deleted in self.deleted_scram.in_order():
+            yield deleted
 
 
 def partition_record(topic_id: bytes, number: int, partition: PartitionImage) -> PartitionRecord:

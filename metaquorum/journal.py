@@ -49,6 +49,7 @@ from metaquorum.journal_ops import (
     encode_ops,
     op_bytes,
 )
+from metaquorum.private_files import keep_private
 from metaquorum.runtime.seams import Disk, File, StorageError
 
 MAGIC: Final = b"MQJ\x01"
@@ -249,9 +250,8 @@ class Journal:
         written, hard_state = self._index.written, self._index.written_hard_state
         begin = Begin(FORMAT, self._cluster_id, written.index, written.term, hard_state)
         try:
-            file = self._disk.open(path + TEMPORARY, create=True)
+            file = self._disk.create_private(path + TEMPORARY)
             try:
-                file.truncate(0)
                 file.write(encode_frame(MAGIC, sequence, encode_ops([begin])), 0)
                 file.sync()
             finally:
@@ -332,7 +332,7 @@ class Journal:
         """
         self._failure = "it could not be opened"
         try:
-            self._disk.make_dirs(self._directory)
+            self._make_directory()
             self._disk.sync_dir(os.path.dirname(self._directory))
             names = self._tidy_up()
             for name in names:
@@ -346,6 +346,16 @@ class Journal:
         except OSError as error:
             raise StorageError(f"{self._directory} cannot be used: {error}") from error
         self._failure = None
+
+    def _make_directory(self) -> None:
+        """The directory exists, and the process's user alone may use it: it holds credentials."""
+        disk, directory = self._disk, self._directory
+        if not disk.exists(directory):
+            disk.make_dirs(directory)
+            disk.make_private(directory)
+            return
+        files = (os.path.join(directory, name) for name in disk.list(directory))
+        keep_private(disk, (directory, *files))
 
     def _tidy_up(self) -> list[int]:
         """The segments there are, oldest first."""

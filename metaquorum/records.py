@@ -212,10 +212,16 @@ class ScramCredentialRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemoveScramCredentialRecord:
-    """The user has no credential for this mechanism any more."""
+    """The user has no credential for this mechanism any more.
+
+    Whoever claims to be that user is still shown `salt` and `iterations`, those of the deleted
+    credential, so that nobody learns of the deletion; an empty salt ends that.
+    """
 
     name: str
     mechanism: int
+    salt: bytes = b""
+    iterations: int = 0
 
 
 MetadataRecord: TypeAlias = (
@@ -493,9 +499,15 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     ),
     Schema(
         13,
-        0,
+        1,
         RemoveScramCredentialRecord,
-        (Field("name", _NAME), Field("mechanism", _MECHANISM)),
+        (
+            Field("name", _NAME),
+            Field("mechanism", _MECHANISM),
+            Field("salt", _data(MAX_SALT_BYTES), since=1, default=b"", is_secret=True),
+            Field("iterations", _integer(0, 2**31 - 1), since=1, default=0),
+        ),
+        levels=(0, 0),  # as with RegisterWorkerRecord
     ),
 )
 

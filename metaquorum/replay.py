@@ -47,6 +47,7 @@ class Replay:
         "_configs",
         "_controllers",
         "_count",
+        "_deleted_scram",
         "_features",
         "_next_producer_id",
         "_partition_count",
@@ -79,6 +80,7 @@ class Replay:
         self._partition_count = image.partition_count
         self._quotas = image.client_quotas.edit()
         self._scram = image.scram.edit()
+        self._deleted_scram = image.deleted_scram.edit()
         self._partitions: dict[bytes, list[PartitionImage]] = {}  # of topics being changed
         self._topic_ids: dict[bytes, None] = {}
         self._resources: dict[ConfigResource, None] = {}
@@ -118,8 +120,9 @@ class Replay:
                     self._set_quota(record)
                 case ScramCredentialRecord():
                     self._scram[record.name, record.mechanism] = record
+                    self._deleted_scram.discard((record.name, record.mechanism))
                 case RemoveScramCredentialRecord():
-                    self._scram.discard((record.name, record.mechanism))
+                    self._remove_scram(record)
         if len(self._partitions) > MAX_OPEN_TOPICS:
             last = next(reversed(self._partitions))
             self._close_topics(last)
@@ -146,6 +149,7 @@ class Replay:
             self._partition_count,
             self._quotas.finish(),
             self._scram.finish(),
+            self._deleted_scram.finish(),
         )
         delta = MetadataDelta(
             before,
@@ -251,6 +255,14 @@ class Replay:
         else:
             self._quotas.discard(entity)
         self._quota_entities[entity] = None
+
+    def _remove_scram(self, record: RemoveScramCredentialRecord) -> None:
+        user = (record.name, record.mechanism)
+        self._scram.discard(user)
+        if record.salt:
+            self._deleted_scram[user] = record
+        else:
+            self._deleted_scram.discard(user)
 
     def _change_worker(self, record: WorkerChangeRecord) -> None:
         worker = self._workers[record.worker_id]

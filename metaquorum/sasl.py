@@ -4,6 +4,7 @@ A server's mechanism answers the client's messages until it `is_complete`; a cli
 Neither does I/O, and neither puts a secret into an error.
 """
 
+import hashlib
 import hmac
 import re
 import shlex
@@ -14,6 +15,7 @@ from typing import Final, Protocol
 from metaquorum.scram import (
     BY_SASL_NAME,
     NONCE_BITS,
+    ScramChallenge,
     ScramClient,
     ScramCredential,
     ScramError,
@@ -87,12 +89,16 @@ class PlainServer:
                 " from username"
             )
         expected = self._passwords.get(self.username)
-        # An unknown user costs as much as a wrong password.
-        is_right = hmac.compare_digest(password.encode(), (expected or "\0").encode())
+        # An unknown user costs as much as a wrong password: digests are of one length.
+        is_right = hmac.compare_digest(_digest(password), _digest(expected or "\0"))
         if expected is None or not is_right:
             raise _invalid("no such user" if expected is None else "the password is wrong")
         self.is_complete = True
         return b""
+
+
+def _digest(password: str) -> bytes:
+    return hashlib.sha256(password.encode()).digest()
 
 
 def _invalid(reason: str) -> AuthenticationError:
@@ -103,7 +109,7 @@ class ScramServerMechanism:
     def __init__(
         self,
         mechanism: ScramMechanism,
-        credential_of: Callable[[str], ScramCredential | None],
+        credential_of: Callable[[str], ScramCredential | ScramChallenge | None],
         random: Random,
         decoy_key: bytes,
     ) -> None:

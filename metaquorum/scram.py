@@ -11,8 +11,10 @@
     ServerKey      = HMAC(SaltedPassword, "Server Key")
 
 The server keeps salt, i, StoredKey and ServerKey: enough to check a proof, not to make one. A user
-who is not there gets as far as one who is, with a salt that stays the same, so that nobody learns
-who is there. As in Kafka there is no channel binding, and names and passwords are their UTF-8 bytes
+that does not exist gets as far as one that does. Its server-first-message is a *decoy*: a salt that
+depends on the name and a secret alone, and the iteration count of a new user. A deleted user is
+shown with the salt and the count it had. The server does the same operations for all of them. As in
+Kafka there is no channel binding, and names and passwords are their UTF-8 bytes
 as they come (no SASLprep).
 """
 
@@ -22,12 +24,14 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
 MIN_ITERATIONS: Final = 4096  # KIP-84
 MAX_ITERATIONS: Final = 16_384  # Kafka's, for what it stores
+# Of a new user, where whoever creates it asks for no other count; of decoys, too.
+DEFAULT_ITERATIONS: Final = 8192
 MAX_CLIENT_ITERATIONS: Final = 1_000_000  # what a server may make a client compute
 MAX_SALT_BYTES: Final = 1024
 # Names and nonces are shorter; a message of half a megabyte would keep the loop for 60 ms.
@@ -88,6 +92,14 @@ class ScramCredential:
     server_key: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ScramChallenge:
+    """What a server-first-message shows of a user that was deleted."""
+
+    salt: bytes
+    iterations: int
+
+
 def salted_password(
     mechanism: ScramMechanism, password: str, salt: bytes, iterations: int
 ) -> bytes:
@@ -110,11 +122,14 @@ class ScramServer:
     def __init__(
         self,
         mechanism: ScramMechanism,
-        credential_of: Callable[[str], ScramCredential | None],
+        credential_of: Callable[[str], ScramCredential | ScramChallenge | None],
         nonce: str,
         decoy_key: bytes,
     ) -> None:
-        """`decoy_key`: a secret from which the salts of unknown users are made."""
+        """`credential_of` a name: a ScramChallenge for a deleted user, None for an unknown one.
+
+        `decoy_key`: the secret from which the salts of unknown users are derived.
+        """
         self.username = ""
         self._mechanism = mechanism
         self._credential_of = credential_of
@@ -136,9 +151,12 @@ class ScramServer:
         self.username = _name(asked["name"])
         if asked["authorization"] and _name(asked["authorization"]) != self.username:
             raise ScramError("the authorization id is another than the user's name")
+        decoy = self._decoy()  # derived for existing users too: no difference in time
         found = self._credential_of(self.username)
-        self._is_known = found is not None
-        self._credential = found or self._decoy()
+        self._is_known = isinstance(found, ScramCredential)
+        if isinstance(found, ScramChallenge):
+            decoy = replace(decoy, salt=found.salt, iterations=found.iterations)
+        self._credential = found if isinstance(found, ScramCredential) else decoy
         self._gs2, self._bare = asked["gs2"], asked["bare"]
         self._nonce = asked["nonce"] + self._own_nonce
         salt, iterations = _base64(self._credential.salt), self._credential.iterations
@@ -165,7 +183,7 @@ class ScramServer:
     def _decoy(self) -> ScramCredential:
         salt = _hmac(self._mechanism, self._decoy_key, _utf8(self.username))
         nothing = bytes(self._mechanism.key_bytes)
-        return ScramCredential(salt[:SALT_BYTES], MIN_ITERATIONS, nothing, nothing)
+        return ScramCredential(salt[:SALT_BYTES], DEFAULT_ITERATIONS, nothing, nothing)
 
 
 class ScramClient:

@@ -1,6 +1,7 @@
 """The controller's rules for SCRAM credentials: which changes are taken. Source: KIP-554."""
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from metaquorum.decisions import Decision
@@ -15,6 +16,9 @@ from metaquorum.scram import MAX_ITERATIONS, MIN_ITERATIONS, ScramMechanism, cre
 from wire.errors import ErrorCode, KafkaError
 
 MAX_NAME_CHARS: Final = 249
+# Deleted credentials whose salts the metadata keeps: 2 MB. Beyond it one of them is forgotten for
+# each that is deleted, and shown as a user that never existed.
+MAX_DELETED: Final = 10_000
 _MECHANISMS: Final = frozenset(int(mechanism) for mechanism in ScramMechanism)
 
 
@@ -46,10 +50,20 @@ def change_scram_credentials(
     except KafkaError as error:
         return Decision(error)
     records: list[MetadataRecord] = [
-        RemoveScramCredentialRecord(change.name, mechanism) for mechanism in change.deletions
+        _removal(image.scram[change.name, mechanism]) for mechanism in change.deletions
     ]
+    too_many = max(0, len(image.deleted_scram) + len(records) - MAX_DELETED)
+    # In the order of a hash: no user, and no time of deletion, is preferred.
+    for name, mechanism in islice(image.deleted_scram, min(too_many, len(records))):
+        records.append(RemoveScramCredentialRecord(name, mechanism))
     records += [scram_record(change.name, upsertion) for upsertion in change.upsertions]
     return Decision(None, records)
+
+
+def _removal(removed: ScramCredentialRecord) -> RemoveScramCredentialRecord:
+    return RemoveScramCredentialRecord(
+        removed.name, removed.mechanism, removed.salt, removed.iterations
+    )
 
 
 def scram_record(name: str, upsertion: ScramUpsertion) -> ScramCredentialRecord:

@@ -86,9 +86,8 @@ def write_snapshot(
     path = snapshot_path(directory, image.end_offset, position)
     temporary = path + TEMPORARY
     try:
-        file = disk.open(temporary, create=True)
+        file = disk.create_private(temporary)
         try:
-            file.truncate(0)
             size_bytes = 0
             for sequence, body in enumerate(_bodies(image, position)):
                 frame = encode_frame(MAGIC, sequence, body)

@@ -200,6 +200,17 @@ class ProcessDisk:
             inode = self.storage.file(path)
         return SimulatedFile(self, path, inode)
 
+    def create_private(self, path: str) -> SimulatedFile:
+        """As `open`: a simulated machine has one user."""
+        file = self.open(path, create=True)
+        file.truncate(0)
+        return file
+
+    def make_private(self, path: str) -> bool:
+        self.process.check()
+        self.storage.find(path)
+        return False
+
     def read_file(self, path: str) -> bytes:
         self.process.check()
         return bytes(self.storage.file(path).data)

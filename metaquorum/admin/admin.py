@@ -23,7 +23,6 @@ from metaquorum.admin.replicas import (
     describe_truncations,
 )
 from metaquorum.admin.users import (
-    DEFAULT_ITERATIONS,
     DEFAULT_MECHANISM,
     Credentials,
     delete_credentials,
@@ -54,6 +53,7 @@ from metaquorum.admin.values import (
     WorkerDescription,
 )
 from metaquorum.quota_rules import CLIENT_ID, IP, USER, Part, QuotaEntity
+from metaquorum.scram import DEFAULT_ITERATIONS
 from wire.errors import ErrorCode
 from wire.message import Message
 from wire.messages.metadata import MetadataResponseTopic

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from metaquorum.admin.cluster import CONTROLLER, Cluster
 from metaquorum.admin.errors import BrokerError, broker_error
-from metaquorum.scram import BY_SASL_NAME, SALT_BYTES, ScramMechanism, salted_password
+from metaquorum.scram import (
+    BY_SASL_NAME,
+    SALT_BYTES,
+    ScramMechanism,
+    salted_password,
+)
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -22,7 +27,6 @@ if TYPE_CHECKING:
     )
 
 DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
-DEFAULT_ITERATIONS: Final = 8192
 
 # Iterations by mechanism.
 Credentials: TypeAlias = dict[str, int]
@@ -76,18 +80,24 @@ async def set_password(
 
     One after the other, as Kafka takes one change of a user in a request; none is sent twice.
     """
-    from wire.messages.alter_user_scram_credentials import ScramCredentialUpsertion as Upsertion
-
     for mechanism in map(mechanism_named, mechanisms):
-        salt = secrets.token_bytes(SALT_BYTES)
-        upsertion = Upsertion(
-            name=user,
-            mechanism=int(mechanism),
-            iterations=iterations,
-            salt=salt,
-            salted_password=salted_password(mechanism, password, salt, iterations),
-        )
-        await _alter(cluster, user, [], [upsertion])
+        await _alter(cluster, user, [], [new_upsertion(user, mechanism, password, iterations)])
+
+
+def new_upsertion(
+    user: str, mechanism: ScramMechanism, password: str, iterations: int
+) -> ScramCredentialUpsertion:
+    """The password with a new random salt, as AlterUserScramCredentials carries it."""
+    from wire.messages.alter_user_scram_credentials import ScramCredentialUpsertion
+
+    salt = secrets.token_bytes(SALT_BYTES)
+    return ScramCredentialUpsertion(
+        name=user,
+        mechanism=int(mechanism),
+        iterations=iterations,
+        salt=salt,
+        salted_password=salted_password(mechanism, password, salt, iterations),
+    )
 
 
 async def delete_credentials(cluster: Cluster, user: str, mechanisms: Sequence[str]) -> None:

@@ -83,8 +83,7 @@ class SnapshotReceiver:
         for old in _received(self._disk, self._directory):
             self._disk.remove(old)
         self._name = SnapshotName(path, piece.end_offset, position)
-        self._file = self._disk.open(path + RECEIVED, create=True)
-        self._file.truncate(0)
+        self._file = self._disk.create_private(path + RECEIVED)
         self._transfer = transfer
 
     def _write(self, piece: Piece) -> None:

@@ -1,5 +1,6 @@
 """The machine itself: the one place that touches sockets, files, clocks and threads."""
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -13,6 +14,7 @@ import re
 import select
 import shutil
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +40,8 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 READ_AHEAD_BYTES: Final = 128 * 1024
 _ONE_BYTE: Final = [bytearray(1)]
 _FILE_MODE: Final = 0o644
+_PRIVATE_FILE_MODE: Final = 0o600
+_PRIVATE_DIR_MODE: Final = 0o700
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
@@ -144,6 +148,26 @@ class RealDisk:
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return RealFile(path, os.open(path, flags, _FILE_MODE))
+
+    def create_private(self, path: str) -> File:
+        # O_EXCL: nobody has opened the file while it had another mode, or as a link to elsewhere.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
+        fd = os.open(path, flags, _PRIVATE_FILE_MODE)
+        try:
+            os.fchmod(fd, _PRIVATE_FILE_MODE)  # the umask may have taken the owner's rights, too
+        finally:
+            os.close(fd)
+        return self.open(path, create=True)
+
+    def make_private(self, path: str) -> bool:
+        found = os.stat(path).st_mode
+        mode = _PRIVATE_DIR_MODE if stat.S_ISDIR(found) else _PRIVATE_FILE_MODE
+        if stat.S_IMODE(found) == mode:
+            return False
+        os.chmod(path, mode)
+        return bool(found & (stat.S_IRWXG | stat.S_IRWXO))
 
     def read_file(self, path: str) -> bytes:
         with open(path, "rb") as file:

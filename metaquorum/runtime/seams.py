@@ -84,6 +84,18 @@ class Disk(Protocol):
     def open(self, path: str, *, create: bool = False) -> File:
         """An existing file (else FileNotFoundError); with `create` it is made if missing."""
 
+    def create_private(self, path: str) -> File:
+        """A new, empty file that this process's user alone may read, whatever the umask.
+
+        A file that stood there is replaced.
+        """
+
+    def make_private(self, path: str) -> bool:
+        """This process's user alone may use the file or folder (mode 0600, 0700).
+
+        Whether others could before. PermissionError where it is another user's.
+        """
+
     def read_file(self, path: str) -> bytes: ...
 
     def exists(self, path: str) -> bool: ...
@@ -205,13 +217,13 @@ async def sleep(clock: Clock, seconds: float) -> None:
     await clock.sleep_until(clock.monotonic() + seconds)
 
 
-def write_atomically(disk: Disk, path: str, data: Buffer) -> None:
+def write_atomically(disk: Disk, path: str, data: Buffer, *, private: bool = False) -> None:
     """The file at `path` is `data`, whole and through a loss of power; or it is as before.
 
-    Slow: for `Disk.run`.
+    `private`: the process's user alone may read it. Slow: for `Disk.run`.
     """
     temporary = path + ".tmp"
-    file = disk.open(temporary, create=True)
+    file = disk.create_private(temporary) if private else disk.open(temporary, create=True)
     try:
         file.truncate(0)
         file.write(data, 0)

@@ -30,6 +30,8 @@ VERSIONS: Final = {
     ApiKey.METADATA: 9,
     ApiKey.CREATE_TOPICS: 7,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: 0,
+    ApiKey.SASL_HANDSHAKE: 1,
+    ApiKey.SASL_AUTHENTICATE: 2,
 }
 
 

@@ -129,6 +129,14 @@ class CrashDisk:
                 self.files[path] = inode
         self.pending_names.append(change)
 
+    def create_private(self, path: str) -> File:
+        file = self.open(path, create=True)
+        file.truncate(0)
+        return file
+
+    def make_private(self, path: str) -> bool:
+        return False
+
     def read_file(self, path: str) -> bytes:
         self._must_not_be_crashed()
         if path not in self.files:

@@ -1,5 +1,7 @@
 """PLAIN, and the configs that hold its users."""
 
+from contextlib import suppress
+
 import pytest
 
 from metaquorum.sasl import AuthenticationError, PlainClient, PlainServer, jaas_options, plain_users
@@ -36,6 +38,22 @@ def test_plain_refuses_everybody_else_and_tells_nothing(message: bytes) -> None:
     assert not server.is_complete
     assert "secret" not in str(caught.value) + caught.value.reason
     assert "such user" not in str(caught.value)
+
+
+def test_passwords_are_compared_as_digests_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the time of a comparison tells neither a password's length nor whether the user exists."""
+    lengths: list[tuple[int, int]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        lengths.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr("metaquorum.sasl.hmac.compare_digest", compare)
+    server = {"alice": "s3cret"}
+    for name, password in (("alice", "wrong and long"), ("nobody", "x"), ("alice", "s3cret")):
+        with suppress(AuthenticationError):
+            PlainServer(server).respond(PlainClient(name, password).first())
+    assert lengths == [(32, 32)] * 3
 
 
 def test_a_module_s_options_are_read_as_kafka_writes_them() -> None:

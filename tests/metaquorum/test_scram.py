@@ -1,16 +1,21 @@
 """SCRAM beside the RFC's examples, and both sides of ours against each other."""
 
 import base64
+import sys
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.scram import (
+    DEFAULT_ITERATIONS,
     MAX_CLIENT_ITERATIONS,
     MIN_ITERATIONS,
+    ScramChallenge,
     ScramClient,
     ScramCredential,
     ScramError,
@@ -91,6 +96,57 @@ def test_nobody_learns_from_the_answers_who_is_there() -> None:
             server.final(client.final(server.first(client.first())))
         complaints.add(str(caught.value))
     assert len(complaints) == 1
+
+
+def digests_of(action: Callable[[], object]) -> Counter[str]:
+    """How often `action` called each function of C that hashes, or compares hashes."""
+    counts: Counter[str] = Counter()
+
+    def note(frame: object, event: str, called: object) -> None:
+        if event == "c_call" and getattr(called, "__module__", "") == "_hashlib":
+            counts[getattr(called, "__name__")] += 1  # noqa: B009
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return counts
+
+
+def test_the_same_digests_are_made_for_users_who_exist_who_do_not_and_who_did() -> None:
+    """Time is not measured here: what takes time is counted."""
+    users = {**ALICE, "carol": ScramChallenge(SALT, DEFAULT_ITERATIONS)}
+
+    def digests(name: str) -> list[Counter[str]]:
+        client = ScramClient(SHA_256, name, "wrong", "c")
+        server = ScramServer(SHA_256, users.get, "server", DECOY_KEY)
+        asked, answers = client.first(), []
+        first = digests_of(lambda: answers.append(server.first(asked)))
+        proof = client.final(answers[0])
+
+        def final() -> None:
+            with suppress(ScramError):
+                server.final(proof)
+
+        return [first, digests_of(final)]
+
+    first, final = digests("alice")
+    assert first.total() == 1, "a decoy's salt is derived for everybody"
+    assert final.total() == 3
+    assert [first, final] == digests("bobby") == digests("carol")
+
+
+def test_a_deleted_user_is_challenged_as_before_and_its_password_is_worth_nothing() -> None:
+    server = ScramServer(
+        SHA_256, {"alice": ScramChallenge(SALT, MIN_ITERATIONS)}.get, "server", DECOY_KEY
+    )
+    client = ScramClient(SHA_256, "alice", "secret", "c")
+    challenge = server.first(client.first())
+    assert challenge == server_of(ALICE).first(ScramClient(SHA_256, "alice", "secret", "c").first())
+    with pytest.raises(ScramError, match="the proof is wrong"):
+        server.final(client.final(challenge))
 
 
 def test_who_is_not_there_does_not_come_in_with_the_decoy_s_keys() -> None:

@@ -3,7 +3,12 @@
 import pytest
 
 from metaquorum.image import MetadataImage
-from metaquorum.records import decode_record, encode_record, record_text
+from metaquorum.records import (
+    RemoveScramCredentialRecord,
+    decode_record,
+    encode_record,
+    record_text,
+)
 from metaquorum.replay import replay
 from metaquorum.scram import ScramMechanism
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange, change_scram_credentials
@@ -51,6 +56,44 @@ def test_all_of_a_user_s_changes_are_made_or_none() -> None:
     assert refusal(image, UserScramChange("alice", (SHA_256, SHA_512))) is (
         ErrorCode.RESOURCE_NOT_FOUND
     )
+
+
+def test_the_salt_and_the_count_of_a_deleted_user_are_kept_until_it_is_created_again() -> None:
+    image = changed(EMPTY, UserScramChange("alice", upsertions=(upsertion(SHA_256, 5000),)))
+    image = changed(image, UserScramChange("alice", (SHA_256,)))
+    deleted = image.deleted_scram["alice", SHA_256]
+    assert (deleted.salt, deleted.iterations) == (b"salt", 5000)
+    assert "salt=[hidden]" in record_text(deleted)
+    assert decode_record(encode_record(deleted)) == deleted
+    snapshot = replay(EMPTY, image.records())[0]
+    assert dict(snapshot.deleted_scram.in_order()) == {("alice", SHA_256): deleted}
+    assert not changed(
+        image, UserScramChange("alice", upsertions=(upsertion(SHA_256),))
+    ).deleted_scram
+
+
+def test_no_more_salts_of_deleted_users_are_kept_than_there_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("metaquorum.scram_changes.MAX_DELETED", 3)
+    image = EMPTY
+    for number in range(5):
+        both = (upsertion(SHA_256), upsertion(SHA_512))
+        image = changed(image, UserScramChange(f"user-{number}", upsertions=both))
+        image = changed(image, UserScramChange(f"user-{number}", (SHA_256, SHA_512)))
+        assert len(image.deleted_scram) == min(3, 2 * number + 2)
+        assert {(f"user-{number}", SHA_256), (f"user-{number}", SHA_512)} <= set(
+            image.deleted_scram
+        ), "the last are kept"
+    assert not image.scram
+
+
+def test_a_removal_written_by_an_older_version_keeps_no_salt() -> None:
+    image = changed(EMPTY, UserScramChange("alice", upsertions=(upsertion(SHA_256),)))
+    old = decode_record(encode_record(RemoveScramCredentialRecord("alice", int(SHA_256)), 0))
+    image = replay(image, [old])[0]
+    assert not image.scram
+    assert not image.deleted_scram
 
 
 @pytest.mark.parametrize(
