@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from dataplane.metrics.elections import ElectionCounts
-from dataplane.metrics.endpoint import MAX_CONNECTIONS
 from dataplane.metrics.exposition import Page, labels
 from dataplane.metrics.histogram import GROWTH, TURN_S, Times
 from dataplane.metrics.table import METRICS, Kind
@@ -380,36 +379,6 @@ async def test_what_is_not_asked_for_well(tmp_path: Path, request_: bytes, statu
             request_.startswith(b"GET") and status == b"200"
         )
         assert await scrape(served)
-
-
-@in_trio
-async def test_only_so_many_can_ask_at_a_time(tmp_path: Path) -> None:
-    async with serving(tmp_path, metrics=True) as served:
-        network = real_runtime().network
-        assert served.node.metrics_address is not None
-        held = [await network.connect(*served.node.metrics_address) for _ in range(MAX_CONNECTIONS)]
-        for connection in held:  # each is answered, and kept
-            await connection.send(b"HEAD / HTTP/1.1\r\nhost: here\r\n\r\n")
-            assert await connection.receive_into(bytearray(1000))
-        try:
-            assert await exchange(served, get()) == b""
-        except OSError:
-            pass
-        held.pop().close()
-        for connection in held:
-            connection.close()
-        await until_it_works(lambda: scrape(served))
-
-
-async def until_it_works(action: Callable[[], Awaitable[object]]) -> None:
-    """The other side sees within a moment that connections have ended."""
-    while True:
-        try:
-            await action()
-        except (AssertionError, OSError):
-            await trio.sleep(0.01)
-        else:
-            return
 
 
 @given(st.text(), st.text())
