@@ -12,6 +12,7 @@ Plain state around the log; its writes are small enough for the loop.
 from typing import Final, NamedTuple
 
 from dataplane.fetch_asking import Wanted
+from dataplane.log.checkpoints import LogOffsets
 from dataplane.partition import Partition
 from wire.batches import BatchHeader, batch_crc, batches, stored_problem
 from wire.errors import ErrorCode, KafkaError
@@ -83,25 +84,40 @@ def whole_cut(partition: Partition, leader_epoch: int) -> Truncation:
     )
 
 
-def truncate(partition: Partition, cut: Truncation) -> None:
-    """It is gone. StorageError."""
+def kept_by(partition: Partition, cut: Truncation) -> LogOffsets:
+    """What checkpoints on disk may say at most before that cut is made. StorageError."""
     log = partition.log
+    return log.kept_by_cutting_all(cut.offset) if cut.starts_anew else log.kept_by_cut(cut.offset)
+
+
+def truncate(partition: Partition, cut: Truncation, kept: LogOffsets) -> bool:
+    """The log is cut there. StorageError. A flush follows before anything is appended.
+
+    `kept` is what checkpoints were made to say (`kept_by`); False, and nothing is cut, where the
+    start of the log has moved since, so that less is left.
+    """
+    log = partition.log
+    if kept_by(partition, cut) != kept:
+        return False
     log.truncate_to(cut.offset)
     partition.cut_to(min(partition.high_watermark, log.log_end_offset))
+    return True
 
 
-def start_anew(partition: Partition, offset: int) -> None:
-    """All of the log is gone, and begins there. StorageError."""
+def start_anew(partition: Partition, offset: int) -> bool:
+    """All of the log is gone, and begins there, which checkpoints know already. StorageError.
+
+    A flush follows before anything is appended.
+    """
     partition.log.truncate_fully_and_start_at(offset)
     partition.cut_to(offset)
+    return True
 
 
 def append(partition: Partition, records: Buffer, now_ms: int) -> int:
     """The whole batches in `records` are in the log; their bytes. KafkaError, StorageError.
 
-    What was damaged on its way is not written. CORRUPT_MESSAGE: to be fetched again. A leader whose
-    log begins within a batch, where records were deleted, sends all of that batch: an empty log
-    takes it, and begins with it.
+    What was damaged on its way is not written. CORRUPT_MESSAGE: to be fetched again.
     """
     headers: list[BatchHeader] = []
     end = 0
@@ -119,18 +135,27 @@ def append(partition: Partition, records: Buffer, now_ms: int) -> int:
         headers.append(header)
         end = position + header.batch_bytes
     if headers:
-        if _begins_within(partition, headers[0]):
-            start_anew(partition, headers[0].base_offset)
         partition.log.append_as_follower(memoryview(records)[:end], headers, now_ms)
         partition.is_growing(end)
         partition.replicated_bytes_in += end
     return end
 
 
-def _begins_within(partition: Partition, first: BatchHeader) -> bool:
+def begins_within(partition: Partition, records: Buffer) -> int | None:
+    """Where an empty log has to begin for the first of these batches; None: where it does.
+
+    A leader whose log begins within a batch, where records were deleted, sends all of that batch.
+    """
     log = partition.log
-    is_empty = log.log_start_offset == log.log_end_offset
-    return is_empty and first.base_offset < log.log_end_offset < first.next_offset
+    if log.log_start_offset == log.log_end_offset:
+        at, first = next(batches(records), (0, None))
+        if (
+            first is not None
+            and first.base_offset < log.log_end_offset < first.next_offset
+            and batch_crc(records, at, first.batch_bytes) == first.crc
+        ):
+            return first.base_offset
+    return None
 
 
 def follow(partition: Partition, high_watermark: int, log_start_offset: int) -> None:

@@ -68,6 +68,7 @@ class Partitions:
         self._image = MetadataImage.empty("")  # as it was published last
         self.replication = replication
         replication.on_failure = self.fail
+        replication.log_dirs = log_dirs
         self._by_name: dict[str, dict[int, Partition]] = {}
         self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too

@@ -10,8 +10,10 @@ large answer, is left to the task (`_take_rest`); the next request leaves when i
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, inf
 from random import Random
 from typing import Final, NamedTuple
@@ -30,6 +32,7 @@ from dataplane.fetch_asking import (
 from dataplane.fetch_link import FetchLink
 from dataplane.followed_partitions import Followed, FollowedPartitions
 from dataplane.following import Truncation
+from dataplane.log.checkpoints import LogOffsets
 from dataplane.log.config import NEVER
 from dataplane.partition import Partition
 from metaquorum.admin.connection import BrokerConnection
@@ -76,6 +79,8 @@ HURRIED_WAIT_MS: Final = 10
 OVERTAKEN_EVERY_S: Final = 0.1
 # Larger answers are appended with a turn for others after each partition.
 IN_PLACE_BYTES: Final = 256 * 1024
+# Logs that are cut, and synced, side by side.
+CONCURRENT_CUTS: Final = 8
 
 
 class _OvertakenError(Exception):
@@ -94,6 +99,12 @@ class FollowerEvents(NamedTuple):
     # Before it is: once this returns, what is lost is written down.
     truncating: Callable[[Sequence[tuple[Partition, Truncation]]], Awaitable[None]]
     failed: Callable[[Partition, StorageError], None]
+    # While it is: inside, checkpoints on disk say no more of the partitions than what is left.
+    # Given are those that must not be cut, as that could not be written.
+    cutting: Callable[
+        [Mapping[Partition, LogOffsets]],
+        AbstractAsyncContextManager[Mapping[Partition, StorageError]],
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +339,7 @@ class ReplicaFetcher:
                 or row.error_code
                 or row.diverging_epoch is not None
                 or followed.partition.log.config.flush_messages != NEVER
+                or _begins_within(followed.partition, row) is not None
             ):
                 self._rest.append(_Row(key, followed, followed.want, row))
             else:
@@ -361,10 +373,14 @@ class ReplicaFetcher:
     def _is_followed(self, each: _Row) -> bool:
         return self._followed.get(each.key) is each.followed
 
-    def _append(self, each: _Row) -> bool:
-        """Its records are in the log. False: they are not to be, and what follows is neither."""
+    def _append(self, each: _Row, start: int | None = None) -> bool:
+        """Its records are in the log. False: they are not to be, and what follows is neither.
+
+        `start`: where the log has begun anew for them.
+        """
         partition, records = each.followed.partition, each.row.records
-        if each.want.fetch_offset != partition.log.log_end_offset:
+        expected = each.want.fetch_offset if start is None else start
+        if expected != partition.log.log_end_offset:
             return False
         assert isinstance(records, bytes | memoryview | None)
         try:
@@ -382,7 +398,10 @@ class ReplicaFetcher:
     async def _append_and_flush(self, each: _Row) -> None:
         partition = each.followed.partition
         plog = partition.log
-        if not self._append(each):
+        start = _begins_within(partition, each.row)
+        if start is not None and not await self._begin_anew(each.key, each.followed, start):
+            return
+        if not self._append(each, start):
             return
         try:
             if plog.config.flush_messages <= plog.unflushed_records:
@@ -419,15 +438,60 @@ class ReplicaFetcher:
             cuts.append(following.diverging_cut(partition, each.followed.leader_epoch, where))
         pairs = list(zip(diverging, cuts, strict=True))
         await self._events.truncating([(each.followed.partition, cut) for each, cut in pairs])
+        kept: dict[Partition, LogOffsets] = {}
         for each, cut in pairs:
-            if not self._is_followed(each):
-                continue  # it has another leader now
+            partition = each.followed.partition
             try:
-                following.truncate(each.followed.partition, cut)
+                kept[partition] = following.kept_by(partition, cut)
             except StorageError as error:
                 self._failed(each.followed, error)
-            else:
-                each.followed.failures, each.followed.told = 0, None
+        left = iter([(each, cut) for each, cut in pairs if each.followed.partition in kept])
+
+        async def cut_all() -> None:
+            for each, cut in left:
+                partition = each.followed.partition
+                made = partial(following.truncate, partition, cut, kept[partition])
+                if await self._cut(each.key, each.followed, uncut, made):
+                    each.followed.failures, each.followed.told = 0, None
+
+        async with self._events.cutting(kept) as uncut, trio.open_nursery() as nursery:
+            for _ in range(CONCURRENT_CUTS):
+                nursery.start_soon(cut_all)
+
+    async def _cut(
+        self,
+        key: Key,
+        followed: Followed,
+        uncut: Mapping[Partition, StorageError],
+        cut: Callable[[], bool],
+    ) -> bool:
+        """`cut()` was made, within `cutting`, and survives a loss of power. False: it was not made.
+
+        Nothing is appended before, should this worker come to lead meanwhile.
+        """
+        partition = followed.partition
+        async with partition.appending:
+            if self._followed.get(key) is not followed:
+                return False  # it has another leader now
+            try:
+                if (failure := uncut.get(partition)) is not None:
+                    raise failure
+                if not cut():
+                    return False
+                with trio.CancelScope(shield=True):
+                    await partition.flush(self._runtime.disk)
+            except StorageError as error:
+                self._failed(followed, error)
+                return False
+        return True
+
+    async def _begin_anew(self, key: Key, followed: Followed, offset: int) -> bool:
+        """The log is empty, and begins at `offset`; False if that is not to be."""
+        partition = followed.partition
+        kept = partition.log.kept_by_cutting_all(offset)
+        async with self._events.cutting({partition: kept}) as uncut:
+            made = partial(following.start_anew, partition, offset)
+            return await self._cut(key, followed, uncut, made)
 
     def _delay(self, followed: Followed, code: ErrorCode) -> None:
         followed.failures += 1
@@ -478,11 +542,14 @@ class ReplicaFetcher:
                 await self._events.truncating([(partition, cut)])
             if self._followed.get(key) is not followed:
                 return
-            try:
-                following.start_anew(partition, row.offset)
-            except StorageError as error:
-                self._failed(followed, error)
+            await self._begin_anew(key, followed, row.offset)
 
     def partitions(self) -> Iterator[Partition]:
         for followed in list(self._followed):
             yield followed.partition
+
+
+def _begins_within(partition: Partition, row: PartitionData) -> int | None:
+    records = row.records
+    assert isinstance(records, bytes | memoryview | None)
+    return following.begins_within(partition, records) if records else None

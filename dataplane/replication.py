@@ -9,7 +9,8 @@ The metadata decides who does what: `assigned` is called for each partition as i
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import islice
 from random import Random
@@ -25,6 +26,8 @@ from dataplane.isr_news import IsrNews
 from dataplane.leadership import UNKNOWN, IsrChange
 from dataplane.ledger import TruncationLedger
 from dataplane.listeners import Replicating
+from dataplane.log.checkpoints import LogOffsets
+from dataplane.log.log_dirs import LogDirs
 from dataplane.partition import Partition, ReplicaContext
 from dataplane.replica_fetcher import (
     FetcherConfig,
@@ -118,7 +121,7 @@ class Replication:
             {},
             self._isr_due,
         )
-        self._events = FollowerEvents(self._truncating, self._failed)
+        self._events = FollowerEvents(self._truncating, self._failed, self._cutting)
         self._fetchers: dict[tuple[int, int], tuple[ReplicaFetcher, trio.CancelScope]] = {}
         self._fetched_by: dict[Key, tuple[int, int]] = {}
         # Those with other replicas, and their ISR as it was told.
@@ -128,6 +131,7 @@ class Replication:
         self._is_due = trio.Event()
         self._lost: dict[Key, None] = {}  # logs that failed, of which the controller has not heard
         self._has_lost = trio.Event()
+        self.log_dirs: LogDirs | None = None
         self.on_failure: Callable[[Partition, StorageError], None] | None = None
         self._nursery: trio.Nursery | None = None
         self._losses: list[ledger.Entry] = []  # of unclean elections, not recorded yet
@@ -287,6 +291,15 @@ class Replication:
     async def _truncating(self, cuts: Sequence[tuple[Partition, Truncation]]) -> None:
         now_ms = self._runtime.clock.now_ms()
         await self.ledger.record([ledger.of_follower(each, cut, now_ms) for each, cut in cuts])
+
+    @asynccontextmanager
+    async def _cutting(
+        self, kept: Mapping[Partition, LogOffsets]
+    ) -> AsyncIterator[Mapping[Partition, StorageError]]:
+        assert self.log_dirs is not None
+        at = {(each.topic, each.index): each for each in kept}
+        async with self.log_dirs.cutting({key: kept[each] for key, each in at.items()}) as uncut:
+            yield {at[key]: error for key, error in uncut.items()}
 
     def elected(self, partition: Partition, before: PartitionImage, high_watermark: int) -> None:
         """This worker leads; where it was not in sync when it was elected, what it lacks is lost.

@@ -4,7 +4,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaquorum.runtime.seams import Buffer
 
@@ -13,6 +13,16 @@ _VERSION: Final = "0"
 _UUID_BYTES: Final = 16
 
 Partition = tuple[str, int]
+
+
+class LogOffsets(NamedTuple):
+    """What the checkpoints of a directory say of one log."""
+
+    recovery_point: int = 0
+    log_start_offset: int = 0
+
+
+NOTHING_NOTED: Final = LogOffsets()
 
 
 def encode_offsets(offsets: Mapping[Partition, int]) -> bytes:

@@ -42,6 +42,7 @@ class SegmentSpan(NamedTuple):
 class LocalLog:
     __slots__ = (
         "_config",
+        "_cut_unsynced",
         "_failure",
         "_files",
         "_flushing",
@@ -56,6 +57,7 @@ class LocalLog:
         "_unsynced_segments",
         "_writing",
         "log_end_offset",
+        "noted_recovery_point",
         "partition",
         "recovery_point",
         "topic",
@@ -76,6 +78,8 @@ class LocalLog:
         self.topic_id = loaded.topic_id or bytes(16)
         self.log_end_offset = loaded.log_end_offset
         self.recovery_point = loaded.recovery_point
+        # The checkpoint on disk says this, or less: `OffsetCheckpoints` keeps it.
+        self.noted_recovery_point = loaded.noted.recovery_point
         self._opened_end_offset = loaded.log_end_offset
         self._files = files
         self._folder = LogFolder(
@@ -102,6 +106,7 @@ class LocalLog:
         self._retired: list[Segment] = []
         self._tail_dirty = False
         self._truncations = 0
+        self._cut_unsynced = False  # a loss of power may bring back what was cut
         self._replacements = 0
         self._writing = False
 
@@ -272,6 +277,24 @@ class LocalLog:
 
     # Cutting
 
+    def _end_of_cut(self, offset: int) -> int:
+        """Where `_cut(offset)` would leave the end. StorageError."""
+        segment = self._segments.last_before(offset)
+        with storage_errors("read", segment.file.path):
+            return segment.end_at(offset)
+
+    def _distrust_from(self, offset: int) -> None:
+        """What is at or behind `offset` counts as not synced.
+
+        Before the files change: a cut that fails half way must not leave a recovery point behind
+        the end of what is left.
+        """
+        assert self.noted_recovery_point <= offset, (
+            f"{self.folder} is cut at {offset}, with a recovery point of "
+            f"{self.noted_recovery_point} on disk: see LogDirs.cutting"
+        )
+        self.recovery_point = min(self.recovery_point, offset)
+
     def _cut(self, offset: int) -> int:
         """The files have nothing at or after `offset`; where they end now: there, or before."""
         while (segment := self._segments.pop_behind(offset)) is not None:
@@ -286,6 +309,7 @@ class LocalLog:
 
     def _end_files_at(self, offset: int) -> None:
         """The files end there; what was known of more of them is forgotten."""
+        self._cut_unsynced = True
         self.log_end_offset = offset
         self.recovery_point = min(self.recovery_point, offset)
         self._tail_dirty = False
@@ -416,6 +440,7 @@ class LocalLog:
         while self._failure is None and (
             self.recovery_point < min(target, self.log_end_offset)
             or self._unsynced_segments
+            or self._cut_unsynced
             or not self._folder.is_synced
         ):
             if self._flushing is not None:
@@ -450,6 +475,7 @@ class LocalLog:
             self._folder.give_back(unsynced)
             raise
         if truncations == self._truncations:
+            self._cut_unsynced = False
             self.recovery_point = max(self.recovery_point, end)
 
     async def _sync_files(

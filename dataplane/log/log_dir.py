@@ -17,7 +17,8 @@ opened does not stop the others; it is in `offline` with the reason.
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,7 +26,7 @@ from typing import Final
 
 import trio
 
-from dataplane.log.checkpoints import Partition
+from dataplane.log.checkpoints import LogOffsets, Partition
 from dataplane.log.config import LogConfig
 from dataplane.log.files import MAX_OPEN_FILES, OpenFiles, storage_error, storage_errors
 from dataplane.log.folder import Unsynced
@@ -40,7 +41,7 @@ from dataplane.log.names import (
     stray_since_ms,
     stray_unique,
 )
-from dataplane.log.offset_checkpoints import LogOffsets, OffsetCheckpoints
+from dataplane.log.offset_checkpoints import OffsetCheckpoints
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
 from dataplane.log.segment import SegmentState
@@ -381,6 +382,15 @@ class LogDir:
         StorageError.
         """
         await self.checkpoints.write(self.partitions, high_watermarks)
+
+    @asynccontextmanager
+    async def cutting(self, kept: Mapping[Partition, LogOffsets]) -> AsyncIterator[None]:
+        """Inside, logs may be cut of which that is left: checkpoints on disk say no more of them.
+
+        StorageError: that could not be written.
+        """
+        async with self.checkpoints.cutting(self.partitions, kept):
+            yield
 
     # Stop
 

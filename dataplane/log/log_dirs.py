@@ -17,14 +17,14 @@ directory holds can tell that: what it says may be older than what another has t
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from random import Random
 from typing import Final, Protocol
 
 import trio
 
-from dataplane.log.checkpoints import Partition
+from dataplane.log.checkpoints import LogOffsets, Partition
 from dataplane.log.files import MAX_OPEN_FILES, DirectoryFailedError, UnreadableError
 from dataplane.log.log_dir import ConfigOf, LogDir, NewPartition
 from dataplane.log.names import parse_partition_folder
@@ -340,6 +340,28 @@ class LogDirs:
         """As `checkpoint`, for that directory."""
         with self._watched(log_dir):
             await log_dir.checkpoint(_of_dir(log_dir, high_watermarks))
+
+    @asynccontextmanager
+    async def cutting(
+        self, kept: Mapping[Partition, LogOffsets]
+    ) -> AsyncIterator[Mapping[Partition, StorageError]]:
+        """Inside, logs may be cut of which that is left: checkpoints on disk say no more of them.
+
+        Given are those logs that must not be cut, as their directory could not write that.
+        """
+        by_dir: dict[LogDir, dict[Partition, LogOffsets]] = {}
+        for at, offsets in kept.items():
+            if (log_dir := self.dir_of(at)) is not None:
+                by_dir.setdefault(log_dir, {})[at] = offsets
+        failures: dict[Partition, StorageError] = {}
+        async with AsyncExitStack() as stack:
+            for log_dir, some in by_dir.items():
+                try:
+                    with self._watched(log_dir):
+                        await stack.enter_async_context(log_dir.cutting(some))
+                except StorageError as error:
+                    failures |= dict.fromkeys(some, error)
+            yield failures
 
     async def write_high_watermarks(self, high_watermarks: Mapping[Partition, int]) -> None:
         """They survive a loss of power. The first StorageError, after all had their turn."""

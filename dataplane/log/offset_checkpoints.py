@@ -7,16 +7,21 @@
 
 What they say of logs that cannot be opened is kept, or the next start would take synced bytes for a
 torn tail.
+
+A recovery point on disk is a promise: below it recovery takes every missing or damaged byte for the
+fault of the disk, and segments that end below it are not scanned. So it is lowered, and synced,
+before a log is cut below it (`cutting`): written after the cut, as Kafka does, a crash in between
+leaves a promise about bytes that are cut, and about the bytes that are appended in their place.
 """
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import trio
 
-from dataplane.log.checkpoints import Partition, decode_offsets, encode_offsets
+from dataplane.log.checkpoints import LogOffsets, Partition, decode_offsets, encode_offsets
 from dataplane.log.files import storage_errors
 from dataplane.log.names import (
     CLEANER_CHECKPOINT,
@@ -30,13 +35,6 @@ from metaquorum.runtime.seams import Disk, StorageError, write_atomically
 logger = logging.getLogger(__name__)
 
 
-class LogOffsets(NamedTuple):
-    """What is noted of one log."""
-
-    recovery_point: int = 0
-    log_start_offset: int = 0
-
-
 class OffsetCheckpoints:
     def __init__(self, disk: Disk, path: str) -> None:
         """`path` is the log directory's."""
@@ -45,6 +43,7 @@ class OffsetCheckpoints:
         self._disk = disk
         self._path = path
         self._offline: dict[Partition, LogOffsets] = {}
+        self._ceilings: list[Mapping[Partition, LogOffsets]] = []  # of logs that are being cut
         self._writing = trio.Lock()
 
     def read(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
@@ -70,7 +69,7 @@ class OffsetCheckpoints:
 
     def keep(self, partition: Partition, offsets: LogOffsets) -> None:
         """The log is offline, and these stay noted of it."""
-        self._offline[partition] = offsets
+        self._offline[partition] = self._below_cuts(partition, offsets)
 
     def forget(self, partition: Partition) -> None:
         """The log is no more."""
@@ -89,14 +88,51 @@ class OffsetCheckpoints:
             offline = self._offline.items()
             points = {at: offsets.recovery_point for at, offsets in offline}
             starts = {at: offsets.log_start_offset for at, offsets in offline}
+            logs = dict(logs)
             for partition, log in logs.items():
-                points[partition] = log.synced_offset
-                if log.log_start_offset:  # of a first segment too: it may be back after a crash
-                    starts[partition] = log.log_start_offset
+                point, start = log.synced_offset, log.log_start_offset
+                if self._ceilings:
+                    point, start = self._below_cuts(partition, LogOffsets(point, start))
+                points[partition] = point
+                if start:  # of a first segment too: it may be back after a crash
+                    starts[partition] = start
+                # A write that fails, or is given up, may have reached the disk or not.
+                log.noted_recovery_point = max(log.noted_recovery_point, point)
+                log.noted_log_start_offset = max(log.noted_log_start_offset, start)
             contents = {RECOVERY_POINT_CHECKPOINT: points, LOG_START_CHECKPOINT: starts}
             if high_watermarks is not None:
                 contents[HIGH_WATERMARK_CHECKPOINT] = self._with_offline(high_watermarks)
             await self._write_files(contents)
+            for partition, log in logs.items():
+                log.noted_recovery_point = points[partition]
+                log.noted_log_start_offset = starts.get(partition, 0)
+
+    @asynccontextmanager
+    async def cutting(
+        self, logs: Mapping[Partition, PartitionLog], kept: Mapping[Partition, LogOffsets]
+    ) -> AsyncIterator[None]:
+        """Inside, nothing on disk says more of these logs than `kept`, whoever writes checkpoints.
+
+        They are to be cut inside: what they say themselves is no more than that from then on.
+        """
+        self._ceilings.append(kept)
+        try:
+            if any(
+                log.noted_recovery_point > kept[at].recovery_point
+                or log.noted_log_start_offset > kept[at].log_start_offset
+                for at in kept
+                if (log := logs.get(at)) is not None
+            ):
+                await self.write(logs, None)
+            yield
+        finally:
+            self._ceilings.remove(kept)
+
+    def _below_cuts(self, partition: Partition, offsets: LogOffsets) -> LogOffsets:
+        for kept in self._ceilings:
+            if (most := kept.get(partition)) is not None:
+                offsets = LogOffsets(*map(min, offsets, most))
+        return offsets
 
     async def write_high_watermarks(self, high_watermarks: Mapping[Partition, int]) -> None:
         """Those of partitions that cannot be opened are kept."""

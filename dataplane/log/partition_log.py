@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from dataplane.log.checkpoints import LogOffsets
 from dataplane.log.config import LogConfig
 from dataplane.log.epochs import LeaderEpochs
 from dataplane.log.files import OpenFiles, storage_error
@@ -66,6 +67,7 @@ class PartitionLog(LocalLog):
         "log_start_offset",
         "lost_bytes",
         "lost_end_offset",
+        "noted_log_start_offset",
         "producers",
         "was_damaged",
     )
@@ -81,6 +83,7 @@ class PartitionLog(LocalLog):
     ) -> None:
         super().__init__(files, config, topic, partition, loaded, now_ms)
         self.log_start_offset = loaded.log_start_offset
+        self.noted_log_start_offset = loaded.noted.log_start_offset
         # What opening it has cut: so many bytes, and offsets at least up to there (-1: unknown).
         self.lost_bytes: Final = loaded.truncated_bytes
         self.lost_end_offset: Final = loaded.lost_end_offset
@@ -328,30 +331,50 @@ class PartitionLog(LocalLog):
     def truncate_to(self, offset: int) -> bool:
         """Nothing at or after `offset` is left; False if there was nothing. StorageError.
 
-        `log_end_offset` is `offset`, or less where a batch or a gap went across it. Write the
-        recovery points (`LogDir.checkpoint`) before appending again: the one on disk may lie
-        beyond the end now. Slow when many producers' state has to be read again.
+        `log_end_offset` is `offset`, or less where a batch or a gap went across it. What the
+        checkpoints on disk say must lie below that already, and stay there until this returns
+        (`LogDirs.cutting`). `flush` before appending again: else a loss of power may leave old
+        records, and new ones behind them, in a log that looks sound. Slow when many producers'
+        state has to be read again.
         """
         assert not self._writing
         if offset >= self.log_end_offset:
             return False
-        if offset < self._segments.first_offset:
-            self.truncate_fully_and_start_at(offset)
+        kept = self.kept_by_cut(offset)
+        if kept.recovery_point < self.log_start_offset:
+            # Nothing is left from the start on: whatever is before it was deleted already.
+            self.truncate_fully_and_start_at(kept.log_start_offset)
             return True
+        self._distrust_from(kept.recovery_point)
         self._truncations += 1
         with self._failing("truncate"):
-            end = self._cut(offset)
-            if end >= self.log_start_offset:
-                self._end_at(end)
-                self._reload_producers()
-                return True
-        # Nothing is left from the start on: whatever is before it was deleted already.
-        self.truncate_fully_and_start_at(min(offset, self.log_start_offset))
+            self._end_at(self._cut(offset))
+            self._reload_producers()
         return True
+
+    def kept_by_cut(self, offset: int) -> LogOffsets:
+        """What checkpoints may say at most when the log is cut at `offset`. StorageError."""
+        if offset >= self.log_end_offset:
+            return LogOffsets(self.recovery_point, self.log_start_offset)
+        if offset >= self._segments.first_offset:
+            end = self._end_of_cut(offset)
+            if end >= self.log_start_offset:
+                return LogOffsets(end, self.log_start_offset)
+        return self.kept_by_cutting_all(min(offset, self.log_start_offset))
+
+    def kept_by_cutting_all(self, offset: int) -> LogOffsets:
+        """As `kept_by_cut`, where the log is to begin anew at `offset`.
+
+        No byte can be relied on then: a loss of power may bring back any of the segments that were
+        removed, and leave none of those that are new.
+        """
+        return LogOffsets(0, min(offset, self.log_start_offset))
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """The log is empty, and begins and ends at `offset`. StorageError."""
         assert not self._writing
+        assert self.noted_log_start_offset <= offset
+        self._distrust_from(0)
         self._truncations += 1
         with self._failing("truncate"):
             self._cut_all(offset)

@@ -13,8 +13,8 @@ what was found, and the files are synced before anything is served (KAFKA-10101)
                                            cut at the damage as Kafka does, and the range of
                                            offsets that goes is logged as an error
     damage below the recovery point,       these bytes had been synced: a disk that loses or
-    or after a clean stop                  changes them is not for us to paper over. StorageError
-                                           names file and position; the partition is not served
+    an end before it, or damage after      changes them is not for us to paper over. StorageError
+    a clean stop                           names file and position; the partition is not served
                                            and its files stay as they are
 
 Where a sync failed, or a process died in one, what can be read may not be what the device has
@@ -31,7 +31,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final
 
-from dataplane.log.checkpoints import decode_partition_metadata
+from dataplane.log.checkpoints import NOTHING_NOTED, LogOffsets, decode_partition_metadata
 from dataplane.log.config import NEVER, LogConfig
 from dataplane.log.epochs import LeaderEpochs, decode_leader_epochs
 from dataplane.log.files import storage_errors
@@ -47,7 +47,7 @@ from dataplane.log.names import (
     file_name,
 )
 from dataplane.log.producers import ProducerStateTable
-from dataplane.log.scan import Damage, SegmentScan, find_batch_behind, scan_segment
+from dataplane.log.scan import NO_EPOCH, Damage, SegmentScan, find_batch_behind, scan_segment
 from dataplane.log.segment import SegmentState, walk_headers
 from dataplane.log.snapshots import decode_snapshot
 from metaquorum.runtime.seams import Disk, File, StorageError, write_atomically
@@ -76,6 +76,7 @@ class LoadedLog:
     log_start_offset: int = 0
     log_end_offset: int = 0
     recovery_point: int = 0
+    noted: LogOffsets = NOTHING_NOTED  # in the checkpoints on disk
     bytes_since_index: int = 0
     scanned_bytes: int = 0
     truncated_bytes: int = 0
@@ -132,12 +133,17 @@ class _Loader:
         self.synced_to = NEVER if clean else recovery_point
         self.now_ms = now_ms
         self.in_doubt = in_doubt
-        self.log = LoadedLog(folder, log_start_offset=log_start_offset)
+        self.log = LoadedLog(
+            folder,
+            log_start_offset=log_start_offset,
+            noted=LogOffsets(recovery_point, log_start_offset),
+        )
         self.bases: list[int] = []
         self.names: set[str] = set()
         self.replay_from = 0  # producers are known up to here
         self.walk_from = 0  # epochs, too
         self.next_offset = 0
+        self.last_epoch = NO_EPOCH  # of the last batch that was looked at
         self.changed = False
         self.changed_epochs = False
 
@@ -154,6 +160,7 @@ class _Loader:
         if not self.clean:  # the process that died may have written these, and not synced them
             log.unsynced = frozenset(_SMALL_FILES & self.names)
         if not self.bases:
+            self._check_end(log.log_start_offset)
             self.disk.open(self.path(file_name(log.log_start_offset, LOG)), create=True).close()
             log.segments = [SegmentState(log.log_start_offset)]
             log.log_end_offset = log.recovery_point = log.log_start_offset
@@ -303,7 +310,7 @@ class _Loader:
         return self.replay_from == NEVER or position == 0 or self.walk_from == self.next_offset
 
     def _on_batch(self, header: BatchHeader) -> None:
-        epoch = header.leader_epoch
+        epoch = self.last_epoch = header.leader_epoch
         epochs = self.log.epochs
         if epoch >= 0 and epochs.epoch_at(header.base_offset) != epoch:
             epochs.assign(epoch, header.base_offset)
@@ -320,7 +327,9 @@ class _Loader:
         file = self.disk.open(self.path(file_name(base, LOG)))
         try:
             self._rewrite(file)
-            result = scan_segment(file, base, self.config, self._on_batch)
+            result = scan_segment(
+                file, base, self.config, self._on_batch, leader_epoch=self.last_epoch
+            )
             if result.damage is not None:
                 self._cut(file, result, result.damage)
             file.sync()
@@ -401,8 +410,18 @@ class _Loader:
 
     # The end
 
+    def _check_end(self, end_offset: int) -> None:
+        """StorageError where whole batches are missing that had been synced."""
+        synced_to = self.log.noted.recovery_point
+        if end_offset < synced_to:
+            raise StorageError(
+                f"{self.folder} ends at offset {end_offset}, and had been synced up to offset "
+                f"{synced_to}: the disk lost the rest, or somebody removed it. {ADVICE}"
+            )
+
     def _finish(self, first_unclean: int) -> None:
         log = self.log
+        self._check_end(self.next_offset)
         log.log_end_offset = log.recovery_point = self.next_offset
         if log.log_end_offset < log.log_start_offset:
             self._start_over()

@@ -20,6 +20,7 @@ SCAN_BYTES: Final = 1 << 20
 # How many places that look like a batch are tried behind a damaged one.
 MAX_RESYNC_CANDIDATES: Final = 1000
 _CRC_START: Final = 21
+NO_EPOCH: Final = -1
 
 
 class Damage(NamedTuple):
@@ -43,8 +44,14 @@ def scan_segment(
     base_offset: int,
     config: LogConfig,
     on_batch: Callable[[BatchHeader], None],
+    *,
+    leader_epoch: int = NO_EPOCH,
 ) -> SegmentScan:
     """Every sound batch from the start on was given to `on_batch`; damage ends the scan.
+
+    `leader_epoch` is that of the batch before the segment, if known. Leader epochs never go back in
+    a log: a segment whose first batch is of an earlier one was cut once, and is back as its removal
+    was not synced.
 
     A batch's offset and leader epoch are not in its checksum. Both may jump forward, so a batch
     where one does is held until the next one is seen: if that goes back to where it would be
@@ -54,7 +61,7 @@ def scan_segment(
     size = file.size()
     held: tuple[int, BatchHeader] | None = None
     damage: Damage | None = None
-    before = place = _Place(base_offset, -1)
+    before = place = _Place(base_offset, leader_epoch)
 
     def take(position: int, header: BatchHeader) -> None:
         builder.add(position, header)

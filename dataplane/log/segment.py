@@ -257,6 +257,24 @@ class Segment:
 
     # Cutting and removing
 
+    def end_at(self, offset: int) -> int:
+        """Where `truncate_to(offset)` would leave the end. StorageError."""
+        found = self.locate(offset)
+        if found is None:
+            return self.end_offset()
+        position, header = found
+        end, begin = self.base_offset, 0
+        entry = self.index.floor(header.base_offset - 1 - self.base_offset)
+        if entry is not None:
+            indexed = self.locate(self.base_offset + entry[0])
+            if indexed is not None and indexed[0] < position:
+                begin = indexed[0]
+        for at, before in self.walk(begin):
+            if at >= position:
+                break
+            end = before.next_offset
+        return end
+
     def truncate_to(self, offset: int) -> int:
         """No batch ends at or after `offset`; where the last one left ends. OSError.
 

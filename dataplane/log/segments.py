@@ -75,6 +75,10 @@ class Segments:
         self.active = self._all[-1]
         return popped
 
+    def last_before(self, offset: int) -> Segment:
+        """The active segment once `pop_behind(offset)` has no more to give."""
+        return self._all[max(bisect_left(self._bases, offset) - 1, 0)]
+
     def pop_before(self, offset: int) -> Segment | None:
         """The first segment if it ends at or before `offset` and is not the active one."""
         if len(self._all) == 1 or self._bases[1] > offset:

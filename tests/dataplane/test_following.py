@@ -43,11 +43,13 @@ def fetch(follower: Partition, leader: Partition, epoch: int, max_bytes: int = E
     diverging = diverging_epoch(leader, asked) if want.last_fetched_epoch >= 0 else None
     if diverging is not None:
         cut = following.diverging_cut(follower, epoch, diverging)
-        following.truncate(follower, cut)
+        assert following.truncate(follower, cut, following.kept_by(follower, cut))
         assert cut.offset < cut.end_offset, "a cut that cuts nothing is asked for again for ever"
         return True
     end = leader.log.log_end_offset
     data = leader.log.read(want.fetch_offset, max_bytes, end, min_one=True).read()
+    if (start := following.begins_within(follower, data)) is not None:
+        following.start_anew(follower, start)
     following.append(follower, data, now_ms=0)
     following.follow(follower, leader.high_watermark, leader.log.log_start_offset)
     return follower.log.log_end_offset < end

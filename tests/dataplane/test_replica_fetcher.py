@@ -124,7 +124,11 @@ def following(story: Story) -> None:
             runtime,
             CONFIG,
             lambda: LeaderAddress(*listener.address, broker_epoch=7),
-            FollowerEvents(lambda *_: None, lambda *_: None),  # type: ignore[arg-type,return-value]
+            FollowerEvents(
+                lambda *_: None,  # type: ignore[arg-type,return-value]
+                lambda *_: None,
+                lambda *_: None,  # type: ignore[arg-type,return-value]
+            ),
             random.Random(0),
         )
         with trio.fail_after(PATIENCE_S):

@@ -35,7 +35,7 @@ async def suspects_one_that(folder: Path, *, accepts: bool) -> None:
         runtime,
         CONFIG,
         lambda: address,
-        FollowerEvents(lambda *_: None, lambda *_: None),
+        FollowerEvents(lambda *_: None, lambda *_: None, lambda *_: None),
         random.Random(0),
     )
     fetcher.add(replica(folder, 2), leader_epoch=0)

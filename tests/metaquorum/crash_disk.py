@@ -169,6 +169,9 @@ class CrashDisk:
         self._name((target, self.files[source]), (source, None))
 
     def remove(self, path: str) -> None:
+        if path not in self.files:
+            self._must_not_be_crashed()
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
         self.step()
         self._name((path, None))
 

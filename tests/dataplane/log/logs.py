@@ -72,6 +72,14 @@ def append_many(log: PartitionLog, count: int, *, records: int = 2) -> None:
         append(log, make_batch(records, timestamp=1000 + 10 * number))
 
 
+def cut(log: PartitionLog, offset: int) -> None:
+    """The log is cut as within `LogDirs.cutting`: checkpoints hold no more than what is left."""
+    kept = log.kept_by_cut(offset)
+    log.noted_recovery_point = min(log.noted_recovery_point, kept.recovery_point)
+    log.noted_log_start_offset = min(log.noted_log_start_offset, kept.log_start_offset)
+    log.truncate_to(offset)
+
+
 async def close_clean(log: PartitionLog) -> None:
     """All of it is synced, as when a node stops in good order."""
     log.prepare_close().sync(UnsyncedDisk())

@@ -24,6 +24,7 @@ from tests.dataplane.log.logs import (
     UnsyncedDisk,
     append,
     close_clean,
+    cut,
     headers_of,
     log_files,
     make_batch,
@@ -98,7 +99,8 @@ class LogMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         offset = data.draw(st.integers(self.start, self.end), label="offset")
-        self.log.truncate_to(offset)
+        self.synced = min(self.synced, self.log.kept_by_cut(offset).recovery_point)
+        cut(self.log, offset)
         if offset < self.end:
             self.batches = [batch for batch in self.batches if batch[1] < offset]
             assert self.log.log_end_offset <= offset

@@ -22,6 +22,7 @@ from tests.dataplane.log.logs import (
     UnsyncedDisk,
     append,
     close_clean,
+    cut,
     headers_of,
     make_batch,
     open_log,
@@ -142,7 +143,8 @@ class ProducerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         offset = data.draw(st.integers(self.committed, self.end - 1), label="offset")
-        self.log.truncate_to(offset)
+        self.synced = min(self.synced, self.log.kept_by_cut(offset).recovery_point)
+        cut(self.log, offset)
         self.end = self.log.log_end_offset
         assert self.committed <= self.end <= offset
         for told in self.told.values():

@@ -6,10 +6,11 @@ import pytest
 import trio
 
 from dataplane.log.config import NEVER, LogConfig
-from dataplane.log.names import SNAPSHOT
+from dataplane.log.names import LOG, SNAPSHOT, file_name
 from dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime.seams import StorageError
 from tests.dataplane.log.logs import (
+    EPOCH,
     SMALL,
     UnsyncedDisk,
     append,
@@ -316,3 +317,30 @@ def test_recovering_twice_gives_the_same(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert read_headers(open_log(tmp_path)) == first
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_synced_batches_that_are_missing_at_the_end_are_not_papered_over(tmp_path: Path) -> None:
+    """As batches of which a part is missing. All of a segment, too, and all segments."""
+    log = open_log(tmp_path)
+    append_many(log, 40)
+    log.close()
+    for path in reversed(log_files(tmp_path)):
+        content = path.read_bytes()
+        path.write_bytes(content[: headers_of(content)[0].batch_bytes])
+        end = int(path.stem) + 2
+        for clean in (False, True):
+            with pytest.raises(StorageError, match=f"ends at offset {end}, and had been synced"):
+                load(tmp_path, clean=clean, recovery_point=80)
+        path.unlink()
+        with pytest.raises(StorageError, match="and had been synced up to offset 80"):
+            load(tmp_path, recovery_point=80)
+
+
+def test_a_segment_that_was_cut_and_is_back_does_not_follow_what_came_since(tmp_path: Path) -> None:
+    """Leader epochs never go back, from segment to segment neither."""
+    for base_offset, epoch in ((0, EPOCH), (2, EPOCH + 1), (4, EPOCH)):
+        data = make_batch(2, base_offset=base_offset, leader_epoch=epoch)
+        (tmp_path / file_name(base_offset, LOG)).write_bytes(data)
+    loaded = load(tmp_path)
+    assert loaded.log_end_offset == 4
+    assert loaded.epochs.entries == [(EPOCH, 0), (EPOCH + 1, 2)]

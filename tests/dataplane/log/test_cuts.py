@@ -1,0 +1,205 @@
+"""A log is cut below its recovery point, and goes on with other records: power goes anywhere."""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+import trio
+import trio.testing
+
+from dataplane.log.checkpoints import LogOffsets
+from dataplane.log.config import LogConfig
+from dataplane.log.log_dir import LogDir, NewPartition
+from dataplane.log.log_dirs import LogDirs
+from dataplane.log.partition_log import PartitionLog
+from metaquorum.runtime.seams import StorageError
+from tests.dataplane.log.logs import headers_of, make_batch, read_headers
+from tests.metaquorum.crash_disk import Crash, CrashDisk
+
+AT = ("t", 0)
+ONE_SEGMENT = LogConfig(segment_bytes=100_000, index_interval_bytes=150)
+SMALL_SEGMENTS = LogConfig(segment_bytes=300, index_interval_bytes=150)
+Found = list[tuple[int, int]]  # base offset and leader epoch of each batch
+Story = Callable[[LogDir, PartitionLog, CrashDisk], Awaitable[None]]
+
+
+async def opened(disk: CrashDisk, config: LogConfig) -> LogDir:
+    log_dir = LogDir.open(disk, "/logs", is_locked=True)
+    await log_dir.load(lambda topic: config, 0)
+    return log_dir
+
+
+def follow(log: PartitionLog, *batches: tuple[int, int], records: int = 2) -> None:
+    """These batches come from a leader: base offset and leader epoch."""
+    for base_offset, epoch in batches:
+        data = make_batch(records, base_offset=base_offset, leader_epoch=epoch, value=b"v" * epoch)
+        log.append_as_follower(memoryview(data), headers_of(data), 0)
+
+
+OLD: Found = [(offset, 3) for offset in range(0, 40, 2)]
+
+
+async def written(disk: CrashDisk, config: LogConfig, log_start: int = 0) -> LogDir:
+    """All of it is synced, and the checkpoint says so."""
+    log_dir = await opened(disk, config)
+    await log_dir.create([NewPartition(*AT, bytes(range(16)), config)], 0)
+    log = log_dir.partitions[AT]
+    follow(log, *OLD)
+    await log.flush(disk)
+    log.advance_log_start(log_start)
+    await log_dir.checkpoint({AT: 40})
+    assert log.noted_recovery_point == 40
+    return log_dir
+
+
+def found_in(log: PartitionLog) -> Found:
+    return [(h.base_offset, h.leader_epoch) for h in read_headers(log, end=log.log_end_offset)]
+
+
+def crash_everywhere(
+    config: LogConfig, story: Story, check: Callable[[PartitionLog], None]
+) -> None:
+    """Of all places at which power may go, or the process be killed, recovery is tried at each."""
+
+    async def play(fail_at: int | None) -> tuple[CrashDisk, int]:
+        disk = CrashDisk()
+        log_dir = await written(disk, config)
+        began = disk.operations
+        if fail_at is not None:
+            disk.fail_at = began + fail_at
+        try:
+            await story(log_dir, log_dir.partitions[AT], disk)
+        except Crash:
+            pass
+        return disk, disk.operations - began
+
+    _, operations = trio.run(play, None)
+    for at in range(operations + 1):
+        for seed in range(12):
+            disk, _ = trio.run(play, at)
+            found = disk.survivor(Random(1000 * at + seed) if seed else None)
+            log_dir = trio.run(opened, found, config)
+            assert not log_dir.offline, (at, seed)
+            check(log_dir.partitions[AT])
+
+
+@pytest.mark.parametrize("config", [ONE_SEGMENT, SMALL_SEGMENTS])
+def test_a_cut_below_the_recovery_point_is_recovered_from_wherever_power_goes(
+    config: LogConfig,
+) -> None:
+    kept = [batch for batch in OLD if batch[0] < 8]
+    new = [(offset, 4) for offset in range(8, 48, 2)]
+
+    async def cuts(log_dir: LogDir, log: PartitionLog, disk: CrashDisk) -> None:
+        async with log_dir.cutting({AT: log.kept_by_cut(8)}):
+            log.truncate_to(8)
+            await log.flush(disk)
+        follow(log, *new)
+
+    def check(log: PartitionLog) -> None:
+        found = found_in(log)
+        assert found[:4] == kept
+        assert found in (OLD[: len(found)], (kept + new)[: len(found)])
+        assert log.log_end_offset == 2 * len(found)
+        assert log.epochs.epoch_at(log.log_end_offset - 1) == found[-1][1]
+
+    crash_everywhere(config, cuts, check)
+
+
+@pytest.mark.parametrize("start", [1000, 40, 31])
+def test_a_log_that_begins_anew_is_recovered_wherever_power_goes(start: int) -> None:
+    new = [(start + 2 * number, 4) for number in range(12)]
+
+    async def begins_anew(log_dir: LogDir, log: PartitionLog, disk: CrashDisk) -> None:
+        async with log_dir.cutting({AT: log.kept_by_cutting_all(start)}):
+            log.truncate_fully_and_start_at(start)
+            await log.flush(disk)
+        follow(log, *new)
+
+    def check(log: PartitionLog) -> None:
+        found = found_in(log)
+        # What is left of the old log, which is to be cut anyway, may begin later.
+        first = log.log_start_offset // 2
+        assert found in (OLD[first : first + len(found)], new[: len(found)])
+
+    crash_everywhere(SMALL_SEGMENTS, begins_anew, check)
+
+
+def test_a_log_that_is_cut_before_its_start_keeps_what_comes_there() -> None:
+    """The checkpoint of log starts would else make recovery throw away what lies before it."""
+
+    async def main() -> None:
+        disk = CrashDisk()
+        log_dir = await written(disk, ONE_SEGMENT, log_start=30)
+        log = log_dir.partitions[AT]
+        async with log_dir.cutting({AT: log.kept_by_cut(20)}):
+            log.truncate_to(20)
+        assert (log.log_start_offset, log.log_end_offset) == (20, 20)
+        follow(log, (20, 4), (22, 4))
+        log_dir = await opened(disk.survivor(None), ONE_SEGMENT)
+        assert found_in(log_dir.partitions[AT]) == [(20, 4), (22, 4)]
+
+    trio.run(main)
+
+
+def test_no_checkpoint_says_more_than_is_left_while_a_log_is_cut() -> None:
+    """Others write checkpoints at any time; one may be under way, or be given up."""
+
+    async def main() -> None:
+        disk = CrashDisk()
+        log_dir = await written(disk, ONE_SEGMENT)
+        log = log_dir.partitions[AT]
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await log_dir.checkpoint()
+        assert log.noted_recovery_point == 40
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log_dir.checkpoint)
+            await trio.testing.wait_all_tasks_blocked()
+            async with log_dir.cutting({AT: log.kept_by_cut(8)}):
+                await log_dir.checkpoint()
+                assert recovery_point_of(disk) == log.noted_recovery_point == 8
+                assert log.synced_offset == 40
+        await log_dir.checkpoint()
+        assert recovery_point_of(disk) == log.noted_recovery_point == 40
+        async with log_dir.cutting({AT: LogOffsets(8)}):
+            log_dir.take_offline(AT, StorageError("it cannot be cut"))
+        await log_dir.checkpoint()
+        assert recovery_point_of(disk) == 8
+
+    trio.run(main)
+
+
+def recovery_point_of(disk: CrashDisk) -> int:
+    text = disk.synced_files["/logs/recovery-point-offset-checkpoint"].synced.decode()
+    return int(text.split()[-1])
+
+
+def test_a_cut_of_which_checkpoints_do_not_know_is_a_mistake() -> None:
+    async def main() -> None:
+        log_dir = await written(CrashDisk(), ONE_SEGMENT)
+        log = log_dir.partitions[AT]
+        with pytest.raises(AssertionError, match="recovery point of 40 on disk"):
+            log.truncate_to(8)
+        with pytest.raises(AssertionError, match="recovery point of 40 on disk"):
+            log.truncate_fully_and_start_at(8)
+        assert found_in(log) == OLD
+
+    trio.run(main)
+
+
+def test_a_directory_that_cannot_write_checkpoints_says_which_logs_must_not_be_cut() -> None:
+    async def main() -> None:
+        disk = CrashDisk()
+        log_dir = await written(disk, ONE_SEGMENT)
+        dirs = LogDirs([log_dir], (), ())
+        log = log_dir.partitions[AT]
+        disk.full_at_bytes = disk.used_bytes()
+        async with dirs.cutting({AT: log.kept_by_cut(8)}) as uncut:
+            assert "No space left" in str(uncut[AT])
+        disk.full_at_bytes = None
+        async with dirs.cutting({AT: log.kept_by_cut(8)}) as uncut:
+            assert not uncut
+            log.truncate_to(8)
+
+    trio.run(main)
