@@ -1,4 +1,4 @@
-"""python -m simulations run | replay | shrink | defects | list"""
+"""python -m simulations run | ci | gates | replay | shrink | defects | list"""
 
 import gc
 import json
@@ -12,10 +12,11 @@ from typing import Final
 
 import click
 
-from simulations.batch import Job, Totals, run_batch, run_jobs
+from simulations.batch import Job, run_batch, run_jobs
+from simulations.ci import ci, gates
 from simulations.defects import DEFECTS, Defect
+from simulations.printing import Progress, print_totals
 from simulations.runs import Outcome, run_seed
-from simulations.scenario import Scenario
 from simulations.scenarios import SCENARIOS
 from simulations.shrinking import shrink_seed
 
@@ -31,6 +32,10 @@ _scenarios = click.Choice(list(SCENARIOS))
 @click.group()
 def main() -> None:
     """Whole nodes under simulated time, network and disk; every run follows from its seed."""
+
+
+main.add_command(ci)
+main.add_command(gates)
 
 
 @main.command("list")
@@ -62,71 +67,32 @@ def run(
 ) -> None:
     """Run seeds; exit with 1 on a violation, a trace that differs, or a missed gate.
 
-    With a time limit a missed gate is only told: how many seeds there are is then the machine's.
+    A run is held against its gates when it has as many seeds as CI always plays (`gates`).
     """
     chosen = SCENARIOS[scenario]
-    show = _Progress(chosen)
+    show = Progress(chosen)
     totals = run_batch(
         chosen, start, count, jobs=jobs, twice=twice, seconds=seconds, heard=show.heard
     )
-    _print_totals(chosen, totals)
+    print_totals(chosen, totals)
     if json_path is not None:
         json_path.write_text(json.dumps(totals.as_json(chosen), indent=1) + "\n")
-    is_missed = seconds is None and bool(totals.missed_gates(chosen))
-    sys.exit(1 if totals.failures or is_missed else 0)
-
-
-class _Progress:
-    """A line for each seed that fails, a dot on a terminal for each that does not."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-        self._dots = sys.stdout.isatty()
-
-    def heard(self, outcome: Outcome) -> None:
-        if outcome.violations:
-            name, text = outcome.violations[0]
-            click.echo(f"seed {outcome.seed}: {name}: {text}")
-            click.echo(f"    python -m simulations replay {self._scenario.name} {outcome.seed}")
-        elif self._dots:
-            click.echo(".", nl=False)
-
-
-def _print_totals(scenario: Scenario, totals: Totals) -> None:
-    for outcome in totals.failures:
-        if totals.differs(outcome.seed):
-            click.echo(f"seed {outcome.seed}: its trace differs in another process")
-            click.echo(f"    python -m simulations replay {scenario.name} {outcome.seed} --twice")
-    for missed in totals.missed_gates(scenario):
-        click.echo(f"missed gate: {missed}")
-    seeds, faults = len(totals.outcomes), 0
-    for name, number in sorted(totals.counts.items()):
-        faults += number if name.startswith("fault: ") else 0
-        click.echo(f"  {name:<40} {number:>10}")
-    for name, number in sorted(totals.comparisons.items()):
-        click.echo(f"  checked {name:<32} {number:>10}")
-    commits = totals.counts.get("acknowledged records", 0) + totals.counts.get("commits", 0)
-    cpu, wall = max(totals.cpu_s, 1e-9), max(totals.wall_s, 1e-9)
-    click.echo(
-        f"{scenario.name}: {seeds} seeds, {len(totals.failures)} failed, {len(totals.again)} run "
-        f"twice; {wall:.1f} s, {cpu:.1f} s of CPU: {seeds / wall:.1f} seeds per second, "
-        f"{seeds / cpu:.1f} per CPU second, {faults / cpu:.0f} faults and "
-        f"{commits / cpu:.0f} commits per CPU second"
-    )
+    sys.exit(1 if totals.failures or totals.missed_gates(chosen) else 0)
 
 
 @main.command(hidden=True)
 @click.option("--scenario", type=_scenarios, required=True)
 @click.option("--defect", type=click.Choice(list(DEFECTS)))
 @click.option("--seconds", type=float)
-def work(scenario: str, defect: str | None, seconds: float | None) -> None:
+@click.option("--always", default=0)
+def work(scenario: str, defect: str | None, seconds: float | None, always: int) -> None:
     """Play the seeds named on standard input; print an outcome a line."""
     seeds = [int(word) for word in sys.stdin.read().split()]
     began = time.monotonic()
     gc.disable()
     signal.signal(signal.SIGPROF, _hung)
     for number, seed in enumerate(seeds):
-        if seconds is not None and time.monotonic() - began > seconds:
+        if seconds is not None and number >= always and time.monotonic() - began > seconds:
             break
         signal.setitimer(signal.ITIMER_PROF, SEED_LIMIT_S)
         outcome = run_seed(scenario, seed, defect=defect)[0]

@@ -10,17 +10,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
+from simulations.gates import CI, is_gated
 from simulations.runs import Outcome
 from simulations.scenario import Scenario
 
 # Of so many seeds, one is run twice.
 TWICE_EVERY: Final = 10
-# Gates are about batches: a handful of seeds need not have met everything.
-GATES_FROM_SEEDS: Final = 100
 
 
 @dataclass(slots=True)
@@ -29,6 +28,7 @@ class Job:
     seeds: list[int]
     hash_seed: int
     defect: str | None = None
+    always: int = 0  # so many of the first seeds are played whatever the time
 
 
 @dataclass(slots=True)
@@ -62,15 +62,21 @@ class Totals:
         return seed in self.again and self.again[seed].digest != self.outcomes[seed].digest
 
     def missed_gates(self, scenario: Scenario) -> list[str]:
-        """What never happened or was never compared, and should have been."""
-        if len(self.outcomes) < GATES_FROM_SEEDS:
+        """What never happened or was never compared, and should have been.
+
+        A run of fewer seeds than `gates.CI` says is not held against them (`judges_gates`).
+        """
+        if not self.judges_gates(scenario):
             return []
         missed = [f"never happened: {gate}" for gate in scenario.gates if not self.counts.get(gate)]
         for checker in scenario.checkers:
             name = f"{checker.invariant} {checker.__name__}"
-            if checker.__name__ not in scenario.idle_checkers and not self.comparisons.get(name):
+            if is_gated(scenario.name, checker.__name__) and not self.comparisons.get(name):
                 missed.append(f"never compared: {name}")
         return missed
+
+    def judges_gates(self, scenario: Scenario) -> bool:
+        return len(self.outcomes) >= CI[scenario.name].seeds
 
     def as_json(self, scenario: Scenario) -> dict[str, Any]:
         return {
@@ -125,7 +131,7 @@ def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
     if job.defect is not None:
         command += ["--defect", job.defect]
     if seconds is not None:
-        command += ["--seconds", str(seconds)]
+        command += ["--seconds", str(seconds), "--always", str(job.always)]
     process = subprocess.Popen(  # noqa: S603 - this very package
         command,
         stdin=subprocess.PIPE,
@@ -149,20 +155,34 @@ def run_batch(
     seconds: float | None = None,
     heard: Callable[[Outcome], None] = lambda _: None,
 ) -> Totals:
-    totals = Totals()
     seeds = range(start, start + count)
+    return run_seeds(scenario, seeds, jobs=jobs, twice=twice, seconds=seconds, heard=heard)
+
+
+def run_seeds(
+    scenario: Scenario,
+    seeds: Sequence[int],
+    *,
+    jobs: int,
+    twice: bool = False,
+    seconds: float | None = None,
+    always: int = 0,
+    heard: Callable[[Outcome], None] = lambda _: None,
+) -> Totals:
+    """The outcomes of the first `always` seeds, and of those that `seconds` were enough for."""
+    totals = Totals()
     every = 1 if twice else TWICE_EVERY
     work: list[Job] = []
     for number in range(jobs):
-        mine = list(seeds[number::jobs])
+        mine = range(number, len(seeds), jobs)
         # The next process repeats a sample of what this one does.
-        other = [seed for seed in seeds[(number + 1) % jobs :: jobs] if (seed - start) % every == 0]
-        if jobs == 1:
-            work.append(Job(scenario.name, other, 77))
-            work.append(Job(scenario.name, mine, 1))
-        else:
-            merged = sorted(set(mine) | set(other))
-            work.append(Job(scenario.name, merged, number + 1))
+        other = [n for n in range((number + 1) % jobs, len(seeds), jobs) if n % every == 0]
+        parts = [(other, 77), (mine, 1)] if jobs == 1 else [({*mine, *other}, number + 1)]
+        for part, hash_seed in parts:
+            places = sorted(part)
+            job = Job(scenario.name, [seeds[n] for n in places], hash_seed)
+            job.always = sum(n < always for n in places)
+            work.append(job)
 
     def add(outcome: Outcome) -> None:
         totals.add(outcome)

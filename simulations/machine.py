@@ -28,6 +28,9 @@ How = Literal["kill", "power"]
 
 # Whose log lines these are; a task inherits it from the one that started it.
 running_on: contextvars.ContextVar[str] = contextvars.ContextVar("running_on", default="-")
+running_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar(
+    "running_process", default=None
+)
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ class Machine:
 
     async def _run(self, program: Program, process: Process, fate: Fate) -> None:
         running_on.set(self.name)
+        running_process.set(process)
         error: BaseException | None = None
         try:
             with process.scope:

@@ -9,9 +9,10 @@ import trio
 from dataplane.node import Node
 from dataplane.node_config import NodeConfig
 from metaquorum.runtime import Runtime
+from simulations.bugs import bug_in
 from simulations.machine import Fate, Machine
 from simulations.storage import Storage
-from simulations.world import World
+from simulations.world import BUG, World
 
 # Less than elsewhere: what goes beside the loop is to be tried without a megabyte for each try.
 INLINE_APPEND_BYTES: Final = 256 * 1024
@@ -61,6 +62,10 @@ class NodeOnMachine:
         self.node = Node(self._config, runtime)
         try:
             await self.node.run(started)
+        except Exception as error:
+            if (bug := bug_in(error)) is not None:
+                self._world.violate(BUG, f"{self.machine.name} ended by {bug!r}")
+            raise
         finally:
             self.serving = False
 

@@ -16,6 +16,5 @@ class Scenario:
     about: str
     tell: Tell
     checkers: Sequence[type[Comparing]]
-    # Counters that must not stay zero over a batch of seeds, and checkers that may.
+    # Counters that must not stay zero over a run that is large enough (`simulations.gates`).
     gates: tuple[str, ...] = ()
-    idle_checkers: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ import trio
 from trio._core import _run
 
 from simulations.clock import MachineClock
-from simulations.machine import Machine, running_on
+from simulations.machine import Machine, running_on, running_process
 from simulations.network import Internet
 from simulations.planting import swapped
 from simulations.timeline import Timeline
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from simulations.checkers import Comparing
 
 TIME_LIMIT_S: Final = 600.0
+BUG: Final = "bug NoneIsExcused"
 
 
 class Violation(Exception):  # noqa: N818 - what a checker finds is not an error of the simulator
@@ -143,6 +144,10 @@ class _TraceHandler(logging.Handler):
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f" [{record.exc_info[1]!r}]"
+            process = running_process.get()
+            if process is not None and process.alive:
+                # Only what ends a connection or a call by a bug is logged with its traceback.
+                self._world.violate(BUG, f"{running_on.get()}: {text}")
         self._world.say(running_on.get(), f"log: {record.levelname.lower()} {text}")
 
 

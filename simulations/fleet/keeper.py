@@ -10,8 +10,9 @@ from typing import Final
 
 import trio
 
+from simulations.bugs import bug_in
 from simulations.machine import Machine, Program
-from simulations.world import World
+from simulations.world import BUG, World
 
 RESTARTS_S: Final = (0.02, 0.1, 0.5, 1.5)
 CALM_RESTART_S: Final = 0.02
@@ -79,6 +80,9 @@ class Kept:
             await trio.sleep(CALM_RESTART_S if self.calm else self._draw.choice(RESTARTS_S))
 
     def _judge(self, error: BaseException, ran_s: float) -> None:
+        if (bug := bug_in(error)) is not None:
+            self.world.violate(BUG, f"{self.name} ended by {bug!r}")
+            return
         if not self.impaired and not self.rotten:
             self.world.violate("liveness", f"{self.name} ended by itself: {error!r}")
             return

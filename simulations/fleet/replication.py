@@ -55,6 +55,8 @@ from simulations.world import World
 CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS)
 _ELSEWHERE: Final = ("bit rot", "stop in snapshot")
 KINDS: Final = (*(kind for kind in TROUBLES if kind not in _ELSEWHERE), *REPLICA_KINDS)
+# These come about only where workers are processes of their own.
+_OFTEN: Final = ("lost disk", "stumble")
 # How many worlds have only what goes for replicas: it comes to what it wants where little else is.
 AIMED: Final = 0.2
 AIMED_TROUBLES: Final = 4
@@ -88,7 +90,7 @@ def draw_settings(draw: Random) -> ReplicationSettings:
             "replica.high.watermark.checkpoint.interval.ms": draw.choice(["100", "5000"]),
             "log.segment.delete.delay.ms": draw.choice(["0", "1000"]),
         },
-        troubles=draw_troubles(draw, KINDS, over_s=trouble_s, most=16),
+        troubles=draw_troubles(draw, (*KINDS, *_OFTEN), over_s=trouble_s, most=16),
     )
     if draw.random() < AIMED:
         settings.troubles = draw_troubles(

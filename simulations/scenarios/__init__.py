@@ -17,22 +17,12 @@ from simulations.scenario import Scenario
 from simulations.story import play
 from simulations.world import World
 
-_BROKEN_DEVICES_ONLY: Final = "OtherDirectoriesLive"
-_IDLE: Final = (
-    "GarbageEndsItsConnection",
-    "AnnouncedIsServed",
-    "LastOfEachKey",
-    "RetentionIsDue",
-    _BROKEN_DEVICES_ONLY,
-)
-
 
 def _single_node(
     name: str,
     about: str,
     shape: Callable[[Settings, Random], None],
     gates: tuple[str, ...],
-    idle_checkers: tuple[str, ...] = _IDLE,
 ) -> Scenario:
     """One node; `shape` changes what a seed has drawn to what the scenario is about."""
 
@@ -50,7 +40,7 @@ def _single_node(
         ):
             await play(room)
 
-    return Scenario(name, about, tell, CHECKERS, gates, idle_checkers)
+    return Scenario(name, about, tell, CHECKERS, gates)
 
 
 _WORKED: Final = ("acknowledged records", "records read", "topics created")
@@ -211,7 +201,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             "nonsense, halves of requests, pipelines, every version of every API",
             _hostile,
             (*_WORKED, "garbage: random bytes", "garbage: half a request"),
-            ("LastOfEachKey", "RetentionIsDue", _BROKEN_DEVICES_ONLY),
         ),
         _single_node(
             "compaction",
@@ -224,7 +213,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 "fault: power at a change of the disk",
                 "fault: kill at a change of the disk",
             ),
-            ("GarbageEndsItsConnection", "AnnouncedIsServed", _BROKEN_DEVICES_ONLY),
         ),
         _single_node(
             "administration",
@@ -239,26 +227,18 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 "fetches of sessions",
                 "fault: clock jump",
             ),
-            (
-                "GarbageEndsItsConnection",
-                "AnnouncedIsServed",
-                "LastOfEachKey",
-                _BROKEN_DEVICES_ONLY,
-            ),
         ),
         _single_node(
             "failing-disk",
             "syncs that fail, bits that flip in what was synced, a slow disk",
             _failing_disk,
             (*_WORKED, "fault: sync failure", "fault: bit rot", "segments deleted"),
-            ("GarbageEndsItsConnection", "AnnouncedIsServed", _BROKEN_DEVICES_ONLY),
         ),
         _single_node(
             "log-dirs",
             "three log directories, of which one fails or is full; the others are served",
             _log_dirs,
             (*_WORKED, "fault: broken device", "fault: sync failure", "fault: disk full"),
-            ("GarbageEndsItsConnection", "AnnouncedIsServed", "LastOfEachKey"),
         ),
         _single_node(
             "everything",

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import simulations
-from simulations.batch import GATES_FROM_SEEDS, Totals
+from simulations.batch import Totals
+from simulations.ci import FRESH_AT_LEAST, ranges
 from simulations.defects import DEFECTS
+from simulations.gates import CI, UNGATED, is_gated
 from simulations.runs import Outcome, run_seed
 from simulations.scenarios import SCENARIOS
 
@@ -102,11 +104,52 @@ def outcome(seed: int, **more: object) -> Outcome:
 
 def test_a_batch_in_which_nothing_was_compared_or_happened_fails() -> None:
     totals = Totals()
-    for seed in range(GATES_FROM_SEEDS):
+    for seed in range(CI["restart"].seeds):
+        assert not totals.missed_gates(SCENARIOS["restart"])  # too few to be held against
         totals.add(outcome(seed, counts={"fault: restart": 0}))
     missed = totals.missed_gates(SCENARIOS["restart"])
     assert "never happened: fault: restart" in missed
     assert "never compared: R6 AcknowledgedIsKept" in missed
+
+
+def test_every_scenario_has_a_share_of_the_time_and_every_checker_a_gate() -> None:
+    assert set(CI) == set(SCENARIOS)
+    assert sum(share.percent for share in CI.values()) == 100
+    played = {
+        name: {checker.__name__ for checker in scenario.checkers}
+        for name, scenario in SCENARIOS.items()
+    }
+    for name, ungated in UNGATED.items():
+        assert set(ungated) <= played[name]
+    for checker in set().union(*played.values()):
+        assert any(checker in played[name] and is_gated(name, checker) for name in SCENARIOS)
+
+
+def test_ci_plays_the_committed_seeds_the_first_ones_and_fresh_ones(tmp_path: Path) -> None:
+    path = tmp_path / "totals.json"
+    done = run_command(
+        "ci", "--only", "restart", "--seconds", "1", "--start", "5000000", "--json", str(path)
+    )
+    assert done.returncode == 0, done.stdout
+    totals = json.loads(path.read_text())[0]
+    known = [seed["seed"] for seed in KNOWN if seed["scenario"] == "restart"]
+    first = CI["restart"].seeds
+    assert totals["seeds"] >= first + FRESH_AT_LEAST
+    assert totals["missed_gates"] == []
+    assert f"seeds 0-{first - 1}, " in done.stdout
+    assert all(str(seed) in done.stdout for seed in known if seed >= first)
+    assert "5000000-" in done.stdout
+    assert "clean: 1 scenarios" in done.stdout
+
+
+def test_seeds_are_told_as_ranges() -> None:
+    assert ranges([7, 1, 2, 3, 9, 10]) == "1-3, 7, 9-10"
+
+
+def test_the_gates_that_are_printed_are_those_of_the_table() -> None:
+    shown = run_command("gates").stdout
+    assert all(f"{name:<20}" in shown for name in SCENARIOS)
+    assert "R6 AcknowledgedIsKept" in shown
 
 
 def test_a_trace_that_differs_is_a_failure() -> None:

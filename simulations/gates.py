@@ -1,0 +1,66 @@
+"""What a run of a scenario must have met before its clean result counts, and CI's share of time.
+
+A *gate* is an event that must have happened, or a checker that must have compared something, in at
+least one seed of a run. A scenario gates all of its checkers but those that `UNGATED` names. A run
+is held against its gates from `CI[scenario].seeds` seeds on, which CI plays whatever the time.
+`python -m simulations gates` prints the table.
+
+The rarest gates are met by some 4 of 100 seeds where several machines are simulated, by 5 to 20
+where it is one; a new gate that is rarer needs a workload that meets it more often, or more seeds.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+
+class CiShare(NamedTuple):
+    """Of CI's time for simulation. At least `seeds` are played, from 0 on, then fresh ones."""
+
+    percent: int
+    seeds: int
+
+
+CI: Final[Mapping[str, CiShare]] = {
+    "replication": CiShare(24, 300),
+    "quorum": CiShare(13, 150),
+    "cluster": CiShare(11, 150),
+    "everything": CiShare(11, 150),
+    "quotas": CiShare(8, 60),
+    "single-node-power": CiShare(5, 100),
+    "compaction": CiShare(5, 100),
+    "failing-disk": CiShare(5, 60),
+    "log-dirs": CiShare(4, 60),
+    "administration": CiShare(4, 60),
+    "single-node-kill": CiShare(3, 60),
+    "hostile": CiShare(3, 60),
+    "disk-full": CiShare(2, 60),
+    "restart": CiShare(2, 60),
+}
+
+_NO_HOSTILE_CLIENTS: Final = ("GarbageEndsItsConnection", "AnnouncedIsServed")
+_NO_COMPACTION: Final = ("LastOfEachKey",)
+_NO_RETENTION: Final = ("RetentionIsDue",)
+_NO_BROKEN_DEVICE: Final = ("OtherDirectoriesLive",)
+_FEW_FAULTS: Final = (
+    *_NO_HOSTILE_CLIENTS,
+    *_NO_COMPACTION,
+    *_NO_RETENTION,
+    *_NO_BROKEN_DEVICE,
+)
+
+# Checkers that a scenario plays without giving them anything to compare. `everything` gates all.
+UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
+    "single-node-kill": _FEW_FAULTS,
+    "single-node-power": _FEW_FAULTS,
+    "disk-full": _FEW_FAULTS,
+    "restart": _FEW_FAULTS,
+    "hostile": (*_NO_COMPACTION, *_NO_RETENTION, *_NO_BROKEN_DEVICE),
+    "compaction": (*_NO_HOSTILE_CLIENTS, *_NO_BROKEN_DEVICE),
+    "administration": (*_NO_HOSTILE_CLIENTS, *_NO_COMPACTION, *_NO_BROKEN_DEVICE),
+    "failing-disk": (*_NO_HOSTILE_CLIENTS, *_NO_BROKEN_DEVICE),
+    "log-dirs": (*_NO_HOSTILE_CLIENTS, *_NO_COMPACTION),
+}
+
+
+def is_gated(scenario: str, checker: str) -> bool:
+    return checker not in UNGATED.get(scenario, ())
