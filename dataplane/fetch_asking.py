@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
 from dataplane.fetch_sessions import INITIAL_EPOCH, NO_SESSION, next_epoch
+from dataplane.leadership import BrokerEpoch
 from wire.errors import ErrorCode
 from wire.messages.fetch import (
     FetchPartition,
@@ -59,8 +60,9 @@ class FetchLimits(NamedTuple):
 class AskingSession:
     """One follower's session with one leader. What has not changed costs nothing."""
 
-    def __init__(self, replica_id: int, broker_epoch: int, limits: FetchLimits) -> None:
-        self._replica = ReplicaState(replica_id=replica_id, replica_epoch=broker_epoch)
+    def __init__(self, replica_id: int, broker_epoch: BrokerEpoch, limits: FetchLimits) -> None:
+        self._broker_epoch: Final = broker_epoch
+        self._replica = ReplicaState(replica_id=replica_id, replica_epoch=broker_epoch())
         self._limits = limits
         self._id = NO_SESSION
         self._epoch = INITIAL_EPOCH
@@ -94,7 +96,14 @@ class AskingSession:
         self._id, self._epoch = NO_SESSION, INITIAL_EPOCH
 
     def request(self, max_wait_ms: int | None = None) -> FetchRequest:
-        """All that is wanted is asked for, and nothing else; to wait no longer than that."""
+        """All that is wanted is asked for, and nothing else; to wait no longer than that.
+
+        A worker that has registered again begins anew: the session was another registration's.
+        """
+        known = self._replica
+        if known.replica_epoch != (broker_epoch := self._broker_epoch()):
+            self.restart()
+            self._replica = ReplicaState(replica_id=known.replica_id, replica_epoch=broker_epoch)
         changed: Iterable[Wanted] = self._wanted.values()
         forgotten: Sequence[Key] = ()
         if self.is_open:

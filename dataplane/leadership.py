@@ -35,6 +35,9 @@ UNKNOWN: Final = -1
 
 # Whether this incarnation (broker epoch) of a worker may be in an ISR, as the metadata has it.
 Eligible: TypeAlias = Callable[[int, int], bool]
+# This worker's own, as its session has been given it last. It is asked for at each use: a process
+# that was unregistered registers again, and has another from then on.
+BrokerEpoch: TypeAlias = Callable[[], int]
 
 
 @dataclass(slots=True)
@@ -93,8 +96,8 @@ class Leadership:
         "_end",
         "_followers",
         "_lag_s",
+        "_own_broker_epoch",
         "_perhaps",
-        "broker_epoch",
         "epoch_start_offset",
         "isr",
         "leader_epoch",
@@ -108,14 +111,14 @@ class Leadership:
     def __init__(
         self,
         replica_id: int,
-        broker_epoch: int,
+        broker_epoch: BrokerEpoch,
         leader_epoch: int,
         epoch_start_offset: int,
         lag_s: float,
     ) -> None:
         """`epoch_start_offset` is where the log ended when this replica began to lead."""
         self.replica_id: Final = replica_id
-        self.broker_epoch: Final = broker_epoch
+        self._own_broker_epoch: Final = broker_epoch
         self.leader_epoch: Final = leader_epoch
         self.epoch_start_offset: Final = epoch_start_offset
         self._lag_s = lag_s
@@ -283,7 +286,7 @@ class Leadership:
 
     def _broker_epoch(self, replica_id: int) -> int:
         if replica_id == self.replica_id:
-            return self.broker_epoch
+            return self._own_broker_epoch()
         return self._followers[replica_id].broker_epoch
 
     def refused(self, change: IsrChange) -> None:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from dataplane.leadership import UNKNOWN, Eligible, Leadership
+from dataplane.leadership import UNKNOWN, BrokerEpoch, Eligible, Leadership
 from dataplane.log.partition_log import PartitionLog
 from dataplane.metrics.histogram import Times
 from dataplane.topic_config import TopicConfig
@@ -86,7 +86,7 @@ class ReplicaContext:
     """What all partitions of one worker need to know about the others."""
 
     worker_id: int
-    broker_epoch: int
+    broker_epoch: BrokerEpoch
     monotonic: Callable[[], float]
     lag_s: float  # replica.lag.time.max.ms
     eligible: Eligible

@@ -32,6 +32,7 @@ from dataplane.fetch_asking import (
 from dataplane.fetch_link import FetchLink
 from dataplane.followed_partitions import Followed, FollowedPartitions
 from dataplane.following import Truncation
+from dataplane.leadership import BrokerEpoch
 from dataplane.log.checkpoints import LogOffsets
 from dataplane.log.config import NEVER
 from dataplane.partition import Partition
@@ -131,7 +132,7 @@ class ReplicaFetcher:
     def __init__(
         self,
         replica_id: int,
-        broker_epoch: int,
+        broker_epoch: BrokerEpoch,
         leader_id: int,
         runtime: Runtime,
         config: FetcherConfig,

@@ -40,6 +40,7 @@ from metaquorum.gateway import Gateway
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
 from metaquorum.isr_changes import PartitionChange
 from metaquorum.loader import MetadataLoader
+from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Runtime, StorageError, sleep
 from metaquorum.tls_files import ReloadedContext
 from wire.errors import ErrorCode, KafkaError
@@ -77,8 +78,7 @@ class Replication:
 
     def __init__(
         self,
-        worker_id: int,
-        broker_epoch: int,
+        session: WorkerSession,
         runtime: Runtime,
         loader: MetadataLoader,
         configs: Configs,
@@ -87,11 +87,14 @@ class Replication:
         gateway: Gateway,
         truncation_ledger: TruncationLedger,
     ) -> None:
-        """`between_workers` is how this worker reaches others, over `tls` if any."""
+        """`between_workers` is how this worker reaches others, over `tls` if any.
+
+        `session` is read at each use of the broker epoch: nobody here keeps a copy.
+        """
         self._between_workers = between_workers
-        self.worker_id: Final = worker_id
+        self.worker_id: Final = session.registration.worker_id
         self.ledger: Final = truncation_ledger
-        self._broker_epoch = broker_epoch
+        self._session: Final = session
         self._runtime = runtime
         self._loader = loader
         self._gateway = gateway
@@ -113,8 +116,8 @@ class Replication:
             partition_max_bytes=min(self._fetcher_config.partition_max_bytes, CATCH_UP_BYTES),
         )
         self.context: Final = ReplicaContext(
-            worker_id,
-            broker_epoch,
+            self.worker_id,
+            self._broker_epoch,
             runtime.clock.monotonic,
             self._lag_s,
             self.is_eligible,
@@ -135,6 +138,9 @@ class Replication:
         self.on_failure: Callable[[Partition, StorageError], None] | None = None
         self._nursery: trio.Nursery | None = None
         self._losses: list[ledger.Entry] = []  # of unclean elections, not recorded yet
+
+    def _broker_epoch(self) -> int:
+        return self._session.broker_epoch
 
     # What the metadata says
 
@@ -195,11 +201,11 @@ class Replication:
             part = left[:MAX_CHANGES]
             try:
                 answers = await self._gateway.lose_logs(
-                    self.worker_id, self._broker_epoch, part, begun_anew=True, timeout_s=ASK_S
+                    self.worker_id, self._broker_epoch(), part, begun_anew=True, timeout_s=ASK_S
                 )
             except KafkaError as error:
                 answers = [error] * len(part)
-            if any(each and each.code is ErrorCode.STALE_BROKER_EPOCH for each in answers):
+            if self._session.is_replaced:
                 return False
             refused = [key for key, each in zip(part, answers, strict=True) if each is not None]
             left = refused + left[MAX_CHANGES:]
@@ -361,7 +367,7 @@ class Replication:
                 continue
             try:
                 answers = await self._gateway.lose_logs(
-                    self.worker_id, self._broker_epoch, lost, timeout_s=ASK_S
+                    self.worker_id, self._broker_epoch(), lost, timeout_s=ASK_S
                 )
             except KafkaError as error:
                 answers = [error] * len(lost)
@@ -410,7 +416,7 @@ class Replication:
             try:
                 codes = await self._gateway.alter_partitions(
                     self.worker_id,
-                    self._broker_epoch,
+                    self._broker_epoch(),
                     [_row(partition, change) for partition, change in changes],
                     timeout_s=ASK_S,
                 )

@@ -90,13 +90,13 @@ class WorkerRole:
             self._registration(incarnation_id),
             static.integer("broker.heartbeat.interval.ms") / 1000,
             lambda: log_dirs.offline_ids,
+            log_dirs.note_start,
         )
 
     async def run(self, started: Callable[[], None], stop: trio.Event) -> None:
         """Served, from `started` until `stop`; then everything is closed in good order."""
         async with trio.open_nursery() as nursery:
             registered_at = await self.session.register()
-            self._log_dirs.note_start(self.session.broker_epoch)
             await self._loader.wait_applied(registered_at)
             nursery.start_soon(self.session.run)
             configs = WorkerConfigs(self._config.node_id, self._config.configs, self._loader.image)
@@ -130,8 +130,7 @@ class WorkerRole:
             lambda: TruncationLedger.open(runtime.disk, self._config.data_dir)
         )
         replication = Replication(
-            self._config.node_id,
-            self.session.broker_epoch,
+            self.session,
             runtime,
             loader,
             configs.own,

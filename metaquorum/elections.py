@@ -359,6 +359,7 @@ def restarted(
     was_live: bool,
     is_intact: bool,
     is_new: bool = False,
+    is_same: bool = False,
     unclean: IsAllowed = never,
     min_isr: int = OFF,
 ) -> PartitionImage | None:
@@ -366,7 +367,8 @@ def restarted(
 
     The next process has its own news of its log directories. `is_intact`: all that the one before
     had written is still there, so that it may be the last in sync without a doubt. `is_new`: none
-    of it is, as the process will tell (`begun_anew`).
+    of it is, as the process will tell (`begun_anew`). `is_same`: the process has only registered
+    again, so that a log directory that failed has not come back.
     """
     if worker_id not in partition.replicas:
         return None
@@ -374,7 +376,7 @@ def restarted(
     if worker_id in isr and (was_live or not is_intact):
         isr = _staying(partition, {worker_id}, min_isr)
         is_doubtful = isr == (worker_id,) and not is_intact and not is_new
-    if worker_id in offline:
+    if worker_id in offline and not is_same:
         offline = tuple([replica for replica in offline if replica != worker_id])
     is_held = worker_id in partition.isr or worker_id in partition.elr
     is_distrusted = min_isr != OFF and is_held and not is_intact

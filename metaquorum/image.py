@@ -24,6 +24,7 @@ from metaquorum.records import (
     RemoveScramCredentialRecord,
     ScramCredentialRecord,
     TopicRecord,
+    UnregisterWorkerRecord,
 )
 
 NO_LEADER: Final = -1
@@ -117,6 +118,9 @@ class MetadataImage:
     collisions: PersistentMap[str, str]
     configs: PersistentMap[ConfigResource, Mapping[str, str]]  # only resources with configs
     workers: Mapping[int, RegisterWorkerRecord]
+    # The last registration of each worker that is unregistered: whether a process that registers
+    # under that id has all that the worker wrote is judged by it. One for each id there ever was.
+    departed: Mapping[int, RegisterWorkerRecord]
     controllers: Mapping[int, RegisterControllerRecord]
     next_producer_id: int
     producer_ids: ProducerIdsRecord | None  # the last block given
@@ -140,6 +144,7 @@ class MetadataImage:
             PersistentMap(_resource_bytes),
             {},
             {},
+            {},
             0,
             None,
             0,
@@ -159,6 +164,10 @@ class MetadataImage:
         """The worker is registered, and may lead."""
         worker = self.workers.get(worker_id)
         return worker is not None and not worker.fenced and not worker.in_controlled_shutdown
+
+    def last_registration(self, worker_id: int) -> RegisterWorkerRecord | None:
+        """The worker's registration, or the one it had when it was unregistered."""
+        return self.workers.get(worker_id) or self.departed.get(worker_id)
 
     def broker_epoch(self, worker_id: int) -> int:
         """Of the worker's registration; -1 where there is none."""
@@ -186,6 +195,9 @@ class MetadataImage:
             yield FeatureLevelRecord(name, level)
         for _, worker in sorted(self.workers.items()):
             yield worker
+        for _, departed in sorted(self.departed.items()):
+            yield departed
+            yield UnregisterWorkerRecord(departed.worker_id, departed.broker_epoch)
         for _, controller in sorted(self.controllers.items()):
             yield controller
         for _, topic in self.topics.in_order():

@@ -150,10 +150,23 @@ class Membership:
         self._tend_again.set()
 
     async def unregister_worker(self, worker_id: int) -> Changed[None]:
-        """The worker is forgotten; where it is alive, it will have to register anew."""
-        changed = await self._proposer.change(
-            lambda image: unregister_worker(image, worker_id, self._may_be_unclean)
-        )
+        """The worker is not registered any more. KafkaError; INVALID_REQUEST: it may be alive.
+
+        A process that was only paused registers anew when it is resumed.
+        """
+
+        def decide(image: MetadataImage) -> Decision[Effects]:
+            self._follow()
+            committed = self._loader.image
+            # One that is not committed yet is of a process that is alive.
+            is_coming = image.broker_epoch(worker_id) != committed.broker_epoch(worker_id)
+            is_alive = self._sessions.may_be_alive(worker_id, self._clock.monotonic())
+            return unregister_worker(
+                image, worker_id, self._may_be_unclean, is_alive=is_alive or is_coming
+            )
+
+        self._follow()
+        changed = await self._proposer.change(decide)
         tell(f"worker {worker_id} is unregistered", changed.answer)
         return Changed(None, changed.end_offset)
 

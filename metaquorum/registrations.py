@@ -59,6 +59,8 @@ class WorkerRegistration:
 
     `previous_broker_epoch`: of the process before it of which its logs have all that it wrote, as
     that was stopped in good order, or killed without a loss of power since; -1 for none (KIP-966).
+    A process that registers again, as it was unregistered, need not change it: the incarnation id
+    says that it never stopped.
     """
 
     worker_id: int
@@ -94,7 +96,8 @@ def register_worker(
     What it led before is led by others, or by none until it is live, so that no incarnation leads
     in an epoch in which an earlier one did (KAFKA-10527). Where its logs may have lost something,
     as after a loss of power, it is not in sync but as the last one. Asking again with the same
-    incarnation changes nothing. `is_held`: another process of that number is alive. KafkaError.
+    incarnation changes nothing, unless it was unregistered meanwhile: then it has a new broker
+    epoch. `is_held`: another process of that number is alive. KafkaError.
     """
     known = image.workers.get(worker.worker_id)
     if known is not None and known.incarnation_id == worker.incarnation_id:
@@ -201,14 +204,30 @@ def shut_down_worker(
 
 
 def unregister_worker(
-    image: MetadataImage, worker_id: int, may_be_unclean: MayBeUnclean = never_unclean
+    image: MetadataImage,
+    worker_id: int,
+    may_be_unclean: MayBeUnclean = never_unclean,
+    *,
+    is_alive: bool = False,
 ) -> Decision[Effects]:
-    """The worker is forgotten, whether or not it is alive (as Kafka does). KafkaError."""
+    """The worker is not registered any more; its last registration is kept in the image.
+
+    A worker that is not fenced, or of which the controller has a live session (`is_alive`), is not
+    unregistered: any client could take its replicas out of every ISR, over and over. Kafka
+    unregisters every worker. KafkaError.
+    """
     worker = image.workers.get(worker_id)
     if worker is None:
         raise KafkaError(
             ErrorCode.BROKER_ID_NOT_REGISTERED,
             f"Broker ID {worker_id} is not currently registered",
+        )
+    if is_alive or not worker.fenced:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Worker {worker_id} is alive, or was within its session timeout: stop it first, and"
+            " unregister it once it is fenced and was not heard of for broker.session.timeout.ms."
+            " A controller that has just become active waits as long.",
         )
 
     effects = Effects()
@@ -296,16 +315,30 @@ def _restarted(
 ) -> Iterator[MetadataRecord | None]:
     """The process before leads nothing, and no replica is known to be without its log."""
     known = image.workers.get(worker.worker_id)
+    last = image.last_registration(worker.worker_id)
     change = partial(
         restarted,
         worker_id=worker.worker_id,
         is_live=lambda other: other != worker.worker_id and image.is_live(other),
         was_live=known is not None and not known.fenced,
-        is_intact=known is not None and worker.previous_broker_epoch == known.broker_epoch,
+        is_intact=last is not None and _has_all_of(worker, last),
+        is_same=last is not None and last.incarnation_id == worker.incarnation_id,
         # With new disks it has nothing, as it will say itself: it is not the last who knows.
-        is_new=known is not None and set(known.log_dirs).isdisjoint(worker.log_dirs),
+        is_new=last is not None and set(last.log_dirs).isdisjoint(worker.log_dirs),
     )
     return _changes(image, may_be_unclean, change, effects)
+
+
+def _has_all_of(worker: WorkerRegistration, last: RegisterWorkerRecord) -> bool:
+    """The logs of the process that registers have all that was written under `last`.
+
+    The evidence: it is the same process, which never stopped (the incarnation id is drawn anew at
+    each start), or the start marks of its log directories name the broker epoch of `last`. An
+    older epoch is none: an earlier image of the disk may have been put back.
+    """
+    return last.incarnation_id == worker.incarnation_id or (
+        worker.previous_broker_epoch == last.broker_epoch
+    )
 
 
 def _coming(

@@ -48,6 +48,7 @@ class Replay:
         "_controllers",
         "_count",
         "_deleted_scram",
+        "_departed",
         "_features",
         "_next_producer_id",
         "_partition_count",
@@ -74,6 +75,7 @@ class Replay:
         self._collisions = image.collisions.edit()
         self._configs = image.configs.edit()
         self._workers = dict(image.workers)
+        self._departed = image.departed
         self._controllers = image.controllers
         self._next_producer_id = image.next_producer_id
         self._producer_ids = image.producer_ids
@@ -102,13 +104,11 @@ class Replay:
                 case ConfigRecord():
                     self._set_config(record)
                 case RegisterWorkerRecord():
-                    self._workers[record.worker_id] = record
-                    self._worker_ids[record.worker_id] = None
+                    self._register_worker(record)
                 case WorkerChangeRecord():
                     self._change_worker(record)
                 case UnregisterWorkerRecord():
-                    self._workers.pop(record.worker_id, None)
-                    self._worker_ids[record.worker_id] = None
+                    self._unregister_worker(record.worker_id)
                 case ProducerIdsRecord():
                     self._next_producer_id = record.next_producer_id
                     self._producer_ids = record
@@ -143,6 +143,7 @@ class Replay:
             self._collisions.finish(),
             self._configs.finish(),
             self._workers if self._worker_ids else before.workers,
+            self._departed,
             self._controllers,
             self._next_producer_id,
             self._producer_ids,
@@ -263,6 +264,22 @@ class Replay:
             self._deleted_scram[user] = record
         else:
             self._deleted_scram.discard(user)
+
+    def _register_worker(self, record: RegisterWorkerRecord) -> None:
+        self._workers[record.worker_id] = record
+        self._worker_ids[record.worker_id] = None
+        if record.worker_id in self._departed:
+            self._departed = {
+                worker_id: departed
+                for worker_id, departed in self._departed.items()
+                if worker_id != record.worker_id
+            }
+
+    def _unregister_worker(self, worker_id: int) -> None:
+        worker = self._workers.pop(worker_id, None)
+        self._worker_ids[worker_id] = None
+        if worker is not None:
+            self._departed = {**self._departed, worker_id: worker}
 
     def _change_worker(self, record: WorkerChangeRecord) -> None:
         worker = self._workers[record.worker_id]

@@ -247,6 +247,19 @@ class WorkerSessions:
             return False
         return now < self._deadline(session)
 
+    def may_be_alive(self, worker_id: int, now: float) -> bool:
+        """The worker's process was heard of within the session timeout, or may have been.
+
+        In a new term a worker that was not heard of yet has all of that time to be: the session
+        that it had with the active controller before is not known here. A closed connection ends
+        that sooner, 100 ms later; an open one is no sign of life, as a stopped process keeps it.
+        """
+        session = self._sessions.get(worker_id)
+        if session is None:
+            return False
+        heard_at = self._begun_at if session.heard_at is None else session.heard_at
+        return now < self._or_closed(session, heard_at + self._session_timeout_s)
+
     def awaits_others(self, worker_id: int) -> bool:
         """Somebody else was live before this term, and may be yet: it has 600 ms to say so."""
         return any(
@@ -309,6 +322,9 @@ class WorkerSessions:
             deadline = self._begun_at + COMEBACK_GRACE_S
         else:
             deadline = session.heard_at + self._session_timeout_s
+        return self._or_closed(session, deadline)
+
+    def _or_closed(self, session: _Session, deadline: float) -> float:
         for closed_at in (session.closed_at, self._peer_closed_at(session)):
             if closed_at is not None:
                 deadline = min(deadline, closed_at + RECONNECT_GRACE_S)

@@ -80,8 +80,8 @@ def describe(session: Session, worker: int) -> None:
 def unregister(session: Session, worker: int, yes: bool) -> None:
     """Have the cluster forget a worker that will not come back.
 
-    Replicas that are on it stay where they are, without a leader if they have no other. A worker
-    that is alive registers again.
+    Stop the worker first: one that is alive is not unregistered, nor is one whose session has not
+    expired. Replicas that are on it stay where they are, without a leader if they have no other.
 
     \b
     Examples:

@@ -3,10 +3,10 @@
     .kafka_cleanshutdown    there only between a clean stop and the next start
     .metaquorum_started     the last start: of the process, and of its machine
 
-Both name a process by its broker epoch. All that it wrote is here where it was stopped in good
-order, or its machine has not been started since: whatever killed it, what it had given to the
-kernel was written. (Linux tells machines' starts apart; elsewhere a killed process is taken for a
-loss of power.)
+Both name a process by the broker epoch that it was given last. All that it wrote is here where it
+was stopped in good order, or its machine has not been started since: whatever killed it, what it
+had given to the kernel was written. (Linux tells machines' starts apart; elsewhere a killed process
+is taken for a loss of power.)
 """
 
 import os
@@ -30,6 +30,7 @@ class StartMarks:
         self._path = path
         self._clean = os.path.join(path, CLEAN_SHUTDOWN)
         self._start = os.path.join(path, LAST_START)
+        self._is_forgotten = False
 
     def intact_broker_epoch(self) -> int:
         """The last process of which everything is here; -1 for none. OSError."""
@@ -57,8 +58,11 @@ class StartMarks:
     def note_start(self, broker_epoch: int) -> None:
         """The next process can tell whether all is here that this one writes. StorageError.
 
+        Each registration of this process is noted, unless something it wrote is lost already.
         Not synced: after a loss of power it says nothing in any case.
         """
+        if self._is_forgotten:
+            return
         data = encode_start(broker_epoch, self._disk.boot_id())
         with storage_errors("write", self._start):
             file = self._disk.open(self._start, create=True)
@@ -70,6 +74,7 @@ class StartMarks:
 
     def forget_start(self) -> None:
         """The next process does not take for granted that all is here that this one wrote."""
+        self._is_forgotten = True
         with suppress(OSError):
             self._disk.remove(self._start)
 

@@ -5,7 +5,9 @@
                                 '-- fenced meanwhile '
 
 A registration lasts as long as the process: every active controller learns it from the log. To a
-new one the worker registers again, which changes nothing and says that it is there. Heartbeats go
+new one the worker registers again, which changes nothing and says that it is there. Only where the
+worker was unregistered meanwhile (it was paused, and its session had expired) it has a new broker
+epoch, and is fenced until it has caught up; nothing is restarted. Heartbeats go
 out at a fixed interval, and at once when there is news: metadata was applied that a fenced worker
 lacked, the worker wants to stop, the controller is another.
 
@@ -64,12 +66,16 @@ class IdentityGuard:
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """ReplacedError where the metadata names another process as this worker."""
-        known = image.workers.get(self._registration.worker_id)
-        if known is not None and known.incarnation_id != self._registration.incarnation_id:
+        if _names_another(image, self._registration):
             raise ReplacedError(
-                f"another process has registered as worker {known.worker_id}, so that this one"
-                " stops; give each process a node id of its own"
+                f"another process has registered as worker {self._registration.worker_id}, so that"
+                " this one stops; give each process a node id of its own"
             )
+
+
+def _names_another(image: MetadataImage, registration: WorkerRegistration) -> bool:
+    known = image.workers.get(registration.worker_id)
+    return known is not None and known.incarnation_id != registration.incarnation_id
 
 
 class WorkerSession:
@@ -83,9 +89,13 @@ class WorkerSession:
         registration: WorkerRegistration,
         heartbeat_s: float,
         offline_log_dirs: Callable[[], tuple[bytes, ...]] = lambda: (),
+        granted: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """`granted` is called with each new broker epoch, before it is used for anything."""
         self.registration: Final = registration
         self.guard: Final = IdentityGuard(registration)
+        # The one owner of this worker's broker epoch: as it was granted last, whether or not the
+        # metadata that have come here show that registration already. Readers keep no copy.
         self.broker_epoch = -1
         self.is_fenced = True
         self._clock = runtime.clock
@@ -94,6 +104,7 @@ class WorkerSession:
         self._loader = loader
         self._heartbeat_s = heartbeat_s
         self._offline_log_dirs = offline_log_dirs
+        self._granted = granted
         self._registered_in: Reign | None = None
         self._sent_offset = 0
         self._wants_shutdown = False
@@ -133,7 +144,14 @@ class WorkerSession:
             if error.code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.INVALID_REQUEST):
                 raise RefusedError(f"{reign} refused this worker: {error.message}") from None
             raise
-        self.broker_epoch = changed.answer
+        if changed.answer != self.broker_epoch:
+            if self.broker_epoch >= 0:
+                log.warning(
+                    "worker %d had been unregistered, and registers again",
+                    self.registration.worker_id,
+                )
+            self.broker_epoch = changed.answer
+            self._granted(self.broker_epoch)
         self._registered_in = reign
         log.info(
             "worker %d is registered with %s, broker epoch %d",
@@ -142,6 +160,11 @@ class WorkerSession:
             self.broker_epoch,
         )
         return changed.end_offset
+
+    @property
+    def is_replaced(self) -> bool:
+        """The metadata name another process as this worker: this one is about to end."""
+        return _names_another(self._loader.image, self.registration)
 
     async def wait_unfenced(self) -> None:
         """The worker may serve what it leads."""

@@ -100,6 +100,16 @@ def test_unregistering_asks_and_needs_a_worker_that_is_there(admin: Admin) -> No
     assert "Broker ID 7 is not currently registered" in admin.errors
 
 
+def test_a_live_worker_is_not_unregistered(admin: Admin) -> None:
+    if not admin.serves("DescribeWorkers"):
+        pytest.skip("Kafka unregisters every broker")
+    admin("workers", "unregister", 1, "--yes", code=1)
+    assert "Worker 1 is alive" in admin.errors
+    assert "stop it first" in admin.errors
+    (row,) = admin.json("workers", "list")
+    assert row["state"] == "live"
+
+
 # Topics
 
 

@@ -13,7 +13,7 @@ class Setting:
         self.due: list[Partition] = []
         self.context = ReplicaContext(
             worker_id,
-            100 + worker_id,
+            lambda: 100 + worker_id,
             lambda: self.now,
             lag_s,
             lambda replica_id, _: replica_id not in self.ineligible,

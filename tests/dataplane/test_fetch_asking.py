@@ -41,7 +41,7 @@ class Leader:
 
 
 def session() -> AskingSession:
-    return AskingSession(2, 7, FetchLimits(500, 1, 1 << 20))
+    return AskingSession(2, lambda: 7, FetchLimits(500, 1, 1 << 20))
 
 
 def test_what_has_not_changed_is_not_asked_again() -> None:
@@ -53,6 +53,24 @@ def test_what_has_not_changed_is_not_asked_again() -> None:
     asking.want(wanted(3, 0))
     request = asking.request()
     assert [row.partition for topic in request.topics for row in topic.partitions] == [2]
+    asking.answered(leader.answer(request))
+    assert asking.request().topics == []
+
+
+def test_a_worker_that_has_registered_again_asks_for_all_with_its_new_broker_epoch() -> None:
+    epochs = [7]
+    asking = AskingSession(2, lambda: epochs[-1], FetchLimits(500, 1, 1 << 20))
+    leader = Leader()
+    for partition in PARTITIONS:
+        asking.want(wanted(partition, 0))
+    asking.answered(leader.answer(asking.request()))
+    assert asking.request().replica_state.replica_epoch == 7  # type: ignore[union-attr]
+    epochs.append(9)
+    request = asking.request()
+    assert (request.replica_state.replica_id, request.replica_state.replica_epoch) == (2, 9)  # type: ignore[union-attr]
+    assert (request.session_id, request.session_epoch) == (0, 0)
+    rows = [row.partition for topic in request.topics for row in topic.partitions]
+    assert rows == list(PARTITIONS)
     asking.answered(leader.answer(request))
     assert asking.request().topics == []
 

@@ -17,7 +17,7 @@ TOPIC_ID = bytes(15) + b"t"
 
 class Follower:
     def __init__(self, folder: Path) -> None:
-        self.session = AskingSession(2, 8, FetchLimits(500, 1, 1 << 20))
+        self.session = AskingSession(2, lambda: 8, FetchLimits(500, 1, 1 << 20))
         self.followed = FollowedPartitions(self.session, 1 << 20)
         context = Setting(2).context
         self.partitions = [

@@ -72,7 +72,7 @@ def test_how_far_behind_who_was_too_slow_is_told_and_thousands_of_partitions_are
 ) -> None:
     image, news = image_of(1, 2, 3), IsrNews()
     for number in range(1000):
-        leadership = Leadership(1, 1, 5, 0, 10.0)
+        leadership = Leadership(1, lambda: 1, 5, 0, 10.0)
         leadership.assign((1, 2), (1, 2), 8, 0.0)
         leadership.fetched(2, UNKNOWN, 3, 0, 3, 1.0)
         change = leadership.propose(3, 5 + number, 21.5, lambda *_: True)

@@ -119,7 +119,7 @@ def following(story: Story) -> None:
         listener = await runtime.network.listen("127.0.0.1", 0)
         fetcher = ReplicaFetcher(
             2,
-            8,
+            lambda: 8,
             1,
             runtime,
             CONFIG,

@@ -30,7 +30,7 @@ async def suspects_one_that(folder: Path, *, accepts: bool) -> None:
     address = LeaderAddress(*listener.address, broker_epoch=7)
     fetcher = ReplicaFetcher(
         2,
-        8,
+        lambda: 8,
         1,
         runtime,
         CONFIG,

@@ -127,10 +127,13 @@ def history(wishes: list[Wish], seed: int = 0) -> list[MetadataRecord]:
 
 
 def _steps(wishes: list[Wish]) -> Iterator[Wish]:
-    """To register stands for registering and catching up."""
+    """To register stands for registering and catching up; who is unregistered is fenced before."""
     for what, subject, value in wishes:
         if what == "register":
             yield "restart", subject, value
             yield "unfence", subject, None
+        elif what == "unregister":
+            yield "fence", subject, None
+            yield what, subject, value
         else:
             yield what, subject, value

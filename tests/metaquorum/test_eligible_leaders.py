@@ -358,6 +358,7 @@ STEPS = st.lists(
                 "fence",
                 "shut down",
                 "unregister",
+                "resume",
                 "elect unclean",
                 "lose log",
                 "begin anew",
@@ -379,6 +380,7 @@ class Logs:
         self.image = image
         self.have_all = {1, 2, 3}
         self.processes = 0
+        self.is_lossless = True  # nobody has lost anything, or was elected without all of it
 
     @property
     def state(self) -> PartitionImage:
@@ -387,6 +389,9 @@ class Logs:
     def take(self, what: str, worker_id: int, number: int) -> None:
         """KafkaError, KeyError: that cannot be."""
         before, image, epoch = self.state, self.image, self.image.broker_epoch(worker_id)
+        last = image.last_registration(worker_id)
+        if what in ("lose power", "elect unclean", "lose log", "begin anew"):
+            self.is_lossless = False
         match what:
             case "commit":
                 needed = min(min_isr(image, "t"), len(before.replicas))
@@ -411,8 +416,8 @@ class Logs:
             case "restart" | "lose power":
                 self.processes += 1
                 process = registration(worker_id, self.processes)
-                if what == "restart":
-                    process = replace(process, previous_broker_epoch=epoch)
+                if what == "restart" and last is not None:
+                    process = replace(process, previous_broker_epoch=last.broker_epoch)
                 else:
                     self.have_all.discard(worker_id)
                 records = register_worker(image, process).all_records()
@@ -423,7 +428,12 @@ class Logs:
             case "shut down":
                 records = shut_down_worker(image, worker_id, epoch).all_records()
             case "unregister":
-                records = unregister_worker(image, worker_id).all_records()
+                records = fence_workers(image, {worker_id}).all_records()
+                fenced, _ = replay(image, records)
+                records += unregister_worker(fenced, worker_id).all_records()
+            case "resume":  # the process never stopped; if it was unregistered, it is so anew
+                process = replace(registration(worker_id), incarnation_id=last.incarnation_id)  # type: ignore[union-attr]
+                records = register_worker(image, process).all_records()
             case "elect unclean":
                 wish = LeaderWish("t", 0, ElectionType.UNCLEAN)
                 records = elect_leader(image, wish).all_records()
@@ -443,11 +453,14 @@ class Logs:
         self.image, _ = replay(image, records)
         self.image, _ = replay(self.image, elect_leaders(self.image).all_records())
         after = self.state
+        if what == "resume":
+            assert {*after.isr, *after.elr} == {*before.isr, *before.elr}
         if after.unclean_epoch != before.unclean_epoch and after.leader != NO_LEADER:
             self.have_all = {after.leader}  # what it has not is lost
 
     def check(self) -> None:
         after = self.state
+        assert not self.is_lossless or after.unclean_epoch == -1
         assert {*after.isr, *after.elr} <= self.have_all
         assert not {*after.isr} & {*after.elr}
         assert not {*after.isr, *after.elr, after.last_leader} & {*after.blank}

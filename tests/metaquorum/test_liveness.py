@@ -303,6 +303,14 @@ async def test_a_worker_that_is_unregistered_is_unknown_and_may_come_back(quorum
     await quorum.join(1, 2)
     await quorum.controller.create_topics([NewTopic("t", 2)])
     quorum.beating[1].cancel()
+    await quorum.beat(1)
+    for seconds in (0.0, 8.9):
+        await trio.sleep(seconds)
+        with pytest.raises(KafkaError, match=r"Worker 1 is alive.* stop it first") as alive:
+            await quorum.controller.membership.unregister_worker(1)
+        assert alive.value.code is E.INVALID_REQUEST
+    await trio.sleep(0.2)
+    assert quorum.fenced() == {1}
     await quorum.controller.membership.unregister_worker(1)
     assert sorted(quorum.leaders("t")) == [NO_LEADER, 2]
     for ask in (lambda: quorum.beat(1), lambda: quorum.controller.membership.unregister_worker(1)):
@@ -312,6 +320,94 @@ async def test_a_worker_that_is_unregistered_is_unknown_and_may_come_back(quorum
     await quorum.register(1, incarnation=2)
     await quorum.beat(1)
     assert sorted(quorum.leaders("t")) == [1, 2]
+
+
+@in_virtual_time
+async def test_a_fenced_worker_that_still_beats_is_not_unregistered(quorum: Quorum) -> None:
+    """It recovers its logs, for one; and is alive."""
+    await quorum.register(1)
+    with pytest.raises(KafkaError) as alive:
+        await quorum.controller.membership.unregister_worker(1)
+    assert alive.value.code is E.INVALID_REQUEST
+    await trio.sleep(9.1)
+    await quorum.controller.membership.unregister_worker(1)
+    assert quorum.loader.image.workers == {}
+
+
+@in_virtual_time
+async def test_a_process_that_has_ended_is_unregistered_without_a_wait(quorum: Quorum) -> None:
+    await quorum.join(1, 2)
+    quorum.beating[1].cancel()
+    membership = quorum.controller.membership
+    membership.connected(1, bytes([1] * 16))
+    membership.disconnected(1, bytes([1] * 16))
+    await trio.sleep(RECONNECT_GRACE_S + 0.05)
+    await membership.unregister_worker(1)
+    assert set(quorum.loader.image.workers) == {2}
+
+
+def test_a_new_controller_unregisters_nobody_of_whom_it_may_hear_yet() -> None:
+    disk = CrashDisk()
+
+    async def first(quorum: Quorum) -> None:
+        await quorum.join(1, 2)
+
+    async def second(quorum: Quorum) -> None:
+        await trio.sleep(0.7)
+        assert quorum.fenced() == {1, 2}
+        membership = quorum.controller.membership
+        with pytest.raises(KafkaError) as perhaps:
+            await membership.unregister_worker(1)
+        assert perhaps.value.code is E.INVALID_REQUEST
+        await trio.sleep(8.4)
+        await membership.unregister_worker(1)
+        assert set(quorum.loader.image.workers) == {2}
+
+    for work in (first, second):
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(Quorum(disk).run, work, clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "previous", "is_clean"),
+    [
+        (1, -1, True),  # the same process, whatever it says of those before it
+        (2, 0, True),  # another one, which has all that was written under the last registration
+        (2, -1, False),  # as after a loss of power
+        (2, -2, False),  # the disk is as it was under a registration before that
+    ],
+)
+def test_whether_the_last_replica_has_all_is_told_by_the_registration_it_had(
+    incarnation: int, previous: int, *, is_clean: bool
+) -> None:
+    """`previous`: 0 is the broker epoch when it was unregistered, -2 the one before."""
+
+    @in_virtual_time
+    async def test(quorum: Quorum) -> None:
+        earlier = await quorum.register(1, incarnation=7)
+        await trio.sleep(9.1)  # its session has expired
+        await quorum.join(1)
+        await quorum.controller.create_topics([NewTopic("t", 1)])
+        quorum.beating[1].cancel()
+        await trio.sleep(9.1)
+        await quorum.controller.membership.unregister_worker(1)
+        epochs = {0: quorum.epochs[1], -2: earlier}
+        anew = WorkerRegistration(
+            1,
+            bytes([incarnation] * 16),
+            (),
+            "host-1",
+            previous_broker_epoch=epochs.get(previous, previous),
+        )
+        registered = await quorum.controller.membership.register_worker(anew)
+        assert registered.answer > quorum.epochs[1] > earlier
+        quorum.epochs[1] = registered.answer
+        await quorum.beat(1)
+        (partition,) = quorum.loader.image.topics["t"].partitions
+        assert partition.leader == 1
+        assert (partition.unclean_epoch == -1) == is_clean
+
+    test()
 
 
 @in_virtual_time

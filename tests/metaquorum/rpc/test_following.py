@@ -51,14 +51,17 @@ def registration(worker_id: int = 7, incarnation: int = 1) -> WorkerRegistration
 
 @asynccontextmanager
 async def controller(
-    folder: Path, port: int | None = None, recent: RecentBatches | None = None
+    folder: Path,
+    port: int | None = None,
+    recent: RecentBatches | None = None,
+    configs: dict[str, str] | None = None,
 ) -> AsyncIterator[tuple[ControllerRole, MetadataLoader, tuple[str, int]]]:
     """Controller 1 alone, where it listens, and its image."""
     folder.mkdir(exist_ok=True)
     port = port or free_port()
     loader = MetadataLoader(CLUSTER)
     role = ControllerRole(
-        shared_runtime(), str(folder), 1, {1: (HOST, port)}, endpoint(1), loader, {}
+        shared_runtime(), str(folder), 1, {1: (HOST, port)}, endpoint(1), loader, configs or {}
     )
     role.feed.recent = recent or RecentBatches()
     address = await role.listen(HOST, port)
@@ -81,7 +84,10 @@ class Follower:
         self.links = QuorumLinks(runtime, endpoint(7), {1: address}, None, 7, asking.incarnation_id)
         self.follower = MetadataFollower(runtime, self.links, self.loader)
         self.gateway = Gateway(runtime, self.links, self.loader)
-        self.session = WorkerSession(runtime, self.links, self.loader, asking, 2.0)
+        self.granted: list[int] = []
+        self.session = WorkerSession(
+            runtime, self.links, self.loader, asking, 2.0, granted=self.granted.append
+        )
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -94,17 +100,18 @@ class Follower:
 
 
 @asynccontextmanager
-async def following(address: tuple[str, int]) -> AsyncIterator[Follower]:
-    """A worker that is registered and live."""
+async def following(address: tuple[str, int], *, beats: bool = True) -> AsyncIterator[Follower]:
+    """A worker that is registered and live; or registered, if it sends no heartbeats."""
     worker = Follower(address)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(worker.run)
         await worker.loader.wait_applied(await worker.session.register())
-        nursery.start_soon(worker.session.run)
         worker.loader.register(worker.session.guard)
         worker.loader.register(worker.session)
         nursery.start_soon(worker.loader.run)
-        await worker.session.wait_unfenced()
+        if beats:
+            nursery.start_soon(worker.session.run)
+            await worker.session.wait_unfenced()
         yield worker
         nursery.cancel_scope.cancel()
 
@@ -203,11 +210,50 @@ async def test_nobody_speaks_for_another_worker(tmp_path: Path) -> None:
             assert refused.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
+SOON_EXPIRED = {"broker.session.timeout.ms": "300", "broker.heartbeat.interval.ms": "50"}
+
+
+async def until_unregistered(role: ControllerRole) -> None:
+    """Worker 7 is unregistered, once its session has expired."""
+    while True:
+        try:
+            await role.controller.membership.unregister_worker(7)
+        except KafkaError as error:
+            if error.code is not ErrorCode.INVALID_REQUEST:
+                raise
+            await trio.sleep(0.01)
+        else:
+            return
+
+
+@in_trio
+async def test_a_worker_that_was_unregistered_registers_again(tmp_path: Path) -> None:
+    """With the new broker epoch in force, and noted, before the first heartbeat under it."""
+    async with (
+        controller(tmp_path / "1", configs=SOON_EXPIRED) as (role, loader, address),
+        following(address, beats=False) as worker,
+    ):
+        before = worker.session.broker_epoch
+        await until_unregistered(role)
+        assert loader.image.departed[7].broker_epoch == before
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.session.run)
+            await worker.session.wait_unfenced()
+            nursery.cancel_scope.cancel()
+        assert worker.granted == [before, worker.session.broker_epoch]
+        assert loader.image.workers[7].broker_epoch == worker.session.broker_epoch > before
+        assert loader.image.departed == {}
+        assert not worker.session.is_replaced
+
+
 @in_trio
 async def test_a_process_whose_registration_another_has_taken_stops(tmp_path: Path) -> None:
     async def replace() -> None:
-        async with controller(tmp_path / "1") as (role, _, address), following(address):
-            await role.controller.membership.unregister_worker(7)
+        async with (
+            controller(tmp_path / "1", configs=SOON_EXPIRED) as (role, _, address),
+            following(address, beats=False),
+        ):
+            await until_unregistered(role)
             await role.controller.membership.register_worker(registration(incarnation=2))
             await trio.sleep_forever()
 

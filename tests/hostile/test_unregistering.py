@@ -1,0 +1,168 @@
+"""A client unregisters workers: live ones it cannot, and a paused one comes back by itself."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.ledger import FILE_NAME, decode_lines
+from tests.clusters import Cluster
+from tests.hostile.honest import Client
+from tests.nodes import PATIENCE_S, elsewhere, wait_until
+from wire.apis import ApiKey
+from wire.errors import ErrorCode
+from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.messages.unregister_broker import UnregisterBrokerRequest
+from wire.records import Record, encode_batch
+
+pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="a cluster of our own is needed")
+
+E = ErrorCode
+TOPIC = "t"
+WORKERS = (1, 2, 3)
+PARTITIONS = 3
+# A session that a busy machine keeps, and that has expired before long.
+SETTINGS = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 300}
+
+
+class Clients:
+    """One connection to each node of a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._clients: dict[int, Client] = {}
+
+    def __getitem__(self, number: int) -> Client:
+        if number not in self._clients:
+            host, port = self.cluster[number].bootstrap.split(":")
+            self._clients[number] = Client(host, int(port))
+        return self._clients[number]
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+
+@pytest.fixture
+def clients(tmp_path: Path) -> Iterator[Clients]:
+    cluster = Cluster(tmp_path / "cluster", settings=SETTINGS)
+    cluster.start()
+    clients = Clients(cluster)
+    yield clients
+    clients.close()
+    cluster.kill()
+
+
+def unregister(client: Client, worker_id: int) -> tuple[int, str]:
+    answer = client.call(ApiKey.UNREGISTER_BROKER, UnregisterBrokerRequest(broker_id=worker_id))
+    return answer.error_code, answer.error_message or ""
+
+
+def isrs(client: Client) -> list[tuple[int, ...]]:
+    asked = MetadataRequest(topics=[MetadataRequestTopic(name=TOPIC)])
+    (topic,) = client.call(ApiKey.METADATA, asked).topics
+    return [tuple(sorted(row.isr_nodes)) for row in topic.partitions]
+
+
+def leader(client: Client, index: int) -> int:
+    asked = MetadataRequest(topics=[MetadataRequestTopic(name=TOPIC)])
+    (topic,) = client.call(ApiKey.METADATA, asked).topics
+    return next(row.leader_id for row in topic.partitions if row.partition_index == index)
+
+
+def produce(clients: Clients, index: int, value: bytes) -> None:
+    """Its leader has acknowledged it, and so have all in sync."""
+    data = PartitionProduceData(
+        index=index, records=encode_batch([Record(0, int(time.time() * 1000), None, value)])
+    )
+    message = ProduceRequest(
+        acks=-1,
+        timeout_ms=int(PATIENCE_S * 1000),
+        topic_data=[TopicProduceData(name=TOPIC, partition_data=[data])],
+    )
+
+    def is_acknowledged() -> bool:
+        at = leader(clients[1], index)
+        if at < 0:
+            return False
+        answer = clients[at].call(ApiKey.PRODUCE, message)
+        return bool(answer.responses[0].partition_responses[0].error_code == E.NONE)
+
+    wait_until(is_acknowledged, what=f"partition {index} takes a record")
+
+
+def create(clients: Clients) -> None:
+    client = clients[1]
+    topic = CreatableTopic(
+        name=TOPIC,
+        num_partitions=PARTITIONS,
+        replication_factor=3,
+        configs=[CreatableTopicConfig(name="min.insync.replicas", value="2")],
+    )
+    wait_until(
+        lambda: (
+            client.call(
+                ApiKey.CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=100_000)
+            )
+            .topics[0]
+            .error_code
+            in (E.NONE, E.TOPIC_ALREADY_EXISTS)
+        ),
+        what="three workers are live",
+    )
+    wait_until(lambda: isrs(client) == [WORKERS] * PARTITIONS, what="all are in sync")
+
+
+def losses(cluster: Cluster) -> list[str]:
+    """What the workers' truncation ledgers say was lost."""
+    found = []
+    for number in WORKERS:
+        path = cluster[number].data_dir / FILE_NAME
+        entries, _ = decode_lines(path.read_bytes() if path.exists() else b"")
+        found += [f"worker {number}: {entry}" for entry in entries]
+    return found
+
+
+def test_live_workers_are_not_unregistered(clients: Clients) -> None:
+    create(clients)
+    for number in range(12):
+        code, why = unregister(clients[WORKERS[number % 3]], WORKERS[number // 2 % 3])
+        assert code == E.INVALID_REQUEST
+        assert "stop it first" in why
+        produce(clients, number % PARTITIONS, b"%d" % number)
+    assert isrs(clients[1]) == [WORKERS] * PARTITIONS
+    assert losses(clients.cluster) == []
+    for number in WORKERS:
+        assert "is unregistered" not in clients.cluster[number].errors.read_text()
+    clients.cluster.stop()
+
+
+def test_a_worker_that_was_unregistered_while_it_was_paused_replicates_again(
+    clients: Clients,
+) -> None:
+    """Nothing is restarted, nothing acknowledged is lost, and no loss is written down."""
+    create(clients)
+    for number in range(9):
+        produce(clients, number % PARTITIONS, b"%d" % number)
+    cluster = clients.cluster
+    client, pid = clients[1], cluster[3].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: unregister(client, 3)[0] == E.NONE, what="worker 3 is unregistered")
+        wait_until(lambda: isrs(client) == [(1, 2)] * PARTITIONS)
+        for number in range(9):
+            produce(clients, number % PARTITIONS, b"%d" % number)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: isrs(client) == [WORKERS] * PARTITIONS, what="worker 3 is in sync again")
+    assert cluster[3].pid == pid
+    # It counts: with one of the others gone there are two in sync all the same.
+    cluster[2].kill()
+    for number in range(9):
+        produce(clients, number % PARTITIONS, b"%d" % number)
+    assert losses(clients.cluster) == []
