@@ -15,6 +15,7 @@ from cli.scram_option import scram_records
 from cli.usage import UsageError
 from metaquorum.channel.identity import SecretError, create_secret
 from metaquorum.first_records import write_first_records
+from metaquorum.one_line import one_line
 from metaquorum.runtime.real import RealDisk
 from metaquorum.runtime.seams import StorageError
 from metaquorum.storage import is_formatted, new_id, open_storage
@@ -50,7 +51,7 @@ def secret_command(file: str) -> None:
     try:
         create_secret(file)
     except SecretError as error:
-        click.echo(f"mq-server: {error}", err=True)
+        click.echo(f"mq-server: {one_line(str(error))}", err=True)
         sys.exit(FAILED)
     click.echo(f"{file} holds a new secret; copy it to each node of the cluster")
 
@@ -99,7 +100,7 @@ def format_command(
             write_first_records(disk, path, records)
         storage.close()
     except (UsageError, StorageError, OSError) as error:
-        click.echo(f"mq-server: {error}", err=True)
+        click.echo(f"mq-server: {one_line(str(error))}", err=True)
         sys.exit(BAD_USAGE if isinstance(error, UsageError) else FAILED)
     done = "formatted" if storage.is_new else "was formatted already"
     click.echo(f"{path} {done}: cluster {cluster_id}, node {node_id}")

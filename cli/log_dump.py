@@ -22,6 +22,7 @@ from metaquorum.dump import (
     snapshot_rows,
 )
 from metaquorum.journal import SUFFIX as JOURNAL
+from metaquorum.one_line import one_line
 from metaquorum.snapshot import SUFFIX as SNAPSHOT
 from metaquorum.storage import META_PROPERTIES, METADATA_DIR
 
@@ -72,7 +73,7 @@ def dump(paths: tuple[str, ...], keys: bool, output: str) -> None:
     except BrokenPipeError:  # who reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (_UnknownFileError, OSError) as error:
-        click.echo(f"mq-server: {error}", err=True)
+        click.echo(f"mq-server: {one_line(str(error))}", err=True)
         sys.exit(BAD_USAGE)
     if is_damaged:
         sys.exit(DAMAGED)

@@ -2,14 +2,16 @@
 
 import json
 import logging
-import re
 import sys
 import time
-from typing import Final
+from typing import Any, Final
+
+from metaquorum.one_line import UNSAFE, one_line
 
 # Lines may quote what strangers sent: it is cut, and stays within its line.
 MAX_MESSAGE_CHARS: Final = 2000
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Before each line of a traceback: none of them can be taken for a line of the log.
+TRACEBACK_INDENT: Final = "  | "
 
 PACKAGES: Final = ("wire", "metaquorum", "dataplane", "cli")
 
@@ -28,8 +30,15 @@ class TextFormatter(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        record.message = _CONTROL.sub(lambda found: repr(found[0])[1:-1], shortened(record.message))
+        record.message = one_line(shortened(record.message))
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        text = super().formatException(ei)
+        return "\n".join(TRACEBACK_INDENT + one_line(line) for line in text.split("\n"))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return "\n".join(TRACEBACK_INDENT + one_line(line) for line in stack_info.split("\n"))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -45,8 +54,10 @@ class JsonFormatter(TextFormatter):
             "message": shortened(record.getMessage()),
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+            line["traceback"] = logging.Formatter.formatException(self, record.exc_info)
+        # JSON lets pass what is above ASCII, of which some are line ends, too.
+        text = json.dumps(line, ensure_ascii=False)
+        return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def configure_logging(log_format: str, level: str) -> None:

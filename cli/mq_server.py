@@ -13,6 +13,7 @@ from cli.lazy_group import LazyGroup
 from cli.logs import configure_logging
 from cli.node_options import LOG_FORMATS, LOG_LEVELS, Invocation, invocation
 from cli.usage import UsageError, address_text
+from metaquorum.one_line import one_line
 
 BAD_USAGE: Final = 2
 FAILED: Final = 1
@@ -124,7 +125,7 @@ def run(sets: tuple[str, ...], config_file: str | None, **options: Any) -> None:
     try:
         asked = invocation(options, config_file, sets)
     except UsageError as error:
-        click.echo(f"mq-server: {error}", err=True)
+        click.echo(f"mq-server: {one_line(str(error))}", err=True)
         sys.exit(BAD_USAGE)
     configure_logging(asked.log_format, asked.log_level)
     sys.exit(_run_node(asked, began))
@@ -203,7 +204,7 @@ def _complain(invocation: Invocation, sentence: str) -> None:
     if invocation.log_format == "json":
         log.error("%s", sentence)
     else:
-        click.echo(f"mq-server: {sentence}", err=True)
+        click.echo(f"mq-server: {one_line(sentence)}", err=True)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from dataplane.memory import RequestMemory
 from dataplane.muting import Mute, Name
 from dataplane.sasl_session import SaslSession
 from metaquorum.certificate_names import CertificateError
+from metaquorum.one_line import one_line
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
 from metaquorum.tls import TlsConnection, TlsError
@@ -342,7 +343,8 @@ class ClientConnection:
             if may is None:
                 return
             end = may
-        log.log(level, "closed the connection from %s: %s%s", self.client, why, end)
+        # `why` may quote names that the client made up.
+        log.log(level, "closed the connection from %s: %s%s", self.client, one_line(why), end)
 
     async def _serve(self) -> None:
         while not self._draining and not self._ended:

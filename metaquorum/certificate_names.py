@@ -5,11 +5,16 @@ Python's own reading of a certificate drops the structure that this needs (which
 together, what type a value is), so that it is read here: DER, as far as the subject.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 MAX_PARTS: Final = 100
+# X.520 bounds most attributes at 64 characters, so that honest names have some hundreds. A longer
+# name would be kept for each connection, and could not be named in a quota.
+MAX_SUBJECT_CHARS: Final = 4096
 _SEQUENCE: Final = 0x30
+_SET: Final = 0x31
 _OBJECT_ID: Final = 0x06
 _VERSION: Final = 0xA0
 _FIELDS_BEFORE_SUBJECT: Final = 4  # serial number, algorithm, issuer, validity
@@ -63,10 +68,20 @@ def subject_of(certificate: bytes) -> str:
 
 def name_text(content: bytes) -> str:
     """Of the content of a name in DER."""
-    names = [
-        "+".join(_pair(pair) for pair in _values(relative.content)) for relative in _values(content)
-    ]
-    return ",".join(reversed(names))
+    names = ["+".join(map(_pair, _parts(relative))) for relative in _values(content)]
+    text = ",".join(reversed(names))
+    if len(text) > MAX_SUBJECT_CHARS:
+        raise CertificateError(
+            f"its subject has {len(text)} characters, and may have {MAX_SUBJECT_CHARS}"
+        )
+    return text
+
+
+def _parts(relative: _Value) -> list[_Value]:
+    pairs = list(_values(relative.content))
+    if relative.tag != _SET or not pairs:
+        raise CertificateError("its name makes no sense")
+    return pairs
 
 
 def _pair(pair: _Value) -> str:
@@ -106,11 +121,16 @@ def _object_id(content: bytes) -> str:
 
 
 def _values(data: bytes) -> Iterator[_Value]:
-    """What stands in a DER structure, one after another."""
+    """What stands in a DER structure, one after another. CertificateError: it is too much.
+
+    A subject without its last parts would be the name of another client.
+    """
     position = 0
-    for _ in range(MAX_PARTS):
+    for count in itertools.count():
         if position >= len(data):
             return
+        if count == MAX_PARTS:
+            raise CertificateError(f"a field of it has more than {MAX_PARTS} parts")
         start, tag = position, data[position]
         length, position = _length(data, position + 1)
         if length > len(data) - position:

@@ -12,9 +12,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import click
 
+from metaquorum.one_line import UNSAFE
+
 Row: TypeAlias = dict[str, Any]
 
-_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -46,7 +47,7 @@ def plain(value: Any) -> str:
 
 def printable(text: str) -> str:
     """Without characters that a terminal would obey."""
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def size_text(size_bytes: int) -> str:

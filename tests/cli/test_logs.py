@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from cli.logs import MAX_MESSAGE_CHARS, JsonFormatter, TextFormatter
+from cli.logs import MAX_MESSAGE_CHARS, TRACEBACK_INDENT, JsonFormatter, TextFormatter
+from metaquorum.one_line import UNSAFE
 
 
 def line(formatter: logging.Formatter, *message: object, exc: BaseException | None = None) -> str:
@@ -26,14 +27,42 @@ def test_a_text_line_says_when_how_bad_where_and_what() -> None:
     assert (level, name, words) == ("WARNING", "server:", ["refused", "somebody"])
 
 
-@pytest.mark.parametrize("text", ["a\nb", "a\r\n2026 INFO forged", "\x1b[2J", "\u2028", "\x00"])
+HOSTILE = [
+    "a\nb",
+    "a\r\n2026 INFO forged",
+    "\x1b[2J",
+    "\u2028",
+    "\x00",
+    "\x85",
+    "\u202e",
+    "\x0b\x1c",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
 def test_what_strangers_send_stays_within_its_line(text: str) -> None:
     for formatter in (TextFormatter(), JsonFormatter()):
         got = line(formatter, "said %s", text)
         assert got.endswith("\n")
-        assert len(got[:-1].split("\n")) == 1
-        assert "\x1b" not in got
+        assert len(got.splitlines()) == 1
+        assert not UNSAFE.search(got[:-1])
     assert json.loads(got)["message"] == f"said {text}"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_line_of_a_traceback_can_be_taken_for_a_line_of_the_log(text: str) -> None:
+    try:
+        raise ValueError(f"no topic {text}\n2026-01-01T00:00:00.000Z INFO    server: forged")
+    except ValueError as error:
+        got = line(TextFormatter(), "a bug", exc=error)
+        row = line(JsonFormatter(), "a bug", exc=error)
+    first, *others = got.split("\n")[:-1]
+    assert first.endswith("server: a bug")
+    assert all(other.startswith(TRACEBACK_INDENT) for other in others)
+    assert any("forged" in other for other in others)
+    assert not any(UNSAFE.search(other) for other in others)
+    assert len(row.splitlines()) == 1
+    assert text in json.loads(row)["traceback"]
 
 
 def test_long_messages_are_cut() -> None:

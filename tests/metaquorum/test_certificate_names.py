@@ -9,7 +9,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from metaquorum.certificate_names import CertificateError, subject_of
+from metaquorum.certificate_names import (
+    MAX_PARTS,
+    MAX_SUBJECT_CHARS,
+    CertificateError,
+    subject_of,
+)
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 Attributes = list[tuple[x509.ObjectIdentifier, str]]
@@ -58,6 +63,38 @@ def test_parts_that_stand_together_stay_together_and_unknown_ones_are_numbers() 
     assert subject_of(made) == "1.2.840.113549.1.9.1=#16056140622e63,DC=example"
     both = subject_of(certificate([(NameOID.COMMON_NAME, "a"), (NameOID.USER_ID, "b")]))
     assert set(both.split("+")) == {"CN=a", "UID=b"}
+
+
+@pytest.mark.parametrize("count", [MAX_PARTS - 1, MAX_PARTS, MAX_PARTS + 1, 3 * MAX_PARTS])
+def test_a_subject_of_too_many_parts_is_refused_and_not_shortened(count: int) -> None:
+    """What is left of it would be the name of somebody else."""
+    parts = [[(NameOID.ORGANIZATIONAL_UNIT_NAME, f"u{n}")] for n in range(count - 1)]
+    made = certificate(*parts, [(NameOID.COMMON_NAME, "alice")])
+    if count <= MAX_PARTS:
+        subject = subject_of(made)
+        assert subject.startswith("CN=alice,")
+        assert subject.count(",") == count - 1
+    else:
+        with pytest.raises(CertificateError, match=f"more than {MAX_PARTS} parts"):
+            subject_of(made)
+
+
+def test_parts_that_stand_together_are_not_left_out_either() -> None:
+    together = [(NameOID.COMMON_NAME, f"a{n}") for n in range(MAX_PARTS + 1)]
+    with pytest.raises(CertificateError, match="more than"):
+        subject_of(certificate(together))
+
+
+def test_a_subject_of_too_many_characters_is_refused_and_not_shortened() -> None:
+    def of(length: int) -> bytes:
+        pair = (NameOID.ORGANIZATION_NAME, "x" * 60)
+        parts = [[pair] for _ in range(length // 63 - 1)]
+        rest = length - 63 * len(parts)
+        return certificate(*parts, [(NameOID.COMMON_NAME, "c" * (rest - 3))])
+
+    assert len(subject_of(of(MAX_SUBJECT_CHARS))) == MAX_SUBJECT_CHARS
+    with pytest.raises(CertificateError, match=f"{MAX_SUBJECT_CHARS + 1} characters"):
+        subject_of(of(MAX_SUBJECT_CHARS + 1))
 
 
 def test_any_bytes_are_read_or_refused() -> None:
