@@ -42,6 +42,7 @@ from wire.types import RecordsHole
 
 if TYPE_CHECKING:
     from dataplane.refused_batches import RefusedBatches
+    from metaquorum.channel.handshake import Accepting
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,9 @@ MAX_LATERS: Final = 16
 Reply: TypeAlias = bytes | list[bytes | RecordsHole] | None
 
 
+NO_WORKER: Final = -1
+
+
 class Client:
     """What handlers know of who is asking."""
 
@@ -79,15 +83,17 @@ class Client:
         "credit",
         "granted",
         "granted_bytes",
-        "is_follower",
+        "has_begun_proof",
         "listener",
         "mute",
         "principal",
         "refused",
+        "replica_exchange",
         "sasl",
         "software",
         "uncounted_bytes",
         "unmetered",
+        "worker_id",
     )
 
     def __init__(self, address: tuple[str, int], listener: str) -> None:
@@ -108,8 +114,16 @@ class Client:
         self.credit = self.granted = 0
         self.uncounted_bytes = self.granted_bytes = 0
         self.counted_at = 0.0
-        self.is_follower = False  # another worker, which has asked for records as such
+        # The worker that this connection has proved to be (`dataplane.replica_authentication`).
+        self.worker_id = NO_WORKER
+        self.has_begun_proof = False
+        self.replica_exchange: Accepting | None = None  # the proof under way
         self.refused: RefusedBatches | None = None  # what it must send again before what follows
+
+    @property
+    def is_follower(self) -> bool:
+        """Another worker of the cluster, which has proved that."""
+        return self.worker_id != NO_WORKER
 
     def named(self, client_id: str | None) -> Name:
         """By what its quotas know it; of its requests, all that matter say the same client-id."""
@@ -333,7 +347,7 @@ class ClientConnection:
             self._frames.close()
             self._connection.close()
             # No circles: the garbage collector hardly ever looks, and buffers are large.
-            self._unfinished = self.client.sasl = None
+            self._unfinished = self.client.sasl = self.client.replica_exchange = None
             self._laters.clear()
 
     def _log_end(self, level: int, why: str) -> None:

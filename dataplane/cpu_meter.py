@@ -34,7 +34,9 @@ class Metered(Protocol):
     cpu_weight: int  # for how many slices the one under way stands; 0: it is not metered
     unmetered: int  # slices, since one was
     credit: int
-    is_follower: bool
+
+    @property
+    def is_follower(self) -> bool: ...
 
 
 C = TypeVar("C", bound=Metered)

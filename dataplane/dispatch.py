@@ -91,6 +91,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_QUOTA_USE: quota_use.handle_describe_quota_use,
     ApiKey.DESCRIBE_TRUNCATIONS: replicas.handle_describe_truncations,
     ApiKey.DESCRIBE_REPLICAS: replicas.handle_describe_replicas,
+    ApiKey.AUTHENTICATE_REPLICA: replicas.handle_authenticate_replica,
 }
 assert HANDLERS.keys() == APIS.keys()
 

@@ -20,7 +20,6 @@ from wire.messages.fetch import (
 
 READ_COMMITTED: Final = 1
 UNKNOWN_EPOCH: Final = -1
-_DEBUG_REPLICA: Final = -2
 _LEADER_ELSEWHERE: Final = frozenset(
     (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 )
@@ -89,8 +88,8 @@ class FetchReader:
         self.names_leaders = False
 
     def end_offset(self, partition: Partition) -> int:
-        """Where this reader has to stop."""
-        if self.replica_id >= 0 or self.replica_id == _DEBUG_REPLICA:
+        """Where this reader has to stop. A debugging consumer (-2) is a consumer, as in Kafka."""
+        if self.replica_id >= 0:
             return partition.log.log_end_offset
         if self.is_committed:
             return partition.last_stable_offset

@@ -159,6 +159,7 @@ class Node:
                     log_dirs,
                     loader,
                     links,
+                    endpoint,
                     self._incarnation_id,
                     listeners,
                     None if metrics is None else metrics.collector,

@@ -5,9 +5,9 @@
       |    have another: served, and a client's connection ends for it
       |--- by the listener between workers, others of its limits: on trial
       '--- by any other: refused
-    on trial --- ApiVersions, SASL: answered -----------------------------------------> on trial
-      |--- it fetches as another worker, as registered now: served, and a client's
-      |    connection ends for it
+    on trial --- ApiVersions, SASL, part of a worker's proof: answered ---------------> on trial
+      |--- it proves that it is another worker (`dataplane.replica_authentication`):
+      |    served, and a client's connection ends for it
       '--- it asks for anything else, its time is over, or many come behind it -------> closed
 
 So a crowd of clients that share the listener between workers with them, or an address, keeps no
@@ -26,10 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dataplane.connection import Client, Handle, LaterReply, PendingReply, Reply
-from wire.apis import APIS, ApiKey
-from wire.codec import decoder
-from wire.headers import decode_request_header
-from wire.messages.fetch import FetchRequest
+from wire.apis import ApiKey
 
 MAX_ON_TRIAL: Final = 64  # the oldest makes room
 TRIAL_S: Final = 10.0
@@ -38,9 +35,13 @@ MAX_OF_ONE_WORKER: Final = 8
 # What a follower sends before its first fetch.
 _SAYING_WHO: Final = frozenset(
     key.to_bytes(2, "big")
-    for key in (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
+    for key in (
+        ApiKey.API_VERSIONS,
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.SASL_AUTHENTICATE,
+        ApiKey.AUTHENTICATE_REPLICA,
+    )
 )
-_FETCH: Final = ApiKey.FETCH.to_bytes(2, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,6 @@ class Peers:
     listener: str  # by which they come
     is_shared: bool  # with clients
     are_any: Callable[[], bool]
-    # Whether a worker of this id is registered now, by this broker epoch.
-    has: Callable[[int, int], bool]
 
 
 class Placed(Protocol):
@@ -181,13 +180,11 @@ class Trial:
     def __init__(
         self,
         handle: Handle,
-        peers: Peers,
         passed: Callable[[int], None],
         failed: Callable[[], None],
     ) -> None:
         """`passed` is told which worker it is; after `failed` nothing is handled any more."""
         self._handle = handle
-        self._peers = peers
         self._passed = passed
         self._failed = failed
         self.is_over = self.has_passed = False
@@ -197,15 +194,16 @@ class Trial:
             if client.sasl is not None and not client.sasl.is_open:
                 return self._handle(frame, client)
             if bytes(frame[:2]) in _SAYING_WHO:
-                return self._handle(frame, client)
-            worker_id = self._worker_of(frame)
-            passed, failed = self._passed, self._failed
-            self.end(may_go_on=worker_id is not None)
-            if worker_id is None:
-                failed()
-            else:
-                client.is_follower = self.has_passed = True
-                passed(worker_id)
+                answer = self._handle(frame, client)
+                if client.is_follower:
+                    passed = self._passed
+                    self.has_passed = True
+                    self.end(may_go_on=True)
+                    passed(client.worker_id)
+                return answer
+            failed = self._failed
+            self.end(may_go_on=False)
+            failed()
         return self._handle(frame, client)
 
     def end(self, *, may_go_on: bool) -> None:
@@ -214,17 +212,6 @@ class Trial:
         self._passed, self._failed = _ignored, _ignored
         if not may_go_on:
             self._handle = _unanswered
-
-    def _worker_of(self, frame: memoryview) -> int | None:
-        if frame[:2] != _FETCH:
-            return None
-        header, body = decode_request_header(frame)
-        if not APIS[ApiKey.FETCH].serves(header.api_version):
-            return None
-        asked = decoder(FetchRequest, header.api_version)(frame, body)[0].replica_state
-        if asked is None or not self._peers.has(asked.replica_id, asked.replica_epoch):
-            return None
-        return int(asked.replica_id)
 
 
 def _unanswered(frame: memoryview, client: Client) -> Reply:

@@ -36,13 +36,20 @@ from dataplane.leadership import BrokerEpoch
 from dataplane.log.checkpoints import LogOffsets
 from dataplane.log.config import NEVER
 from dataplane.partition import Partition
+from dataplane.replica_authentication import prove
 from metaquorum.admin.connection import BrokerConnection
-from metaquorum.admin.errors import BrokerError, NotServedError
+from metaquorum.admin.errors import BrokerError, NotServedError, broker_error
 from metaquorum.admin.seams import SeamTransport
 from metaquorum.admin.security import Login
+from metaquorum.channel import Endpoint, HandshakeError
+from metaquorum.channel.handshake import Refusal
 from metaquorum.runtime import Runtime, StorageError
 from metaquorum.tls_files import ReloadedContext
 from wire.errors import ErrorCode, KafkaError, WireError
+from wire.messages.authenticate_replica import (
+    AuthenticateReplicaRequest,
+    AuthenticateReplicaResponse,
+)
 from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
@@ -82,6 +89,10 @@ OVERTAKEN_EVERY_S: Final = 0.1
 IN_PLACE_BYTES: Final = 256 * 1024
 # Logs that are cut, and synced, side by side.
 CONCURRENT_CUTS: Final = 8
+
+
+# What ends a connection to a leader: another is made after a while.
+_ENDS: Final = (OSError, EOFError, WireError, NotServedError, BrokerError, HandshakeError)
 
 
 class _OvertakenError(Exception):
@@ -138,14 +149,19 @@ class ReplicaFetcher:
         config: FetcherConfig,
         address: Callable[[], LeaderAddress | None],
         events: FollowerEvents,
+        endpoint: Endpoint | None,
         draws: Random,
     ) -> None:
-        """`address` is where the leader is by the metadata, if it is anywhere."""
+        """`address` is where the leader is by the metadata, if it is anywhere.
+
+        `endpoint` proves to it which worker this is; None without a secret: nothing is fetched.
+        """
         self.leader_id: Final = leader_id
         self._runtime = runtime
         self._config = config
         self._address = address
         self._events = events
+        self._endpoint = endpoint
         self._random = draws
         self._session = AskingSession(replica_id, broker_epoch, config.limits)
         self._followed = FollowedPartitions(self._session, config.partition_max_bytes)
@@ -156,6 +172,8 @@ class ReplicaFetcher:
         self._overtaken_at = -inf  # when a poll was last given up
         self._is_overtaken = False  # the request under way does not ask for all
         self._rest: list[_Row] = []  # of an answer, for the task
+        self._stale_count = 0  # answers, in a row, to a broker epoch that the leader does not know
+        self._stale_until = -inf  # nothing is asked before
         self._closed_at: float | None = None  # by the leader's side, and not opened again
         self._changed = trio.Event()
 
@@ -205,7 +223,7 @@ class ReplicaFetcher:
                     await self._talk(address)
             except _OvertakenError:
                 pass
-            except (OSError, EOFError, WireError, NotServedError, BrokerError) as error:
+            except _ENDS as error:
                 if self._closed_at is None and isinstance(error, EOFError | ConnectionError):
                     self._closed_at = self._runtime.clock.monotonic()
                 if self._runtime.clock.monotonic() - began > self._config.max_backoff_s:
@@ -247,7 +265,7 @@ class ReplicaFetcher:
         )
         self._connected_to = address
         try:
-            await connection.negotiate(clock.monotonic() + SILENCE_S)
+            await self._authenticate(connection, address, clock.monotonic() + SILENCE_S)
             self._closed_at = None
             version = connection.version_of(FetchRequest, max_version=FETCH_VERSION)
             link = FetchLink(stream.connection, version, self._client_id)
@@ -257,6 +275,26 @@ class ReplicaFetcher:
                 await self._take_rest(connection)
         finally:
             connection.close()
+
+    async def _authenticate(
+        self, connection: BrokerConnection, address: LeaderAddress, deadline: float
+    ) -> None:
+        """Both sides have proved which workers they are. HandshakeError, and what ends any."""
+        if self._endpoint is None:
+            raise HandshakeError(Refusal.SECRET, "this node has no cluster secret")
+        dialing = prove(self._endpoint, self.leader_id, address[:2])
+        hello = AuthenticateReplicaRequest(auth_bytes=dialing.data_to_send())
+        response: AuthenticateReplicaResponse = await connection.negotiate_and_ask(hello, deadline)
+        while True:
+            dialing.receive(bytes(response.auth_bytes)[: dialing.room])
+            if response.error_code:
+                raise broker_error(response.error_code, response.error_message, "fetch")
+            if dialing.established is not None:
+                return
+            if not (token := dialing.data_to_send()):
+                raise WireError("AuthenticateReplica: the answer ends in the middle of a message")
+            await connection.send(AuthenticateReplicaRequest(auth_bytes=token), deadline)
+            response = await connection.receive(deadline)
 
     async def _exchange(self, link: FetchLink) -> None:
         """Requests were sent and their answers taken, until the task has to do something."""
@@ -281,11 +319,20 @@ class ReplicaFetcher:
             return True
         response, size_bytes = received
         code = self._session.answered(response)
-        if code:
+        if code is ErrorCode.STALE_BROKER_EPOCH:
+            # This worker and its leader hear of a registration one after the other.
+            self._restart_session()
+            self._stale_count += 1
+            if self._stale_count == MOST_PASSING:
+                log.info("worker %d does not know this worker's broker epoch", self.leader_id)
+            pause_s = self._backoff_s(self._stale_count)
+            self._stale_until = self._runtime.clock.monotonic() + pause_s
+        elif code:
             if not is_session_error(code):
                 raise WireError(f"fetch is answered with {code.name}")
             self._restart_session()
         else:
+            self._stale_count = 0
             self._take(response, in_place=size_bytes <= IN_PLACE_BYTES)
         if not self._rest:
             self._ask(link)
@@ -295,7 +342,7 @@ class ReplicaFetcher:
         """A request is on its way, unless there is nothing to ask for now."""
         now = self._runtime.clock.monotonic()
         self._followed.look(now)
-        if not len(self._session):
+        if not len(self._session) or now < self._stale_until:
             return
         link.ask_nowait(self._session.request(self._wait_ms(now)))
         silent_at = trio.current_time() + self._config.limits.max_wait_ms / 1000 + SILENCE_S
@@ -318,6 +365,8 @@ class ReplicaFetcher:
         """Nothing is to be asked for now."""
         now = self._runtime.clock.monotonic()
         next_at = self._followed.next_resume_at()
+        if now < self._stale_until:
+            next_at = self._stale_until
         self._changed = trio.Event()
         with trio.move_on_after(max(0.0, next_at - now)):
             await self._changed.wait()

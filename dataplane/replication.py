@@ -35,6 +35,7 @@ from dataplane.replica_fetcher import (
     LeaderAddress,
     ReplicaFetcher,
 )
+from metaquorum.channel import Endpoint
 from metaquorum.config_layers import Configs
 from metaquorum.gateway import Gateway
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
@@ -84,14 +85,17 @@ class Replication:
         configs: Configs,
         between_workers: Replicating,
         tls: ReloadedContext | None,
+        endpoint: Endpoint | None,
         gateway: Gateway,
         truncation_ledger: TruncationLedger,
     ) -> None:
         """`between_workers` is how this worker reaches others, over `tls` if any.
 
-        `session` is read at each use of the broker epoch: nobody here keeps a copy.
+        `session` is read at each use of the broker epoch: nobody here keeps a copy. `endpoint`
+        proves to other workers which one this is; None where there are no others.
         """
         self._between_workers = between_workers
+        self._endpoint = endpoint
         self.worker_id: Final = session.registration.worker_id
         self.ledger: Final = truncation_ledger
         self._session: Final = session
@@ -275,6 +279,7 @@ class Replication:
             self._fetcher_config if number < self._fetchers_per_leader else self._catch_up_config,
             lambda: self._address(leader_id),
             self._events,
+            self._endpoint,
             Random(self._runtime.random.getrandbits(64)),  # noqa: S311 - for jitter
         )
         scope = trio.CancelScope()

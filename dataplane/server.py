@@ -149,7 +149,7 @@ class Server:
                     self._log_refusal(refusal)
                     connection.close()
                 else:
-                    served, trial = self._on_probation(connection, entrance, peers)
+                    served, trial = self._on_probation(connection, entrance)
                     nursery.start_soon(self._try, served, trial, refusal)
                 continue
             if self._rates is None:
@@ -222,7 +222,7 @@ class Server:
         return served
 
     def _on_probation(
-        self, connection: Connection, entrance: Entrance, peers: Peers
+        self, connection: Connection, entrance: Entrance
     ) -> tuple[ClientConnection, Trial]:
         """It has no place, but may be another worker's."""
         if len(self._on_trial) >= MAX_ON_TRIAL:
@@ -235,7 +235,7 @@ class Server:
             for each in self._places.take_of_worker(served, worker_id):
                 self._end_for(each, f"worker {worker_id} has come")
 
-        trial = Trial(entrance.handle, peers, passed, lambda: served.abort())
+        trial = Trial(entrance.handle, passed, lambda: served.abort())
         served = self._connection(connection, replace(entrance, handle=trial.handle))
         self._on_trial[served] = trial
         return served, trial

@@ -19,6 +19,7 @@ from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
 from dataplane.quorum_check import QuorumCheck
 from dataplane.removals import Removals
+from dataplane.replica_authentication import ReplicaAuthenticator
 from dataplane.replication import Replication
 from dataplane.topic_rows import TopicRows
 from dataplane.worker_configs import WorkerConfigs
@@ -79,6 +80,7 @@ class Worker:
         configs: WorkerConfigs,
         quotas: ClientQuotas,
         inline_append_bytes: int,
+        replica_authenticator: ReplicaAuthenticator,
     ) -> None:
         self.worker_id = worker_id
         self.clock: Clock = runtime.clock
@@ -89,6 +91,7 @@ class Worker:
         self.partitions = partitions
         self._configs = configs
         self.quotas = quotas
+        self.replica_authenticator = replica_authenticator
         self.inline_append_bytes = inline_append_bytes  # larger ones are made beside the loop
         # These do not change while a node runs.
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")

@@ -30,12 +30,14 @@ from dataplane.logins import Logins
 from dataplane.node_config import NodeConfig
 from dataplane.partitions import Partitions
 from dataplane.places import Peers
+from dataplane.replica_authentication import ReplicaAuthenticator
 from dataplane.replication import Replication
 from dataplane.server import Server, ServerLimits
 from dataplane.upkeep import Upkeep
 from dataplane.worker import Worker
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.addresses import counts_by_address
+from metaquorum.channel import Endpoint as ChannelEndpoint
 from metaquorum.config_layers import Configs, ListenerConfigs, WorkerLayers
 from metaquorum.decoy_key import derived_decoy_key, kept_decoy_key
 from metaquorum.gateway import Gateway
@@ -67,17 +69,22 @@ class WorkerRole:
         log_dirs: LogDirs,
         loader: MetadataLoader,
         links: QuorumLinks,
+        endpoint: ChannelEndpoint | None,
         incarnation_id: bytes,
         listeners: Sequence[Listener],
         metrics: "Collector | None" = None,
     ) -> None:
-        """`listeners` are those that the config names, in its order, bound."""
+        """`listeners` are those that the config names, in its order, bound.
+
+        `endpoint` holds the cluster's secret; None on a node that is alone.
+        """
         self.worker: Worker | None = None
         self._config = config
         self._runtime = runtime
         self._log_dirs = log_dirs
         self._loader = loader
         self._links = links
+        self._endpoint = endpoint
         self._metrics = metrics
         self._listeners = tuple(zip(config.client_listeners, listeners, strict=True))
         self._contexts: list[ReloadedContext] = []
@@ -136,6 +143,7 @@ class WorkerRole:
             configs.own,
             self._config.between_workers,
             self._dialing(),
+            self._endpoint,
             Gateway(runtime, self._links, loader),
             ledger,
         )
@@ -173,6 +181,7 @@ class WorkerRole:
             configs,
             quotas,
             self._config.inline_append_bytes,
+            self._replica_authenticator(),
         )
         upkeep = Upkeep(worker, self._runtime, self._log_dirs)
         names = tuple(asked.name for asked, _ in self._listeners)
@@ -213,18 +222,20 @@ class WorkerRole:
             serving.cancel_scope.cancel()
         return upkeep
 
+    def _replica_authenticator(self) -> ReplicaAuthenticator:
+        name = self._config.between_workers.listener
+        address = next(
+            (each.host, each.port)
+            for each in self.session.registration.endpoints
+            if each.listener == name
+        )
+        return ReplicaAuthenticator(self._endpoint, name, address, self._runtime.clock.monotonic)
+
     def _peers(self, worker: Worker) -> Peers:
-        own_id = self._config.node_id
-
-        def has(worker_id: int, broker_epoch: int) -> bool:
-            known = worker.image.workers.get(worker_id)
-            return known is not None and worker_id != own_id and known.broker_epoch == broker_epoch
-
         return Peers(
             self._config.between_workers.listener,
             is_shared=len(self._listeners) == 1,
             are_any=lambda: len(worker.image.workers) > 1,
-            has=has,
         )
 
     def _entrances(

@@ -55,6 +55,7 @@ class ApiKey(IntEnum):
     DESCRIBE_TRUNCATIONS = 10_002
     DESCRIBE_REPLICAS = 10_003
     DESCRIBE_QUOTA_USE = 10_004
+    AUTHENTICATE_REPLICA = 10_005
 
 
 class Api:
@@ -136,6 +137,7 @@ _ROWS: Final = (
     Api(ApiKey.DESCRIBE_TRUNCATIONS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_REPLICAS, 0, 0, flexible_from=0),
     Api(ApiKey.DESCRIBE_QUOTA_USE, 0, 0, flexible_from=0),
+    Api(ApiKey.AUTHENTICATE_REPLICA, 0, 0, flexible_from=0),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

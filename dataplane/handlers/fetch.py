@@ -22,6 +22,7 @@ from dataplane.fetch_sessions import (
 from dataplane.later import Later
 from dataplane.log.files import ColdError
 from dataplane.partition import NO_ERROR, FetchWaiter, Partition
+from dataplane.replica_authentication import fetch_claim_error
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -39,6 +40,8 @@ _TOPIC_IDS_SINCE: Final = 13
 _FOLLOWERS_SINCE: Final = 11  # consumers may read from followers: KIP-392
 # A client that asks to wait for longer is answered, emptily, after this.
 MAX_WAIT_MS: Final = 5 * 60 * 1000
+# A false replica that asks for more partitions gets one error for all of them.
+MAX_REFUSED_ROWS: Final = 1000
 # Looking for places whose pages are not in memory reads so often beside the loop, and then in it.
 MAX_COLD_READS: Final = 8
 
@@ -51,8 +54,9 @@ _Read = TypeVar("_Read")
 
 def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Answer:
     if (replica_id := replica_of(message)) >= 0:
+        if error := fetch_claim_error(request.client, message, worker.loader.image):
+            return _refuse_claim(message, error)
         worker.replication.context.heard[replica_id] = worker.clock.monotonic()
-        request.client.is_follower = True
     allowed = _Allowed(worker, request, message, is_limited=replica_id < 0)
     has_topic_ids = request.version >= _TOPIC_IDS_SINCE
     if not is_whole(message):
@@ -62,6 +66,32 @@ def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Ans
     if allowed.throttle_ms:
         return FetchResponse(throttle_time_ms=allowed.throttle_ms)
     return _Whole(worker, message, has_topic_ids, allowed).answer()
+
+
+def _refuse_claim(message: FetchRequest, error: ErrorCode) -> FetchResponse:
+    """The sender may not fetch as the replica that it names; nothing is read, no session begins."""
+    row_count = sum(len(topic.partitions) for topic in message.topics)
+    if error is ErrorCode.STALE_BROKER_EPOCH or row_count > MAX_REFUSED_ROWS:
+        return FetchResponse(error_code=error)
+    return FetchResponse(
+        responses=[
+            FetchableTopicResponse(
+                topic=topic.topic,
+                topic_id=topic.topic_id,
+                partitions=[
+                    PartitionData(
+                        partition_index=data.partition,
+                        error_code=error,
+                        high_watermark=-1,
+                        aborted_transactions=None,
+                        records=b"",
+                    )
+                    for data in topic.partitions
+                ],
+            )
+            for topic in message.topics
+        ]
+    )
 
 
 class _Allowed:

@@ -9,6 +9,7 @@ import trio
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.timestamps import Candidate, TimestampOffset, youngest_of
 from dataplane.partition import Partition
+from dataplane.replica_authentication import claim_error
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import File, StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -68,9 +69,7 @@ async def _list_offsets(
             ListOffsetsTopicResponse(
                 name=topic.name,
                 partitions=[
-                    await _list_offset(
-                        worker, request.version, replica_id, committed, topic.name, data
-                    )
+                    await _list_offset(worker, request, replica_id, committed, topic.name, data)
                     for data in topic.partitions
                 ],
             )
@@ -86,15 +85,18 @@ def _is_search(timestamp: int) -> bool:
 
 async def _list_offset(
     worker: Worker,
-    version: int,
+    request: Request,
     replica_id: int,
     committed: bool,
     topic: str,
     data: ListOffsetsPartition,
 ) -> ListOffsetsPartitionResponse:
     answer = ListOffsetsPartitionResponse(partition_index=data.partition_index)
+    version = request.version
     partition: Partition | None = None
     try:
+        if error := claim_error(request.client, replica_id):
+            raise KafkaError(error)
         partition = worker.partitions.by_name(topic, data.partition_index)
         if error := partition.leader_error(data.current_leader_epoch):
             raise KafkaError(error)
@@ -199,16 +201,23 @@ def handle_offset_for_leader_epoch(
         topics=[
             OffsetForLeaderTopicResult(
                 topic=topic.topic,
-                partitions=[_epoch_end(worker, topic.topic, data) for data in topic.partitions],
+                partitions=[
+                    _epoch_end(worker, request, message.replica_id, topic.topic, data)
+                    for data in topic.partitions
+                ],
             )
             for topic in message.topics
         ]
     )
 
 
-def _epoch_end(worker: Worker, topic: str, data: OffsetForLeaderPartition) -> EpochEndOffset:
+def _epoch_end(
+    worker: Worker, request: Request, replica_id: int, topic: str, data: OffsetForLeaderPartition
+) -> EpochEndOffset:
     answer = EpochEndOffset(partition=data.partition, leader_epoch=-1, end_offset=-1)
     try:
+        if error := claim_error(request.client, replica_id):
+            raise KafkaError(error)
         partition = worker.partitions.by_name(topic, data.partition)
         if error := partition.leader_error(data.current_leader_epoch):
             raise KafkaError(error)

@@ -1,4 +1,4 @@
-"""What this worker knows of replicas that no API of Kafka tells."""
+"""Replicas, as far as no API of Kafka serves: their proofs, what is known of them, what was cut."""
 
 from typing import Final
 
@@ -7,8 +7,13 @@ import trio
 from dataplane.leadership import Follower
 from dataplane.ledger import Entry
 from dataplane.partition import Partition
+from dataplane.replica_authentication import ReplicaAuthenticationError
 from dataplane.worker import Request, Worker
 from wire.errors import ErrorCode, KafkaError
+from wire.messages.authenticate_replica import (
+    AuthenticateReplicaRequest,
+    AuthenticateReplicaResponse,
+)
 from wire.messages.describe_replicas import (
     DescribedFollower,
     DescribedReplicas,
@@ -25,6 +30,21 @@ from wire.messages.describe_truncations import (
 # Partitions described between two turns of the loop.
 SLICE_PARTITIONS: Final = 500
 _UNKNOWN: Final = -1
+
+
+def handle_authenticate_replica(
+    worker: Worker, request: Request, message: AuthenticateReplicaRequest
+) -> AuthenticateReplicaResponse:
+    """One message of the handshake by which a follower proves which worker it is."""
+    try:
+        token = worker.replica_authenticator.respond(request.client, bytes(message.auth_bytes))
+    except ReplicaAuthenticationError as error:
+        return AuthenticateReplicaResponse(
+            error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            error_message=str(error),
+            auth_bytes=error.answer,
+        )
+    return AuthenticateReplicaResponse(auth_bytes=token)
 
 
 def handle_describe_truncations(

@@ -107,6 +107,7 @@ API_NAMES: Final[Mapping[int, str]] = {
     10_002: "DescribeTruncations",
     10_003: "DescribeReplicas",
     10_004: "DescribeQuotaUse",
+    10_005: "AuthenticateReplica",
 }
 
 

@@ -84,15 +84,35 @@ class BrokerConnection:
 
     async def negotiate(self, deadline: float) -> None:
         """`versions` is what the broker serves (KIP-35, KIP-511)."""
+        await self._send(_versions_request(), ApiVersionsRequest.VERSIONS.last, deadline)
+        await self._take_versions(deadline)
+        if self._login is not None:
+            await self._log_in(self._login, deadline)
+
+    async def negotiate_and_ask(self, request: Message, deadline: float) -> Any:
+        """As `negotiate`, and the answer to `request`, which travels with the first request.
+
+        Where this client logs in, `request` follows the login. Otherwise it leaves in its oldest
+        version before the broker has said what it serves: it takes no time of its own.
+        """
+        if self._login is not None:
+            await self.negotiate(deadline)
+            await self.send(request, deadline)
+            return await self.receive(deadline)
+        await self._send(_versions_request(), ApiVersionsRequest.VERSIONS.last, deadline)
+        await self._send(request, request.VERSIONS.first, deadline)
+        await self._take_versions(deadline)
+        return await self.receive(deadline)
+
+    async def _take_versions(self, deadline: float) -> None:
         version = ApiVersionsRequest.VERSIONS.last
-        request = ApiVersionsRequest(
-            client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION
-        )
-        response = await self._ask(request, version, deadline)
+        response = await self.receive(deadline)
         if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
             offered = [a.max_version for a in response.api_keys if a.api_key == ApiKey.API_VERSIONS]
             version = min(version - 1, max(offered, default=0))
-            response = await self._ask(request, version, deadline)
+            if self._waiting:
+                raise WireError("the broker is too old to be asked before it has told its versions")
+            response = await self._ask(_versions_request(), version, deadline)
         if response.error_code:
             raise WireError(f"ApiVersions v{version} is answered with error {response.error_code}")
         self.versions = {
@@ -101,8 +121,6 @@ class BrokerConnection:
         self.features = {
             feature.name: feature.max_version_level for feature in response.finalized_features
         }
-        if self._login is not None:
-            await self._log_in(self._login, deadline)
 
     async def _log_in(self, login: Login, deadline: float) -> None:
         """The broker knows who we are. BrokerError where it does not believe it."""
@@ -219,6 +237,12 @@ class BrokerConnection:
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _versions_request() -> ApiVersionsRequest:
+    return ApiVersionsRequest(
+        client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION
+    )
 
 
 @lru_cache(maxsize=128)

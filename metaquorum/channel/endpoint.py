@@ -49,20 +49,7 @@ class Endpoint:
 
     async def dial(self, kind: StreamKind, node_id: int, host: str, port: int) -> Stream:
         """A stream to that node. OSError (TimeoutError among them) or HandshakeError."""
-        self._attempts += 1
-        identity = self.identity
-        dialing = Dialing(
-            identity,
-            Hello(
-                kind,
-                identity.node_id,
-                node_id,
-                self._incarnation,
-                self._attempts,
-                self._nonce(),
-                identity.cluster_id,
-            ),
-        )
+        dialing = self.dialing(kind, node_id)
 
         made: list[Stream] = []
 
@@ -86,7 +73,7 @@ class Endpoint:
 
         OSError (TimeoutError among them) or HandshakeError.
         """
-        handshake = Accepting(self.identity, self._incarnation, self._nonce(), admit)
+        handshake = self.accepting(admit)
 
         made: list[Stream] = []
 
@@ -109,6 +96,28 @@ class Endpoint:
                     error.refusal, f"{error} (it says it is node {peer.sender})"
                 ) from None
             raise
+
+    def dialing(self, kind: StreamKind, node_id: int, incarnation: int | None = None) -> Dialing:
+        """The dialer's side of a new handshake with that node, whatever carries it.
+
+        `incarnation`: what both proofs cover in place of the number drawn by this process.
+        """
+        self._attempts += 1
+        identity = self.identity
+        hello = Hello(
+            kind,
+            identity.node_id,
+            node_id,
+            self._incarnation if incarnation is None else incarnation,
+            self._attempts,
+            self._nonce(),
+            identity.cluster_id,
+        )
+        return Dialing(identity, hello)
+
+    def accepting(self, admit: Admit) -> Accepting:
+        """The acceptor's side of a new handshake, whatever carries it."""
+        return Accepting(self.identity, self._incarnation, self._nonce(), admit)
 
     async def _made(
         self, made: list[Stream], seconds: float, make: Callable[[], Awaitable[None]]

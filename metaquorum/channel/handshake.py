@@ -297,7 +297,7 @@ class Accepting(_Handshake):
         peer, identity = decode_hello(taken), self._identity
         self.peer = peer
         if peer.cluster_id != identity.cluster_id:
-            raise HandshakeError(Refusal.CLUSTER, f"it belongs to cluster {peer.cluster_id}")
+            raise HandshakeError(Refusal.CLUSTER, f"it belongs to cluster {peer.cluster_id!r}")
         if peer.addressee != identity.node_id:
             raise HandshakeError(Refusal.NODE, f"it wants to reach node {peer.addressee}")
         if (refusal := self._admit(peer)) is not None:

@@ -21,6 +21,7 @@ TOOL_ID: Final = -1
 class StreamKind(IntEnum):
     PEER = 1  # between two voters of the quorum
     RPC = 2  # from a worker or a tool to a controller
+    REPLICA = 3  # from a follower to a leader, on a connection of the inter-broker listener
 
 
 class SecretError(Exception):

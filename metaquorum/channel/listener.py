@@ -126,6 +126,8 @@ class ChannelListener:
             if self._peers is None:
                 return HandshakeError(Refusal.UNWELCOME, "this node is no voter")
             return self._peers.admit(peer)
+        if peer.kind is not StreamKind.RPC:
+            return HandshakeError(Refusal.UNWELCOME, f"this port takes no {peer.kind.name} streams")
         if self._rpc is None:
             return HandshakeError(Refusal.UNWELCOME, "this node answers no calls")
         if self._rpc_streams >= MAX_RPC_STREAMS:

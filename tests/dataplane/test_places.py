@@ -12,12 +12,14 @@ from wire.apis import ApiKey
 from wire.headers import encode_request
 from wire.message import Message
 from wire.messages.api_versions import ApiVersionsRequest
+from wire.messages.authenticate_replica import AuthenticateReplicaRequest
 from wire.messages.fetch import FetchRequest, ReplicaState
 from wire.messages.metadata import MetadataRequest
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest
 
 MANY = 1000
 WORKER, EPOCH = 2, 77
+PROOF = b"the last message of a proof"
 
 
 @dataclass(eq=False)
@@ -37,7 +39,6 @@ def peers(*, is_shared: bool = False, are_any: bool = True) -> Peers:
         "OUT" if is_shared else "IN",
         is_shared,
         lambda: are_any,
-        lambda worker_id, epoch: (worker_id, epoch) == (WORKER, EPOCH),
     )
 
 
@@ -132,7 +133,7 @@ def test_a_worker_that_passed_takes_the_place_of_a_client_of_its_listener() -> N
     filled(found, 3, "OTHER")
     first, _ = filled(found, 2)
     worker = Connection()
-    worker.client.is_follower = True
+    worker.client.worker_id = WORKER
     assert found.take_of_worker(worker, WORKER) == [first]
     assert len(found) == 5
 
@@ -141,7 +142,7 @@ def test_one_worker_has_so_many_places_by_trial_and_the_oldest_makes_room() -> N
     found = Places(PlaceLimits(0, 0), peers(is_shared=True))
     workers = [Connection() for _ in range(MAX_OF_ONE_WORKER + 2)]
     for worker in workers:
-        worker.client.is_follower = True
+        worker.client.worker_id = WORKER
     *before, last, another = workers
     assert [found.take_of_worker(each, WORKER) for each in before] == [[]] * len(before)
     assert found.take_of_worker(last, WORKER) == [workers[0]]
@@ -156,9 +157,11 @@ class OnTrial:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.client = Client(("192.0.2.1", 1), "IN")
-        self.trial = Trial(self._handle, peers(), self.told.append, lambda: self.told.append(None))
+        self.trial = Trial(self._handle, self.told.append, lambda: self.told.append(None))
 
     def _handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
+        if bytes(frame).endswith(PROOF + b"\0") and (client.sasl is None or client.sasl.is_open):
+            client.worker_id = WORKER
         return bytes(frame)
 
     def ask(self, api: int, message: Message, version: int) -> bool:
@@ -166,16 +169,21 @@ class OnTrial:
         frame = bytearray(encode_request(api, version, 1, "test", message)[4:])
         return bool(self.trial.handle(memoryview(frame), self.client))
 
+    def prove(self, token: bytes = PROOF) -> bool:
+        message = AuthenticateReplicaRequest(auth_bytes=token)
+        return self.ask(ApiKey.AUTHENTICATE_REPLICA, message, 0)
+
 
 def fetch(worker_id: int, epoch: int) -> FetchRequest:
     return FetchRequest(replica_state=ReplicaState(replica_id=worker_id, replica_epoch=epoch))
 
 
-def test_a_worker_says_which_it_is_and_is_served_from_then_on() -> None:
+def test_a_worker_proves_which_it_is_and_is_served_from_then_on() -> None:
     one = OnTrial()
     assert one.ask(ApiKey.API_VERSIONS, ApiVersionsRequest(), 3)
+    assert one.prove(b"the first message")
     assert not one.told
-    assert one.ask(ApiKey.FETCH, fetch(WORKER, EPOCH), 17)
+    assert one.prove()
     assert one.told == [WORKER]
     assert one.client.is_follower
     assert one.ask(ApiKey.METADATA, MetadataRequest(), 12)
@@ -186,34 +194,27 @@ def test_a_worker_says_which_it_is_and_is_served_from_then_on() -> None:
     ("api", "message", "version"),
     [
         (ApiKey.METADATA, MetadataRequest(), 12),
-        (ApiKey.FETCH, fetch(WORKER, EPOCH - 1), 17),
-        (ApiKey.FETCH, fetch(WORKER + 1, EPOCH), 17),
+        (ApiKey.FETCH, fetch(WORKER, EPOCH), 17),
         (ApiKey.FETCH, FetchRequest(), 17),
         (ApiKey.FETCH, FetchRequest(replica_id=WORKER), 12),
     ],
 )
-def test_whoever_asks_for_anything_else_is_not_served_any_more(
+def test_whoever_asks_for_anything_before_a_proof_is_not_served_any_more(
     api: int, message: Message, version: int
 ) -> None:
     one = OnTrial()
     assert not one.ask(api, message, version)
-    assert not one.ask(ApiKey.FETCH, fetch(WORKER, EPOCH), 17)
+    assert not one.prove()
     assert one.told == [None]
-
-
-def test_a_version_of_fetch_that_is_not_served_is_no_workers() -> None:
-    one = OnTrial()
-    frame = ApiKey.FETCH.to_bytes(2, "big") + (99).to_bytes(2, "big") + bytes(20)
-    assert not one.trial.handle(memoryview(frame), one.client)
-    assert one.told == [None]
+    assert not one.client.is_follower
 
 
 def test_where_clients_say_who_they_are_a_worker_does_that_first() -> None:
     one = OnTrial()
     session = one.client.sasl = SaslSession(lambda: None)
     assert one.ask(ApiKey.SASL_AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=b""), 2)
-    assert one.ask(ApiKey.FETCH, fetch(WORKER, EPOCH), 17)  # for the gate behind it to refuse
+    assert one.prove()  # for the gate behind it to refuse
     assert not one.told
     session.is_open = True
-    assert one.ask(ApiKey.FETCH, fetch(WORKER, EPOCH), 17)
+    assert one.prove()
     assert one.told == [WORKER]

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from dataplane.connection import Client
 from dataplane.fetch_asking import FetchLimits
 from dataplane.partition import Partition
+from dataplane.replica_authentication import ReplicaAuthenticator
 from dataplane.replica_fetcher import (
     FETCH_VERSION,
     FIRST_BACKOFF_S,
@@ -18,17 +20,23 @@ from dataplane.replica_fetcher import (
     LeaderAddress,
     ReplicaFetcher,
 )
+from metaquorum.channel.handshake import Refusal, decode_hello
 from metaquorum.runtime import Connection, Listener, Runtime
 from metaquorum.runtime.real import real_runtime
 from tests.dataplane.log.logs import open_log
 from tests.dataplane.replicas import Setting
 from tests.dataplane.test_partition import config_of
+from tests.metaquorum.channel.nodes import endpoint
 from tests.nodes import PATIENCE_S
 from wire.apis import APIS, ApiKey
 from wire.codec import decode
 from wire.errors import ErrorCode
 from wire.headers import decode_request_header, encode_response
 from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from wire.messages.authenticate_replica import (
+    AuthenticateReplicaRequest,
+    AuthenticateReplicaResponse,
+)
 from wire.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
@@ -54,7 +62,8 @@ class Leader:
         room = bytearray(1 << 16)
         while len(self._received) < 4 or len(self._received) < 4 + self._size:
             count = await self._connection.receive_into(room)
-            assert count
+            if not count:
+                raise EOFError
             self._received += room[:count]
         frame = bytes(self._received[4 : 4 + self._size])
         del self._received[: 4 + self._size]
@@ -78,11 +87,31 @@ class Leader:
         data = encode_response(api, version, self._correlation_id, message)
         await self._connection.send(data)
 
+    async def authenticate(self, address: tuple[str, int]) -> None:
+        """The follower has proved which worker it is, and this leader has too."""
+        replicas = ReplicaAuthenticator(
+            endpoint(1, runtime=real_runtime()), "IN", address, lambda: 0.0
+        )
+        client = Client(("127.0.0.1", 1), "IN")
+        for _ in range(2):
+            await self.answer_token(replicas.respond(client, await self.token()))
+        assert client.worker_id == 2
+
+    async def token(self) -> bytes:
+        """The follower's next message of the handshake."""
+        version, body = await self._frame(ApiKey.AUTHENTICATE_REPLICA)
+        return bytes(decode(AuthenticateReplicaRequest, version, body).auth_bytes)
+
+    async def answer_token(self, token: bytes) -> None:
+        message = AuthenticateReplicaResponse(auth_bytes=token)
+        api = APIS[ApiKey.AUTHENTICATE_REPLICA]
+        await self._connection.send(encode_response(api, 0, self._correlation_id, message))
+
     async def asked(self) -> FetchRequest:
         version, body = await self._frame(ApiKey.FETCH)
         return decode(FetchRequest, version, body)
 
-    async def answer(self, **codes: ErrorCode) -> None:
+    async def answer(self, error: ErrorCode = ErrorCode.NONE, **codes: ErrorCode) -> None:
         """These partitions, called p0, p1 ..., say so; nothing has come for any."""
         rows = [
             PartitionData(
@@ -91,7 +120,7 @@ class Leader:
             for name, code in codes.items()
         ]
         topics = [FetchableTopicResponse(topic_id=TOPIC_ID, partitions=rows)] if rows else []
-        message = FetchResponse(session_id=7, responses=topics)
+        message = FetchResponse(error_code=error, session_id=0 if error else 7, responses=topics)
         api = APIS[ApiKey.FETCH]
         data = encode_response(api, FETCH_VERSION, self._correlation_id, message)
         await self._connection.send(data)
@@ -105,13 +134,15 @@ def replica(folder: Path, index: int) -> Partition:
 Story = Callable[[ReplicaFetcher, Callable[[], Awaitable[Leader]]], Awaitable[None]]
 
 
-def following(story: Story) -> None:
+def following(story: Story, *, is_impostor: bool = False) -> None:
     connections: list[Connection] = []
 
     async def accept(listener: Listener) -> Leader:
         connections.append(await listener.accept())
         leader = Leader(connections[-1])
         await leader.tell_versions()
+        if not is_impostor:
+            await leader.authenticate(listener.address)
         return leader
 
     async def main() -> None:
@@ -129,6 +160,7 @@ def following(story: Story) -> None:
                 lambda *_: None,
                 lambda *_: None,  # type: ignore[arg-type,return-value]
             ),
+            endpoint(2, runtime=runtime),
             random.Random(0),
         )
         with trio.fail_after(PATIENCE_S):
@@ -181,3 +213,39 @@ def test_a_poll_is_given_up_for_another_partition(tmp_path: Path) -> None:
         assert partitions_in(await leader.asked()) == [0, 1]
 
     following(story)
+
+
+def test_a_leader_that_does_not_know_the_broker_epoch_yet_is_asked_again(tmp_path: Path) -> None:
+    """On the same connection, with a whole request: its session, if any, was not touched."""
+
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        leader = await accept()
+        for _ in range(3):
+            asked = await leader.asked()
+            assert (partitions_in(asked), asked.session_epoch) == ([0], 0)
+            assert asked.replica_state is not None
+            assert asked.replica_state.replica_epoch == 8
+            await leader.answer(ErrorCode.STALE_BROKER_EPOCH)
+        await leader.asked()
+        await leader.answer(p0=ErrorCode.NONE)
+        assert (await leader.asked()).session_epoch == 1
+
+    following(story)
+
+
+def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_fetched_from(
+    tmp_path: Path,
+) -> None:
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        impostor = await accept()
+        hello = decode_hello(await impostor.token())
+        mine = hello._replace(sender=hello.addressee, addressee=hello.sender, nonce=bytes(32))
+        await impostor.answer_token(bytes([Refusal.OK]) + mine.encode())
+        proof = await impostor.token()
+        await impostor.answer_token(bytes([Refusal.OK]) + proof)
+        with pytest.raises(EOFError):
+            await impostor.asked()
+
+    following(story, is_impostor=True)

@@ -22,7 +22,7 @@ from tests.dataplane.serving import in_trio
 from tests.dataplane.test_connection_alone import PlayedConnection, framed
 from wire.apis import ApiKey
 from wire.headers import encode_request
-from wire.messages.fetch import FetchRequest, ReplicaState
+from wire.messages.authenticate_replica import AuthenticateReplicaRequest
 from wire.messages.metadata import MetadataRequest
 
 LIMITS: dict[str, Any] = {
@@ -74,11 +74,18 @@ def played(
     return Server(runtime, entrances, asked, peers=peers), listener
 
 
+def believing_echo(frame: memoryview, client: Client) -> Reply | PendingReply:
+    """Takes whoever authenticates for worker 2."""
+    if frame[:2] == ApiKey.AUTHENTICATE_REPLICA.to_bytes(2, "big"):
+        client.worker_id = 2
+    return bytes(frame)
+
+
 @asynccontextmanager
 async def serving(
     peers: Peers | None = None, **limits: Any
 ) -> AsyncIterator[tuple[Server, PlayedListener]]:
-    server, listener = played(peers=peers, **limits)
+    server, listener = played(believing_echo, peers, **limits)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.serve)
         yield server, listener
@@ -133,15 +140,9 @@ async def test_no_more_connections_of_one_address_than_allowed_are_served() -> N
         assert not late.is_closed
 
 
-PEERS = Peers(
-    "PLAINTEXT", True, lambda: True, lambda worker_id, epoch: (worker_id, epoch) == (2, 7)
-)
-FETCH = encode_request(
-    ApiKey.FETCH,
-    17,
-    1,
-    "2",
-    FetchRequest(replica_state=ReplicaState(replica_id=2, replica_epoch=7)),
+PEERS = Peers("PLAINTEXT", True, lambda: True)
+PROOF = encode_request(
+    ApiKey.AUTHENTICATE_REPLICA, 0, 1, "2", AuthenticateReplicaRequest(auth_bytes=b"a proof")
 )
 METADATA = encode_request(ApiKey.METADATA, 12, 1, "client", MetadataRequest())
 
@@ -158,7 +159,7 @@ async def test_another_worker_is_served_whatever_crowd_of_clients_is_there() -> 
             await trio.testing.wait_all_tasks_blocked()
             assert server.connection_count == 3 + MAX_ON_TRIAL
         listener.offer(worker := PlayedConnection())
-        worker.feed(FETCH)
+        worker.feed(PROOF)
         await trio.testing.wait_all_tasks_blocked()
         assert worker.sent
         assert [one.is_closed for one in (*clients, worker)] == [False, True, False, False]
@@ -166,7 +167,7 @@ async def test_another_worker_is_served_whatever_crowd_of_clients_is_there() -> 
         assert server.connection_count == 3
         assert not worker.is_closed
         listener.offer(late := PlayedConnection())
-        late.feed(METADATA + FETCH)
+        late.feed(METADATA + PROOF)
         await trio.testing.wait_all_tasks_blocked()
         assert late.is_closed
         assert not late.sent

@@ -11,6 +11,7 @@ from dataplane.replica_fetcher import FetcherConfig, FollowerEvents, LeaderAddre
 from metaquorum.runtime.real import real_runtime
 from tests.dataplane.test_following import replica
 from tests.dataplane.together import Together, together
+from tests.metaquorum.channel.nodes import endpoint
 from tests.nodes import PATIENCE_S, free_port
 from wire.errors import ErrorCode
 
@@ -36,6 +37,7 @@ async def suspects_one_that(folder: Path, *, accepts: bool) -> None:
         CONFIG,
         lambda: address,
         FollowerEvents(lambda *_: None, lambda *_: None, lambda *_: None),
+        endpoint(2, runtime=runtime),
         random.Random(0),
     )
     fetcher.add(replica(folder, 2), leader_epoch=0)

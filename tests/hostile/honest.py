@@ -44,10 +44,19 @@ class Client:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._next_id = 0
 
-    def call(self, api: ApiKey, message: Message) -> Any:
+    def call(self, api: ApiKey, message: Message, version: int | None = None) -> Any:
+        """`version`: None for that of `VERSIONS`."""
+        self.send(api, message, version)
+        return self.answer(api, version)
+
+    def send(self, api: ApiKey, message: Message, version: int | None = None) -> None:
         self._next_id += 1
-        version = VERSIONS[api]
+        version = VERSIONS[api] if version is None else version
         self._socket.sendall(encode_request(api, version, self._next_id, "honest", message))
+
+    def answer(self, api: ApiKey, version: int | None = None) -> Any:
+        """To the request that was sent last."""
+        version = VERSIONS[api] if version is None else version
         (size,) = struct.unpack(">i", self._exactly(4))
         correlation_id, answer = decode_response(api, version, memoryview(self._exactly(size)))
         assert correlation_id == self._next_id

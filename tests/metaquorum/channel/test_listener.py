@@ -111,6 +111,14 @@ async def test_a_port_without_peers_or_calls_says_so() -> None:
 
 
 @in_trio
+async def test_a_proof_for_the_listener_between_workers_opens_no_stream_to_a_controller() -> None:
+    async with listening() as found:
+        with pytest.raises(HandshakeError, match="does not take this kind"):
+            await endpoint(7).dial(StreamKind.REPLICA, 1, *found.address)
+        assert found.rpc_stream_count == 0
+
+
+@in_trio
 async def test_who_says_nothing_is_closed_in_time() -> None:
     async with listening(ChannelTimings(handshake_s=0.1)) as found:
         silent = await knock(found.address)
