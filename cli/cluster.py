@@ -37,6 +37,7 @@ from cli.processes import (
 )
 from cli.quorum_options import QUORUM_SIZES
 from metaquorum.channel.identity import create_secret
+from metaquorum.own_processes import own_command, own_environment
 from metaquorum.storage import new_id
 
 DEFAULT_DIR: Final = "mq-cluster"
@@ -130,11 +131,11 @@ class Cluster:
             if not is_free(port):
                 _fail(f"port {port} is taken by another process; choose another --base-port")
         home = self._home(node)
-        # In the folder of the caller: whatever runs this command must be able to run the node.
-        command = [sys.executable, "-m", "cli.mq_server", "run", "--config"]
+        command = [*own_command("cli.mq_server"), "run", "--config", str(home / "server.toml")]
         with (home / "log").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603
-                [*command, str(home / "server.toml")],
+                command,
+                env=own_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 
 from cli.cluster_layout import QUORUM_PORT_OFFSET
 from cli.processes import is_free
+from metaquorum.own_processes import own_command, own_environment
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 19092
@@ -103,7 +104,8 @@ def run(module: str, name: str, *arguments: str, shown: bool = True) -> str:
     if shown:
         say(f"   $ {name} {shlex.join(arguments)}")
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", module, *arguments],
+        [*own_command(module), *arguments],
+        env=own_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from metaquorum.own_processes import own_command, own_environment
 from simulations.batch import Job, run_batch, run_jobs
 from simulations.ci import ci, gates
 from simulations.defects import DEFECTS, Defect
@@ -141,12 +142,12 @@ def replay(
 def _show_difference(scenario: str, seed: int, defect: str | None) -> None:
     import subprocess
 
-    command = [sys.executable, "-m", "simulations", "replay", scenario, str(seed)]
+    command = [*own_command("simulations"), "replay", scenario, str(seed)]
     command += ["--defect", defect] if defect else []
     stories = [
         subprocess.run(  # noqa: S603 - this very module
             command,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            env={**own_environment(), "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
             check=False,

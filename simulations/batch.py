@@ -5,15 +5,14 @@ process under another one; a digest that differs is a finding like any other.
 """
 
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
+from metaquorum.own_processes import own_command, own_environment
 from simulations.gates import CI, is_gated
 from simulations.runs import Outcome
 from simulations.scenario import Scenario
@@ -127,7 +126,7 @@ def run_jobs(
 
 
 def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "simulations", "work", "--scenario", job.scenario]
+    command = [*own_command("simulations"), "work", "--scenario", job.scenario]
     if job.defect is not None:
         command += ["--defect", job.defect]
     if seconds is not None:
@@ -137,7 +136,7 @@ def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONHASHSEED": str(job.hash_seed)},
+        env={**own_environment(), "PYTHONHASHSEED": str(job.hash_seed)},
     )
     assert process.stdin is not None
     process.stdin.write(" ".join(map(str, job.seeds)))
