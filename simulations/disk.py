@@ -19,6 +19,7 @@ from simulations.trace import Trace
 
 T = TypeVar("T")
 NEEDING_ROOM: Final = ("write", "create", "mkdir")
+FAILURES: Final = ("sync failed", "disk full", "changes refused", "reads failed")
 HOW_TO_STOP: Final = ("before", "torn", "after")
 
 
@@ -38,6 +39,11 @@ class DiskFaults:
     # With which error changes of a path fail (0: they do not): a device of several may be broken.
     refusing: Callable[[str], int] | None = None
     happened: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> int:
+        """How many operations have failed so far."""
+        return sum(self.happened.get(name, 0) for name in FAILURES)
 
     def count(self, name: str) -> None:
         self.happened[name] = self.happened.get(name, 0) + 1

@@ -34,10 +34,8 @@ class Kept:
         self._draw = draw
         self._held = 0
         self._released = trio.Event()
-        self._disk_troubles = 0
+        self._failures_before = 0  # of the disk, when this process began
         self._failed_starts = 0
-        # This process has met a disk that did not do its job.
-        self.impaired = False
         self.rotten = False
         # What it once had made durable may be gone.
         self.ruined = False
@@ -58,12 +56,10 @@ class Kept:
         self._held -= 1
         self._released.set()
 
-    def disk_troubled(self) -> None:
-        self._disk_troubles += 1
-        self.impaired = True
-
-    def disk_sound(self) -> None:
-        self._disk_troubles -= 1
+    @property
+    def impaired(self) -> bool:
+        """The disk has failed to do something that this very process asked for."""
+        return self.machine.faults.failures > self._failures_before
 
     async def run(self) -> None:
         """It is started whenever it is down, and nobody holds it down; until it is given up."""
@@ -71,7 +67,7 @@ class Kept:
             while self._held:
                 self._released = trio.Event()
                 await self._released.wait()
-            self.impaired = self._disk_troubles > 0
+            self._failures_before = self.machine.faults.failures
             began = self.world.now
             fate = self.machine.start(self._program())
             await fate.done.wait()

@@ -167,7 +167,7 @@ class CommittedIsOneSequence(WatchingChecker):
         for offset in range(max(held.start, story.deleted_to), min(term.high_watermark, held.end)):
             name = Name(held.epochs.get(offset, -1), offset)
             self.compare(
-                name in story.ever_committed or story.has_lost,
+                name in story.ever_committed,
                 "{}: worker {} begins to lead with high watermark {}, and {} never was committed",
                 story,
                 held.worker_id,
@@ -465,16 +465,16 @@ class AcknowledgedStays(WatchingChecker):
 
     def __init__(self, nation: Nation) -> None:
         super().__init__(nation)
-        self.acked: dict[Place, dict[bytes, int]] = {}  # value: offset
+        self.acked: dict[Place, dict[bytes, tuple[int, Identity]]] = {}  # value: offset
         self.idempotent: dict[Place, set[bytes]] = {}
 
     def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
         places: dict[bytes, list[int]] = {}
         for offset, value in found:
             places.setdefault(value, []).append(offset)
-        gone = {name.offset for name in story.gone}
-        for value, offset in self.acked.get(story.place, {}).items():
-            if offset >= story.deleted_to and offset not in gone and not story.is_unclean:
+        lost = story.lost_records
+        for value, (offset, identity) in self.acked.get(story.place, {}).items():
+            if offset >= story.deleted_to and (offset, identity) not in lost:
                 self.compare(
                     offset in places.get(value, []),
                     "{}: {} was acknowledged at {}, and is at {}",
@@ -490,6 +490,13 @@ class DeliveredOnce(WatchingChecker):
 
     invariant = "T1"
 
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self._sent: dict[tuple[Place, int], set[int]] = {}  # checksums, by producer id
+
+    def sent(self, place: Place, producer_id: int, crc: int) -> None:
+        self._sent.setdefault((place, producer_id), set()).add(crc)
+
     def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
         stays = self.nation.checker(AcknowledgedStays)
         idempotent = stays.idempotent.get(story.place, set())
@@ -498,13 +505,16 @@ class DeliveredOnce(WatchingChecker):
             places.setdefault(value, []).append(offset)
         for value, offsets in places.items():
             if value in idempotent:
-                self.compare(
-                    len(offsets) == 1 or story.has_lost, "{}: {} is at {}", story, value, offsets
-                )
+                self.compare(len(offsets) == 1, "{}: {} is at {}", story, value, offsets)
 
-    def lost_track(self, story: PartitionStory, text: str) -> None:
-        """A producer with one batch under way was told that its sequence does not follow."""
-        self.compare(story.has_lost, "{}: {}", story, text)
+    def lost_track(self, story: PartitionStory, producer_id: int, text: str) -> None:
+        """A producer with one batch under way was told that its sequence does not follow.
+
+        So it may be where the leader was elected without a record of that producer.
+        """
+        lost = {identity.crc for _, identity in story.lost_records}
+        own = self._sent.get((story.place, producer_id), set())
+        self.compare(not lost.isdisjoint(own), "{}: {}", story, text)
 
 
 class JoinsAreEarned(WatchingChecker):

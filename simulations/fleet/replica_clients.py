@@ -359,6 +359,8 @@ class ReplicaProducer(ReplicaClient):
                 self.nation.checker(TopicsAreTheirOwn).by_name.add(crcs[-1])
             self.nation.world.count("batches sent again", batch.times_sent > 0)
             batch.times_sent += 1
+            if self._idempotent:
+                self.nation.checker(DeliveredOnce).sent(place, self._producer_id, crcs[-1])
             row = PartitionProduceData(index=place.partition, records=data)
             topic = TopicProduceData(name=name, topic_id=place.topic_id, partition_data=[row])
             message = ProduceRequest(
@@ -402,13 +404,14 @@ class ReplicaProducer(ReplicaClient):
             offset, identity = base_offset + number, Identity(crc, number)
             self.nation.checker(AcknowledgedIsCommitted).acknowledged(story, offset, identity)
             self.nation.checker(SyncedIsKept).acknowledged(story, offset, identity)
-            stays[value] = base_offset + number
+            stays[value] = offset, identity
 
     def _refused(self, place: Place, code: ErrorCode) -> None:
         if self._idempotent and code in _LOST_TRACK:
             story = self.nation.chronicle.story(*place)
             text = f"producer {self._producer_id}, sequence {self._queue[0].base_sequence}"
-            self.nation.checker(DeliveredOnce).lost_track(story, f"{text}: {code.name}")
+            checker = self.nation.checker(DeliveredOnce)
+            checker.lost_track(story, self._producer_id, f"{text}: {code.name}")
             self._give_up()
         elif not self._retries or code not in RETRIABLE:
             self._give_up()

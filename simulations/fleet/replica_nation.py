@@ -37,6 +37,19 @@ class WatchedNation(Nation):
         """It will never be back."""
         return self.members[worker_id].kept.is_out
 
+    def is_out_of_use(self, story: PartitionStory, worker_id: int) -> bool:
+        """That replica cannot come back to the ISR, and its disk is why.
+
+        It is offline for as long as the process runs that met the disk's failure, or as its files
+        are damaged. A worker that says that it is offline without either is not excused.
+        """
+        state = self.chronicle.state(story)
+        if self.is_gone(worker_id) or state is None:
+            return True
+        held = story.held.get(worker_id)
+        has_cause = self.members[worker_id].kept.impaired or (held is not None and held.damaged)
+        return worker_id in state.offline and has_cause
+
     def is_lost(self, story: PartitionStory) -> bool:
         """Nobody is left who would lead: nobody does until somebody asks for it."""
         state = self.chronicle.state(story)
@@ -44,14 +57,14 @@ class WatchedNation(Nation):
             return True
         last = () if state.last_leader < 0 else (state.last_leader,)
         awaited = state.isr or state.elr or last
-        return state.leader < 0 and all(r in state.offline or self.is_gone(r) for r in awaited)
+        return state.leader < 0 and all(self.is_out_of_use(story, r) for r in awaited)
 
     def is_stuck(self, story: PartitionStory) -> bool:
         """Nobody leads, or too few will ever be in sync."""
         state = self.chronicle.state(story)
         if state is None or self.is_lost(story):
             return True
-        left = [r for r in state.replicas if r not in state.offline and not self.is_gone(r)]
+        left = [r for r in state.replicas if not self.is_out_of_use(story, r)]
         return len(left) < max(self.min_isrs.get(story.place.topic_id, {1}))
 
     def is_in_sync(self) -> bool:
@@ -62,10 +75,11 @@ class WatchedNation(Nation):
             if name in self.told.deletion_asked:
                 continue
             for index, state in enumerate(topic.partitions):
-                if self.is_lost(self.chronicle.story(topic.topic_id, index)):
+                story = self.chronicle.story(topic.topic_id, index)
+                if self.is_lost(story):
                     continue
-                missing = set(state.replicas) - set(state.isr) - set(state.offline)
-                if state.leader < 0 or any(not self.is_gone(r) for r in missing):
+                missing = set(state.replicas) - set(state.isr)
+                if state.leader < 0 or any(not self.is_out_of_use(story, r) for r in missing):
                     return False
         return True
 

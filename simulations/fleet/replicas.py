@@ -128,7 +128,8 @@ class PartitionStory:
     ever_committed: set[Name] = field(default_factory=set)
     # Committed, and lost with good reason; by which leader, on which disk.
     gone: dict[Name, tuple[int, Storage]] = field(default_factory=dict)
-    is_unclean: bool = False  # somebody has led who was neither in sync, nor eligible, nor the last
+    # Committed by a leader that had not heard yet of another, elected uncleanly.
+    deposed: set[Name] = field(default_factory=set)
     is_flushed: bool = False  # each record is synced before it counts, since the topic was made
 
     def __str__(self) -> str:
@@ -146,8 +147,10 @@ class PartitionStory:
                 yield Name(epoch, offset)
 
     @property
-    def has_lost(self) -> bool:
-        return bool(self.gone) or self.is_unclean
+    def lost_records(self) -> set[tuple[int, Identity]]:
+        """What was committed and may be nowhere in the end, by offset; nothing else may."""
+        names = (*self.gone, *self.deposed)
+        return {(name.offset, self.identities[name]) for name in names if name in self.identities}
 
 
 class ReplicaChecker(ClusterChecker):
@@ -329,7 +332,9 @@ class Chronicle:
         for offset in range(old, new):
             epoch = held.epochs.get(offset)
             if epoch is not None:
-                if not self.is_deposed(story, view):
+                if self.is_deposed(story, view):
+                    story.deposed.add(Name(epoch, offset))
+                else:
                     story.committed[offset] = epoch
                 story.ever_committed.add(Name(epoch, offset))
 
@@ -353,6 +358,7 @@ class Chronicle:
             self.world.say("metadata", f"{self.image.topic_names.get(topic)}/{story.place}: {now}")
             if was is None or now.leader == was.leader or now.leader < 0:
                 continue
+            is_unclean = False
             if now.leader in was.isr:
                 pass
             elif now.leader in was.elr:
@@ -360,19 +366,19 @@ class Chronicle:
             elif now.leader == was.last_leader:
                 self.world.count("last leaders elected")
             else:
-                story.is_unclean = True
+                is_unclean = True
                 self.world.count("unclean elections")
-            held = story.held.get(now.leader)
+            held = self.held(story, now.leader)
             # Nobody else could lead, who might have what is damaged here.
             is_alone = {*was.isr, *was.elr} <= {now.leader}
             is_doubtful = now.unclean_epoch == now.leader_epoch
-            if held is None or held.is_dark or not (is_doubtful or is_alone):
+            if not (is_doubtful or is_alone) or (held.is_dark and not is_unclean):
                 continue
             for name in list(story.committed_names):
                 is_elsewhere = any(other.holds(name) for other in story.held.values())
                 if not held.holds(name) and (
                     (is_alone and name in held.rotted)
-                    or (is_doubtful and story.is_unclean)
+                    or (is_doubtful and is_unclean)
                     # With a new disk it must not lead, where another has what it has not.
                     or (
                         is_doubtful

@@ -251,11 +251,9 @@ async def failing_sync(act: Act) -> None:
         left -= 1
         return left >= 0
 
-    victim.disk_troubled()
     faults.failing_sync = fails
     await act.last()
     faults.failing_sync = None
-    victim.disk_sound()
     if faults.happened.get("sync failed", 0) > before:
         act.count()
 
@@ -264,13 +262,11 @@ async def full_disk(act: Act) -> None:
     victim = act.victim()
     storage: Storage = victim.machine.storage
     before = victim.machine.faults.happened.get("disk full", 0)
-    victim.disk_troubled()
     storage.capacity_bytes = storage.used_bytes() + act.draw.choice([0, 10, 500, 3000])
     victim.machine.say(f"disk full at {storage.capacity_bytes} bytes")
     await act.last()
     victim.machine.storage.capacity_bytes = None  # which may be another disk by now
     victim.machine.say("disk has room again")
-    victim.disk_sound()
     if victim.machine.faults.happened.get("disk full", 0) > before:
         act.count()
 
