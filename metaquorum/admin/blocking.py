@@ -8,16 +8,18 @@ Not for several threads at once.
 """
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 from metaquorum.admin.admin import AdminClient
 from metaquorum.admin.cluster import DEFAULT_TIMEOUT_S, Cluster
 from metaquorum.admin.consumer import Consumer
 from metaquorum.admin.producer import Producer
 from metaquorum.admin.security import PLAINTEXT, Security, Tls
+from metaquorum.admin.transport import BROKEN, AllFailedError, Attempt, Closable
 from wire.types import Buffer
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-C = TypeVar("C", AdminClient, Producer, Consumer)
+C = TypeVar("C", bound=Closable)
+A = TypeVar("A", AdminClient, Producer, Consumer)
 
 _LEAST_TIMEOUT_S: Final = 0.001  # zero would mean not to wait at all
 
@@ -50,6 +53,7 @@ class BlockingTransport:
     def __init__(self, tls: Tls | None = None) -> None:
         """ValueError where the files for TLS cannot be used."""
         self._context = None if tls is None else tls.context()
+        self._of_thread = threading.local()
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -62,15 +66,121 @@ class BlockingTransport:
 
     async def connect(self, host: str, port: int, deadline: float) -> BlockingStream:
         sock = socket.create_connection((host, port), _left(deadline))
+        secured: ssl.SSLSocket | None = None
+        lane: _Lane | None = getattr(self._of_thread, "lane", None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
-            sock = _secured(sock, self._context, host)
+            sock = secured = self._context.wrap_socket(
+                sock, server_hostname=host, do_handshake_on_connect=False
+            )
+        if lane is not None:
+            lane.contest.opened(lane.number, sock)
+        if secured is not None:
+            _shake_hands(secured)
         return BlockingStream(sock)
 
+    async def race(self, attempts: Sequence[Attempt[C]], stagger_s: float) -> C:
+        contest = _Contest[C](len(attempts))
 
-def _secured(sock: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
+        def run(number: int) -> None:
+            self._of_thread.lane = _Lane(contest, number)
+            try:
+                contest.finished(number, wait(attempts[number]()))
+            except Exception as error:  # noqa: BLE001 - it is raised where the race is waited for
+                contest.failed(number, error)
+
+        try:
+            for number in range(len(attempts)):
+                # A thread that nobody waits for: it ends when its socket does.
+                threading.Thread(target=run, args=(number,), daemon=True).start()
+                if contest.wait(number + 1, stagger_s):
+                    break
+            else:
+                contest.wait(len(attempts), None)
+            return contest.result()
+        finally:
+            contest.end()
+
+
+class _Contest(Generic[C]):
+    """Attempts of one race, in threads of their own, and what became of them."""
+
+    def __init__(self, count: int) -> None:
+        self._changed = threading.Condition()
+        self._sockets: dict[int, list[socket.socket]] = {number: [] for number in range(count)}
+        self._failures: dict[int, Exception] = {}
+        self._won: tuple[int, C] | None = None
+        self._fatal: Exception | None = None
+        self._is_over = False
+
+    def opened(self, number: int, sock: socket.socket) -> None:
+        """The attempt uses this socket, which is shut down if another one wins."""
+        with self._changed:
+            self._sockets[number].append(sock)
+            if self._is_over:
+                _shut_down(sock)
+
+    def finished(self, number: int, result: C) -> None:
+        with self._changed:
+            if self._won is None and not self._is_over:
+                self._won = number, result
+                self._changed.notify()
+                return
+        result.close()
+
+    def failed(self, number: int, error: Exception) -> None:
+        with self._changed:
+            self._failures[number] = error
+            if not isinstance(error, BROKEN) and self._fatal is None:
+                self._fatal = error
+            self._changed.notify()
+
+    def wait(self, begun: int, timeout_s: float | None) -> bool:
+        """Whether the race is decided; False once all that have begun failed, or it is late."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_decided() or len(self._failures) >= begun, timeout_s
+            )
+            return self._is_decided()
+
+    def _is_decided(self) -> bool:
+        return self._won is not None or self._fatal is not None
+
+    def result(self) -> C:
+        """Of the winner; AllFailedError, or the error that ended the race."""
+        with self._changed:
+            if self._won is not None:
+                return self._won[1]
+            if self._fatal is not None:
+                raise self._fatal
+            raise AllFailedError([self._failures[number] for number in sorted(self._failures)])
+
+    def end(self) -> None:
+        """Nothing of the others goes on: a thread that waits for bytes is told of their end."""
+        with self._changed:
+            self._is_over = True
+            winner = -1 if self._won is None else self._won[0]
+            for number, sockets in self._sockets.items():
+                if number != winner:
+                    for sock in sockets:
+                        _shut_down(sock)
+
+
+class _Lane(NamedTuple):
+    """The attempt that runs in this thread."""
+
+    contest: _Contest[Any]
+    number: int
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already, or was never connected
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of TLS without a farewell
+
+
+def _shake_hands(sock: "ssl.SSLSocket") -> None:
     try:
-        return context.wrap_socket(sock, server_hostname=host)
+        sock.do_handshake()
     except OSError as error:
         sock.close()
         raise ConnectionError(f"no TLS with it: {_why(error)}") from None
@@ -129,17 +239,17 @@ def connect(
         cluster.close()
 
 
-class Blocking(Generic[C]):
-    client: C
+class Blocking(Generic[A]):
+    client: A
 
-    def __init__(self, client: C) -> None:
+    def __init__(self, client: A) -> None:
         self.client = client
 
 
 def _blocking(
-    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Blocking[C], P], T]:
-    def call(self: Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Blocking[A], P], T]:
+    def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return wait(method(self.client, *args, **kwargs))
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__

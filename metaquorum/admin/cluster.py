@@ -7,6 +7,7 @@ lead to fresh metadata and another attempt.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -19,8 +20,8 @@ from metaquorum.admin.errors import (
 )
 from metaquorum.admin.security import Login
 from metaquorum.admin.throttling import ThrottleTimes
-from metaquorum.admin.transport import Transport
-from wire.errors import ErrorCode, WireError
+from metaquorum.admin.transport import BROKEN, AllFailedError, Attempt, Transport
+from wire.errors import ErrorCode
 from wire.message import Message
 from wire.messages.metadata import (
     MetadataRequest,
@@ -35,14 +36,14 @@ T = TypeVar("T")
 DEFAULT_PORT: Final = 9092
 DEFAULT_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
+# After it the next address is tried beside one that has not answered (RFC 8305's delay).
+RACE_STAGGER_S: Final = 0.25
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
 FAILOVER_S: Final = 10.0
 MAX_BOOTSTRAP_ADDRESSES: Final = 100
 ANY_BROKER: Final = -1
 CONTROLLER: Final = -2
-
-BROKEN: Final = (OSError, EOFError, WireError)
 
 
 class TopicPartition(NamedTuple):
@@ -206,8 +207,9 @@ class Cluster:
         return opened
 
     async def _any(self, deadline: float) -> BrokerConnection:
-        """Each address is tried once: a person who mistyped one need not wait for the deadline.
+        """The first broker that answers, login and all: one that hangs costs a moment.
 
+        Each address is tried once: a person who mistyped one need not wait for the deadline.
         Of a cluster that was reached before it is believed for a while that it will be back.
         """
         if self._first is not None:
@@ -218,17 +220,28 @@ class Cluster:
         patience = min(deadline, self.deadline(FAILOVER_S)) if self.nodes else 0.0
         attempt = 0
         while True:
-            failures = []
-            for address in dict.fromkeys(addresses):
-                try:
-                    self._first = await self._open(address, deadline)
-                except BROKEN as error:
-                    failures.append(f"{address_text(address)}: {_reason(error)}")
-                else:
-                    return self._first
+            tried = list(dict.fromkeys(addresses))
+            attempts = [partial(self._open, address, deadline) for address in tried]
+            try:
+                self._first = await self._first_open(attempts)
+            except AllFailedError as error:
+                failures = [
+                    f"{address_text(address)}: {_reason(failure)}"
+                    for address, failure in zip(tried, error.failures, strict=True)
+                ]
+            else:
+                return self._first
             if not await self.back_off(attempt, patience):
                 raise UnreachableError("no broker could be reached: " + "; ".join(failures))
             attempt += 1
+
+    async def _first_open(self, attempts: Sequence[Attempt[BrokerConnection]]) -> BrokerConnection:
+        if len(attempts) > 1:
+            return await self.transport.race(attempts, RACE_STAGGER_S)
+        try:
+            return await attempts[0]()
+        except BROKEN as error:
+            raise AllFailedError([error]) from error
 
     async def _open(self, address: tuple[str, int], deadline: float) -> BrokerConnection:
         soon = min(deadline, self.deadline(CONNECT_TIMEOUT_S))

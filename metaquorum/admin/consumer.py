@@ -11,9 +11,10 @@ from enum import Enum
 from typing import Final
 
 from metaquorum.admin.admin import EARLIEST, LATEST, AdminClient
-from metaquorum.admin.cluster import BROKEN, Cluster, TopicPartition
+from metaquorum.admin.cluster import Cluster, TopicPartition
 from metaquorum.admin.connection import BrokerConnection
 from metaquorum.admin.errors import BrokerError, UnreachableError, broker_error
+from metaquorum.admin.transport import BROKEN
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.messages.fetch import (
     FetchPartition,

@@ -1,11 +1,12 @@
 """The transport on trio, over a node's seams: for programs with a loop, and for the simulator."""
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import trio
 
+from metaquorum.admin.transport import BROKEN, AllFailedError, Attempt, C
 from metaquorum.runtime.seams import Buffer, Clock, Connection, Network
 from metaquorum.tls import TlsConnection
 
@@ -54,6 +55,51 @@ class SeamTransport:
                 secured.close()
                 raise
             return SeamStream(secured, self._clock)
+
+    async def race(self, attempts: Sequence[Attempt[C]], stagger_s: float) -> C:
+        won: list[C] = []
+        failures: dict[int, Exception] = {}
+        ended = trio.Event()  # an attempt has failed; renewed by whoever waits
+
+        async def run(number: int, everything: trio.CancelScope) -> None:
+            nonlocal ended
+            try:
+                result = await attempts[number]()
+            except BROKEN as error:
+                failures[number] = error
+                ended.set()
+                return
+            if won:
+                result.close()
+            won.append(result)
+            everything.cancel()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for number in range(len(attempts)):
+                    nursery.start_soon(run, number, nursery.cancel_scope)
+                    deadline = self._clock.monotonic() + stagger_s
+                    while len(failures) <= number:
+                        left_s = max(0.0, deadline - self._clock.monotonic())
+                        with trio.move_on_after(left_s) as waiting:
+                            await ended.wait()
+                            ended = trio.Event()
+                        if waiting.cancelled_caught:
+                            break
+        except BaseException as error:  # noqa: BLE001 - it is raised; a result must not be lost, whatever ends the race
+            for result in won:
+                result.close()
+            raise _first_of(error) from None
+        if won:
+            return won[0]
+        raise AllFailedError([failures[number] for number in range(len(attempts))])
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Of a group, an error that is no cancellation, if there is one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = (error.subgroup(Exception) or error).exceptions[0]
+    return error
 
 
 @contextmanager

@@ -6,9 +6,30 @@ or simulated; and without any event loop over blocking sockets (`metaquorum.admi
 no `await` ever suspends. A command of a tenth of a second need not import trio for as long again.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from wire.errors import WireError
 from wire.types import Buffer
+
+# How an attempt to reach a broker fails, where another broker may do better.
+BROKEN: Final = (OSError, EOFError, WireError)
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
+Attempt: TypeAlias = Callable[[], Coroutine[Any, Any, C]]
+
+
+class AllFailedError(Exception):
+    """No attempt of a race succeeded; `failures` are in the order of the attempts."""
+
+    def __init__(self, failures: Sequence[Exception]) -> None:
+        super().__init__("; ".join(map(str, failures)))
+        self.failures = failures
 
 
 class Stream(Protocol):
@@ -38,3 +59,10 @@ class Transport(Protocol):
 
     async def connect(self, host: str, port: int, deadline: float) -> Stream:
         """Connected; OSError says why not."""
+
+    async def race(self, attempts: Sequence[Attempt[C]], stagger_s: float) -> C:
+        """The result of the attempt that succeeds first; the others are ended, theirs closed.
+
+        An attempt begins when all before it have failed, at the latest `stagger_s` after the one
+        before it. AllFailedError; an error that is not BROKEN ends the race.
+        """

@@ -3,7 +3,8 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import confluent_kafka
 import pytest
@@ -24,10 +25,12 @@ from metaquorum.admin import (
 )
 from metaquorum.admin.admin import EARLIEST, HIGH_WATERMARK, LATEST, AdminClient
 from metaquorum.admin.blocking import BlockingAdmin, BlockingConsumer, BlockingProducer
-from metaquorum.admin.cluster import parse_bootstrap
+from metaquorum.admin.cluster import address_text, parse_bootstrap
+from metaquorum.admin.connection import BrokerConnection
 from metaquorum.admin.consumer import ConsumedRecord, Consumer, Start
 from metaquorum.admin.partitioning import murmur2
 from metaquorum.admin.producer import Producer, ProducerRecord
+from metaquorum.admin.security import Login, Security
 from metaquorum.admin.values import (
     ConfigChange,
     ConfigOperation,
@@ -446,6 +449,134 @@ def test_silence_ends_at_the_deadline() -> None:
         ):
             BlockingAdmin(cluster).topics()
         release.set()
+
+
+@contextmanager
+def hung(events: list[str]) -> Iterator[str]:
+    """A broker that takes connections and says nothing, as one does that was stopped.
+
+    What happens to each of them is told in `events`, in order.
+    """
+
+    def wait_end(connection: socket.socket) -> None:
+        events.append("hung: connected")
+        connection.settimeout(PATIENCE_S)
+        with suppress(ConnectionError):
+            while connection.recv(1000):
+                pass
+        events.append("hung: ended")
+
+    with server(wait_end) as address:
+        yield address
+
+
+def tell_answers(cluster: Cluster, events: list[str], address: str) -> None:
+    """In `events`, when a connection to `address` has agreed upon versions."""
+    opened = cluster._open
+
+    async def open_and_tell(place: tuple[str, int], deadline: float) -> BrokerConnection:
+        connection = await opened(place, deadline)
+        if address_text(place) == address:
+            events.append("ok: answered")
+        return connection
+
+    cluster._open = open_and_tell  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but an answer elsewhere ends the wait for a broker that hangs."""
+    monkeypatch.setattr("metaquorum.admin.cluster.CONNECT_TIMEOUT_S", PATIENCE_S)
+
+
+def test_a_broker_that_hangs_does_not_keep_a_command_from_the_next_one(
+    either: Peer, patient: None
+) -> None:
+    events: list[str] = []
+    with (
+        hung(events) as address,
+        blocking.connect(f"{address},{either.bootstrap}", timeout_s=PATIENCE_S) as cluster,
+    ):
+        tell_answers(cluster, events, either.bootstrap)
+        BlockingAdmin(cluster).topics()
+        wait_until(lambda: "hung: ended" in events)
+    assert events[0] == "hung: connected", "who is named first is asked first"
+    assert events.index("ok: answered") < events.index("hung: ended"), "it was waited for"
+    assert events.count("hung: connected") == 1
+
+
+def test_on_trio_a_broker_that_hangs_does_not_keep_a_program_from_the_next_one(
+    either: Peer, patient: None
+) -> None:
+    events: list[str] = []
+
+    async def story(address: str) -> None:
+        bootstrap = f"{address},{either.bootstrap}"
+        async with connect(bootstrap, timeout_s=PATIENCE_S) as cluster:
+            tell_answers(cluster, events, either.bootstrap)
+            await AdminClient(cluster).topics()
+            while "hung: ended" not in events:
+                await trio.sleep(0.01)
+
+    with hung(events) as address:
+        trio.run(story, address)
+    assert events[0] == "hung: connected"
+    assert events.index("ok: answered") < events.index("hung: ended")
+
+
+def test_all_of_several_addresses_are_named_where_none_answers() -> None:
+    refused = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+
+    async def on_trio() -> None:
+        async with connect(",".join(refused)) as cluster:
+            await AdminClient(cluster).topics()
+
+    with blocking.connect(",".join(refused)) as cluster:
+        for ask in (BlockingAdmin(cluster).topics, partial(trio.run, on_trio)):
+            with pytest.raises(UnreachableError) as caught:
+                ask()
+            assert all(f"{address}: Connection refused" in str(caught.value) for address in refused)
+
+
+def test_silence_of_all_ends_at_the_deadline() -> None:
+    events: list[str] = []
+    with hung(events) as one, hung(events) as other:
+        with (
+            blocking.connect(f"{one},{other}", timeout_s=0.6) as cluster,
+            pytest.raises(UnreachableError, match=r"no answer in time.*no answer in time"),
+        ):
+            BlockingAdmin(cluster).topics()
+        wait_until(lambda: events.count("hung: ended") == 2)
+
+
+def test_a_wrong_password_is_told_at_once_though_another_broker_hangs(
+    start_node: NewNode, patient: None
+) -> None:
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    port = free_port()
+    node = start_node(
+        {
+            "listeners": f"SASL_PLAINTEXT://127.0.0.1:{port},PLAINTEXT://127.0.0.1:{free_port()}",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{module} user_a="b";',
+        }
+    )
+    assert isinstance(node, Node)
+    events: list[str] = []
+    security = Security(login=Login("PLAIN", "a", "wrong"))
+    with hung(events) as address:
+        bootstrap = f"{address},127.0.0.1:{port}"
+
+        async def on_trio() -> None:
+            async with connect(bootstrap, security=security) as cluster:
+                await AdminClient(cluster).topics()
+
+        with blocking.connect(bootstrap, security=security) as cluster:
+            for ask in (BlockingAdmin(cluster).topics, partial(trio.run, on_trio)):
+                with pytest.raises(BrokerError, match="Invalid username or password"):
+                    ask()
+        wait_until(lambda: events.count("hung: ended") == 2)
 
 
 def test_what_was_asked_is_asked_again_and_what_was_changed_is_not(start_node: NewNode) -> None:
