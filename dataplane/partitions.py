@@ -160,6 +160,7 @@ class Partitions:
         for before, after in changed:
             if before is not None and after is None:
                 await self._delete(before)
+        await self.log_dirs.write_deletions()
         hosted = [
             (topic, index, state)
             for _, topic in changed

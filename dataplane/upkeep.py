@@ -122,9 +122,9 @@ class Upkeep:
                 if partition.appending.locked():
                     continue  # a big append is under way: next time
                 with self._reported(partition):
-                    self._retain_one(partition, now_ms)
+                    await self._retain_one(partition, now_ms)
 
-    def _retain_one(self, partition: Partition, now_ms: int) -> None:
+    async def _retain_one(self, partition: Partition, now_ms: int) -> None:
         plog, config = partition.log, partition.config
         start = retention_start(
             plog.segment_spans(),
@@ -139,7 +139,7 @@ class Upkeep:
         if plog.advance_log_start(start):
             partition.log_start_moved()
             log.info("%s: retention moved the log start to %d", partition, start)
-        if count := plog.delete_old_segments():
+        if count := await plog.delete_old_segments(self._disk):
             self._worker.removals.add(partition, count)
 
     async def _remove_segments(self) -> None:

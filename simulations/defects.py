@@ -25,6 +25,7 @@ from metaquorum import elections
 from metaquorum.image import PartitionImage
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import Disk, write_atomically
+from simulations.fleet.cut_defects import CUT_DEFECTS
 from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
 from simulations.fleet.replica_defects import REPLICATION_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
@@ -394,5 +395,6 @@ DEFECTS: Final[dict[str, Defect]] = {
         *CLUSTER_DEFECTS,
         *QUOTA_DEFECTS,
         *REPLICATION_DEFECTS,
+        *CUT_DEFECTS,
     )
 }

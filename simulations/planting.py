@@ -1,7 +1,7 @@
 """How a mistake is planted into the shipped code, for as long as a world runs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,15 @@ def swapped(owner: Any, name: str, wrong: Callable[[Any], Any]) -> Iterator[None
         yield
     finally:
         setattr(owner, name, right)
+
+
+@contextmanager
+def all_of(*plants: AbstractContextManager[None]) -> Iterator[None]:
+    """One mistake that takes several changes."""
+    with ExitStack() as stack:
+        for plant in plants:
+            stack.enter_context(plant)
+        yield
 
 
 class Deaf:

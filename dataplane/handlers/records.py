@@ -113,7 +113,7 @@ async def _delete_before(worker: Worker, partition: Partition, offset: int) -> i
     if plog.advance_log_start(offset):
         if offset == plog.log_end_offset:
             plog.roll(worker.clock.now_ms())
-        if count := plog.delete_old_segments():
+        if count := await plog.delete_old_segments(worker.disk):
             worker.removals.add(partition, count)
         partition.log_start_moved()
         await partition.flush(worker.disk)

@@ -28,7 +28,13 @@ import trio
 
 from dataplane.log.checkpoints import LogOffsets, Partition
 from dataplane.log.config import LogConfig
-from dataplane.log.files import MAX_OPEN_FILES, OpenFiles, storage_error, storage_errors
+from dataplane.log.files import (
+    MAX_OPEN_FILES,
+    DirectoryFailedError,
+    OpenFiles,
+    storage_error,
+    storage_errors,
+)
 from dataplane.log.folder import Unsynced
 from dataplane.log.names import (
     DELETED_FOLDER,
@@ -274,8 +280,21 @@ class LogDir:
         """
         made = [partial(self._create_log, one, now_ms) for one in new]
         if made:
+            await self.write_deletions()
             with storage_errors("create a log in", self.path):
                 await self._in_calls(made, 1)
+
+    async def write_deletions(self) -> None:
+        """Checkpoints tell nothing of logs that were deleted, or that they do is logged.
+
+        DirectoryFailedError. A full disk keeps nobody from making another log of such a name.
+        """
+        try:
+            await self.checkpoints.write_deletions(self.partitions)
+        except DirectoryFailedError:
+            raise
+        except StorageError as error:
+            logger.warning("checkpoints in %s tell of deleted logs: %s", self.path, error)
 
     def _create_log(self, new: NewPartition, now_ms: int) -> Callable[[], object]:
         partition = (new.topic, new.partition)

@@ -18,7 +18,7 @@ directory holds can tell that: what it says may be older than what another has t
 import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from random import Random
 from typing import Final, Protocol
 
@@ -260,6 +260,12 @@ class LogDirs:
         if (log_dir := self.dir_of((topic, partition))) is not None:
             with self._watched(log_dir):
                 log_dir.delete(topic, partition, rng)
+
+    async def write_deletions(self) -> None:
+        """Checkpoints tell nothing of logs that were deleted: see `OffsetCheckpoints`."""
+        for log_dir in list(self.online):
+            with suppress(DirectoryFailedError), self._watched(log_dir):
+                await log_dir.write_deletions()
 
     # Failures
 

@@ -44,6 +44,7 @@ class OffsetCheckpoints:
         self._path = path
         self._offline: dict[Partition, LogOffsets] = {}
         self._ceilings: list[Mapping[Partition, LogOffsets]] = []  # of logs that are being cut
+        self._deleted: set[Partition] = set()  # of which something may be noted on disk
         self._writing = trio.Lock()
 
     def read(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
@@ -72,9 +73,11 @@ class OffsetCheckpoints:
         self._offline[partition] = self._below_cuts(partition, offsets)
 
     def forget(self, partition: Partition) -> None:
-        """The log is no more."""
+        """The log is no more; `write_deletions` follows."""
         self.cleaner_offsets.pop(partition, None)
+        self.high_watermarks.pop(partition, None)
         self._offline.pop(partition, None)
+        self._deleted.add(partition)
 
     # Each of the rest survives a loss of power once it is written. StorageError.
 
@@ -103,9 +106,23 @@ class OffsetCheckpoints:
             if high_watermarks is not None:
                 contents[HIGH_WATERMARK_CHECKPOINT] = self._with_offline(high_watermarks)
             await self._write_files(contents)
+            if high_watermarks is not None:
+                self.high_watermarks = contents[HIGH_WATERMARK_CHECKPOINT]
             for partition, log in logs.items():
                 log.noted_recovery_point = points[partition]
                 log.noted_log_start_offset = starts.get(partition, 0)
+
+    async def write_deletions(self, logs: Mapping[Partition, PartitionLog]) -> None:
+        """Nothing on disk tells of logs that are no more.
+
+        A checkpoint tells partitions by their names: what it says of a log would be believed of
+        the next one of its name, which it would make a lost one, or one that was damaged.
+        """
+        deleted = set(self._deleted)
+        if deleted:
+            await self.write(logs, self.high_watermarks)
+            await self.write_cleaner_offsets()
+            self._deleted -= deleted
 
     @asynccontextmanager
     async def cutting(

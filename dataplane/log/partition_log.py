@@ -426,12 +426,17 @@ class PartitionLog(LocalLog):
             self._folder.epochs_changed()
         return True
 
-    def delete_old_segments(self) -> int:
-        """Segments that end before `log_start_offset` are `.deleted`; how many.
+    async def delete_old_segments(self, disk: Disk) -> int:
+        """Segments that end before `log_start_offset` are `.deleted`; how many. StorageError.
 
-        Never the active one. `remove_deleted` removes them for good.
+        Never the active one. `remove_deleted` removes them for good. The names of those that stay
+        survive a loss of power before: one that takes the name of a new segment, and leaves the
+        others deleted, would leave a log that ends earlier, whose offsets would be given again.
         """
-        count = self._retire_before(self.log_start_offset)
+        kept = self._segments.since(self.log_start_offset)[0].base_offset
+        if kept <= self._segments.first_offset or not await self._sync_names(disk, self.folder):
+            return 0
+        count = self._retire_before(min(kept, self.log_start_offset))
         self._folder.drop_snapshots_before(self._segments.first_offset)
         self._folder.write_epochs()
         return count

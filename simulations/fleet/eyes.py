@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from dataplane.log import log_dir
+from dataplane.log.files import DiskFullError
 from dataplane.log.names import parse_partition_folder
 from dataplane.log.partition_log import AppendResult, PartitionLog
 from dataplane.partition import Partition
+from metaquorum.runtime.seams import StorageError
 from simulations.checkers.log_files import naive_segments
 from simulations.fleet.replicas import Chronicle, Entry, Held, Identity, Name, PartitionStory, Role
 from simulations.machine import running_on
@@ -83,6 +86,12 @@ class Eyes:
         entries = [entry for entry in found if start <= entry.name.offset < end]
         chronicle.opened(story, held, start, end, entries)
 
+    def refused(self, folder: str, error: StorageError) -> None:
+        """A process could not open the log in that folder."""
+        member = self._members.get(running_on.get())
+        if member is not None and not isinstance(error, DiskFullError):
+            self._chronicle.refused(member.config.node_id, folder, str(error))
+
     def appended(self, log: PartitionLog, records: Any, result: AppendResult) -> None:
         known = self._logs.get(log)
         if known is None or result.is_duplicate:
@@ -132,6 +141,7 @@ def watched_replicas(chronicle: Chronicle) -> Iterator[None]:
     eyes = Eyes(chronicle)
     with ExitStack() as stack:
         for owner, name, wrapped in (
+            (log_dir, "load_log", _loads),
             (PartitionLog, "__init__", _opens),
             (PartitionLog, "append", _appends),
             (PartitionLog, "append_beside", _appends_beside),
@@ -148,6 +158,20 @@ def watched_replicas(chronicle: Chronicle) -> Iterator[None]:
 
 
 Wrap = Callable[[Any], Any]
+
+
+def _loads(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def load_log(disk: Any, folder: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return right(disk, folder, *args, **kwargs)
+            except StorageError as error:
+                eyes.refused(folder, error)
+                raise
+
+        return load_log
+
+    return wrap
 
 
 def _opens(eyes: Eyes) -> Wrap:

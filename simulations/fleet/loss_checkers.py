@@ -5,6 +5,7 @@ from typing import Final
 
 from dataplane.ledger import FILE_NAME, OLD_FILE_NAME, Acknowledged, decode_lines
 from dataplane.ledger import Entry as Line
+from dataplane.log.names import parse_partition_folder
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.fleet.replica_checkers import WatchingChecker
 from simulations.fleet.replicas import Held, Name, PartitionStory, Role
@@ -106,4 +107,34 @@ class DamageStaysWhereItIs(WatchingChecker):
         )
 
 
-LOSS_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (LossesAreRecorded, DamageStaysWhereItIs)
+class SoundLogsOpen(WatchingChecker):
+    """A log that does not open lies on a disk that has changed it, or has failed to sync."""
+
+    invariant = "L4"
+
+    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
+        self.compare(True, "")
+
+    def refused(self, worker_id: int, folder: str, reason: str) -> None:
+        kept = self.nation.members[worker_id].kept
+        at = parse_partition_folder(folder.rsplit("/", 1)[1])
+        has_changed = any(
+            held.damaged or held.rotten
+            for story in self.chronicle.stories.values()
+            if (story.topic, story.place.partition) == at
+            and (held := story.held.get(worker_id)) is not None
+        )
+        self.compare(
+            has_changed or bool(kept.machine.faults.happened.get("sync failed")),
+            "worker {} refuses {}, whose disk did nothing wrong: {}",
+            worker_id,
+            folder,
+            reason,
+        )
+
+
+LOSS_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
+    LossesAreRecorded,
+    DamageStaysWhereItIs,
+    SoundLogsOpen,
+)

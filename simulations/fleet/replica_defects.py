@@ -1,7 +1,6 @@
 """Mistakes planted into replication. Each is one that somebody has made, or that was found here."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,15 +15,7 @@ from dataplane.partition import Partition
 from dataplane.replication import Replication
 from metaquorum import elections, isr_changes, registrations
 from metaquorum.image import NO_LEADER
-from simulations.planting import Defect, swapped
-
-
-@contextmanager
-def _both(*plants: AbstractContextManager[None]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for plant in plants:
-            stack.enter_context(plant)
-        yield
+from simulations.planting import Defect, all_of, swapped
 
 
 def _always(result: Any) -> Any:
@@ -38,7 +29,7 @@ def _high_watermark_without_epoch() -> AbstractContextManager[None]:
 
         return leader_error
 
-    return _both(
+    return all_of(
         swapped(Partition, "leader_error", wrong),
         swapped(fetch_reader, "diverging_epoch", _always(None)),
     )
@@ -55,7 +46,7 @@ def _truncation_by_high_watermark() -> AbstractContextManager[None]:
 
         return assign
 
-    return _both(
+    return all_of(
         swapped(Partition, "assign", wrong),
         swapped(fetch_reader, "diverging_epoch", _always(None)),
     )
@@ -175,7 +166,7 @@ def _eligible_beside_enough() -> AbstractContextManager[None]:
 
 
 def _maximal_isr_ignored() -> AbstractContextManager[None]:
-    return _both(
+    return all_of(
         swapped(Leadership, "maximal_isr", lambda _: property(lambda self: frozenset(self.isr))),
         # Who is about to join is waited for as well, which hides it nearly always.
         swapped(Leadership, "_waits_for", _always(False)),

@@ -1,6 +1,6 @@
 """A cluster with replicated topics: its settings, and what is known of its replicas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simulations.fleet.nation import ClusterChecker, ClusterSettings, Nation
@@ -16,7 +16,7 @@ class ReplicationSettings(ClusterSettings):
     flushed: float
     # Of elections: those that may choose who is not in sync.
     unclean: float
-    configs: Mapping[str, str] = field(default_factory=dict)
+    configs: dict[str, str] = field(default_factory=dict)
 
 
 class WatchedNation(Nation):

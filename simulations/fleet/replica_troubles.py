@@ -22,7 +22,7 @@ from simulations.checkers.log_files import NaiveBatch, naive_segments
 from simulations.fleet.keeper import Kept
 from simulations.fleet.nation import Member
 from simulations.fleet.replica_nation import WatchedNation
-from simulations.fleet.replicas import Held
+from simulations.fleet.replicas import Held, PartitionStory
 from simulations.fleet.troubles import STOP_WITHIN_S, TROUBLES, Act, Befalls, stop_machine
 from simulations.storage import Storage
 from wire.batches import HEADER_BYTES
@@ -42,11 +42,14 @@ AT_ONCE_S: Final = 0.0005
 NEAR_WITHIN_S: Final = 4.0
 # Mostly that is waited for.
 WISHED_WITHIN_S: Final = (0.05, 2.0, 2.0)
+# So long a leader that was cut off is waited for to be replaced, and then to cut its log.
+REPLACED_WITHIN_S: Final = 3.0
+CUT_WITHIN_S: Final = 4.0
 
 
 # Those that are drawn. Not "data rot" yet: dozens of worlds of nothing else are clean, and no
 # planted mistake was found by it so far.
-REPLICA_KINDS: Final = ("alone", "dark workers", "stumble")
+REPLICA_KINDS: Final = ("alone", "dark workers", "stumble", "overtaken")
 
 
 class _Rot(NamedTuple):
@@ -69,6 +72,7 @@ class ReplicaTroubles:
             "alone": self.alone,
             "dark workers": self.dark_workers,
             "stumble": self.stumble,
+            "overtaken": self.overtaken,
         }
 
     # Damaged segments
@@ -287,6 +291,77 @@ class ReplicaTroubles:
         for source, target in cut:
             internet.heal(source, target)
         self._stumbles = False
+
+    async def overtaken(self, act: Act) -> None:
+        """A leader is replaced without hearing of it, and takes records from clients meanwhile.
+
+        Power goes soon after it is back and has cut them, while it appends what others have.
+        """
+        leading = [member for member in self._nation.workers if self._led_with_others(member)]
+        if not leading:
+            return
+        member = act.draw.choice(leading)
+        kept, internet = member.kept, act.world.internet
+        others = [one.name for one in self._nation.members.values() if one is not member]
+        pairs = [pair for name in others for pair in ((name, member.name), (member.name, name))]
+        for source, target in pairs:
+            internet.cut(source, target)
+        for name in others:  # at once it is evidence: nobody waits for a session to end
+            internet.reset(member.name, name)
+        led = self._led_with_others(member)
+        with trio.move_on_after(REPLACED_WITHIN_S):
+            while led and led == self._led_with_others(member):
+                await act.world.sleep(0.05)
+        await act.world.sleep(act.draw.uniform(0.2, 1.2))
+        ends = self._ends(member)
+        for source, target in pairs:
+            internet.heal(source, target)
+        machine = kept.machine
+        with trio.move_on_after(CUT_WITHIN_S):
+            while not (cut := self._have_been_cut(member, ends)):
+                ends = self._ends(member)
+                await act.world.sleep(0.002)
+        if not cut or not machine.running or machine.faults.stop_in is not None:
+            return
+        act.count()
+        fate = machine.fate
+        machine.stop_at_disk_change(
+            act.draw.choice([1, 2, 3, 5, 8]),
+            "power",
+            act.draw.choice([".log", act.draw.choice(cut)]),
+        )
+        with trio.move_on_after(STOP_WITHIN_S):
+            await fate.done.wait()
+        if not fate.done.is_set():
+            machine.faults.stop_in = None
+
+    def _led_with_others(self, member: Member) -> set[PartitionStory]:
+        """By the metadata, where it is not alone."""
+        chronicle, worker_id = self._nation.chronicle, member.config.node_id
+        return {
+            story
+            for story in chronicle.stories.values()
+            if (state := chronicle.state(story)) is not None
+            and state.leader == worker_id
+            and len(state.isr) > 1
+        }
+
+    def _ends(self, member: Member) -> dict[PartitionStory, int]:
+        worker_id = member.config.node_id
+        return {
+            story: story.held[worker_id].end
+            for story in self._nation.chronicle.stories.values()
+            if worker_id in story.held
+        }
+
+    def _have_been_cut(self, member: Member, ends: dict[PartitionStory, int]) -> list[str]:
+        """The folders of logs that end before where they did."""
+        now = self._ends(member)
+        return [
+            f"{DATA}/{story.topic}-{story.place.partition}/"
+            for story, end in ends.items()
+            if now.get(story, end) < end
+        ]
 
     def _cut_from_workers(self, act: Act, member: Member) -> list[tuple[str, str]]:
         names = [other.name for other in self._nation.workers if other is not member]

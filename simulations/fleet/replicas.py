@@ -167,6 +167,9 @@ class ReplicaChecker(ClusterChecker):
     def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
         """A process has read the log from its disk; `missing` were there before."""
 
+    def refused(self, worker_id: int, folder: str, reason: str) -> None:
+        """A process has not opened the log there, as it is damaged or incomplete."""
+
     def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
         """That replica says that it leads."""
 
@@ -316,6 +319,10 @@ class Chronicle:
         held.has_to_tell, held.rotten = held.rotten, False
         held.lost.difference_update(name for name, _ in entries)
         held.epochs, held.start, held.end = now, start, end
+
+    def refused(self, worker_id: int, folder: str, reason: str) -> None:
+        for checker in self.checkers:
+            checker.refused(worker_id, folder, reason)
 
     def leads(self, story: PartitionStory, held: Held, epoch: int, high_watermark: int) -> None:
         run = held.machine.runs

@@ -92,6 +92,9 @@ def draw_settings(draw: Random) -> ReplicationSettings:
         },
         troubles=draw_troubles(draw, (*KINDS, *_OFTEN), over_s=trouble_s, most=16),
     )
+    # What is synced is noted soon, or not before the stop: both come with large clusters.
+    often = draw.choice(["200", "60000"])
+    settings.configs["log.flush.offset.checkpoint.interval.ms"] = often
     if draw.random() < AIMED:
         settings.troubles = draw_troubles(
             draw, REPLICA_KINDS, over_s=trouble_s, most=AIMED_TROUBLES

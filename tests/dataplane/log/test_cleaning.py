@@ -276,11 +276,11 @@ async def test_a_log_that_changes_meanwhile_is_not_replaced(tmp_path: Path, happ
     log.roll(0)
     wanted = True
 
-    def happen() -> None:
+    async def happen() -> None:
         nonlocal wanted
         if happening == "retention":
             log.advance_log_start(20)
-            log.delete_old_segments()
+            await log.delete_old_segments(UnsyncedDisk())
         elif happening == "truncation":
             log.truncate_to(50)
         elif happening == "moved":
@@ -295,7 +295,7 @@ async def test_a_log_that_changes_meanwhile_is_not_replaced(tmp_path: Path, happ
         nonlocal pauses
         pauses += 1
         if pauses == 3:  # nothing was replaced yet
-            happen()
+            await happen()
         await trio.lowlevel.checkpoint()
 
     order = CleaningOrder(0, log.log_end_offset, 0, RETENTION_MS, 1 << 16, 0.75, 1000)

@@ -203,3 +203,19 @@ def test_a_directory_that_cannot_write_checkpoints_says_which_logs_must_not_be_c
             log.truncate_to(8)
 
     trio.run(main)
+
+
+def test_a_log_of_which_all_is_deleted_begins_where_it_ended_wherever_power_goes() -> None:
+    """Its only segment is a new one, and those before it are on their way out."""
+
+    async def deletes(log_dir: LogDir, log: PartitionLog, disk: CrashDisk) -> None:
+        log.roll(0)
+        log.advance_log_start(40)
+        await log.delete_old_segments(disk)
+        follow(log, (40, 3), (42, 3))
+        log.remove_deleted()
+
+    def check(log: PartitionLog) -> None:
+        assert log.log_end_offset >= 40
+
+    crash_everywhere(SMALL_SEGMENTS, deletes, check)

@@ -113,7 +113,7 @@ class LogMachine(RuleBasedStateMachine):
     def advance_start(self, data: st.DataObject) -> None:
         self.start = data.draw(st.integers(self.start, self.end), label="start")
         self.log.advance_log_start(self.start)
-        self.log.delete_old_segments()
+        trio.run(self.log.delete_old_segments, UnsyncedDisk())
         self.log.remove_deleted()
         self.batches = [batch for batch in self.batches if batch[1] >= self.start]
 

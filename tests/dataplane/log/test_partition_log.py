@@ -12,6 +12,7 @@ from metaquorum.runtime.seams import Buffer, File, StorageError
 from tests.dataplane.log.logs import (
     EPOCH,
     SMALL,
+    UnsyncedDisk,
     append,
     append_many,
     close_clean,
@@ -357,7 +358,7 @@ def test_old_segments_go_when_the_log_starts_behind_them(tmp_path: Path) -> None
     append_many(log, 40)
     slice_ = log.read(0, 100, 80)
     log.advance_log_start(45)
-    assert log.delete_old_segments() == 2
+    assert trio.run(log.delete_old_segments, UnsyncedDisk()) == 2
     with pytest.raises(KafkaError):
         log.read(44, 100, 80)
     assert read_headers(log)[0].base_offset == 44
@@ -376,7 +377,7 @@ def test_the_active_segment_is_never_deleted(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append_many(log, 2)
     log.advance_log_start(4)
-    assert log.delete_old_segments() == 0
+    assert trio.run(log.delete_old_segments, UnsyncedDisk()) == 0
     assert log.segment_count == 1
 
 

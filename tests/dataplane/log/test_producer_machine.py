@@ -158,7 +158,7 @@ class ProducerMachine(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         self.start = data.draw(st.integers(self.start, self.committed), label="start")
         self.log.advance_log_start(self.start)
-        self.log.delete_old_segments()
+        trio.run(self.log.delete_old_segments, UnsyncedDisk())
         self.log.remove_deleted()
 
     @rule()

@@ -1,0 +1,60 @@
+"""Mistakes in how a follower cuts its log: what a crash finds of it."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Any, Final
+
+from dataplane.log.local_log import LocalLog
+from dataplane.log.offset_checkpoints import OffsetCheckpoints
+from simulations.planting import Defect, all_of, swapped
+
+
+def _recovery_point_above_cut() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        @asynccontextmanager
+        async def cutting(self: Any, logs: Any, kept: Any) -> AsyncIterator[None]:
+            yield
+
+        return cutting
+
+    def unasserted(_: Any) -> Any:
+        def _distrust_from(self: Any, offset: int) -> None:
+            self.recovery_point = min(self.recovery_point, offset)
+
+        return _distrust_from
+
+    return all_of(
+        swapped(OffsetCheckpoints, "cutting", wrong),
+        swapped(LocalLog, "_distrust_from", unasserted),
+    )
+
+
+def _cut_not_synced() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def flush(self: Any, *args: Any) -> None:
+            if not self._cut_unsynced:
+                await right(self, *args)
+            self._cut_unsynced = False
+
+        return flush
+
+    return swapped(LocalLog, "flush", wrong)
+
+
+CUT_DEFECTS: Final = tuple(
+    Defect(name, about, "replication", found_as, plant)
+    for name, about, found_as, plant in (
+        (
+            "recovery-point-above-cut",
+            "the recovery point on disk is not lowered before a follower cuts its log below it",
+            ("L4",),
+            _recovery_point_above_cut,
+        ),
+        (
+            "cut-not-synced",
+            "a follower appends behind a cut that a loss of power takes back",
+            ("R1", "R2", "R4", "R7"),
+            _cut_not_synced,
+        ),
+    )
+)

@@ -1,0 +1,60 @@
+"""What checkpoints say of a log that is deleted does not hold for the next one of its name."""
+
+from pathlib import Path
+from random import Random
+
+import trio
+
+from dataplane.log.log_dir import LogDir, NewPartition
+from tests.dataplane.log.logs import SMALL, UnsyncedDisk, append_many, log_files
+
+AT = ("t", 0)
+FIRST = bytes(range(16))
+SECOND = bytes(range(1, 17))
+
+
+async def opened(path: Path) -> LogDir:
+    log_dir = LogDir.open(UnsyncedDisk(), str(path))
+    await log_dir.load(lambda topic: SMALL, 0)
+    return log_dir
+
+
+async def made_again(path: Path) -> LogDir:
+    """The topic had forty records, of which checkpoints tell, and is another one now."""
+    log_dir = await opened(path)
+    await log_dir.create([NewPartition(*AT, FIRST, SMALL)], 0)
+    log = log_dir.partitions[AT]
+    append_many(log, 20)
+    await log.flush(UnsyncedDisk())
+    log.advance_log_start(30)
+    await log_dir.checkpoint({AT: 40})
+    log_dir.delete(*AT, Random(1))
+    await log_dir.create([NewPartition(*AT, SECOND, SMALL)], 0)
+    return log_dir
+
+
+def test_a_topic_made_again_that_was_never_written_to_is_not_taken_for_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        (await made_again(tmp_path)).abandon()
+        log_dir = await opened(tmp_path)
+        assert log_dir.missing == {}
+        log_dir.abandon()
+
+    trio.run(main)
+
+
+def test_a_topic_made_again_is_recovered_by_what_is_known_of_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        log_dir = await made_again(tmp_path)
+        append_many(log_dir.partitions[AT], 2)
+        log_dir.abandon()
+        with log_files(tmp_path / "t-0")[0].open("r+b") as file:
+            file.truncate(file.seek(0, 2) - 10)  # the end of its last write is lost
+        log_dir = await opened(tmp_path)
+        assert not log_dir.offline
+        assert log_dir.checkpoints.high_watermarks == {}
+        log = log_dir.partitions[AT]
+        assert (log.topic_id, log.log_start_offset, log.log_end_offset) == (SECOND, 0, 2)
+        log_dir.abandon()
+
+    trio.run(main)
