@@ -7,11 +7,18 @@ and `encoder` hand them out for hot paths; `decode` and `encode` are for everybo
 from typing import Any, TypeVar, cast
 
 from wire.compiling import check_served
-from wire.decoding import Decoder, compile_decoder
+from wire.decoding import (
+    Decoder,
+    DecoderInPieces,
+    compile_decoder,
+    compile_decoder_in_pieces,
+)
 from wire.encoding import (
     Encoder,
+    EncoderInPieces,
     PartsEncoder,
     compile_encoder,
+    compile_encoder_in_pieces,
     compile_item_encoder,
     compile_parts_encoder,
 )
@@ -23,6 +30,8 @@ M = TypeVar("M", bound=Message)
 
 _decoders: dict[tuple[type[Message], int], Decoder] = {}
 _encoders: dict[tuple[type[Message], int], Encoder] = {}
+_decoders_in_pieces: dict[tuple[type[Message], int], DecoderInPieces] = {}
+_encoders_in_pieces: dict[tuple[type[Message], int], EncoderInPieces] = {}
 _parts_encoders: dict[tuple[type[Message], int], PartsEncoder] = {}
 _item_encoders: dict[tuple[type[Struct], int], Encoder] = {}
 
@@ -37,6 +46,16 @@ def decoder(cls: type[Message], version: int) -> Decoder:
     except KeyError:
         check_served(cls, version)
         made = _decoders[cls, version] = compile_decoder(cls, version)
+        return made
+
+
+def decoder_in_pieces(cls: type[Message], version: int) -> DecoderInPieces:
+    """As `decoder`, for what may be long: a generator function that yields every few elements."""
+    try:
+        return _decoders_in_pieces[cls, version]
+    except KeyError:
+        check_served(cls, version)
+        made = _decoders_in_pieces[cls, version] = compile_decoder_in_pieces(cls, version)
         return made
 
 
@@ -57,6 +76,16 @@ def parts_encoder(cls: type[Message], version: int) -> PartsEncoder:
     except KeyError:
         check_served(cls, version)
         made = _parts_encoders[cls, version] = compile_parts_encoder(cls, version)
+        return made
+
+
+def encoder_in_pieces(cls: type[Message], version: int) -> EncoderInPieces:
+    """As `parts_encoder`, for what may be long: a generator function."""
+    try:
+        return _encoders_in_pieces[cls, version]
+    except KeyError:
+        check_served(cls, version)
+        made = _encoders_in_pieces[cls, version] = compile_encoder_in_pieces(cls, version)
         return made
 
 

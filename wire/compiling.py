@@ -31,6 +31,8 @@ STRING_MAX_BYTES: Final = 32767  # a legacy length is an int16, and Kafka holds 
 # can keep the loop busy. Requests come from anyone; a response is what we asked for.
 REQUEST_MAX_ELEMENTS: Final = 100_000  # some 0.5 s of the loop, at 5 us each
 RESPONSE_MAX_ELEMENTS: Final = 10_000_000
+# What is coded in pieces may be interrupted after so many elements, some microseconds each.
+PIECE_ELEMENTS: Final = 64
 
 
 class Source:
@@ -69,6 +71,13 @@ class Source:
         name = self.name(stem)
         self.scope[name] = value
         return name
+
+    def may_pause(self) -> None:
+        """In a loop over elements, of a function that is to be a generator: every few it yields."""
+        self.line("left -= 1")
+        with self.block("if not left:"):
+            self.line(f"left = {PIECE_ELEMENTS}")
+            self.line("yield")
 
     def literal(self, value: Any) -> str:
         """An expression for a field's default."""

@@ -9,11 +9,12 @@ the bytes that are left before anything is allocated. On any failure it does not
 
 import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from wire.compiling import (
     FIXED,
+    PIECE_ELEMENTS,
     REQUEST_MAX_ELEMENTS,
     RESPONSE_MAX_ELEMENTS,
     STRING_MAX_BYTES,
@@ -24,10 +25,12 @@ from wire.compiling import (
     item_struct,
     min_item_width,
 )
+from wire.errors import WireError
 from wire.explaining import explain
 from wire.message import Field, Message, Struct
 
 Decoder = Callable[[memoryview, int], tuple[Any, int]]
+DecoderInPieces = Callable[[memoryview, int], Generator[None, None, tuple[Any, int]]]
 
 _BULK_MIN_ITEMS: Final = 3  # below, setting up `iter_unpack` costs more than it saves
 
@@ -71,6 +74,11 @@ def skip_tags(data: memoryview, position: int, count: int) -> int:
     return position
 
 
+def malformed(cls: type[Message], version: int, position: int) -> WireError:
+    """As `explain`, without reading the message again, which may be a long one."""
+    return WireError(f"{cls.__name__} v{version}: malformed (near byte {position})")
+
+
 _RUNTIME: Final[dict[str, Any]] = {
     "Malformed": Malformed,
     "uvarint": uvarint,
@@ -79,6 +87,7 @@ _RUNTIME: Final[dict[str, Any]] = {
     "repeat": itertools.repeat,
     "unpack_from": struct.unpack_from,
     "explain": explain,
+    "malformed": malformed,
     "FAILURES": (Malformed, struct.error, IndexError, UnicodeDecodeError),
 }
 
@@ -89,12 +98,22 @@ def compile_decoder(cls: type[Message], version: int) -> Decoder:
     return _generate(cls, version).function(_SIGNATURE, f"<decode {cls.__name__} v{version}>")
 
 
+def compile_decoder_in_pieces(cls: type[Message], version: int) -> DecoderInPieces:
+    """A generator function: it yields every few elements, and returns what a decoder returns.
+
+    What it says of a message that makes no sense is the place, not the field.
+    """
+    return _generate(cls, version, in_pieces=True).function(
+        _SIGNATURE, f"<decode {cls.__name__} v{version} in pieces>"
+    )
+
+
 def decoder_source(cls: type[Message], version: int) -> str:
     """The generated text, for people."""
     return _generate(cls, version).text(_SIGNATURE)
 
 
-def _generate(cls: type[Message], version: int) -> Source:
+def _generate(cls: type[Message], version: int, *, in_pieces: bool = False) -> Source:
     source = Source()
     source.scope.update(_RUNTIME, MESSAGE=cls)
     limit = REQUEST_MAX_ELEMENTS if cls.__name__.endswith("Request") else RESPONSE_MAX_ELEMENTS
@@ -103,17 +122,24 @@ def _generate(cls: type[Message], version: int) -> Source:
         source.line("end = len(data)")
         source.line(f"budget = {limit}")
         source.line("m = new(MESSAGE)")
-        _Generator(source, version, version in cls.FLEXIBLE).struct(cls, "m")
+        if in_pieces:
+            source.line(f"left = {PIECE_ELEMENTS}")
+        _Generator(source, version, version in cls.FLEXIBLE, in_pieces).struct(cls, "m")
         source.line("if p > end: raise Malformed")
         source.line("return m, p")
+        if in_pieces:
+            source.line("yield")  # never: it makes a generator of what has no arrays
     with source.block("except FAILURES:"):
-        source.line(f"raise explain(MESSAGE, {version}, data, start) from None")
+        found = "malformed" if in_pieces else "explain"
+        where = "p" if in_pieces else "data, start"
+        source.line(f"raise {found}(MESSAGE, {version}, {where}) from None")
     return source
 
 
 class _Generator:
-    def __init__(self, source: Source, version: int, flexible: bool) -> None:
+    def __init__(self, source: Source, version: int, flexible: bool, in_pieces: bool) -> None:
         self.source = source
+        self.in_pieces = in_pieces
         self.version = version
         self.flexible = flexible
         self.run: list[tuple[str, str]] = []  # format code and target of reads not yet written
@@ -306,6 +332,14 @@ class _Generator:
         source = self.source
         items, item = source.name("items"), source.name("x")
         name = source.constant(cls, cls.__name__)
+        if self.in_pieces:
+            source.line(f"{target} = {items} = []")
+            with source.block(f"for _ in range({count}):"):
+                source.may_pause()
+                source.line(f"{item} = new({name})")
+                source.line(f"{items}.append({item})")
+                self.struct(cls, item)
+            return
         source.line(
             f"{target} = {items} = [new({name})] if {count} == 1 "
             f"else [*map(new, repeat({name}, {count}))]"
@@ -349,7 +383,13 @@ class _Generator:
 
     def fixed_items(self, code: str, count: str, target: str) -> None:
         width = WIDTH[code]
-        if code == "16s":
+        if code == "16s" and self.in_pieces:
+            items = self.source.name("items")
+            self.source.line(f"{target} = {items} = []")
+            with self.source.block(f"for i in range(p, p + {count} * 16, 16):"):
+                self.source.may_pause()
+                self.source.line(f"{items}.append(data[i:i + 16].tobytes())")
+        elif code == "16s":
             cut = f"[data[i:i + 16].tobytes() for i in range(p, p + {count} * 16, 16)]"
             self.source.line(f"{target} = {cut}")
         else:
@@ -361,4 +401,6 @@ class _Generator:
         items, index = source.name("items"), source.name("i")
         source.line(f"{target} = {items} = [None] * {count}")
         with source.block(f"for {index} in range({count}):"):
+            if self.in_pieces:
+                source.may_pause()
             self.sized(kind, f"{items}[{index}]", nullable=False)

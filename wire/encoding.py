@@ -6,16 +6,25 @@ somebody joins them. A tagged field is written when its value is not the default
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
-from wire.compiling import FIXED, STRING_MAX_BYTES, WIDTH, Source, fields_at, item_struct
+from wire.compiling import (
+    FIXED,
+    PIECE_ELEMENTS,
+    STRING_MAX_BYTES,
+    WIDTH,
+    Source,
+    fields_at,
+    item_struct,
+)
 from wire.errors import WireError
 from wire.message import Field, Message, Struct
 from wire.types import BUFFERS
 
 Encoder = Callable[[Any], bytes]
 PartsEncoder = Callable[[Any], list[Any]]
+EncoderInPieces = Callable[[Any], Generator[None, None, list[Any]]]
 
 
 def uvarint(value: int) -> bytes:
@@ -67,6 +76,13 @@ def compile_parts_encoder(cls: type[Message], version: int) -> PartsEncoder:
     )
 
 
+def compile_encoder_in_pieces(cls: type[Message], version: int) -> EncoderInPieces:
+    """A generator function: it yields every few elements, and returns what a parts encoder does."""
+    return _generate(cls, version, "out", in_pieces=True).function(
+        _SIGNATURE, f"<encode {cls.__name__} v{version} in pieces>"
+    )
+
+
 def compile_item_encoder(cls: type[Struct], version: int, *, flexible: bool) -> Encoder:
     """To the bytes of one struct, as they stand in a message of such a version."""
     return _generate_at(cls, version, "join(out)", flexible=flexible).function(
@@ -79,28 +95,38 @@ def encoder_source(cls: type[Message], version: int) -> str:
     return _generate(cls, version, "join(out)").text(_SIGNATURE)
 
 
-def _generate(cls: type[Message], version: int, result: str) -> Source:
-    return _generate_at(cls, version, result, flexible=version in cls.FLEXIBLE)
+def _generate(cls: type[Message], version: int, result: str, *, in_pieces: bool = False) -> Source:
+    flexible = version in cls.FLEXIBLE
+    return _generate_at(cls, version, result, flexible=flexible, in_pieces=in_pieces)
 
 
-def _generate_at(cls: type[Struct], version: int, result: str, *, flexible: bool) -> Source:
+def _generate_at(
+    cls: type[Struct], version: int, result: str, *, flexible: bool, in_pieces: bool = False
+) -> Source:
     source = Source()
     source.scope.update(_RUNTIME)
     is_request = cls.__name__.endswith("Request")
     with source.block("try:"):
         source.line("out = []")
-        generator = _Generator(source, version, flexible, is_request)
+        if in_pieces:
+            source.line(f"left = {PIECE_ELEMENTS}")
+        generator = _Generator(source, version, flexible, is_request, in_pieces)
         generator.struct(cls, "m")
         generator.flush()
         source.line(f"return {result}")
+        if in_pieces:
+            source.line("yield")  # never: it makes a generator of what has no arrays
     with source.block("except FAILURES as error:"):
         source.line(f"raise cannot_carry(m, {version}, error) from error")
     return source
 
 
 class _Generator:
-    def __init__(self, source: Source, version: int, flexible: bool, is_request: bool) -> None:
+    def __init__(
+        self, source: Source, version: int, flexible: bool, is_request: bool, in_pieces: bool
+    ) -> None:
         self.source = source
+        self.in_pieces = in_pieces
         self.version = version
         self.flexible = flexible
         self.is_request = is_request
@@ -283,6 +309,8 @@ class _Generator:
             self.fixed_items(FIXED[str(field.item)], items)
             return
         with source.block(f"for {item} in {items}:"):
+            if self.in_pieces:
+                source.may_pause()
             if field.may_be_encoded:
                 with source.block(f"if isinstance({item}, bytes):"):
                     self.append(item)

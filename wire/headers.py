@@ -1,10 +1,18 @@
 """Request and response headers, and whole frames of either end."""
 
 import struct
+from collections.abc import Generator
 from typing import Any, Final, TypeVar, cast
 
 from wire.apis import APIS, Api, ApiKey
-from wire.codec import decoder, encoder, hole_positions, join_runs, parts_encoder
+from wire.codec import (
+    decoder,
+    encoder,
+    encoder_in_pieces,
+    hole_positions,
+    join_runs,
+    parts_encoder,
+)
 from wire.decoding import Malformed, skip_tags
 from wire.errors import ErrorCode, WireError
 from wire.message import Message
@@ -23,6 +31,7 @@ _pack_flexible_response = struct.Struct(">iix").pack
 # The version from which an API is flexible, also of requests in versions we do not serve.
 _FLEXIBLE_FROM: Final = {key: api.flexible_from for key, api in APIS.items()}
 _NEVER_FLEXIBLE: Final = 1 << 15
+_PIECES_JOINED: Final = 4096  # at once, of an answer that is encoded in pieces
 
 
 class RequestHeader:
@@ -92,10 +101,31 @@ def encode_response_parts(
     """
     pieces = parts_encoder(type(message), version)(message)
     holes = hole_positions(pieces)
-    size = sum([pieces[hole].size_bytes for hole in holes])
-    size += sum(map(len, pieces if not holes else [p for p in pieces if type(p) in BUFFERS]))
+    size = _size_of(pieces, holes)
     pieces.insert(0, _frame_start(api, version, correlation_id, size))
     return join_runs(pieces, [hole + 1 for hole in holes])
+
+
+def encode_response_in_pieces(
+    api: Api, version: int, correlation_id: int, message: Message
+) -> Generator[None, None, list[bytes | RecordsHole]]:
+    """As `encode_response_parts`, of any message: it yields every few elements."""
+    pieces = yield from encoder_in_pieces(type(message), version)(message)
+    parts: list[bytes | RecordsHole] = [b""]
+    size = 0
+    for first in range(0, len(pieces), _PIECES_JOINED):
+        some = pieces[first : first + _PIECES_JOINED]
+        holes = hole_positions(some)
+        size += _size_of(some, holes)
+        parts += join_runs(some, holes)
+        yield
+    parts[0] = _frame_start(api, version, correlation_id, size)
+    return parts
+
+
+def _size_of(pieces: list[Any], holes: list[int]) -> int:
+    size: int = sum([pieces[hole].size_bytes for hole in holes])
+    return size + sum(map(len, pieces if not holes else [p for p in pieces if type(p) in BUFFERS]))
 
 
 def encode_unsupported_api_versions(correlation_id: int) -> bytes:

@@ -4,6 +4,7 @@ import itertools
 import random
 import struct
 import tracemalloc
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.wire.arbitrary import CASES, case_id, messages
-from wire.codec import decode, decoder, encode, encode_parts
-from wire.compiling import REQUEST_MAX_ELEMENTS
+from wire.apis import APIS, ApiKey
+from wire.codec import (
+    decode,
+    decoder,
+    decoder_in_pieces,
+    encode,
+    encode_parts,
+    encoder_in_pieces,
+)
+from wire.compiling import PIECE_ELEMENTS, REQUEST_MAX_ELEMENTS
 from wire.decoding import decoder_source
 from wire.encoding import encoder_source
 from wire.errors import WireError
 from wire.explaining import read_message
+from wire.headers import encode_response, encode_response_in_pieces
 from wire.message import Message
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -48,12 +58,28 @@ def outcome(read: Any, *arguments: Any) -> Any:
         return "WireError" if "malformed" not in str(error) else "refused without a reason"
 
 
+def to_its_end(work: Generator[None, None, Any]) -> tuple[Any, int]:
+    """What a generator returns, and how often it yielded."""
+    yields = 0
+    try:
+        while True:
+            next(work)
+            yields += 1
+    except StopIteration as done:
+        return done.value, yields
+
+
 def both(cls: type[Message], version: int, data: bytes) -> Any:
-    """The generated decoder and the plain one agree; their outcome."""
+    """The generated decoders, in pieces and not, and the plain one agree; their outcome."""
     view = memoryview(data)
     fast = outcome(decoder(cls, version), view, 0)
     plain = outcome(read_message, cls, version, view, 0)
     assert fast == plain or ("=nan" in repr(plain) and repr(fast) == repr(plain))
+    try:
+        in_pieces = to_its_end(decoder_in_pieces(cls, version)(view, 0))[0]
+    except WireError:
+        in_pieces = "WireError"
+    assert in_pieces == plain or ("=nan" in repr(plain) and repr(in_pieces) == repr(plain))
     return fast
 
 
@@ -63,7 +89,9 @@ def both(cls: type[Message], version: int, data: bytes) -> Any:
 def test_every_truncation_is_a_wire_error(
     cls: type[Message], version: int, data: st.DataObject
 ) -> None:
-    written = encode(data.draw(messages(cls, version)), version)
+    message = data.draw(messages(cls, version))
+    written = encode(message, version)
+    assert b"".join(to_its_end(encoder_in_pieces(cls, version)(message))[0]) == written
     assert both(cls, version, written)[1] == len(written)
     for size in range(min(len(written), 400)):
         assert both(cls, version, written[:size]) == "WireError"
@@ -266,6 +294,29 @@ def test_holes_stand_where_the_records_would(version: int, sizes: list[int | Non
     filled = b"".join(bytes(p.size_bytes) if isinstance(p, Hole) else p for p in parts)
     assert filled == encode(response(bytes), version)
     assert encode_parts(response(bytes), version) == [filled]
+
+
+@pytest.mark.parametrize("version", [8, 12])
+def test_what_is_coded_in_pieces_can_be_interrupted_every_few_elements(version: int) -> None:
+    count = 100 * PIECE_ELEMENTS
+    names = [MetadataRequestTopic(name=str(n)) for n in range(count)]
+    message = MetadataRequest(topics=names)
+    pieces, yields = to_its_end(encoder_in_pieces(MetadataRequest, version)(message))
+    assert yields >= 100
+    data = memoryview(b"".join(pieces))
+    (read, _), yields = to_its_end(decoder_in_pieces(MetadataRequest, version)(data, 0))
+    assert read == message
+    assert yields >= 100
+    with pytest.raises(WireError, match=rf"MetadataRequest v{version}.* \(near byte"):
+        to_its_end(decoder_in_pieces(MetadataRequest, version)(data[:-1], 0))
+
+
+def test_a_frame_in_pieces_is_the_same_frame() -> None:
+    rows = [PartitionData(partition_index=i, records=bytes(i % 7)) for i in range(3000)]
+    message = FetchResponse(responses=[FetchableTopicResponse(partitions=rows)])
+    parts, yields = to_its_end(encode_response_in_pieces(APIS[ApiKey.FETCH], 12, 5, message))
+    assert yields > 40
+    assert b"".join(parts) == encode_response(APIS[ApiKey.FETCH], 12, 5, message)
 
 
 def test_a_hole_cannot_be_joined() -> None:

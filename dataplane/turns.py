@@ -1,0 +1,99 @@
+"""Work on the loop that may take long, done in slices with turns for everybody else between them.
+
+A handler whose work grows with the rows of its request is a generator: it yields after every few
+rows (`in_pieces`), and whoever drives it decides whether it goes on at once. Nothing else about it
+is asynchronous, so what it reads and changes between two yields is consistent, and what it answers
+is of the time at which it looked at each row.
+
+    begun --all done within the slice of its connection--> answered
+      `--the slice is over--> waits for room --> waits for its turn <--> a slice --> answered
+
+A slice ends by the CPU time of the loop's thread. Requests that need more than the slice in which
+their connection was read share one slice in each turn of the loop, however many there are; of these
+so many bytes of frames are under way at a time (`UNDER_WAY_BYTES`), the smallest first, and the
+others wait as the bytes they came in, not as objects.
+
+Promised: a turn of the loop is late by one slice for all long requests together, and by the slices
+of the connections that have brought something in that turn. Not promised: that a long request is
+quick, or that its rows are of one instant.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from itertools import islice
+from typing import Final, TypeAlias, TypeVar
+
+import trio
+
+from dataplane.memory import RequestMemory
+
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+
+Work: TypeAlias = Generator[None, None, T]
+
+# Half of what a slice of the loop may take (10 ms), as a piece of work ends behind it.
+SLICE_CPU_S: Final = 0.005
+# Rows between two looks at the clock, each of which takes some microseconds.
+PIECE_ROWS: Final = 64
+# Frames of requests that are worked on in turns: as objects they take some ten times as much.
+UNDER_WAY_BYTES: Final = 4 << 20
+
+
+def in_pieces(
+    rows: Iterable[A], work: Callable[[A], B], piece_rows: int = PIECE_ROWS
+) -> Work[list[B]]:
+    """What `work` says of each row, in order; it may be interrupted after every `piece_rows`."""
+    left = iter(rows)
+    done: list[B] = []
+    while piece := list(islice(left, piece_rows)):
+        done += map(work, piece)
+        if len(piece) == piece_rows:
+            yield
+    return done
+
+
+class Turns:
+    """Of one loop. `cpu_s` is the CPU time of its thread."""
+
+    def __init__(self, cpu_s: Callable[[], float], under_way_bytes: int = UNDER_WAY_BYTES) -> None:
+        self._cpu_s = cpu_s
+        self._ends_s = 0.0
+        self._turn = trio.Lock()  # whose waiters are served in their order
+        self._room = RequestMemory(under_way_bytes)
+
+    def start(self) -> None:
+        """A slice begins; the clock is not asked before somebody asks whether it is over."""
+        self._ends_s = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether others are to have their turn."""
+        now = self._cpu_s()
+        if not self._ends_s:
+            self._ends_s = now + SLICE_CPU_S
+        return now >= self._ends_s
+
+    def run(self, work: Work[T]) -> tuple[T] | None:
+        """What comes of `work`, in a tuple; None if the slice was over before."""
+        try:
+            while True:
+                next(work)
+                if self.is_over:
+                    return None
+        except StopIteration as done:
+            return (done.value,)
+
+    async def finish(self, work: Work[T], size_bytes: int) -> T:
+        """What comes of `work`, in slices; `size_bytes` is what its request came in."""
+        await self._room.reserve(size_bytes)
+        try:
+            while True:
+                async with self._turn:  # at least a turn of the loop after the last one
+                    self.start()
+                    done = self.run(work)
+                if done is not None:
+                    return done[0]
+        finally:
+            self._room.release(size_bytes)
+
