@@ -31,6 +31,7 @@ from dataplane.logins import Logins
 from dataplane.memory import RequestMemory
 from dataplane.muting import Mute, Name
 from dataplane.sasl_session import SaslSession
+from dataplane.turns import Turns
 from metaquorum.certificate_names import CertificateError
 from metaquorum.one_line import one_line
 from metaquorum.rpc.methods import ANONYMOUS
@@ -55,12 +56,11 @@ COLD_READ_BYTES: Final = 1 << 20
 SEND_AT_BYTES: Final = 256 * 1024
 # A frame that claims more than this is read only when the budget for requests has room for it.
 RESERVE_ABOVE_BYTES: Final = 64 * 1024
-# Others have their turn after so many requests, however many one read has brought.
-FRAMES_PER_SLICE: Final = 128
+# Requests between two looks at whether this connection's slice of the loop is over; any of them
+# ends it, too, that takes long.
+FRAMES_PER_LOOK: Final = 16
 # Whoever has not shown who it is by then, where that is asked for, is not let in.
 AUTHENTICATION_SECONDS: Final = 30.0
-# And after so many answers with records.
-ANSWERS_PER_SLICE: Final = 16
 # Answers that queue behind one that is not ready: more than Java's producer has under way.
 MAX_LATERS: Final = 16
 
@@ -137,7 +137,7 @@ class Client:
 
 
 class PendingReply:
-    """A reply that has to be waited for. Whoever does not await it closes it."""
+    """A reply, or a `LaterReply`, that has to be awaited. Whoever does not await it closes it."""
 
     __slots__ = ("_answer", "_reply_of")
 
@@ -145,7 +145,7 @@ class PendingReply:
         self._answer = answer
         self._reply_of = reply_of
 
-    def __await__(self) -> Generator[Any, Any, Reply]:
+    def __await__(self) -> "Generator[Any, Any, Reply | LaterReply]":
         return self._reply_of((yield from self._answer.__await__()))
 
     def close(self) -> None:
@@ -153,11 +153,11 @@ class PendingReply:
 
 
 class LaterReply:
-    """The reply that a `Later` gives."""
+    """The reply that a `Later` gives, perhaps after more work."""
 
     __slots__ = ("_given", "_later", "_reply_of")
 
-    def __init__(self, later: Later, reply_of: Callable[[Any], Reply]) -> None:
+    def __init__(self, later: Later, reply_of: Callable[[Any], Reply | PendingReply]) -> None:
         self._later = later
         self._reply_of = reply_of
         self._given: Callable[[], object] | None = None
@@ -176,7 +176,7 @@ class LaterReply:
     def when_given(self, call: Callable[[], object]) -> None:
         self._given = call
 
-    def give(self) -> Reply:
+    def give(self) -> Reply | PendingReply:
         reply = self._reply_of(self._later.give())
         if self._given is not None:
             self._given()
@@ -238,6 +238,7 @@ class ClientConnection:
         memory: RequestMemory,
         buffers: BufferPool,
         max_frame_bytes: int,
+        turns: Turns,
         meter: CpuMeter[Client] = OFF,
         lines: LineLimit | None = None,
     ) -> None:
@@ -250,6 +251,7 @@ class ClientConnection:
         self._disk = disk
         self._memory = memory
         self._frames = FrameBuffer(max_frame_bytes, pool=buffers)
+        self._turns = turns
         self._meter = meter
         self.reserved_bytes = 0
         self.reservation = 0
@@ -264,7 +266,8 @@ class ClientConnection:
         self._draining = False
         self._ended = False
         self._unfinished: _Unfinished | None = None
-        self._laters: deque[LaterReply | Reply] = deque()  # in the order of the requests
+        # In the order of the requests.
+        self._laters: deque[LaterReply | PendingReply | Reply] = deque()
         if entrance.max_unknown_bytes is not None:
             self._await_who_it_is(entrance.max_unknown_bytes)
 
@@ -340,6 +343,8 @@ class ClientConnection:
             for later in self._laters:
                 if isinstance(later, LaterReply):
                     later.drop()
+                elif isinstance(later, PendingReply):
+                    later.close()
             if self.client.mute is not None:
                 self.client.mute.end()
             self._meter.end(self.client)
@@ -380,6 +385,7 @@ class ClientConnection:
     def _metered(self, step: Callable[[], bool]) -> bool:
         meter = self._meter
         is_metered = meter.is_on and meter.resume(self.client)
+        self._turns.start()
         more = not self._draining and step()
         self._waiting_for_request = more and not self._laters
         if is_metered:
@@ -421,7 +427,7 @@ class ClientConnection:
         return len(laters) < MAX_LATERS and (not isinstance(last, LaterReply) or last.lets_others)
 
     def _answer_now(self) -> _Unfinished | None:
-        """Every whole frame in the buffer is answered, or else all before one that has to wait."""
+        """Whole frames are answered, up to one that has to wait or to the end of the slice."""
         next_frame, handle, client = self._frames.next_frame, self._handle, self.client
         laters = self._laters
         gathered: list[bytes] = []
@@ -446,7 +452,7 @@ class ClientConnection:
                 handled += 1
                 if (
                     gathered_bytes > SEND_AT_BYTES
-                    or handled == FRAMES_PER_SLICE
+                    or (handled % FRAMES_PER_LOOK == 0 and self._turns.is_over)
                     or client.mute is not None
                 ):
                     return _Unfinished(b"".join(gathered))
@@ -479,8 +485,8 @@ class ClientConnection:
             reply = first.give() if isinstance(first, LaterReply) else first
             if type(reply) is list:
                 reply = _read_at_once(reply) or reply
-            if isinstance(reply, list):
-                laters.appendleft(reply)  # for the task, which may wait for the disk
+            if isinstance(reply, list | PendingReply):
+                laters.appendleft(reply)  # for the task, which may wait for it
                 break
             if reply:
                 gathered.append(reply)
@@ -493,26 +499,36 @@ class ClientConnection:
             self._unfinished = self._answer_now()
         return self._unfinished is None and self._has_room
 
-    async def _send_laters(self) -> None:
-        """All of them have been waited for, and sent."""
+    async def _send_laters(self, *, may_rest: bool) -> None:
+        """All of them have been waited for, and sent. `may_rest`: nobody looks at a frame."""
         laters = self._laters
         while laters:
             first = laters[0]
             if isinstance(first, LaterReply):
+                if may_rest and not first.is_ready:
+                    # What it came in is not held for as long as it waits.
+                    self._frames.rest()
+                    self._release_memory()
                 is_ready = trio.Event()
                 first.tell(is_ready.set)
                 await is_ready.wait()
+                self._turns.start()
             laters.popleft()
-            await self._send_reply(first.give() if isinstance(first, LaterReply) else first)
+            reply = first.give() if isinstance(first, LaterReply) else first
+            if isinstance(reply, PendingReply):
+                given = await reply
+                assert not isinstance(given, LaterReply)
+                reply = given
+            await self._send_reply(reply)
 
     async def _finish(self) -> None:
         """What the last step left is done, and the frames behind it are answered, too."""
-        turn = 0
+        self._turns.start()
         while self._unfinished is not None or self._laters:
             unfinished = self._unfinished or _NOTHING
             if unfinished.unsent:
                 await self._send(unfinished.unsent)
-            await self._send_laters()
+            await self._send_laters(may_rest=unfinished.reply is None)
             if unfinished.failure is not None:
                 if isinstance(unfinished.failure, LastAnswerError):
                     await self._send(await unfinished.failure.answer())
@@ -521,12 +537,16 @@ class ClientConnection:
             if isinstance(unfinished.reply, list):
                 await self._send_parts(unfinished.reply)
             elif unfinished.reply is not None:
-                await self._send_reply(await unfinished.reply)
+                reply = await unfinished.reply
+                if isinstance(reply, LaterReply):
+                    self._laters.append(reply)
+                    continue
+                await self._send_reply(reply)
             if self.client.mute is not None:
                 await self._stay_muted(self.client.mute)
-            turn += 1
-            if unfinished.reply is None or turn % ANSWERS_PER_SLICE == 0:
+            if unfinished.reply is None or self._turns.is_over:
                 await trio.lowlevel.checkpoint()
+                self._turns.start()
             self._unfinished = self._answer_now()
 
     async def _stay_muted(self, mute: Mute) -> None:
@@ -633,7 +653,7 @@ class ClientConnection:
             part.release()
 
 
-def _is_ready(reply: LaterReply | Reply) -> bool:
+def _is_ready(reply: LaterReply | PendingReply | Reply) -> bool:
     return not isinstance(reply, LaterReply) or reply.is_ready
 
 

@@ -23,10 +23,14 @@ Kafka's rules, their partitions have a bound in all. Source: KIP-227.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from random import Random
 from typing import Final, TypeAlias
 
 from dataplane.partition import NO_ERROR, FetchWaiter, Partition
+from dataplane.turns import PIECE_ROWS, Work
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
 from wire.types import Uuid
@@ -46,6 +50,17 @@ Key: TypeAlias = tuple[Uuid | str, int]  # topic id or name, and index
 def is_whole(message: FetchRequest) -> bool:
     """Whether the request says everything it asks for, without regard to a session."""
     return message.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH)
+
+
+def has_many(message: FetchRequest) -> bool:
+    """Whether the request changes more partitions of its session than are changed in one go."""
+    topics, gone = message.topics, message.forgotten_topics_data
+    if not (topics or gone):
+        return False
+    if len(topics) + len(gone) > PIECE_ROWS:
+        return True
+    count = sum([len(topic.partitions) for topic in topics])
+    return count + sum([len(topic.partitions) for topic in gone]) > PIECE_ROWS
 
 
 def next_epoch(epoch: int) -> int:
@@ -221,6 +236,16 @@ class FetchSession:
             for index in gone.partitions:
                 self.forget((name, index))
 
+    def changes(self, message: FetchRequest) -> Iterator[Callable[[], object]]:
+        """As `update`, one partition after the other."""
+        for topic in message.topics:
+            for asked in topic.partitions:
+                yield partial(self.ask, topic.topic, topic.topic_id, asked)
+        for gone in message.forgotten_topics_data:
+            name = gone.topic_id if self.has_topic_ids else gone.topic
+            for index in gone.partitions:
+                yield partial(self.forget, (name, index))
+
 
 class FetchSessions:
     """The sessions of one worker, at most `slots`. Times are the caller's, in seconds."""
@@ -265,13 +290,7 @@ class FetchSessions:
 
         It may have come to an end thereby, when all was forgotten: it has no partitions then.
         """
-        session = self._sessions.get(message.session_id)
-        if session is None:
-            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-        if message.session_epoch != session.epoch:
-            raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-        if session.has_topic_ids != has_topic_ids:
-            raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        session = self._session_of(message, has_topic_ids=has_topic_ids)
         if message.topics or message.forgotten_topics_data:
             before = len(session.partitions)
             session.update(message)
@@ -282,6 +301,36 @@ class FetchSessions:
                 return session
         self._touch(session, now_s)
         session.epoch = next_epoch(session.epoch)
+        return session
+
+    def use_in_pieces(
+        self, message: FetchRequest, now_s: float, *, has_topic_ids: bool
+    ) -> Work[FetchSession]:
+        """As `use`, of a request that changes many partitions."""
+        session = self._session_of(message, has_topic_ids=has_topic_ids)
+        self._touch(session, now_s)
+        session.epoch = next_epoch(session.epoch)  # nobody else goes on with this one meanwhile
+        changes = session.changes(message)
+        while some := list(islice(changes, PIECE_ROWS)):
+            before = len(session.partitions)
+            for change in some:
+                change()
+            self.resized(session, before)
+            if not session.is_open:
+                if session.partitions:
+                    raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+                break
+            yield
+        return session
+
+    def _session_of(self, message: FetchRequest, *, has_topic_ids: bool) -> FetchSession:
+        session = self._sessions.get(message.session_id)
+        if session is None:
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if message.session_epoch != session.epoch:
+            raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if session.has_topic_ids != has_topic_ids:
+            raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         return session
 
     def close(self, session_id: int) -> None:

@@ -127,6 +127,7 @@ class Partition:
         "commit_waiters",
         "config",
         "end_waiters",
+        "event_count",
         "high_watermark",
         "index",
         "known_high_watermark",
@@ -173,6 +174,7 @@ class Partition:
         self.offline: str | None = None  # why, when its log directory failed
         self.waiters: set[Watcher] = set()  # for what is committed
         self.end_waiters: set[Watcher] = set()  # for what is appended
+        self.event_count = 0  # of what any of these was told
         self.commit_waiters: deque[CommitWaiter] = deque()  # in the order of their offsets
         self.start_waiters: set[trio.Event] = set()  # for replicas' log starts
         # Appends that are not committed: where each ends, and its bytes.
@@ -465,6 +467,7 @@ class Partition:
             woken.set()
 
     def _note(self, waiters: set[Watcher], new_bytes: int) -> None:
+        self.event_count += 1
         done = [waiter for waiter in waiters if not waiter.note(new_bytes)]
         if done:
             waiters.difference_update(done)
@@ -483,6 +486,7 @@ class Partition:
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
+        self.event_count += 1
         for watcher in (*self.waiters, *self.end_waiters):
             watcher.wake()
         while self.commit_waiters:

@@ -15,6 +15,7 @@ from dataplane.cpu_meter import OFF, CpuMeter
 from dataplane.line_limit import LineLimit
 from dataplane.memory import RequestMemory, Tardy
 from dataplane.places import MAX_ON_TRIAL, TRIAL_S, Peers, Placed, PlaceLimits, Places, Trial
+from dataplane.turns import Turns
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
 from wire.frames import BufferPool
 
@@ -66,8 +67,11 @@ class Server:
         meter: CpuMeter[Client] = OFF,
         rates: ConnectionRates | None = None,
         peers: Peers | None = None,
+        turns: Turns | None = None,
     ) -> None:
+        """`turns`: those that the handlers of the entrances take, if any do."""
         self._clock: Clock = runtime.clock
+        self._turns = Turns(runtime.clock.cpu_s) if turns is None else turns
         self._disk: Disk = runtime.disk
         self._entrances = entrances
         self._limits = limits
@@ -214,6 +218,7 @@ class Server:
             self._memory,
             self._buffers,
             self._limits.max_request_bytes,
+            self._turns,
             self._meter,
             self._lines,
         )

@@ -53,6 +53,16 @@ def in_pieces(
     return done
 
 
+def at_once(work: Work[T]) -> T:
+    """What comes of work that is little."""
+    try:
+        while True:
+            next(work)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+
+
 class Turns:
     """Of one loop. `cpu_s` is the CPU time of its thread."""
 
@@ -96,4 +106,3 @@ class Turns:
                     return done[0]
         finally:
             self._room.release(size_bytes)
-

@@ -14,6 +14,7 @@ from dataplane.later import Timers
 from dataplane.log.compaction import CleanerStatistics
 from dataplane.metrics.errors import ErrorCounts
 from dataplane.nearest_replica import RACK_AWARE_SELECTOR
+from dataplane.parked import ParkedRequests
 from dataplane.partition import FetchWaiter, Partition
 from dataplane.partitions import Partitions
 from dataplane.producer_ids import ProducerIds
@@ -22,6 +23,7 @@ from dataplane.removals import Removals
 from dataplane.replica_authentication import ReplicaAuthenticator
 from dataplane.replication import Replication
 from dataplane.topic_rows import TopicRows
+from dataplane.turns import Turns
 from dataplane.worker_configs import WorkerConfigs
 from metaquorum.config_layers import Configs, WorkerLayers
 from metaquorum.gateway import Gateway
@@ -102,11 +104,13 @@ class Worker:
         # One at a time: a batch may decompress to a hundred megabytes.
         self.opening_batch = trio.Lock()
         self.fetch_waiters: set[FetchWaiter] = set()
+        self.parked = ParkedRequests()
         self.fetch_sessions = FetchSessions(
             self.configs.integer("max.incremental.fetch.session.cache.slots"), runtime.random
         )
         self.topic_rows = TopicRows()
         self.timers = Timers(runtime.clock)
+        self.turns = Turns(runtime.clock.cpu_s)
         self.cleaner = CleanerStatistics()
         self.removals = Removals(runtime.clock)
         self.stopping = False

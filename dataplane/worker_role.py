@@ -197,6 +197,7 @@ class WorkerRole:
             quotas.meter,
             quotas.connections,
             self._peers(worker),
+            worker.turns,
         )
         if self._metrics is not None:
             self._metrics.serves(worker, server, self._log_dirs)

@@ -313,7 +313,8 @@ class _Generator:
                 source.may_pause()
             if field.may_be_encoded:
                 with source.block(f"if isinstance({item}, bytes):"):
-                    self.append(item)
+                    # What is to be joined only later is told from a hole by its type alone.
+                    self.append(f"bytes({item})" if self.in_pieces else item)
                     source.line("continue")
             if isinstance(field.item, type):
                 self.struct(field.item, item)

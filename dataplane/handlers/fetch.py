@@ -4,11 +4,17 @@ An answer holds no records, only where they lie: `connection` copies small slice
 ones to sendfile. A fetch that finds less than `min_bytes` watches its partitions and reads again
 when enough has come, its time is over, or something else happened to one of them.
 
-A request says all it asks for, or continues a session (`dataplane.fetch_sessions`).
+A request says all it asks for, or continues a session (`dataplane.fetch_sessions`). The partitions
+that it names are a set, as in Apache Kafka: one that is named twice is fetched once, as it was
+named last, and answered where it was named first.
+
+A request of many partitions is work in pieces (`dataplane.turns`): it watches a partition before it
+looks at it, so that nothing that comes between two pieces goes unnoticed, and after a wait it looks
+again only at partitions to which something has happened.
 """
 
-from collections.abc import Callable, Container, Coroutine, Iterable
-from functools import partial
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar
 
 from dataplane.fetch_reader import FetchReader, replica_of, size_of
@@ -16,14 +22,19 @@ from dataplane.fetch_sessions import (
     INITIAL_EPOCH,
     NO_SESSION,
     FetchSession,
+    Key,
     SessionPartition,
+    has_many,
     is_whole,
 )
 from dataplane.later import Later
 from dataplane.log.files import ColdError
-from dataplane.partition import NO_ERROR, FetchWaiter, Partition
+from dataplane.parked import ParkedRequests
+from dataplane.partition import NO_ERROR, FetchWaiter, Partition, Watcher
 from dataplane.replica_authentication import fetch_claim_error
+from dataplane.turns import PIECE_ROWS, Work, at_once
 from dataplane.worker import Request, Worker
+from metaquorum.image import MetadataImage
 from metaquorum.runtime import StorageError
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import (
@@ -46,13 +57,15 @@ MAX_REFUSED_ROWS: Final = 1000
 MAX_COLD_READS: Final = 8
 
 Answer: TypeAlias = FetchResponse | Later | Coroutine[Any, Any, FetchResponse]
-_Asked: TypeAlias = list[tuple[FetchTopic, FetchPartition, Partition | None, ErrorCode]]
-_Rows: TypeAlias = list[tuple[str, Uuid, PartitionData]]
+_Asked: TypeAlias = tuple[FetchTopic, FetchPartition]
+# With the partition that was looked at, and its `event_count` then, or _NEVER.
+_Found: TypeAlias = tuple[FetchTopic, FetchPartition, Partition | None, PartitionData, int]
 Looked: TypeAlias = tuple[SessionPartition, PartitionData]
-_Read = TypeVar("_Read")
+_NEVER: Final = -1  # looked at, or not all of it
+_T = TypeVar("_T")
 
 
-def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Answer:
+def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Answer | Work[Answer]:
     if (replica_id := replica_of(message)) >= 0:
         if error := fetch_claim_error(request.client, message, worker.loader.image):
             return _refuse_claim(message, error)
@@ -158,14 +171,14 @@ def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
 class _Poll(Later):
     """A long poll: answered when enough has come, its time is over, or something has happened."""
 
-    __slots__ = ("_answer", "_of_worker", "_timer", "_unwatch", "waiter")
+    __slots__ = ("_answer", "_of_worker", "_parked", "_timer", "_unwatch", "waiter")
 
     def __init__(
         self,
         worker: Worker,
         message: FetchRequest,
         missing_bytes: int,
-        answer: Callable[[], FetchResponse],
+        answer: Callable[[], FetchResponse | Work[FetchResponse]],
         unwatch: Callable[["_Poll"], None],
     ) -> None:
         """Somebody is to watch for `waiter`, until `unwatch`."""
@@ -173,53 +186,80 @@ class _Poll(Later):
         self.waiter = FetchWaiter(missing_bytes, self.ready)
         self._answer = answer
         self._unwatch = unwatch
+        self._parked: ParkedRequests | None = None
         self._of_worker = worker.fetch_waiters
         self._of_worker.add(self.waiter)
         wait_s = min(message.max_wait_ms, MAX_WAIT_MS) / 1000
         self._timer = worker.timers.call_after(wait_s, self.ready)
 
-    def give(self) -> FetchResponse:
+    def park(self, parked: ParkedRequests, row_count: int) -> "_Poll":
+        """It waits from now on, and holds so many rows."""
+        self._parked = parked
+        parked.add(self, row_count)
+        return self
+
+    def give(self) -> FetchResponse | Work[FetchResponse]:
         self.drop()
         return self._answer()
 
     def drop(self) -> None:
         self._timer.cancel()
+        if self._parked is not None:
+            self._parked.remove(self)
         self._of_worker.discard(self.waiter)
         self._unwatch(self)
 
 
-def _response(
-    reader: FetchReader, rows: Iterable[tuple[str, Uuid, PartitionData]]
-) -> FetchResponse:
-    """Rows of one topic that follow each other stand together, as Kafka has it."""
-    responses: list[FetchableTopicResponse] = []
-    last: FetchableTopicResponse | None = None
-    for topic, topic_id, row in rows:
-        if last is None or last.topic != topic or last.topic_id != topic_id:
-            last = FetchableTopicResponse(topic=topic, topic_id=topic_id)
-            responses.append(last)
-        last.partitions.append(row)
-    reader.count_given()
-    return FetchResponse(responses=responses, node_endpoints=reader.endpoints())
+class _Rows:
+    """Rows of an answer. Those of one topic that follow each other stand together, as in Kafka."""
+
+    __slots__ = ("responses",)
+
+    def __init__(self) -> None:
+        self.responses: list[FetchableTopicResponse] = []
+
+    def add(self, rows: Iterable[tuple[str, Uuid, PartitionData]]) -> None:
+        last = self.responses[-1] if self.responses else None
+        for topic, topic_id, row in rows:
+            if last is None or last.topic != topic or last.topic_id != topic_id:
+                last = FetchableTopicResponse(topic=topic, topic_id=topic_id)
+                self.responses.append(last)
+            last.partitions.append(row)
+
+    def add_found(self, found: Iterable[_Found]) -> None:
+        before: FetchTopic | None = None
+        partitions: list[PartitionData] = []
+        for topic, _, _, row, _ in found:
+            if topic is not before:
+                self.add([(topic.topic, topic.topic_id, row)])
+                before, partitions = topic, self.responses[-1].partitions
+            else:
+                partitions.append(row)
+
+    def response(self, reader: FetchReader) -> FetchResponse:
+        reader.count_given()
+        return FetchResponse(responses=self.responses, node_endpoints=reader.endpoints())
 
 
-async def _warmed(
-    worker: Worker, cold: list[ColdError], read: Callable[[bool], tuple[FetchReader, _Read]]
-) -> tuple[FetchReader, _Read]:
-    """What `read(may_block)` gives once it need not wait for the disk to know where records lie."""
-    reads = 0
-    while True:
-        reads += 1
-        may_block = reads == MAX_COLD_READS
-        try:
-            for each in cold:
-                await each.warm(worker.disk)
-        except (StorageError, OSError):
-            may_block = True  # to be told of the partition that it happened to
-        reader, found = read(may_block)
-        if not reader.cold:
-            return reader, found
-        cold = reader.cold
+def _each(topics: Iterable[FetchTopic]) -> Iterator[_Asked]:
+    for topic in topics:
+        for data in topic.partitions:
+            yield topic, data
+
+
+def _pieces(rows: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    for first in range(0, len(rows), PIECE_ROWS):
+        yield rows[first : first + PIECE_ROWS]
+
+
+async def _warm(worker: Worker, cold: Iterable[ColdError]) -> bool:
+    """The pages were read. False: not all of them; who reads the partition is to be told why."""
+    try:
+        for each in cold:
+            await each.warm(worker.disk)
+    except (StorageError, OSError):
+        return False
+    return True
 
 
 # Whole requests
@@ -228,7 +268,7 @@ async def _warmed(
 class _Whole:
     """A request that says all it asks for."""
 
-    __slots__ = ("allowed", "has_topic_ids", "message", "worker")
+    __slots__ = ("allowed", "found", "has_topic_ids", "image", "message", "watched", "worker")
 
     def __init__(
         self, worker: Worker, message: FetchRequest, has_topic_ids: bool, allowed: _Allowed
@@ -237,107 +277,246 @@ class _Whole:
         self.allowed = allowed
         self.message = message
         self.has_topic_ids = has_topic_ids
+        self.found: list[_Found] = []
+        self.watched: list[set[Watcher]] = []  # where its poll is
+        self.image: MetadataImage | None = None  # that in which partitions were looked up
 
-    def answer(self) -> Answer:
-        worker, message = self.worker, self.message
-        asked = self._resolve()
-        reader, rows = self._read(asked)
+    def answer(self) -> Answer | Work[Answer]:
+        topics = self.message.topics
+        if len(topics) == 1 and len(topics[0].partitions) == 1:
+            return self._answer_few([(topics[0], topics[0].partitions[0])])
+        if len(topics) > PIECE_ROWS or sum([len(t.partitions) for t in topics]) > PIECE_ROWS:
+            return self._answer_many()
+        asked: Iterable[_Asked] = [(topic, data) for topic in topics for data in topic.partitions]
+        if self._names_any_twice(topics):
+            kept: dict[Key, _Asked] = {}
+            self._keep_last(kept, asked)
+            asked = kept.values()
+        return self._answer_few(asked)
+
+    def _answer_few(self, asked: Iterable[_Asked]) -> Answer:
+        message = self.message
+        reader = self.allowed.reader(message)
+        self.found = self._look(reader, asked)
         if reader.cold:
-            return self._answer_cold(reader.cold)
+            return self._answer_cold(reader)
         min_bytes = _min_bytes(message, self.allowed)
         if (
             reader.size_bytes >= min_bytes
             or reader.must_answer
             or message.max_wait_ms <= 0
-            or worker.stopping
+            or self.worker.stopping
         ):
-            return self._respond(reader, asked, rows)
-        watched = {partition for _, _, partition, _ in asked if partition is not None}
-        if not watched:
-            return self._respond(reader, asked, rows)
-        watchers = [p.end_waiters if reader.replica_id >= 0 else p.waiters for p in watched]
-
-        def unwatch(poll: _Poll) -> None:
-            for of_partition in watchers:
-                of_partition.discard(poll.waiter)
-
-        missing_bytes = min_bytes - reader.size_bytes
-        answer = partial(self._answer_again, watched)
-        poll = _Poll(worker, message, missing_bytes, answer, unwatch)
-        for of_partition in watchers:
-            of_partition.add(poll.waiter)
+            return self._respond(reader)
+        is_replica = reader.replica_id >= 0
+        self.watched = [
+            partition.end_waiters if is_replica else partition.waiters
+            for _, _, partition, _, _ in self.found
+            if partition is not None
+        ]
+        if not self.watched:
+            return self._respond(reader)
+        poll = self._poll(min_bytes - reader.size_bytes)
+        for watchers in self.watched:
+            watchers.add(poll.waiter)
         return poll
 
-    def _answer_again(self, watched: set[Partition]) -> FetchResponse:
+    def _answer_many(self) -> Work[Answer]:
+        asked: dict[Key, _Asked] = {}
+        each = _each(self.message.topics)
+        while some := list(islice(each, PIECE_ROWS)):
+            self._keep_last(asked, some)
+            yield
+        for topic in self.message.topics:
+            topic.partitions = []  # what was named twice is not held while this waits
+        self.message.topics = []
+        poll = self._poll(_min_bytes(self.message, self.allowed)) if self._may_wait else None
+        is_waiting = False
+        try:
+            reader = self.allowed.reader(self.message)
+            for piece in _pieces(list(asked.values())):
+                self.found += self._look(reader, piece, poll)
+                yield
+            if reader.cold:
+                return self._answer_cold(reader)
+            if poll is not None and self.watched and not self._is_enough(reader):
+                poll.waiter.note(reader.size_bytes)  # it may have come to enough by now
+                is_waiting = True
+                return poll.park(self.worker.parked, len(self.found))
+        finally:
+            if poll is not None and not is_waiting:
+                poll.drop()
+        return (yield from self._respond_in_pieces(reader))
+
+    @property
+    def _may_wait(self) -> bool:
+        return self.message.max_wait_ms > 0 and not self.worker.stopping
+
+    def _is_enough(self, reader: FetchReader) -> bool:
+        return reader.must_answer or reader.size_bytes >= _min_bytes(self.message, self.allowed)
+
+    def _poll(self, missing_bytes: int) -> _Poll:
+        return _Poll(self.worker, self.message, missing_bytes, self._answer_again, self._unwatch)
+
+    def _watch(self, poll: _Poll, partition: Partition | None) -> None:
+        if partition is not None:
+            is_replica = replica_of(self.message) >= 0
+            watchers = partition.end_waiters if is_replica else partition.waiters
+            watchers.add(poll.waiter)
+            self.watched.append(watchers)
+
+    def _unwatch(self, poll: _Poll) -> None:
+        for watchers in self.watched:
+            watchers.discard(poll.waiter)
+        self.watched.clear()
+
+    def _answer_again(self) -> FetchResponse | Work[FetchResponse]:
         if self.allowed.ask_again():
             return FetchResponse(throttle_time_ms=self.allowed.throttle_ms)
-        asked = self._resolve()
-        reader, rows = self._read(asked, watched, may_block=True)
-        return self._respond(reader, asked, rows)
-
-    async def _answer_cold(self, cold: list[ColdError]) -> FetchResponse:
-        def read(may_block: bool) -> tuple[FetchReader, tuple[_Asked, _Rows]]:
-            asked = self._resolve()
-            reader, rows = self._read(asked, {each[2] for each in asked}, may_block=may_block)
-            return reader, (asked, rows)
-
-        reader, (asked, rows) = await _warmed(self.worker, cold, read)
-        return self._respond(reader, asked, rows)
-
-    def _resolve(self) -> _Asked:
-        partitions = self.worker.partitions
-        asked: _Asked = []
-        for topic in self.message.topics:
-            for data in topic.partitions:
-                partition: Partition | None = None
-                code = NO_ERROR
-                try:
-                    partition = (
-                        partitions.by_id(topic.topic_id, data.partition)
-                        if self.has_topic_ids
-                        else partitions.by_name(topic.topic, data.partition)
-                    )
-                except KafkaError as error:
-                    code = error.code
-                asked.append((topic, data, partition, code))
-        return asked
-
-    def _read(
-        self, asked: _Asked, known: Container[Partition | None] = (), *, may_block: bool = False
-    ) -> tuple[FetchReader, _Rows]:
-        """`known`: those that were looked at for this request already."""
         reader = self.allowed.reader(self.message)
-        reader.may_block = may_block
-        rows: _Rows = []
-        for topic, data, partition, code in asked:
-            reader.is_first = partition not in known
-            rows.append((topic.topic, topic.topic_id, reader.read(data, partition, code)))
-        return reader, rows
+        reader.may_block = True
+        if len(self.found) > PIECE_ROWS:
+            return self._answer_many_again(reader)
+        self.found = self._look_again(reader, self.found)
+        return self._respond(reader)
 
-    def _respond(self, reader: FetchReader, asked: _Asked, rows: _Rows) -> FetchResponse:
+    def _answer_many_again(self, reader: FetchReader) -> Work[FetchResponse]:
+        yield from self._look_again_in_pieces(reader)
+        return (yield from self._respond_in_pieces(reader))
+
+    async def _answer_cold(self, reader: FetchReader) -> FetchResponse:
+        """Once it need not wait for the disk to know where records lie."""
+        reads = 0
+        while reader.cold:
+            reads += 1
+            has_all = await _warm(self.worker, reader.cold)
+            reader = self.allowed.reader(self.message)
+            reader.may_block = reads == MAX_COLD_READS or not has_all
+            await self._in_turns(self._look_again_in_pieces(reader))
+        return await self._in_turns(self._respond_in_pieces(reader))
+
+    async def _in_turns(self, work: Work[_T]) -> _T:
+        if len(self.found) <= PIECE_ROWS:
+            return at_once(work)
+        return await self.worker.turns.finish(work, 0)
+
+    def _names_any_twice(self, topics: Sequence[FetchTopic]) -> bool:
+        by_id = self.has_topic_ids
+        if len({topic.topic_id if by_id else topic.topic for topic in topics}) < len(topics):
+            return True
+        return any(
+            len({data.partition for data in t.partitions}) < len(t.partitions) for t in topics
+        )
+
+    def _keep_last(self, kept: dict[Key, _Asked], asked: Iterable[_Asked]) -> None:
+        """Each partition where it was named first, as it was named last."""
+        by_id = self.has_topic_ids
+        for each in asked:
+            topic, data = each
+            kept[topic.topic_id if by_id else topic.topic, data.partition] = each
+
+    def _look(
+        self, reader: FetchReader, asked: Iterable[_Asked], poll: _Poll | None = None
+    ) -> list[_Found]:
+        """Watched by `poll`, if there is one, from before it is looked at."""
+        found: list[_Found] = []
+        if self.image is None:
+            self.image = self.worker.image
+        partitions, by_id, cold, read = (
+            self.worker.partitions,
+            self.has_topic_ids,
+            reader.cold,
+            reader.read,
+        )
+        for topic, data in asked:
+            code = NO_ERROR
+            try:
+                if by_id:
+                    partition = partitions.by_id(topic.topic_id, data.partition)
+                else:
+                    partition = partitions.by_name(topic.topic, data.partition)
+            except KafkaError as error:
+                row = read(data, None, error.code)
+                found.append((topic, data, None, row, _NEVER))
+                continue
+            if poll is not None:
+                self._watch(poll, partition)
+            cold_before = len(cold)
+            row = read(data, partition, code)
+            seen = partition.event_count if len(cold) == cold_before else _NEVER
+            found.append((topic, data, partition, row, seen))
+        return found
+
+    def _look_again(self, reader: FetchReader, found: Iterable[_Found]) -> list[_Found]:
+        """At partitions to which something has happened, and that had records."""
+        again = []
+        is_replica = reader.replica_id >= 0  # it is not woken for all that it is told
+        has_changed = self.worker.image is not self.image
+        for each in found:
+            topic, data, before, row, seen = each
+            if before is None:
+                is_same = not has_changed
+            else:
+                is_same = seen == before.event_count and not (is_replica or size_of(row))
+            if is_same:
+                again.append(each)
+                continue
+            reader.is_first = before is None or not before.is_served
+            again += self._look(reader, ((topic, data),))
+        return again
+
+    def _look_again_in_pieces(self, reader: FetchReader) -> Work[None]:
+        again: list[_Found] = []
+        for piece in _pieces(self.found):
+            again += self._look_again(reader, piece)
+            if len(piece) == PIECE_ROWS:
+                yield
+        self.found = again
+
+    def _respond(self, reader: FetchReader) -> FetchResponse:
+        rows = _Rows()
+        rows.add_found(self.found)
         self.allowed.given(reader)
-        response = _response(reader, rows)
+        response = rows.response(reader)
         if self.message.session_epoch == INITIAL_EPOCH:
-            response.session_id = self._new_session(reader, asked, rows)
+            response.session_id = at_once(self._new_session(reader))
         return response
 
-    def _new_session(self, reader: FetchReader, asked: _Asked, rows: _Rows) -> int:
-        sessions = self.worker.fetch_sessions
+    def _respond_in_pieces(self, reader: FetchReader) -> Work[FetchResponse]:
+        rows = _Rows()
+        for piece in _pieces(self.found):
+            rows.add_found(piece)
+            if len(piece) == PIECE_ROWS:
+                yield
+        self.allowed.given(reader)
+        response = rows.response(reader)
+        if self.message.session_epoch == INITIAL_EPOCH:
+            response.session_id = yield from self._new_session(reader)
+        return response
+
+    def _new_session(self, reader: FetchReader) -> Work[int]:
+        sessions, found = self.worker.fetch_sessions, self.found
         session = sessions.create(
-            len(asked), self.worker.clock.monotonic(), has_topic_ids=self.has_topic_ids
+            len(found), self.worker.clock.monotonic(), has_topic_ids=self.has_topic_ids
         )
         if session is None:
             return NO_SESSION
         session.read_as((reader.replica_id, self.message.isolation_level))
-        for (topic, data, partition, _), (_, _, row) in zip(asked, rows, strict=True):
-            name = topic.topic if partition is None else partition.topic
-            part = session.ask(name, topic.topic_id, data)
-            part.watch(partition)
-            part.tell(row, size_of(row))
-            if partition is not None and part.is_quiet(reader.end_offset(partition)):
-                del session.news[part]
-        sessions.resized(session, 0)
-        return session.id if session.is_open else NO_SESSION
+        for piece in _pieces(found):
+            before = len(session.partitions)
+            for topic, data, partition, row, _ in piece:
+                name = topic.topic if partition is None else partition.topic
+                part = session.ask(name, topic.topic_id, data)
+                part.watch(partition)
+                part.tell(row, size_of(row))
+                if partition is not None and part.is_quiet(reader.end_offset(partition)):
+                    del session.news[part]
+            sessions.resized(session, before)
+            if len(piece) == PIECE_ROWS:
+                yield
+            if not session.is_open:  # others were asked for meanwhile, or too much
+                return NO_SESSION
+        return session.id
 
 
 # Requests of a session
@@ -345,13 +524,34 @@ class _Whole:
 
 def _continue(
     worker: Worker, message: FetchRequest, has_topic_ids: bool, allowed: _Allowed
-) -> Answer:
+) -> Answer | Work[Answer]:
+    sessions, now_s = worker.fetch_sessions, worker.clock.monotonic()
     try:
-        session = worker.fetch_sessions.use(
-            message, worker.clock.monotonic(), has_topic_ids=has_topic_ids
-        )
+        if has_many(message):
+            work = sessions.use_in_pieces(message, now_s, has_topic_ids=has_topic_ids)
+            return _continue_later(worker, message, work, allowed)
+        session = sessions.use(message, now_s, has_topic_ids=has_topic_ids)
     except KafkaError as error:
         return FetchResponse(error_code=error.code, throttle_time_ms=allowed.throttle_ms)
+    return _continue_with(worker, message, session, allowed)
+
+
+def _continue_later(
+    worker: Worker, message: FetchRequest, use: Work[FetchSession], allowed: _Allowed
+) -> Work[Answer]:
+    try:
+        session = yield from use
+    except KafkaError as error:
+        return FetchResponse(error_code=error.code, throttle_time_ms=allowed.throttle_ms)
+    answer = _continue_with(worker, message, session, allowed)
+    if isinstance(answer, Generator):
+        answer = yield from answer
+    return answer
+
+
+def _continue_with(
+    worker: Worker, message: FetchRequest, session: FetchSession, allowed: _Allowed
+) -> Answer | Work[Answer]:
     if not session.partitions:
         return FetchResponse(throttle_time_ms=allowed.throttle_ms)
     if session.waiter is not None:
@@ -375,22 +575,50 @@ class _Continued:
         self.session = session
         self.epoch = session.epoch
 
-    def answer(self) -> Answer:
-        worker, message = self.worker, self.message
-        reader, looked = self._look()
+    def answer(self) -> Answer | Work[Answer]:
+        if len(self.session.news) > PIECE_ROWS:
+            return self._answer_many()
+        reader = self._reader()
+        looked = self._look(reader, list(self.session.news))
         if reader.cold:
-            return self._answer_cold(reader.cold)
-        min_bytes = _min_bytes(message, self.allowed)
-        if (
-            reader.size_bytes >= min_bytes
-            or reader.must_answer
-            or message.max_wait_ms <= 0
-            or worker.stopping
-            or not any(part.partition for part in self.session.partitions.values())
-        ):
+            return self._answer_cold(reader)
+        if self._is_enough(reader) or not self._may_wait:
             return self._respond(reader, looked)
-        missing_bytes = min_bytes - reader.size_bytes
-        poll = _Poll(worker, message, missing_bytes, self._answer_again, self._unwatch)
+        return self._poll(_min_bytes(self.message, self.allowed) - reader.size_bytes)
+
+    def _answer_many(self) -> Work[Answer]:
+        poll = self._poll(_min_bytes(self.message, self.allowed)) if self._may_wait else None
+        is_waiting = False
+        try:
+            reader = self._reader()
+            looked = yield from self._look_in_pieces(reader)
+            if (overtaken := self._overtaken()) is not None:
+                return overtaken
+            if reader.cold:
+                return self._answer_cold(reader)
+            # By now it may be known that there is nothing to wait for.
+            if poll is not None and self._may_wait and not self._is_enough(reader):
+                poll.waiter.note(reader.size_bytes)  # it may have come to enough by now
+                is_waiting = True
+                return poll
+        finally:
+            if poll is not None and not is_waiting:
+                poll.drop()
+        return (yield from self._respond_in_pieces(reader, looked))
+
+    @property
+    def _may_wait(self) -> bool:
+        return (
+            self.message.max_wait_ms > 0
+            and not self.worker.stopping
+            and any(part.partition for part in self.session.partitions.values())
+        )
+
+    def _is_enough(self, reader: FetchReader) -> bool:
+        return reader.must_answer or reader.size_bytes >= _min_bytes(self.message, self.allowed)
+
+    def _poll(self, missing_bytes: int) -> _Poll:
+        poll = _Poll(self.worker, self.message, missing_bytes, self._answer_again, self._unwatch)
         self.session.waiter = poll.waiter
         return poll
 
@@ -407,33 +635,62 @@ class _Continued:
             error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.id
         )
 
-    def _answer_again(self) -> FetchResponse:
+    def _answer_again(self) -> FetchResponse | Work[FetchResponse]:
         if (overtaken := self._overtaken()) is not None:
             return overtaken
         if self.allowed.ask_again():
             throttle_ms = self.allowed.throttle_ms
             return FetchResponse(throttle_time_ms=throttle_ms, session_id=self.session.id)
-        return self._respond(*self._look(is_first=False, may_block=True))
+        reader = self._reader(may_block=True)
+        if len(self.session.news) > PIECE_ROWS:
+            return self._answer_many_again(reader)
+        return self._respond(reader, self._look(reader, list(self.session.news), is_first=False))
 
-    async def _answer_cold(self, cold: list[ColdError]) -> FetchResponse:
-        def read(may_block: bool) -> tuple[FetchReader, list[Looked]]:
-            if self._overtaken() is not None:
-                return self.allowed.reader(self.message), []
-            return self._look(is_first=False, may_block=may_block)
+    def _answer_many_again(self, reader: FetchReader) -> Work[FetchResponse]:
+        looked = yield from self._look_in_pieces(reader, is_first=False)
+        return self._overtaken() or (yield from self._respond_in_pieces(reader, looked))
 
-        reader, looked = await _warmed(self.worker, cold, read)
-        return self._overtaken() or self._respond(reader, looked)
+    async def _answer_cold(self, reader: FetchReader) -> FetchResponse:
+        """Once it need not wait for the disk to know where records lie."""
+        reads, looked = 0, list[Looked]()
+        while reader.cold and self._overtaken() is None:
+            reads += 1
+            has_all = await _warm(self.worker, reader.cold)
+            reader = self._reader(may_block=reads == MAX_COLD_READS or not has_all)
+            looked = await self._in_turns(self._look_in_pieces(reader, is_first=False))
+        if (overtaken := self._overtaken()) is not None:
+            return overtaken
+        return await self._in_turns(self._respond_in_pieces(reader, looked))
 
-    def _look(
-        self, *, is_first: bool = True, may_block: bool = False
-    ) -> tuple[FetchReader, list[Looked]]:
-        """What is among the news, but for partitions that have turned out to be quiet."""
-        session = self.session
+    async def _in_turns(self, work: Work[_T]) -> _T:
+        if len(self.session.news) <= PIECE_ROWS:
+            return at_once(work)
+        return await self.worker.turns.finish(work, 0)
+
+    def _reader(self, *, may_block: bool = False) -> FetchReader:
         reader = self.allowed.reader(self.message)
         reader.may_block = may_block
-        session.read_as((reader.replica_id, self.message.isolation_level))
+        self.session.read_as((reader.replica_id, self.message.isolation_level))
+        return reader
+
+    def _look_in_pieces(self, reader: FetchReader, *, is_first: bool = True) -> Work[list[Looked]]:
+        """It stops where another request goes on with the session."""
+        looked: list[Looked] = []
+        for piece in _pieces(list(self.session.news)):
+            if self._overtaken() is not None:
+                break
+            looked += self._look(reader, piece, is_first=is_first)
+            if len(piece) == PIECE_ROWS:
+                yield
+        return looked
+
+    def _look(
+        self, reader: FetchReader, parts: Iterable[SessionPartition], *, is_first: bool = True
+    ) -> list[Looked]:
+        """What is among the news, but for partitions that have turned out to be quiet."""
+        session = self.session
         looked = []
-        for part in list(session.news):
+        for part in parts:
             before = partition = part.partition
             code = NO_ERROR
             if partition is None or not partition.is_served:
@@ -449,10 +706,10 @@ class _Continued:
                 and row.preferred_read_replica < 0
                 and part.is_quiet(reader.end_offset(partition))
             ):
-                del session.news[part]
+                session.news.pop(part, None)
             else:
                 looked.append((part, row))
-        return reader, looked
+        return looked
 
     def _resolve(self, part: SessionPartition) -> tuple[Partition | None, ErrorCode]:
         partitions, index = self.worker.partitions, part.asked.partition
@@ -470,19 +727,35 @@ class _Continued:
         part.topic = found.topic
         return found, NO_ERROR
 
-    def _respond(self, reader: FetchReader, looked: list[Looked]) -> FetchResponse:
-        session = self.session
+    def _respond(self, reader: FetchReader, looked: Iterable[Looked]) -> FetchResponse:
+        rows = _Rows()
+        self._tell(reader, looked, rows)
+        return self._response(reader, rows)
+
+    def _respond_in_pieces(self, reader: FetchReader, looked: list[Looked]) -> Work[FetchResponse]:
+        rows = _Rows()
+        for piece in _pieces(looked):
+            self._tell(reader, piece, rows)
+            if len(piece) == PIECE_ROWS:
+                yield
+        return self._response(reader, rows)
+
+    def _response(self, reader: FetchReader, rows: _Rows) -> FetchResponse:
         self.allowed.given(reader)
-        rows: _Rows = []
+        response = rows.response(reader)
+        response.session_id = self.session.id
+        return response
+
+    def _tell(self, reader: FetchReader, looked: Iterable[Looked], rows: _Rows) -> None:
+        session = self.session
+        told = []
         for part, row in looked:
             size_bytes = size_of(row)
             if part.tell(row, size_bytes):
-                rows.append((part.topic, part.topic_id, row))
+                told.append((part.topic, part.topic_id, row))
             if size_bytes:  # others have their turn before it
-                del session.news[part]
+                session.news.pop(part, None)
                 session.news[part] = None
             elif part.partition is not None and part.is_quiet(reader.end_offset(part.partition)):
-                del session.news[part]
-        response = _response(reader, rows)
-        response.session_id = session.id
-        return response
+                session.news.pop(part, None)
+        rows.add(told)

@@ -4,10 +4,12 @@ Where the codes of a message are is found out once for each class of messages, f
 Plain state; only where somebody asked for metrics.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
+from dataplane.turns import Work, in_pieces
 from wire.errors import ErrorCode
 from wire.message import Field, Struct
 
@@ -48,9 +50,40 @@ class ErrorCounts:
         if (look := self._looks[cls]) is not None:
             look(answer, lambda code: self.add(api_key, code))
 
+    def count_in_pieces(self, api_key: int, answer: Struct) -> Work[None]:
+        """As `count`, of an answer that may be long."""
+
+        def count_one(part: Struct | EncodedRow) -> None:
+            if isinstance(part, EncodedRow):
+                for code in part.codes.elements():
+                    self.add(api_key, code)
+            elif code := getattr(part, _CODE, 0):
+                self.add(api_key, code)
+
+        yield from in_pieces(_parts_of(answer), count_one)
+
     def of(self, api_key: int) -> int:
         """How often anything of that API went wrong."""
         return sum(count for (key, _), count in self.by_code.items() if key == api_key)
+
+
+def _parts_of(answer: Struct) -> Iterator[Struct | EncodedRow]:
+    """The answer and all structs in it."""
+    yield answer
+    for field in _structs_in(type(answer)):
+        value = getattr(answer, field.name)
+        if value is None:
+            continue
+        for one in value if field.kind == "array" else (value,):
+            if isinstance(one, Struct):
+                yield from _parts_of(one)
+            elif isinstance(one, EncodedRow):
+                yield one
+
+
+@functools.cache
+def _structs_in(cls: type[Struct]) -> list[Field]:
+    return [field for field in cls.FIELDS if isinstance(field.item, type)]
 
 
 def _look_of(cls: type[Struct]) -> _Look | None:

@@ -127,8 +127,13 @@ class _MeteredReply(PendingReply):
         self._waited_from = waited_from
         self._began = began
 
-    def __await__(self) -> Generator[Any, Any, Reply]:
+    def __await__(self) -> Generator[Any, Any, Reply | LaterReply]:
         reply = yield from self._reply.__await__()
+        if isinstance(reply, LaterReply):
+            reply.when_given(
+                partial(self._meter.ended, self._version, self._began, self._waited_from)
+            )
+            return reply
         self._meter.ended(self._version, self._began, self._waited_from)
         return reply
 

@@ -17,6 +17,7 @@ import socket
 import stat
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
@@ -33,6 +34,9 @@ LISTEN_BACKLOG: Final = 1024
 NEXT_ADDRESS_S: Final = 2.0
 # Steps called before other tasks get their turn; a step answers what one read has brought.
 MAX_STEPS_PER_TURN: Final = 64
+# And for so long: those that were called soon, and those of what has become readable. What is left
+# then comes first when trio has been asked for what it has to do.
+MAX_STEPS_S: Final = 0.005
 # sendfile of more than this at once would keep the loop for long when the receiver is fast.
 SEND_FILE_SLICE_BYTES: Final = 1 << 20
 PAGE_BYTES: Final = mmap.PAGESIZE
@@ -263,6 +267,7 @@ class Poller(trio.abc.Instrument):
         self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
         self._registered: set[int] = set()
         self._soon: dict[int, Callable[[], bool]] = {}  # steps for which nothing has to come
+        self._readable: deque[int] = deque()  # whose steps are still to be called
         self._stepping = -1  # whose step is being called
         self._raise_cancel: trio.lowlevel.RaiseCancelT | None = (
             None  # that step had its own task cancelled
@@ -331,39 +336,65 @@ class Poller(trio.abc.Instrument):
         while True:
             if self._soon:
                 self._call_waiting()
-            idle_s = 0.0 if runner.runq or self._soon else max(until - now, 0.0)
-            events = epoll.poll(idle_s, MAX_STEPS_PER_TURN)
             trio_is_ready = False
-            for fd, _ in events:
-                if fd == self._trio_fd:
-                    trio_is_ready = True
-                else:
-                    waiting = self._steps.get(fd)
-                    self._call(fd, waiting and waiting[0])
+            if not self._readable:
+                idle_s = 0.0 if runner.runq or self._soon else max(until - now, 0.0)
+                trio_is_ready = self._look(epoll, idle_s)
+            self._call_readable()
             if trio_is_ready:
                 return
             now = time.monotonic()
-            if runner.runq or now >= until:  # a step may have woken any task, not only its own
+            # A step may have woken any task, not only its own; and what is left may be much.
+            if runner.runq or now >= until or self._readable:
                 break
         # Or trio would wait for as long once more. Not in a turn in which it would not: that costs
         # 10 microseconds, and the last turns of all refuse it.
-        if trio_sleeps and (timeout > 0 or runner.runq):
+        if trio_sleeps and (timeout > 0 or runner.runq or self._readable):
             token.run_sync_soon(_nothing)
 
     def _call_waiting(self) -> None:
         """Those for which nothing has to come; what they ask for has its turn later."""
-        soon, self._soon = self._soon, {}
-        for fd, step in soon.items():
+        soon, until = self._soon, time.monotonic() + MAX_STEPS_S
+        for _ in range(len(soon)):
+            fd = next(iter(soon), -1)
+            if fd < 0:  # one of them may have made an end of others
+                break
+            step = soon.pop(fd)
             if fd in self._steps:
                 self._call(fd, step)
+                if time.monotonic() >= until:
+                    break
 
-    def _call(self, fd: int, step: Callable[[], bool] | None) -> None:
-        if step is None:
-            # Hung up while its task is busy: epoll tells of that unasked, and would do so for ever.
-            assert self._epoll is not None
-            self._epoll.unregister(fd)
-            self._registered.remove(fd)
-            return
+    def _look(self, epoll: select.epoll, idle_s: float) -> bool:
+        """Whether trio has something to do. What is readable waits for its steps."""
+        trio_is_ready = False
+        for fd, _ in epoll.poll(idle_s, MAX_STEPS_PER_TURN):
+            if fd == self._trio_fd:
+                trio_is_ready = True
+            elif fd in self._steps:
+                self._readable.append(fd)
+            else:
+                # Hung up while its task is busy: epoll tells of that unasked, and would do so for
+                # ever.
+                epoll.unregister(fd)
+                self._registered.remove(fd)
+        return trio_is_ready
+
+    def _call_readable(self) -> None:
+        readable, steps, until = self._readable, self._steps, 0.0
+        while readable:
+            fd = readable.popleft()
+            waiting = steps.get(fd)
+            if waiting is None:  # it has come to an end since it was seen
+                continue
+            self._call(fd, waiting[0])
+            if readable:
+                now = time.monotonic()
+                until = until or now + MAX_STEPS_S
+                if now >= until:
+                    break
+
+    def _call(self, fd: int, step: Callable[[], bool]) -> None:
         self._stepping = fd
         try:
             more = step()

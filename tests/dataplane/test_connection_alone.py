@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from dataplane.connection import (
-    FRAMES_PER_SLICE,
+    FRAMES_PER_LOOK,
     MAX_LATERS,
     RESERVE_ABOVE_BYTES,
     Client,
@@ -23,6 +23,7 @@ from dataplane.connection import (
 )
 from dataplane.later import Later
 from dataplane.memory import RequestMemory
+from dataplane.turns import SLICE_CPU_S, Turns
 from metaquorum.runtime import Buffer, File
 from metaquorum.runtime.real import RealDisk
 from tests.dataplane.serving import in_trio
@@ -148,6 +149,7 @@ class Setting:
         self.handler = Handler()
         self.memory = RequestMemory(memory_bytes)
         self.buffers = BufferPool()
+        self.used_s = 0.0
         self.connection = self.another(self.network)
 
     def another(self, network: PlayedConnection) -> ClientConnection:
@@ -158,7 +160,13 @@ class Setting:
             self.memory,
             self.buffers,
             1 << 24,
+            Turns(self.cpu_s),
         )
+
+    def cpu_s(self) -> float:
+        """Every look at the clock finds that a quarter of a slice has gone."""
+        self.used_s += SLICE_CPU_S / 4
+        return self.used_s
 
 
 @in_trio
@@ -294,6 +302,7 @@ async def test_a_request_without_room_is_not_read_on_until_another_gives_some() 
 
 @in_trio
 async def test_others_have_a_turn_within_a_large_pipeline() -> None:
+    """By the time that it has taken, not by how many requests there are."""
     setting = Setting()
     turns = 0
 
@@ -303,7 +312,7 @@ async def test_others_have_a_turn_within_a_large_pipeline() -> None:
             turns += 1
             await trio.lowlevel.checkpoint()
 
-    frames = [b"%d" % (i % 10) for i in range(5 * FRAMES_PER_SLICE)]
+    frames = [b"%d" % (i % 10) for i in range(10 * 5 * FRAMES_PER_LOOK)]
     setting.network.feed(framed(*frames))
     setting.network.end()
     async with trio.open_nursery() as nursery:

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 import trio
 
+from dataplane.connection import Client
+from dataplane.fetch_reader import FetchReader
 from dataplane.handlers import offsets
+from dataplane.handlers.fetch import handle_fetch
+from dataplane.turns import PIECE_ROWS, at_once
+from dataplane.worker import Request
 from tests.dataplane.serving import (
     FETCH_VERSION,
     WORLD_BEGAN_MS,
@@ -401,3 +406,91 @@ async def test_a_lookup_goes_on_where_headers_claim_what_their_records_do_not_ha
         found = await offset_of(client, WORLD_BEGAN_MS + 5)
         assert found == (0, 40, WORLD_BEGAN_MS + 5)
         assert await offset_of(client, WORLD_BEGAN_MS + 6) == (0, -1, -1)
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+@in_trio
+async def test_partitions_are_a_set(tmp_path: Path, count: int) -> None:
+    """As in Kafka: where each was named first, as it was named last."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t", 2)
+        await client.create("u")
+        for value in (b"a", b"b", b"c"):
+            await client.produce("t", batch_of(value), partition=1)
+        rows = [(1, 0), (0, 0)] + [(1, 1), (0, 0)] * count + [(1, 2)]
+        message = fetch_message({"t": rows, "u": [(0, 0)] * count})
+        message.topics.append(message.topics[0])  # a topic that is named twice, too
+        answer = await client.call(ApiKey.FETCH, message, FETCH_VERSION)
+        found = [(t.topic, p.partition_index) for t in answer.responses for p in t.partitions]
+        assert found == [("t", 1), ("t", 0), ("u", 0)]
+        (record,) = records_of(answer.responses[0].partitions[0])
+        assert record.value == b"c"
+
+
+def _handled(served: Any, message: FetchRequest) -> Any:
+    peer = Client(("127.0.0.1", 1), "PLAINTEXT")
+    return handle_fetch(served.worker, Request(FETCH_VERSION, "test", peer), message)
+
+
+MANY = 100 * PIECE_ROWS
+
+
+@in_trio
+async def test_what_comes_between_two_pieces_of_a_fetch_ends_its_wait(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t")
+        rows = [(i, 0) for i in range(MANY)]
+        work = _handled(served, fetch_message({"t": rows}, max_wait_ms=60_000))
+        while not served.worker.partitions.by_name("t", 0).waiters:
+            next(work)
+        for _ in range(3):
+            next(work)  # the partition has been looked at, and nothing was there
+        await client.produce("t", batch_of(b"x"))
+        poll = at_once(work)
+        assert poll.is_ready
+        assert at_once(poll.give()).responses[0].partitions[0].records.size_bytes
+
+
+@in_trio
+async def test_a_wait_that_is_over_looks_only_at_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read = FetchReader.read
+
+    def counted(self: FetchReader, asked: Any, partition: Any, code: Any) -> Any:
+        reads.append(asked.partition)
+        return read(self, asked, partition, code)
+
+    monkeypatch.setattr(FetchReader, "read", counted)
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t", 200)
+        rows = [(i, 0) for i in range(200)]
+        poll = at_once(_handled(served, fetch_message({"t": rows}, max_wait_ms=60_000)))
+        assert sorted(reads) == list(range(200))
+        reads.clear()
+        await client.produce("t", batch_of(b"x"), partition=7)
+        assert poll.is_ready
+        answer = at_once(poll.give())
+        assert reads == [7]
+        partitions = answer.responses[0].partitions
+        assert [row.partition_index for row in partitions if row.records] == [7]
+        assert [row.partition_index for row in partitions] == list(range(200))
+
+
+@in_trio
+async def test_a_fetch_that_is_dropped_between_two_pieces_watches_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t")
+        rows = [(i, 0) for i in range(MANY)]
+        work = _handled(served, fetch_message({"t": rows}, max_wait_ms=60_000))
+        partition = served.worker.partitions.by_name("t", 0)
+        while not partition.waiters:
+            next(work)
+        work.close()
+        assert not partition.waiters
+        assert not served.worker.fetch_waiters

@@ -1,8 +1,10 @@
 """The machine's own network under trio: what the process does while trio believes it waits."""
 
 import contextlib
+import itertools
 import logging
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -155,6 +157,53 @@ def test_a_loop_ends_without_complaint_from_the_instrument(
     with caplog.at_level(logging.DEBUG):
         trio.run(main)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("is_soon", [False, True])
+def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bool) -> None:
+    """However many connections have something to do at once."""
+    count, rounds = 12, 4
+    calls = [0] * count
+    turns: list[int] = []  # how many steps had been called in each turn of a task
+
+    async def main() -> None:
+        network = RealNetwork()
+        pairs = [await _pair(network) for _ in range(count)]
+
+        async def pump(number: int) -> None:
+            ours = pairs[number][0]
+
+            def step() -> bool:
+                ends = time.monotonic() + real.MAX_STEPS_S
+                while time.monotonic() < ends:
+                    pass
+                calls[number] += 1
+                if is_soon and calls[number] < rounds:
+                    ours.call_soon(step)
+                return calls[number] < rounds  # and there is always something to read
+
+            await ours.pump(step)
+
+        async def other() -> None:
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns.append(sum(calls))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            async with trio.open_nursery() as pumping:
+                for number in range(count):
+                    pumping.start_soon(pump, number)
+                for _, theirs in pairs:
+                    theirs.send(b"records")
+            nursery.cancel_scope.cancel()
+        for ours, theirs in pairs:
+            ours.close()
+            theirs.close()
+
+    trio.run(main)
+    assert calls == [rounds] * count
+    assert max(b - a for a, b in itertools.pairwise(turns)) <= 4
 
 
 def test_a_step_is_called_soon_without_anything_to_read() -> None:

@@ -1,0 +1,119 @@
+"""Long work in slices: who has the loop for how long is counted on a clock that the test plays."""
+
+from itertools import pairwise
+
+import pytest
+import trio
+import trio.testing
+
+from dataplane.turns import SLICE_CPU_S, Turns, Work, at_once, in_pieces
+from tests.dataplane.serving import in_trio
+
+LOOKS_PER_SLICE = 10
+
+
+class Setting:
+    """A clock on which every look finds that a tenth of a slice has gone."""
+
+    def __init__(self, under_way_bytes: int = 1000) -> None:
+        self.looks = 0
+        self.turns = Turns(self.cpu_s, under_way_bytes)
+        self.told: list[str] = []
+
+    def cpu_s(self) -> float:
+        self.looks += 1
+        return self.looks * SLICE_CPU_S / LOOKS_PER_SLICE
+
+    def work(self, name: str, pieces: int) -> Work[str]:
+        for _ in range(pieces):
+            self.told.append(name)
+            yield
+        return name
+
+    async def finish(self, name: str, pieces: int, size_bytes: int = 1) -> None:
+        assert await self.turns.finish(self.work(name, pieces), size_bytes) == name
+        self.told.append(f"{name}.")
+
+
+def test_a_slice_ends_by_the_time_it_has_taken() -> None:
+    setting = Setting()
+    setting.turns.start()
+    assert setting.turns.run(setting.work("a", 5)) == ("a",)
+    assert setting.turns.run(setting.work("b", 100)) is None
+    assert 1 < len(setting.told) <= LOOKS_PER_SLICE + 2
+    told = len(setting.told)
+    assert setting.turns.run(setting.work("c", 100)) is None  # the slice is over
+    assert len(setting.told) == told + 1
+
+
+def test_rows_are_worked_on_in_pieces_and_in_order() -> None:
+    work = in_pieces(range(10), str, piece_rows=3)
+    assert [next(work) for _ in range(3)] == [None] * 3
+    assert at_once(in_pieces(range(10), str, piece_rows=3)) == [str(n) for n in range(10)]
+    work.close()
+
+
+@in_trio
+async def test_others_have_their_turn_between_two_slices_of_all_long_work() -> None:
+    setting = Setting()
+    counts: list[int] = []
+
+    async def other() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+            counts.append(len(setting.told))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        async with trio.open_nursery() as working:
+            for name in "abcde":
+                working.start_soon(setting.finish, name, 60)
+        nursery.cancel_scope.cancel()
+    assert {name for name in setting.told if name.endswith(".")} == {f"{n}." for n in "abcde"}
+    # Within a turn of the loop either may come first.
+    assert max(b - a for a, b in pairwise(counts)) <= 2 * (LOOKS_PER_SLICE + 2)
+    # All make progress: none is done before another has begun.
+    assert min(map(setting.told.index, ("a.", "b.", "c.", "d.", "e."))) > max(
+        map(setting.told.index, "abcde")
+    )
+
+
+@in_trio
+async def test_work_waits_for_room_and_the_smallest_goes_first() -> None:
+    setting = Setting(under_way_bytes=100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.finish, "first", 50, 100)
+        await trio.testing.wait_all_tasks_blocked()
+    async with trio.open_nursery() as nursery:
+        release = trio.Event()
+
+        async def holder() -> None:
+            await setting.turns.finish(setting.work("holder", 1), 100)
+            release.set()
+
+        nursery.start_soon(holder)
+        await trio.lowlevel.checkpoint()
+        for name, size in (("large", 90), ("small", 20), ("huge", 5000), ("middle", 50)):
+            nursery.start_soon(setting.finish, name, 20, size)
+    ended = [name for name in setting.told if name.endswith(".")]
+    assert ended == ["first.", "small.", "middle.", "large.", "huge."]
+
+
+@pytest.mark.parametrize("when", ["waits", "works"])
+@in_trio
+async def test_work_that_is_cancelled_leaves_room_and_turn_to_others(when: str) -> None:
+    setting = Setting(under_way_bytes=100)
+
+    def endless() -> Work[None]:
+        while True:
+            yield
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(setting.finish, "before", 500, 100)
+            if when == "works":
+                await trio.sleep(0)
+            scope.cancel()
+            await setting.turns.finish(endless(), 100)
+        await setting.finish("after", 50, 100)
+    assert [name for name in setting.told if name.endswith(".")] == ["before.", "after."]
