@@ -409,6 +409,23 @@ class ReadsAreCommitted(WatchingChecker):
             )
 
 
+class ClaimsAreRefused(WatchingChecker):
+    """A client that says it is a replica is told an error, and nothing else."""
+
+    invariant = "R5"
+
+    def claimed(
+        self, story: PartitionStory, claim: str, codes: Sequence[str], has_records: bool
+    ) -> None:
+        self.compare(
+            bool(codes) and "NONE" not in codes and not has_records,
+            "{}: {} is answered with {}",
+            story,
+            claim,
+            codes,
+        )
+
+
 class AcknowledgedIsCommitted(WatchingChecker):
     """Whoever is told so with acks=all: all in sync have it."""
 
@@ -669,6 +686,7 @@ REPLICATION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     HighWatermarkNeedsIsr,
     HighWatermarkStays,
     ReadsAreCommitted,
+    ClaimsAreRefused,
     AcknowledgedIsCommitted,
     SyncedIsKept,
     AcknowledgedStays,

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import trio
 
-from dataplane import fetch_reader, following, partitions
+from dataplane import fetch_reader, following, partitions, replica_authentication
 from dataplane.fetch_reader import FetchReader
-from dataplane.handlers import produce
+from dataplane.handlers import fetch, produce
 from dataplane.leadership import Leadership
 from dataplane.log.local_log import LocalLog
 from dataplane.partition import Partition
@@ -16,6 +16,7 @@ from dataplane.replication import Replication
 from metaquorum import elections, isr_changes, registrations
 from metaquorum.image import NO_LEADER
 from simulations.planting import Defect, all_of, swapped
+from wire.errors import ErrorCode
 
 
 def _always(result: Any) -> Any:
@@ -218,6 +219,21 @@ def _cut_without_record() -> AbstractContextManager[None]:
     return swapped(Replication, "_truncating", wrong)
 
 
+def _claim_believed_without_proof() -> AbstractContextManager[None]:
+    return swapped(replica_authentication, "claim_error", _always(ErrorCode.NONE))
+
+
+def _broker_epoch_not_compared() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def fetch_claim_error(*args: Any) -> Any:
+            error = right(*args)
+            return ErrorCode.NONE if error is ErrorCode.STALE_BROKER_EPOCH else error
+
+        return fetch_claim_error
+
+    return swapped(fetch, "fetch_claim_error", wrong)
+
+
 REPLICATION_DEFECTS: Final = tuple(
     Defect(name, about, "replication", found_as, plant)
     for name, about, found_as, plant in (
@@ -334,6 +350,18 @@ REPLICATION_DEFECTS: Final = tuple(
             "a follower cuts its log before the truncation ledger says so",
             ("R9",),
             _cut_without_record,
+        ),
+        (
+            "claim-believed-without-proof",
+            "a fetch that names a replica is that replica's, whoever sends it",
+            ("R1", "R2", "R5", "R6"),
+            _claim_believed_without_proof,
+        ),
+        (
+            "broker-epoch-not-compared",
+            "a fetch of a proven worker counts whatever broker epoch it carries",
+            ("R1", "R2", "R5", "R6"),
+            _broker_epoch_not_compared,
         ),
     )
 )

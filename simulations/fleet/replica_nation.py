@@ -17,6 +17,7 @@ class ReplicationSettings(ClusterSettings):
     # Of elections: those that may choose who is not in sync.
     unclean: float
     configs: dict[str, str] = field(default_factory=dict)
+    attackers: int = 0  # clients that say they are replicas
 
 
 class WatchedNation(Nation):

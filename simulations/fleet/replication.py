@@ -17,6 +17,7 @@ from typing import Final
 import trio
 
 from dataplane.log.names import parse_partition_folder
+from simulations.fleet.attacker import ReplicaAttacker
 from simulations.fleet.eyes import watched_replicas
 from simulations.fleet.loss_checkers import LOSS_CHECKERS, LossesAreRecorded
 from simulations.fleet.plan import SPLITS, draw_troubles, without
@@ -109,6 +110,8 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings replication"))
     world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
     settings.troubles = without(settings.troubles, leave_out)
+    # From a stream of their own: all else is drawn as it was before there were any.
+    settings.attackers = world.stream("attackers").choice([0, 0, 1, 2])
     await play_settings(world, settings)
 
 
@@ -149,10 +152,13 @@ class _Clients:
     administrators: list[ReplicaAdministrator]
     producers: list[ReplicaProducer]
     consumers: list[ReplicaConsumer]
+    attackers: list[ReplicaAttacker]
 
     @property
-    def all(self) -> list[ReplicaAdministrator | ReplicaProducer | ReplicaConsumer]:
-        return [*self.administrators, *self.producers, *self.consumers]
+    def all(
+        self,
+    ) -> list[ReplicaAdministrator | ReplicaProducer | ReplicaConsumer | ReplicaAttacker]:
+        return [*self.administrators, *self.producers, *self.consumers, *self.attackers]
 
     @property
     def are_done(self) -> bool:
@@ -165,7 +171,7 @@ class _Clients:
 
 def _start_clients(nation: WatchedNation) -> _Clients:
     world, settings = nation.world, nation.settings
-    clients = _Clients([], [], [])
+    clients = _Clients([], [], [], [])
     for number in range(settings.administrators):
         name = f"admin-{number}"
         clients.administrators.append(ReplicaAdministrator(nation, name, world.stream(name)))
@@ -175,6 +181,9 @@ def _start_clients(nation: WatchedNation) -> _Clients:
     for number in range(settings.consumers):
         name = f"consumer-{number}"
         clients.consumers.append(ReplicaConsumer(nation, name, world.stream(name)))
+    for number in range(settings.attackers):
+        name = f"attacker-{number}"
+        clients.attackers.append(ReplicaAttacker(nation, name, world.stream(name)))
     for client in clients.all:
         start_client(nation, client.name, client.run)
     return clients
@@ -242,6 +251,8 @@ REPLICATION: Final = Scenario(
         "truncations",
         "records cut by followers",
         "records lost by replicas",
+        "claims of strangers",
+        "claims of late processes",
         *(f"fault: {kind}" for kind in KINDS),
     ),
 )

@@ -256,14 +256,14 @@ def test_random_claims_never_move_a_high_watermark(seed: int) -> None:
             one.replica_id: (one.log_end_offset, one.log_start_offset, one.broker_epoch)
             for one in partition.leadership.followers  # type: ignore[union-attr]
         }
-        replica_ids = (*FOLLOWERS, LEADER, 0, 77, 2**31 - 1)
+        replica_ids = (*FOLLOWERS * 3, LEADER, 0, 77, 2**31 - 1)
         for _ in range(200):
             answer = await claim(
                 liar,
                 cluster,
                 draw.choice(replica_ids),
-                epoch=draw.choice((None, -1, 0, draw.getrandbits(8), FUTURE_EPOCH)),
-                version=draw.randrange(4, 19),
+                epoch=draw.choice((None, None, -1, 0, draw.getrandbits(8), FUTURE_EPOCH)),
+                version=draw.choice((draw.randrange(4, 19), BY_STATE)),
                 offset=draw.choice((0, 10, 11, 13, 2**40)),
                 log_start_offset=draw.choice((-1, 0, 7, 13, 2**40)),
                 session_epoch=draw.choice((-1, 0, 0, 1, 5)),
