@@ -5,7 +5,8 @@ one wait to the next. A slice of a connection begins with `resume` and ends with
 answered in between is charged (`charge`) with all since the last charge: receiving, parsing,
 handling and encoding it. What is left at the end (sending, as a rule) is charged with the next one,
 or when the connection ends. Time is that of the thread's CPU: what other processes of the
-machine take is on nobody's account. Reads and writes beside the loop are not either.
+machine take is on nobody's account. Reads and writes beside the loop are not either; the validation
+of a batch in a worker thread is (`add`).
 
 Asking for a thread's time takes 0.2 microseconds, a small request twenty. A client that asks often
 is not metered while it has `credit` (`dataplane.client_quotas`): the next slice that is metered
@@ -76,6 +77,11 @@ class CpuMeter(Generic[C]):
     def pause(self, client: C) -> None:
         if not client.is_follower:  # other workers have no quota
             client.cpu_owed_s += (self._cpu_s() - client.cpu_from_s) * client.cpu_weight
+
+    def add(self, client: C, used_s: float) -> None:
+        """A worker thread has used so much for the client: charged with its next request."""
+        if self.is_on and not client.is_follower:
+            client.cpu_owed_s += used_s
 
     @types.coroutine
     def slices(self, client: C, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:

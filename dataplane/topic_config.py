@@ -47,11 +47,6 @@ class TopicConfig:
     codec: Codec | None  # of stored batches; None: the one they come with
     compression_level: int | None
 
-    @property
-    def opens_batches(self) -> bool:
-        """Whether the records of a batch are looked at before it is appended."""
-        return self.compacts or self.codec is not None
-
     @classmethod
     def of(cls, configs: Configs, producer_id_expiration_ms: int) -> "TopicConfig":
         policies = configs.list("cleanup.policy")

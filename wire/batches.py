@@ -236,10 +236,9 @@ def produced_batch(records: Buffer, api_version: int) -> BatchHeader:
 
 
 def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
-    """KafkaError unless this is a sound batch as a producer may send it.
+    """KafkaError unless this is a sound batch by its header, as a producer may send it.
 
-    Trusted from here on: max_timestamp, and that there are record_count records with dense offset
-    deltas. Walking them costs more than all the rest, and decompression on top.
+    Its records are not looked at: see `wire.records.check_records`.
     """
     if header.batch_bytes > len(buffer) - position:
         raise KafkaError(
@@ -291,6 +290,14 @@ def set_log_append_time(
 ) -> None:
     """All records of the batch carry this time, and the checksum is right again."""
     _pack_attributes(buffer, position + 21, header.attributes | LOG_APPEND_TIME)
+    _pack_offset(buffer, position + 35, timestamp_ms)
+    _pack_crc(buffer, position + 17, batch_crc(buffer, position, header.batch_bytes))
+
+
+def set_max_timestamp(
+    buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int
+) -> None:
+    """The header says that this is the largest timestamp, and the checksum is right again."""
     _pack_offset(buffer, position + 35, timestamp_ms)
     _pack_crc(buffer, position + 17, batch_crc(buffer, position, header.batch_bytes))
 

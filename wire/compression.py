@@ -1,14 +1,16 @@
 """The five codecs of record batches, each library imported when first needed.
 
-Whatever comes from outside may be a bomb: every `decompress` takes a bound and gives up there.
+Whatever comes from outside may be a bomb: it is decompressed in pieces (`decompressed`), or up to a
+bound (`decompress`).
 Input that is cut, damaged or not of the codec at all is a WireError, nothing else.
 """
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
+from itertools import chain
 from struct import Struct
-from typing import Final
+from typing import Final, TypeAlias
 
 from wire.errors import WireError
 from wire.types import Buffer
@@ -24,6 +26,13 @@ class Codec(IntEnum):
     ZSTD = 4
 
 
+# What is decompressed at a time.
+PIECE_BYTES: Final = 1 << 18
+# A block of snappy is decompressed as a whole. Java's client makes them of 32 KiB; librdkafka makes
+# one of all the records of a batch.
+MAX_BLOCK_BYTES: Final = 1 << 27
+# Adds a piece, or ends it: gives as much of the output as there is.
+Compressor: TypeAlias = tuple[Callable[[bytes], bytes], Callable[[], bytes]]
 # Concatenated gzip members or zstd frames in one batch; every known client writes one.
 MAX_MEMBERS: Final = 1000
 
@@ -33,13 +42,44 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
     return _COMPRESS[codec](data, level)
 
 
+def compress_pieces(
+    codec: Codec, pieces: Iterable[bytes], level: int | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """As `compress` for all the pieces together, of which one at a time is held: in each step so
+    many bytes are taken, and so much of the output is made."""
+    pieces = iter(pieces)
+    first = next(pieces, b"")
+    second = next(pieces, None)
+    if second is None:
+        yield len(first), compress(codec, first, level)
+        return
+    add, finish = _COMPRESSORS[codec](level)
+    for piece in chain((first, second), pieces):
+        yield len(piece), add(piece)
+    yield 0, finish()
+
+
 def decompress(codec: Codec, data: Buffer, max_bytes: int) -> bytes:
     """What was compressed, at most `max_bytes` of it; more, or nonsense, is a WireError."""
-    return _DECOMPRESS[codec](memoryview(data), max_bytes)
+    return b"".join(bounded(decompressed(codec, data), codec, max_bytes))
 
 
-def _too_large(codec: Codec, max_bytes: int) -> WireError:
-    return WireError(f"{codec.name.lower()}: decompresses to more than {max_bytes} bytes")
+def bounded(pieces: Iterable[bytes], codec: Codec, max_bytes: int) -> Iterator[bytes]:
+    """The pieces; WireError when they have more than `max_bytes` together."""
+    left = max_bytes
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise WireError(f"{codec.name.lower()}: decompresses to more than {max_bytes} bytes")
+        yield piece
+
+
+def decompressed(codec: Codec, data: Buffer) -> Iterator[bytes]:
+    """What was compressed, of any size, in pieces; nonsense is a WireError, where it is met.
+
+    A piece has at most PIECE_BYTES, or is one block of snappy, at most MAX_BLOCK_BYTES.
+    """
+    return _DECOMPRESS[codec](memoryview(data))
 
 
 # none
@@ -49,10 +89,9 @@ def _copy(data: Buffer, level: int | None) -> bytes:
     return bytes(data)
 
 
-def _copy_bounded(data: memoryview, max_bytes: int) -> bytes:
-    if len(data) > max_bytes:
-        raise _too_large(Codec.NONE, max_bytes)
-    return bytes(data)
+def _slices(data: memoryview) -> Iterator[bytes]:
+    for start in range(0, len(data), PIECE_BYTES):
+        yield bytes(data[start : start + PIECE_BYTES])
 
 
 # gzip
@@ -66,27 +105,34 @@ def _gzip(data: Buffer, level: int | None) -> bytes:
     return stream.compress(data) + stream.flush()
 
 
-def _gunzip(data: memoryview, max_bytes: int) -> bytes:
+def _gunzip(data: memoryview) -> Iterator[bytes]:
     """Members one after the other; what follows them and is no member is ignored, as Java does."""
-    output: list[bytes] = []
-    position = size = 0
+    position = 0
     for member in range(MAX_MEMBERS):
         if member and bytes(data[position : position + 2]) != b"\x1f\x8b":
-            return b"".join(output)
+            return
         stream = zlib.decompressobj(_GZIP_WBITS)
+        chunk = memoryview(b"")
         while not stream.eof:
-            chunk = data[position : position + _GZIP_CHUNK_BYTES]
             if not chunk:
-                raise WireError("gzip: the stream is cut short")
+                chunk = data[position : position + _GZIP_CHUNK_BYTES]
+                position += len(chunk)
+                if not chunk:
+                    raise WireError("gzip: the stream is cut short")
             try:
-                output.append(stream.decompress(chunk, max_bytes - size + 1))
+                piece = stream.decompress(chunk, PIECE_BYTES)
             except zlib.error as error:
                 raise WireError(f"gzip: {error}") from None
-            size += len(output[-1])
-            if size > max_bytes:
-                raise _too_large(Codec.GZIP, max_bytes)
-            position += len(chunk) - len(stream.unused_data)
+            chunk = memoryview(stream.unconsumed_tail)
+            if piece:
+                yield piece
+        position -= len(stream.unused_data)
     raise WireError(f"gzip: more than {MAX_MEMBERS} members")
+
+
+def _gzip_stream(level: int | None) -> Compressor:
+    stream = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _GZIP_WBITS)
+    return stream.compress, stream.flush
 
 
 # snappy: raw blocks, framed as the xerial library of the Java client does, or one bare block
@@ -109,15 +155,33 @@ def _snappy(data: Buffer, level: int | None) -> bytes:
     return bytes(output)
 
 
-def _unsnappy(data: memoryview, max_bytes: int) -> bytes:
+def _snappy_stream(level: int | None) -> Compressor:
+    waiting = bytearray()
+    has_begun = False
+
+    def add(piece: bytes) -> bytes:
+        nonlocal waiting
+        waiting += piece
+        whole = len(waiting) // _XERIAL_BLOCK_BYTES * _XERIAL_BLOCK_BYTES
+        blocks, waiting = waiting[:whole], waiting[whole:]
+        return written(blocks)
+
+    def written(data: bytearray) -> bytes:
+        nonlocal has_begun
+        output = _snappy(data, level)
+        start = len(_XERIAL_HEADER) if has_begun else 0
+        has_begun = True
+        return output[start:]
+
+    return add, lambda: written(waiting)
+
+
+def _unsnappy(data: memoryview) -> Iterator[bytes]:
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _unsnappy_block(data, max_bytes, max_bytes)
-    output: list[bytes] = []
-    left = max_bytes
+        yield _unsnappy_block(data)
+        return
     for block in _xerial_blocks(data):
-        output.append(_unsnappy_block(block, left, max_bytes))
-        left -= len(output[-1])
-    return b"".join(output)
+        yield _unsnappy_block(block)
 
 
 def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
@@ -139,12 +203,13 @@ def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
         position += size
 
 
-def _unsnappy_block(block: memoryview, left: int, max_bytes: int) -> bytes:
+def _unsnappy_block(block: memoryview) -> bytes:
     from cramjam import DecompressionError, snappy
 
     try:
-        if snappy.decompress_raw_len(block) > left:
-            raise _too_large(Codec.SNAPPY, max_bytes)
+        size = snappy.decompress_raw_len(block)
+        if size > MAX_BLOCK_BYTES:
+            raise WireError(f"snappy: a block of {size} bytes, the most are {MAX_BLOCK_BYTES}")
         return bytes(snappy.decompress_raw(block))
     except DecompressionError as error:
         raise WireError(f"snappy: {error}") from None
@@ -167,19 +232,37 @@ def _lz4(data: Buffer, level: int | None) -> bytes:
     )
 
 
-def _unlz4(data: memoryview, max_bytes: int) -> bytes:
+def _lz4_stream(level: int | None) -> Compressor:
+    from lz4 import frame
+
+    stream = frame.LZ4FrameCompressor(
+        compression_level=level or 0, block_size=frame.BLOCKSIZE_MAX64KB, block_linked=False
+    )
+    begin = bytes(stream.begin())
+
+    def add(piece: bytes) -> bytes:
+        nonlocal begin
+        output, begin = begin + bytes(stream.compress(piece)), b""
+        return output
+
+    return add, lambda: begin + bytes(stream.flush())
+
+
+def _unlz4(data: memoryview) -> Iterator[bytes]:
     from lz4 import frame
 
     stream = frame.LZ4FrameDecompressor()
-    try:
-        output = bytes(stream.decompress(data, max_length=max_bytes + 1))
-    except (RuntimeError, ValueError, EOFError) as error:
-        raise WireError(f"lz4: {error}") from None
-    if len(output) > max_bytes:
-        raise _too_large(Codec.LZ4, max_bytes)
-    if not stream.eof:
-        raise WireError("lz4: the frame is cut short")
-    return output
+    chunk: Buffer = data
+    while not stream.eof:
+        try:
+            piece = bytes(stream.decompress(chunk, max_length=PIECE_BYTES))
+        except (RuntimeError, ValueError, EOFError) as error:
+            raise WireError(f"lz4: {error}") from None
+        if piece:
+            yield piece
+        elif not stream.eof:
+            raise WireError("lz4: the frame is cut short")
+        chunk = b""
 
 
 # zstd
@@ -187,7 +270,6 @@ def _unlz4(data: memoryview, max_bytes: int) -> bytes:
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_SKIPPABLE: Final = 0x184D2A50  # the low four bits are free
 _ZSTD_MAX_WINDOW_BYTES: Final = 1 << 27  # what the zstd command and Java's library accept
-_ZSTD_CHUNK_BYTES: Final = 1 << 18
 _LITTLE: Final = Struct("<I")
 
 
@@ -197,30 +279,27 @@ def _zstd(data: Buffer, level: int | None) -> bytes:
     return zstandard.ZstdCompressor(level=3 if level is None else level).compress(data)
 
 
-def _unzstd(data: memoryview, max_bytes: int) -> bytes:
+def _zstd_stream(level: int | None) -> Compressor:
     import zstandard
 
-    output: list[bytes] = []
-    left = max_bytes
+    stream = zstandard.ZstdCompressor(level=3 if level is None else level).compressobj()
+    return stream.compress, stream.flush
+
+
+def _unzstd(data: memoryview) -> Iterator[bytes]:
+    import zstandard
+
     for frame in _zstd_frames(data):
         stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
         try:
-            size = zstandard.frame_content_size(frame)
-            if size > left:
-                raise _too_large(Codec.ZSTD, max_bytes)
-            if size >= 0:
-                output.append(stream.decompress(frame))
-                left -= size
+            if 0 <= zstandard.frame_content_size(frame) <= PIECE_BYTES:
+                yield stream.decompress(frame)
                 continue
             reader = stream.stream_reader(frame)
-            while chunk := reader.read(min(left + 1, _ZSTD_CHUNK_BYTES)):
-                output.append(chunk)
-                left -= len(chunk)
-                if left < 0:
-                    raise _too_large(Codec.ZSTD, max_bytes)
+            while piece := reader.read(PIECE_BYTES):
+                yield piece
         except zstandard.ZstdError as error:
             raise WireError(f"zstd: {error}") from None
-    return b"".join(output)
 
 
 def _zstd_frames(data: memoryview) -> Iterator[memoryview]:
@@ -270,8 +349,15 @@ _COMPRESS: Final[dict[Codec, Callable[[Buffer, int | None], bytes]]] = {
     Codec.LZ4: _lz4,
     Codec.ZSTD: _zstd,
 }
-_DECOMPRESS: Final[dict[Codec, Callable[[memoryview, int], bytes]]] = {
-    Codec.NONE: _copy_bounded,
+_COMPRESSORS: Final[dict[Codec, Callable[[int | None], Compressor]]] = {
+    Codec.NONE: lambda level: (bytes, bytes),
+    Codec.GZIP: _gzip_stream,
+    Codec.SNAPPY: _snappy_stream,
+    Codec.LZ4: _lz4_stream,
+    Codec.ZSTD: _zstd_stream,
+}
+_DECOMPRESS: Final[dict[Codec, Callable[[memoryview], Iterator[bytes]]]] = {
+    Codec.NONE: _slices,
     Codec.GZIP: _gunzip,
     Codec.SNAPPY: _unsnappy,
     Codec.LZ4: _unlz4,

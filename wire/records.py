@@ -1,12 +1,15 @@
-"""The records inside a batch, where a feature needs them: decoded, found by time, encoded.
+"""The records inside a batch, where a feature needs them: checked, decoded, found by time, encoded.
 
 What is wrong with them is a WireError that says which record; what is wrong with the header in
-front of them is a KafkaError, see `wire.batches`. Decompression is bounded by the caller.
+front of them is a KafkaError, see `wire.batches`. All of it is one walk (`wire.record_walk`) over
+pieces of the records: of a batch that decompresses to gigabytes no more is held at a time than one
+piece, or one record.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -34,10 +37,11 @@ from wire.batches import (
     set_log_append_time,
     stored_problem,
 )
-from wire.compression import Codec, compress, decompress
+from wire.compression import Codec, bounded, compress, decompressed
 from wire.errors import WireError
+from wire.record_walk import RECORD_MIN_BYTES, RecordWalk, Span, record_bytes
 from wire.types import Buffer
-from wire.varint import ONE_BYTE, read_varint, read_varlong, write_varint
+from wire.varint import read_varint, write_varint
 
 __all__ = [
     "HEADER_BYTES",
@@ -50,30 +54,36 @@ __all__ = [
     "ControlType",
     "EndTransactionMarker",
     "Record",
+    "RecordWalk",
     "Scan",
+    "Span",
     "TimestampType",
     "assign",
     "batch_crc",
     "batches",
     "check_batch",
+    "check_records",
     "decode_marker",
+    "decode_pieces",
     "decode_records",
     "encode_batch",
     "encode_marker",
     "find_max_timestamp",
     "find_timestamp",
+    "iter_records",
     "pack_batch",
     "parse_header",
     "produced_batch",
-    "records_data",
+    "record_pieces",
+    "record_spans",
     "scan",
     "set_log_append_time",
     "stored_problem",
+    "with_timestamp_delta",
 ]
 
-# What the records of one batch may decompress to, where the caller names no bound.
+# The records of one batch that are decoded at once, where the caller names no bound.
 MAX_DECOMPRESSED_BYTES: Final = 1 << 27
-_RECORD_MIN_BYTES: Final = 7
 
 
 @dataclass(slots=True)
@@ -85,165 +95,169 @@ class Record:
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-def records_data(
-    buffer: Buffer,
-    position: int,
-    header: BatchHeader,
-    max_bytes: int = MAX_DECOMPRESSED_BYTES,
-) -> bytes:
-    """The records of a batch, one after the other, decompressed."""
+def record_pieces(
+    buffer: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None
+) -> Iterator[bytes]:
+    """The records of a batch, one after the other, decompressed: see `compression.decompressed`.
+
+    WireError: the batch, or what is compressed in it, is cut short or nonsense.
+    """
     if header.batch_bytes > len(buffer) - position:
         raise WireError(f"a record batch of {header.batch_bytes} bytes is cut short")
-    if header.record_count == 0:
-        return b""
+    codec, count = header.codec, header.record_count
+    if count == 0:
+        return iter(())
     body = memoryview(buffer)[position + HEADER_BYTES : position + header.batch_bytes]
-    data = decompress(header.codec, body, max_bytes)
-    if not 0 <= header.record_count * _RECORD_MIN_BYTES <= len(data):
-        raise WireError(f"record_count {header.record_count} for {len(data)} bytes of records")
-    return data
+    if count < 0 or (codec is Codec.NONE and count * RECORD_MIN_BYTES > len(body)):
+        raise WireError(f"record_count {count} for {len(body)} bytes of records")
+    pieces = decompressed(codec, body)
+    return pieces if max_bytes is None else bounded(pieces, codec, max_bytes)
+
+
+def _fed(
+    pieces: Iterable[bytes], walk: RecordWalk, feed: Callable[[bytes], int]
+) -> Iterator[bytes]:
+    """What was fed to the walk, piece by piece: whole records, and the beginning of one."""
+    parts: list[bytes] = []  # the beginning of a record, and what follows
+    size = wanted = 0
+    for piece in pieces:
+        if parts:
+            parts.append(piece)
+            size += len(piece)
+            if size < wanted:
+                continue
+            piece = b"".join(parts)
+        used = feed(piece)
+        yield piece
+        parts, size = [], len(piece) - used
+        if size:
+            parts.append(piece[used:])
+            wanted = record_bytes(piece, used)
+    walk.finish(size)
+
+
+def check_records(
+    buffer: Buffer, position: int, header: BatchHeader, walk: RecordWalk
+) -> Iterator[int]:
+    """Each step checks some of the records that a producer has sent, so many bytes of them.
+
+    `walk` says what was seen so far; at the end all are sound. WireError names what is wrong with a
+    record: its structure, their number, offset deltas that are not dense.
+    """
+    for piece in _fed(record_pieces(buffer, position, header), walk, walk.check):
+        yield len(piece)
+
+
+def record_spans(
+    buffer: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None
+) -> Iterator[tuple[bytes, list[Span]]]:
+    """Where the records of a stored batch lie: pieces of them, and spans in these.
+
+    The next step clears the list of spans.
+    WireError names what is wrong with a record; a piece before it may have been given.
+    """
+    walk = RecordWalk(header.record_count, header.last_offset_delta, False)
+    spans: list[Span] = []
+    pieces = record_pieces(buffer, position, header, max_bytes)
+    for piece in _fed(pieces, walk, lambda piece: walk.spans(piece, spans)):
+        yield piece, spans
+        spans.clear()
+
+
+def decode_pieces(
+    buffer: Buffer, position: int = 0, max_bytes: int | None = None
+) -> Iterator[list[Record]]:
+    """The records of the batch at `position`, some at a time, so that memory is bounded.
+
+    WireError names what is wrong with a record; those before it may have been given. Header keys
+    that are not UTF-8 come with surrogates and are encoded to the same bytes again.
+    """
+    header = parse_header(buffer, position)
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp
+    append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
+    for data, spans in record_spans(buffer, position, header, max_bytes):
+        yield [
+            Record(
+                base_offset + delta,
+                base_timestamp + timestamp if append_time is None else append_time,
+                data[key_at : key_at + key_length] if key_length >= 0 else None,
+                data[value_at : value_at + value_length] if value_length >= 0 else None,
+                _record_headers(data, at, headers) if headers else (),
+            )
+            for (
+                _, _, _, delta, timestamp, key_at, key_length, value_at, value_length, at, headers
+            ) in spans
+        ]  # fmt: skip
+
+
+def iter_records(buffer: Buffer, position: int = 0) -> Iterator[Record]:
+    """As `decode_pieces`, one by one."""
+    return chain.from_iterable(decode_pieces(buffer, position))
 
 
 def decode_records(
     buffer: Buffer, position: int = 0, max_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> list[Record]:
-    """The records of the batch at `position`; WireError names what is wrong with them.
-
-    Header keys that are not UTF-8 come with surrogates and are encoded to the same bytes again.
-    """
-    header = parse_header(buffer, position)
-    data = records_data(buffer, position, header, max_bytes)
+    """As `iter_records`, all of them; WireError when these have more than `max_bytes`."""
     records: list[Record] = []
-    try:
-        end = _decode(data, header, records)
-    except IndexError:
-        raise WireError(f"record {len(records)}: the records end inside it") from None
-    if end != len(data):
-        raise WireError(f"{len(data) - end} bytes behind the last of {len(records)} records")
+    for piece in decode_pieces(buffer, position, max_bytes):
+        records += piece
     return records
 
 
-def _decode(data: bytes, header: BatchHeader, records: list[Record]) -> int:
-    """Append all records and return where they end. Hot: most varints are one byte."""
-    base_offset, base_timestamp = header.base_offset, header.base_timestamp
-    append_time = header.attributes & LOG_APPEND_TIME
-    one_byte, size = ONE_BYTE, len(data)
-    position, last_delta = 0, -1
-    for index in range(header.record_count):
-        if (length := one_byte[data[position]]) is None:
-            length, position = read_varint(data, position)
-        else:
-            position += 1
-        end = position + length
-        if end > size:
-            raise WireError(f"record {index}: {length} bytes, {size - position} are left")
-        position += 1  # attributes, unused
-        if (timestamp := one_byte[data[position]]) is None:
-            timestamp, position = read_varlong(data, position)
-        else:
-            position += 1
-        if (delta := one_byte[data[position]]) is None:
-            delta, position = read_varint(data, position)
-        else:
-            position += 1
-        if delta <= last_delta:
-            raise WireError(f"record {index}: offset delta {delta} behind {last_delta}")
-        last_delta = delta
-        if (length := one_byte[data[position]]) is None:
-            length, position = read_varint(data, position)
-        else:
-            position += 1
-        key = value = None
-        if length >= 0:
-            key = data[position : position + length]
-            position += length
-        if (length := one_byte[data[position]]) is None:
-            length, position = read_varint(data, position)
-        else:
-            position += 1
-        if length >= 0:
-            value = data[position : position + length]
-            position += length
-        headers: tuple[tuple[str, bytes | None], ...] = ()
-        if data[position]:
-            headers, position = _decode_headers(data, position, end, index)
-        else:
-            position += 1
-        if position != end:
-            raise WireError(f"record {index}: its length and its fields differ")
-        timestamp = header.max_timestamp if append_time else base_timestamp + timestamp
-        records.append(Record(base_offset + delta, timestamp, key, value, headers))
-    if last_delta > header.last_offset_delta:
-        raise WireError(f"offset delta {last_delta} beyond {header.last_offset_delta}")
-    return position
-
-
-def _decode_headers(
-    data: bytes, position: int, end: int, index: int
-) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
-    count, position = read_varint(data, position)
-    if not 0 <= count <= (end - position) // 2:
-        raise WireError(f"record {index}: {count} headers in {end - position} bytes")
+def _record_headers(data: bytes, at: int, count: int) -> tuple[tuple[str, bytes | None], ...]:
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
-        length, position = read_varint(data, position)
-        if not 0 <= length <= end - position:
-            raise WireError(f"record {index}: a header key of {length} bytes")
-        key = data[position : position + length].decode("utf-8", "surrogateescape")
-        length, position = read_varint(data, position + length)
-        if length > end - position:
-            raise WireError(f"record {index}: a header value of {length} bytes")
-        headers.append((key, None if length < 0 else data[position : position + length]))
-        position += max(0, length)
-    return tuple(headers), position
+        length, at = read_varint(data, at)
+        key = data[at : at + length].decode("utf-8", "surrogateescape")
+        length, at = read_varint(data, at + length)
+        headers.append((key, None if length < 0 else data[at : at + length]))
+        at += max(0, length)
+    return tuple(headers)
+
+
+def with_timestamp_delta(data: bytes, span: Span, timestamp_delta: int) -> bytes:
+    """The record's bytes, for a batch with another base timestamp."""
+    body = bytearray(1)  # attributes, unused
+    write_varint(body, timestamp_delta)
+    _, end, rest = span[:3]
+    body += data[rest:end]
+    record = bytearray()
+    write_varint(record, len(body))
+    return bytes(record + body)
 
 
 def find_timestamp(
-    buffer: Buffer,
-    position: int,
-    timestamp_ms: int,
-    start_offset: int = 0,
-    max_bytes: int = MAX_DECOMPRESSED_BYTES,
+    buffer: Buffer, position: int, timestamp_ms: int, start_offset: int = 0
 ) -> tuple[int, int] | None:
     """Offset and timestamp of the first record from `start_offset` on that is not older."""
     header = parse_header(buffer, position)
     if header.max_timestamp < timestamp_ms:
         return None
-    for offset, timestamp in _times(records_data(buffer, position, header, max_bytes), header):
+    for offset, timestamp in _times(buffer, position, header):
         if timestamp >= timestamp_ms and offset >= start_offset:
             return offset, timestamp
     return None
 
 
 def find_max_timestamp(
-    buffer: Buffer,
-    position: int,
-    start_offset: int = 0,
-    max_bytes: int = MAX_DECOMPRESSED_BYTES,
+    buffer: Buffer, position: int, start_offset: int = 0
 ) -> tuple[int, int] | None:
     """Offset and timestamp of the youngest record from `start_offset` on, the first of several."""
     header = parse_header(buffer, position)
-    times = _times(records_data(buffer, position, header, max_bytes), header)
+    times = _times(buffer, position, header)
     return max(
         (time for time in times if time[0] >= start_offset), key=lambda time: time[1], default=None
     )
 
 
-def _times(data: bytes, header: BatchHeader) -> Iterator[tuple[int, int]]:
-    """Offset and timestamp of each record, the rest of it skipped by its length."""
+def _times(buffer: Buffer, position: int, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """Offset and timestamp of each record."""
     append_time = header.attributes & LOG_APPEND_TIME
-    end = 0
-    for index in range(header.record_count):
-        try:
-            length, start = read_varint(data, end)
-            timestamp, position = read_varlong(data, start + 1)
-            delta, position = read_varint(data, position)
-        except IndexError:
-            raise WireError(f"record {index}: the records end inside it") from None
-        end = start + length
-        if not position < end <= len(data):
-            raise WireError(f"record {index}: {length} bytes, {len(data) - start} are left")
-        timestamp = header.max_timestamp if append_time else header.base_timestamp + timestamp
-        yield header.base_offset + delta, timestamp
+    for _, spans in record_spans(buffer, position, header):
+        for span in spans:
+            timestamp = header.max_timestamp if append_time else header.base_timestamp + span[4]
+            yield header.base_offset + span[3], timestamp
 
 
 def encode_batch(

@@ -1,15 +1,17 @@
-"""Produce: batches are checked by header and checksum, given offsets, and appended as they came.
+"""Produce: batches are validated, given offsets, and appended as they came.
 
 Almost every request is answered within the slice of the loop that read it. What cannot be (a batch
-too large to write in place, a flush that the topic asks for before the answer, a partition where
-such an append is still under way) becomes a coroutine and keeps its place in the order of its
-connection and of its partition.
+too large to write in place or that takes long to validate, a flush that the topic asks for before
+the answer, a partition where such an append is still under way) becomes a coroutine and keeps its
+place in the order of its connection and of its partition. Both ways validate alike.
 """
 
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
 
+from dataplane.batch_validation import Batch, Validation, is_slow, validated, validation
 from dataplane.connection import Client, CloseConnectionError, LaterReply
 from dataplane.handlers.produce_outcome import (
     Answer,
@@ -30,13 +32,12 @@ from dataplane.handlers.produce_outcome import (
 )
 from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
-from dataplane.opening import COMMON_BYTES, InvalidRecordsError, is_slow, opened
 from dataplane.partition import Partition
 from dataplane.refused_batches import Place, check_turn, refuse
 from dataplane.worker import Request, Worker
-from metaquorum.runtime import StorageError
+from metaquorum.runtime import Clock, StorageError
 from wire.apis import APIS, ApiKey
-from wire.batches import NO_TIMESTAMP, TRANSACTIONAL, BatchHeader, produced_batch
+from wire.batches import TRANSACTIONAL, BatchHeader, produced_batch
 from wire.errors import ErrorCode, KafkaError
 from wire.headers import RequestHeader
 from wire.messages.produce import (
@@ -50,6 +51,10 @@ from wire.messages.produce import (
 from wire.produce_one import Appended, decode_one, encode_one
 
 _TOPIC_IDS_SINCE: Final = 13
+# Pieces of a quarter of a megabyte that a worker thread validates before others have their turn.
+PIECES_PER_SLICE: Final = 8
+# Batches with more records than this, decompressed, are validated one at a time.
+COMMON_BYTES: Final = 4 << 20
 _API: Final = APIS[ApiKey.PRODUCE]
 _MIN_VERSION: Final = _API.min_version
 _MAX_VERSION: Final = _API.max_version
@@ -240,7 +245,7 @@ def _must_wait(worker: Worker, partition: Partition, records: memoryview) -> boo
     return (
         len(records) > worker.inline_append_bytes
         or partition.appending.locked()
-        or (partition.config.opens_batches and is_slow(partition.config, records))
+        or is_slow(partition.config, records)
     )
 
 
@@ -257,8 +262,7 @@ def _append_now(
     header = _check(partition, records, version, now_ms)
     if client.refused is not None:
         check_turn(client, _place(partition, version), partition.log.producers, header)
-    if partition.config.compacts:
-        opened(records, header, partition.config, str(partition))
+    _, header = validated(records, header, partition.config, partition, now_ms)
     result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
     if not result.is_duplicate:
         partition.appended(header.batch_bytes)
@@ -277,42 +281,54 @@ def _check(partition: Partition, records: memoryview, version: int, now_ms: int)
         )
     if header.attributes & TRANSACTIONAL:
         raise KafkaError(ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS)
-    if not config.log_append_time:
-        _check_timestamps(partition, header, now_ms)
     return header
 
 
-def _check_timestamps(partition: Partition, header: BatchHeader, now_ms: int) -> None:
-    """By the header's first and largest timestamp: records are not opened to look at each."""
-    config = partition.config
-    first, largest = header.base_timestamp, header.max_timestamp
-    if first != NO_TIMESTAMP and now_ms - first > config.timestamp_before_max_ms:
-        raise KafkaError(
-            ErrorCode.INVALID_TIMESTAMP,
-            f"timestamp {first} is more than {config.timestamp_before_max_ms} ms in the past "
-            "(message.timestamp.before.max.ms)",
-        )
-    latest = max(first, largest)
-    if latest - now_ms > config.timestamp_after_max_ms:
-        raise KafkaError(
-            ErrorCode.INVALID_TIMESTAMP,
-            f"timestamp {latest} is more than {config.timestamp_after_max_ms} ms in the future "
-            "(message.timestamp.after.max.ms)",
-        )
+async def _validated(
+    worker: Worker, client: Client, partition: Partition, records: memoryview, header: BatchHeader
+) -> tuple[Batch, BatchHeader]:
+    """As `validated`, in slices in a worker thread whose time is charged to the client."""
+    now_ms = worker.clock.now_ms()
+    slices = validation(records, header, partition.config, partition, now_ms)
+    size_bytes = 0
+    async with AsyncExitStack() as stack:
+        stack.callback(slices.close)
+        while True:
+            run_slice = partial(_run_slice, worker.clock, slices)
+            done_bytes, used_s, result = await worker.disk.run(run_slice)
+            worker.quotas.meter.add(client, used_s)
+            if isinstance(result, KafkaError):
+                try:
+                    raise result
+                finally:
+                    del result  # or this frame and the error would hold each other
+            if result is not None:
+                return result
+            if size_bytes <= COMMON_BYTES < size_bytes + done_bytes:
+                # It may be a bomb, or hold one record of a hundred megabytes.
+                await stack.enter_async_context(worker.opening_batch)
+            size_bytes += done_bytes
 
 
-async def _opened(
-    worker: Worker, partition: Partition, records: memoryview, header: BatchHeader
-) -> tuple[bytearray | memoryview, BatchHeader]:
-    """The batch as it is to be stored, made beside the loop. KafkaError."""
-    open_it = partial(opened, records, header, partition.config, str(partition))
+def _run_slice(
+    clock: Clock, slices: Validation
+) -> tuple[int, float, tuple[Batch, BatchHeader] | KafkaError | None]:
+    """How many bytes of records were looked at, the seconds that took, and the result if any.
+
+    A refusal is returned: an exception that leaves a thread would keep all its frames alive.
+    """
+    began_s = clock.cpu_s()
+    done_bytes = 0
+    result: tuple[Batch, BatchHeader] | KafkaError | None = None
     try:
-        return await worker.disk.run(partial(open_it, max_bytes=COMMON_BYTES))
-    except InvalidRecordsError:
-        raise
-    except KafkaError:  # it may be larger than that: these are opened one at a time
-        async with worker.opening_batch:
-            return await worker.disk.run(open_it)
+        for _ in range(PIECES_PER_SLICE):
+            done_bytes += next(slices)
+    except StopIteration as stop:
+        result = stop.value
+    except KafkaError as error:
+        error.__traceback__ = error.__context__ = None
+        result = error
+    return done_bytes, clock.cpu_s() - began_s, result
 
 
 async def _append_slowly(
@@ -327,9 +343,7 @@ async def _append_slowly(
     plog = partition.log
     try:
         async with partition.appending:
-            batch: bytearray | memoryview = records
-            if partition.config.opens_batches:
-                batch, header = await _opened(worker, partition, records, header)
+            batch, header = await _validated(worker, request.client, partition, records, header)
             partition.check_append(_NO_ACKS)  # it may have changed hands while we queued
             check_turn(request.client, _place(partition, request.version), plog.producers, header)
             leader_epoch = partition.leader_epoch

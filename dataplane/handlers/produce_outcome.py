@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
+from dataplane.batch_validation import InvalidRecordsError
 from dataplane.connection import Client
 from dataplane.later import Later
 from dataplane.log.partition_log import AppendResult
-from dataplane.opening import InvalidRecordsError
 from dataplane.partition import Partition
 from dataplane.partitions import ElsewhereError
 from dataplane.quorum_check import QuorumQuestion

@@ -38,9 +38,14 @@ from wire.batches import (
     BatchHeader,
     pack_batch,
 )
-from wire.compression import compress
-from wire.record_spans import RecordSpan, record_spans, with_timestamp_delta
-from wire.records import ControlType, decode_marker, decode_records, records_data
+from wire.compression import compress_pieces
+from wire.records import (
+    ControlType,
+    decode_marker,
+    iter_records,
+    record_spans,
+    with_timestamp_delta,
+)
 from wire.types import Buffer
 
 # Segments that become one: the swap of their names is made within one slice of the loop.
@@ -208,7 +213,7 @@ def marker_type(batch: Buffer, header: BatchHeader) -> ControlType | None:
     """Which marker a control batch is; None of an empty one and of kinds that end nothing."""
     if not header.record_count:
         return None
-    marker = decode_marker(decode_records(batch)[0])
+    marker = decode_marker(next(iter_records(batch)))
     return None if marker is None else marker.control_type
 
 
@@ -233,11 +238,16 @@ class LastBatch(NamedTuple):
 def note_keys(map_: OffsetMap, batch: Buffer, header: BatchHeader, start_offset: int) -> bool:
     """The keys of the batch are in the map with their offsets; False when it is full."""
     base = header.base_offset
-    for span in record_spans(records_data(batch, 0, header), header):
-        offset = base + span.offset_delta
-        if span.key is not None and offset >= start_offset and not map_.put(span.key, offset):
-            return False
-        map_.latest_offset = offset
+    for data, spans in record_spans(batch, 0, header):
+        for _, _, _, delta, _, key_at, key_length, _, _, _, _ in spans:
+            offset = base + delta
+            if (
+                key_length >= 0
+                and offset >= start_offset
+                and not map_.put(data[key_at : key_at + key_length], offset)
+            ):
+                return False
+            map_.latest_offset = offset
     map_.latest_offset = header.last_offset
     return True
 
@@ -313,63 +323,77 @@ class BatchFilter:
     ) -> Buffer | None:
         if not header.record_count:
             return batch if keep_empty else None
-        data = records_data(batch, 0, header)
-        kept: list[RecordSpan] = []
+        kept = bytearray()  # of each record, whether it stays
         has_tombstones = False
         horizon = header.delete_horizon_ms
         tombstones_stay = horizon is None or self.now_ms < horizon
         base, get, mapped = header.base_offset, self.offsets.get, self.offsets.latest_offset
-        for span in record_spans(data, header):
-            offset = base + span.offset_delta
-            if offset > mapped:
-                kept.append(span)  # nothing is known of it yet; nor is its deadline set
-            elif span.key is None:
-                self.counts.keyless_records += 1
-            elif offset >= get(span.key) and (span.has_value or tombstones_stay):
-                kept.append(span)
-                has_tombstones = has_tombstones or not span.has_value
-        self._count(header.record_count, len(kept))
+        for data, spans in record_spans(batch, 0, header):
+            for _, _, _, delta, _, key_at, key_length, _, value_length, _, _ in spans:
+                offset = base + delta
+                if offset > mapped:
+                    stays = True  # nothing is known of it yet; nor is its deadline set
+                elif key_length < 0:
+                    self.counts.keyless_records += 1
+                    stays = False
+                else:
+                    stays = offset >= get(data[key_at : key_at + key_length]) and (
+                        value_length >= 0 or tombstones_stay
+                    )
+                    has_tombstones = has_tombstones or (stays and value_length < 0)
+                kept.append(stays)
+        staying = kept.count(True)
+        self._count(header.record_count, staying)
         if has_tombstones and horizon is None:
-            return self._rebuild(batch, header, kept, self.now_ms + self.delete_retention_ms, data)
-        if len(kept) == header.record_count:
+            return self._rebuild(batch, header, kept, self.now_ms + self.delete_retention_ms)
+        if staying == header.record_count:
             return batch
-        if kept:
-            return self._rebuild(batch, header, kept, None, data)
+        if staying:
+            return self._rebuild(batch, header, kept, None)
         return _empty(header) if keep_empty else None
 
     def _rebuild(
-        self,
-        batch: Buffer,
-        header: BatchHeader,
-        kept: list[RecordSpan] | None,
-        horizon_ms: int | None,
-        data: bytes | None = None,
+        self, batch: Buffer, header: BatchHeader, kept: bytearray | None, horizon_ms: int | None
     ) -> bytearray:
-        """The batch with the `kept` records (None: all of them), and a new horizon if given."""
-        if data is None:
-            data = records_data(batch, 0, header)
-        if kept is None:
-            kept = list(record_spans(data, header))
+        """The batch with the `kept` records (None: all of them), and a new horizon if given.
+
+        It is read once more rather than held: it may be a hundred times as large, decompressed.
+        """
         base_ms, attributes = header.base_timestamp, header.attributes
-        if horizon_ms is None:
-            body = b"".join([data[span.start : span.end] for span in kept])
-        else:
-            shift = base_ms - horizon_ms
-            body = b"".join(
-                [with_timestamp_delta(data, span, span.timestamp_delta + shift) for span in kept]
-            )
+        shift = 0 if horizon_ms is None else base_ms - horizon_ms
+        if horizon_ms is not None:
             attributes |= DELETE_HORIZON
-        if attributes & LOG_APPEND_TIME:
-            max_ms = header.max_timestamp
-        else:
-            max_ms = base_ms + max(span.timestamp_delta for span in kept)
+        last_delta = None
+        count = 0
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal last_delta, count
+            index = 0
+            for data, spans in record_spans(batch, 0, header):
+                parts: list[bytes] = []
+                for span in spans:
+                    if kept is None or kept[index]:
+                        delta = span[4]
+                        if last_delta is None or delta > last_delta:
+                            last_delta = delta
+                        if horizon_ms is None:
+                            parts.append(data[span[0] : span[1]])
+                        else:
+                            parts.append(with_timestamp_delta(data, span, delta + shift))
+                        count += 1
+                    index += 1
+                yield b"".join(parts)
+
+        body = b"".join([made for _, made in compress_pieces(header.codec, pieces())])
+        assert last_delta is not None
+        max_ms = header.max_timestamp if attributes & LOG_APPEND_TIME else base_ms + last_delta
         new = header._replace(
             attributes=attributes,
             base_timestamp=base_ms if horizon_ms is None else horizon_ms,
             max_timestamp=max_ms,
-            record_count=len(kept),
+            record_count=count,
         )
-        return pack_batch(new, compress(header.codec, body))
+        return pack_batch(new, body)
 
 
 def _empty(header: BatchHeader) -> bytearray:

@@ -29,7 +29,8 @@ from wire.records import (
     batch_crc,
     batches,
     decode_marker,
-    decode_records,
+    decode_pieces,
+    iter_records,
     stored_problem,
 )
 from wire.types import ZERO_UUID, Buffer
@@ -38,6 +39,8 @@ MAX_WAIT_S: Final = 0.5
 # Of one answer; a batch that is larger comes whole nevertheless.
 FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 PARTITION_MAX_BYTES: Final = 1024 * 1024
+# Decoded of one answer, at some 256 KiB each; what is left is asked for again.
+MAX_PIECES: Final = 512
 _NAMES_UNTIL: Final = 12  # from Fetch 13 on topics are named by their ids
 _NO_SESSION_EPOCH: Final = -1
 
@@ -263,10 +266,14 @@ class Consumer:
             return []
         assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded
         records: list[ConsumedRecord] = []
+        pieces = 0
         try:
             for batch, position in self._decode(where, data, data.records):
                 records += batch
                 self.positions[where] = position
+                pieces += 1
+                if pieces >= MAX_PIECES:
+                    break
         except (KafkaError, WireError) as error:
             if not records:  # else those before the damage come first, and it is met again
                 text = f"what was read at offset {self.positions[where]} is damaged: {error}"
@@ -276,11 +283,10 @@ class Consumer:
     def _decode(
         self, where: TopicPartition, data: PartitionData, buffer: Buffer
     ) -> Iterator[tuple[list[ConsumedRecord], int]]:
-        """Of each batch the records at and after the position, and the position after them."""
+        """Some records at and after the position at a time, and the position after them."""
         position = self.positions[where]
         aborted = _Aborted(data)
         for start, header in batches(buffer):
-            records: list[ConsumedRecord] = []
             if batch_crc(buffer, start, header.batch_bytes) != header.crc:
                 raise WireError("the record batch's checksum does not match")
             if problem := stored_problem(header):
@@ -290,20 +296,23 @@ class Consumer:
             if header.is_control:
                 aborted.see_marker(buffer, start, header)
             elif not aborted.covers(header):
-                records = [
-                    ConsumedRecord(
-                        where.topic,
-                        where.partition,
-                        record.offset,
-                        record.timestamp_ms,
-                        record.key,
-                        record.value,
-                        record.headers,
-                    )
-                    for record in decode_records(buffer, start)
-                    if record.offset >= position
-                ]
-            yield records, header.next_offset
+                for records in decode_pieces(buffer, start):
+                    consumed = [
+                        ConsumedRecord(
+                            where.topic,
+                            where.partition,
+                            record.offset,
+                            record.timestamp_ms,
+                            record.key,
+                            record.value,
+                            record.headers,
+                        )
+                        for record in records
+                        if record.offset >= position
+                    ]
+                    if consumed:
+                        yield consumed, consumed[-1].offset + 1
+            yield [], header.next_offset
 
     async def _check_range(self, offsets: Mapping[TopicPartition, int]) -> None:
         firsts = await self._offsets(dict.fromkeys(offsets, EARLIEST))
@@ -353,7 +362,7 @@ class _Aborted:
         return header.is_transactional and header.producer_id in self._open
 
     def see_marker(self, buffer: Buffer, start: int, header: BatchHeader) -> None:
-        for record in decode_records(buffer, start):
+        for record in iter_records(buffer, start):
             marker = decode_marker(record)
             if marker is not None and marker.control_type is ControlType.ABORT:
                 self._open.discard(header.producer_id)

@@ -8,6 +8,7 @@ from tests.dataplane.serving import (
     WORLD_BEGAN_MS,
     RawClient,
     Simulated,
+    append_unvalidated,
     records_of,
     simulated,
 )
@@ -176,7 +177,8 @@ def test_a_batch_that_cannot_be_opened_stops_the_cleaning_of_its_partition_only(
         await client.create("bad", internal_segment_bytes=2000, retention_ms=-1)
         await client.create("good", **COMPACTED)
         sound = batch((b"k", b"v"), codec=Codec.GZIP)
-        await client.produce("bad", pack_batch(parse_header(sound), bytes(sound[HEADER_BYTES:-5])))
+        poison = pack_batch(parse_header(sound), bytes(sound[HEADER_BYTES:-5]))
+        append_unvalidated(sim.worker.partitions.by_name("bad", 0), poison)
         for topic in ("bad", "good"):
             await fill(client, topic)
         await alter(client, "bad", "cleanup.policy", "compact")

@@ -138,7 +138,7 @@ async def bombs(enemy: Enemy) -> None:
     while True:
         async with enemy.connected() as stream:
             batch = (
-                frames.record_bomb(random.choice((1_000_000, 5_000_000)))
+                frames.record_bomb(random.choice((200_000, 1_000_000)))
                 if random.random() < 0.5
                 else frames.byte_bomb(random.choice((Codec.GZIP, Codec.LZ4, Codec.ZSTD)))
             )

@@ -25,6 +25,7 @@ from wire.messages.list_offsets import (
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.records import Record, encode_batch
+from wire.varint import write_varint
 
 GOLDEN: Final = Path(__file__).parent.parent / "wire" / "golden_messages"
 TOPIC: Final = "victim"
@@ -232,17 +233,22 @@ def _with_crc(batch: bytearray) -> bytes:
 
 @functools.cache
 def record_bomb(count: int) -> bytes:
-    """The least records there can be, some kilobytes, with a header that claims a later timestamp.
+    """The least records there can be, sound ones, with a header that claims a later timestamp.
 
     Whoever looks for that has to look at all of them.
     """
+    records = bytearray()
+    for delta in range(count):
+        offset = bytearray()
+        write_varint(offset, delta)
+        records += bytes((2 * (5 + len(offset)), 0, 0)) + offset + b"\1\1\0"
     header = parse_header(_batch(Codec.ZSTD, 1, 0), 0)._replace(
         base_timestamp=BOMB_TIMESTAMP,
         max_timestamp=BOMB_TIMESTAMP + 10,
         record_count=count,
         last_offset_delta=count - 1,
     )
-    return bytes(pack_batch(header, compress(Codec.ZSTD, b"\x0c\0\0\0\1\1\0" * count)))
+    return bytes(pack_batch(header, compress(Codec.ZSTD, records)))
 
 
 @functools.cache

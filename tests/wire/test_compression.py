@@ -163,7 +163,7 @@ def test_snappy_streams_one_after_the_other_are_joined() -> None:
 
 def test_a_snappy_block_that_claims_4_gb_is_refused() -> None:
     claim = b"\xff\xff\xff\xff\x0f" + b"\0" * 10
-    with pytest.raises(WireError, match="more than"):
+    with pytest.raises(WireError, match="the most are"):
         decompress(Codec.SNAPPY, claim, MAX)
 
 
@@ -215,5 +215,5 @@ def test_a_zstd_frame_that_lies_about_its_size_is_refused() -> None:
     with pytest.raises(WireError, match="zstd: "):
         decompress(Codec.ZSTD, packed, MAX)
     struct.pack_into("<I", packed, at, 0xFFFFFFF0)
-    with pytest.raises(WireError, match="more than"):
+    with pytest.raises(WireError, match="too much memory"):
         decompress(Codec.ZSTD, packed, MAX)
