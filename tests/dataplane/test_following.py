@@ -95,6 +95,23 @@ def test_a_truncation_tells_what_had_been_committed(pair: tuple[Partition, Parti
     assert cut == following.Truncation(0, 10, 4, 10, last_epoch=0)
 
 
+def test_a_high_watermark_never_lies_behind_the_end_of_the_log(
+    pair: tuple[Partition, Partition],
+) -> None:
+    """Else what is appended there next would be committed before anybody else has it."""
+    leader, follower = pair
+    append(leader.log, make_batch(10), epoch=0)
+    fetch(follower, leader, 0)
+    following.follow(follower, 30, 0)
+    assert follower.high_watermark == 10
+    append(follower.log, make_batch(2), epoch=0)
+    for offset, end in ((10, 10), (0, 0)):
+        cut = following.Truncation(offset, follower.log.log_end_offset, 1, 10)
+        assert following.truncate(follower, cut, following.kept_by(follower, cut))
+        assert follower.log.log_end_offset == end
+        assert follower.high_watermark == end
+
+
 def test_damaged_records_are_not_written(pair: tuple[Partition, Partition]) -> None:
     leader, follower = pair
     append(leader.log, make_batch(1), epoch=0)

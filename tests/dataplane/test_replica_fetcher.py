@@ -2,7 +2,8 @@
 
 import random
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,9 @@ from dataplane.replica_fetcher import (
     ReplicaFetcher,
 )
 from metaquorum.channel.handshake import Refusal, decode_hello
-from metaquorum.runtime import Connection, Listener, Runtime
+from metaquorum.runtime import Connection, Listener, Runtime, StorageError
 from metaquorum.runtime.real import real_runtime
-from tests.dataplane.log.logs import open_log
+from tests.dataplane.log.logs import EPOCH, append_many, open_log
 from tests.dataplane.replicas import Setting
 from tests.dataplane.test_partition import config_of
 from tests.metaquorum.channel.nodes import endpoint
@@ -38,6 +39,7 @@ from wire.messages.authenticate_replica import (
     AuthenticateReplicaResponse,
 )
 from wire.messages.fetch import (
+    EpochEndOffset,
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
@@ -120,6 +122,20 @@ class Leader:
             for name, code in codes.items()
         ]
         topics = [FetchableTopicResponse(topic_id=TOPIC_ID, partitions=rows)] if rows else []
+        await self.answer_rows(topics, error)
+
+    async def parts(self, index: int, end_offset: int) -> None:
+        """The logs of that partition may part there."""
+        row = PartitionData(
+            partition_index=index,
+            high_watermark=0,
+            diverging_epoch=EpochEndOffset(epoch=EPOCH, end_offset=end_offset),
+        )
+        await self.answer_rows([FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[row])])
+
+    async def answer_rows(
+        self, topics: list[FetchableTopicResponse], error: ErrorCode = ErrorCode.NONE
+    ) -> None:
         message = FetchResponse(error_code=error, session_id=0 if error else 7, responses=topics)
         api = APIS[ApiKey.FETCH]
         data = encode_response(api, FETCH_VERSION, self._correlation_id, message)
@@ -131,10 +147,17 @@ def replica(folder: Path, index: int) -> Partition:
     return Partition("t", TOPIC_ID, index, Setting(2).context, log, config_of())
 
 
+NO_EVENTS = FollowerEvents(
+    lambda *_: None,  # type: ignore[arg-type,return-value]
+    lambda *_: None,
+    lambda *_: None,  # type: ignore[arg-type,return-value]
+)
 Story = Callable[[ReplicaFetcher, Callable[[], Awaitable[Leader]]], Awaitable[None]]
 
 
-def following(story: Story, *, is_impostor: bool = False) -> None:
+def following(
+    story: Story, *, is_impostor: bool = False, events: FollowerEvents = NO_EVENTS
+) -> None:
     connections: list[Connection] = []
 
     async def accept(listener: Listener) -> Leader:
@@ -155,11 +178,7 @@ def following(story: Story, *, is_impostor: bool = False) -> None:
             runtime,
             CONFIG,
             lambda: LeaderAddress(*listener.address, broker_epoch=7),
-            FollowerEvents(
-                lambda *_: None,  # type: ignore[arg-type,return-value]
-                lambda *_: None,
-                lambda *_: None,  # type: ignore[arg-type,return-value]
-            ),
+            events,
             endpoint(2, runtime=runtime),
             random.Random(0),
         )
@@ -249,3 +268,44 @@ def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_fetched_from
             await impostor.asked()
 
     following(story, is_impostor=True)
+
+
+@pytest.mark.parametrize("lost_during", ["nothing", "record", "checkpoint"])
+def test_a_cut_is_not_made_for_a_leader_that_is_followed_no_more(
+    tmp_path: Path, lost_during: str
+) -> None:
+    """Before it is made it is written down, and checkpoints know: this worker may lead by then."""
+    partition = replica(tmp_path, 0)
+    append_many(partition.log, 5)
+    fetchers: list[ReplicaFetcher] = []
+    written: list[str] = []
+
+    def happen(what: str) -> None:
+        written.append(what)
+        if what == lost_during:
+            fetchers[0].remove((TOPIC_ID, 0))
+            fetchers[0].add(replica(tmp_path, 1), leader_epoch=1)
+
+    async def truncating(cuts: object) -> None:
+        happen("record")
+
+    @asynccontextmanager
+    async def cutting(kept: object) -> AsyncIterator[dict[Partition, StorageError]]:
+        happen("checkpoint")
+        yield {}
+
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetchers.append(fetcher)
+        fetcher.add(partition, leader_epoch=EPOCH + 1)
+        fetcher.add(replica(tmp_path, 2), leader_epoch=1)
+        leader = await accept()
+        await leader.asked()
+        await leader.parts(0, 4)
+        with trio.move_on_after(PATIENCE_S):
+            asked = await leader.asked()
+            while asked.session_epoch < 1:
+                asked = await leader.asked()
+        assert partition.log.log_end_offset == (4 if lost_during == "nothing" else 10)
+        assert written[:2] == ["record", "checkpoint"]
+
+    following(story, events=FollowerEvents(truncating, lambda *_: None, cutting))

@@ -1,4 +1,5 @@
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane.log.cleaning import Cleaning, CleaningAborted, CleaningOrder, UncleanableError
+from dataplane.log.compaction import CompactionLimits, SegmentAges, cleanable
 from dataplane.log.names import DELETED
 from dataplane.log.partition_log import PartitionLog
 from tests.dataplane.log.compacted import (
@@ -373,3 +375,19 @@ async def test_nothing_is_decided_beyond_where_the_map_was_full(tmp_path: Path) 
     result = await clean(log, first_dirty=2, map_bytes=3 * 24)
     assert result.cleaned_to == 6
     assert [record.offset for record in stored_records(log)] == [1, 3, 5]
+
+
+def test_only_what_is_stable_and_old_enough_may_be_cleaned() -> None:
+    """Up to the last whole segment below where reading committed stops, and the recovery point."""
+    segments = [SegmentAges(base, base + 10, 100, 1000 + base, 1009 + base) for base in (0, 10, 20)]
+    limits = CompactionLimits(min_lag_ms=0, max_lag_ms=1 << 40, min_dirty_ratio=0.5)
+
+    def end(stable_end: int, min_lag_ms: int = 0) -> int:
+        asked = replace(limits, min_lag_ms=min_lag_ms)
+        return cleanable(segments, 0, stable_end, 2000, asked).end
+
+    assert [end(stable) for stable in (0, 9, 10, 15, 29, 30, 99)] == [0, 0, 10, 10, 20, 30, 30]
+    assert [end(99, lag) for lag in (1, 971, 972, 981, 982, 992)] == [30, 30, 20, 20, 10, 0]
+    part = cleanable(segments, 10, 25, 2000, limits)
+    assert (part.first_dirty, part.end) == (10, 20)
+    assert (part.clean_bytes, part.dirty_bytes) == (100, 100)

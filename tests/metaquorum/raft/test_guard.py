@@ -339,3 +339,21 @@ def test_a_log_that_is_full_takes_no_entries_and_still_commits(
     assert answers == [(2, matched(1, 4)), (2, refused(1, 4))]
     assert voter.core.commit_index == 3
     assert voter.terms() == [1, 1, 1]
+
+
+def test_what_was_answered_before_a_read_was_asked_for_does_not_confirm_it() -> None:
+    """Those answers may be older than a successor's election, and than what it acknowledged."""
+    voter = Voter([1])
+    term = voter.lead()
+    sent = [message for _, message in voter.core.outbox if isinstance(message, Append | Heartbeat)]
+    wanted = voter.core.replication.want_round()
+    for message in sent:
+        for peer in (2, 3):
+            voter.gets(peer, Answer(term, message.round, Match.MATCHED, 2))
+    assert voter.core.replication.confirmed_round < wanted
+    voter.core.outbox.clear()
+    voter.core.replicate(voter.now)
+    _, asked = next(each for each in voter.core.outbox if each[0] == 3)
+    assert isinstance(asked, Append | Heartbeat)
+    voter.gets(3, Answer(term, asked.round, Match.MATCHED, 2))
+    assert voter.core.replication.confirmed_round >= wanted
