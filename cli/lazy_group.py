@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from cli.empty_values import refuse_empty_values
+
 
 class LazyGroup(click.Group):
     """`late`: by name, where a command is, as `module:attribute`."""
@@ -13,16 +15,21 @@ class LazyGroup(click.Group):
     def __init__(self, *args: Any, late: Mapping[str, str], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self._late = late
+        refuse_empty_values(self)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *self._late]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._late:
-            return super().get_command(ctx, cmd_name)
+            own = super().get_command(ctx, cmd_name)
+            if own is not None:
+                refuse_empty_values(own)
+            return own
         module, _, attribute = self._late[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
+        refuse_empty_values(command)
         return command
 
     def resolve_command(

@@ -22,7 +22,7 @@ from metaquorum.dump import (
     snapshot_rows,
 )
 from metaquorum.journal import SUFFIX as JOURNAL
-from metaquorum.one_line import one_line
+from metaquorum.one_line import UNSAFE, one_line
 from metaquorum.snapshot import SUFFIX as SNAPSHOT
 from metaquorum.storage import META_PROPERTIES, METADATA_DIR
 
@@ -126,7 +126,8 @@ def _has_damage(row: Row) -> bool:
 
 
 def _json(path: str, row: Row) -> str:
-    return json.dumps({"file": path, **row}, ensure_ascii=False, default=_key_text)
+    text = json.dumps({"file": path, **row}, ensure_ascii=False, default=_key_text)
+    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _key_text(value: object) -> str:
@@ -140,8 +141,8 @@ def _key_text(value: object) -> str:
 def _lines(row: Row) -> Iterator[str]:
     at = f"{row['position']:>10}  "
     if "torn_bytes" in row:
-        what = "not whole: being written, or never synced"
-        yield f"{at}torn: {row['torn_bytes']} bytes that are {what}"
+        what = "being written, or cut off by a crash or by a loss of the file's end"
+        yield f"{at}torn: {row['torn_bytes']} bytes of what is not whole: {what}"
         return
     if "op" in row:
         yield at + _op_text(row)

@@ -146,6 +146,8 @@ def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
             )
         if type(value) is not kind:
             raise UsageError(f"{path}: {name} must be {_ARTICLES[kind]}")
+        if value == "":
+            raise UsageError(f"{path}: {name} is empty; give it a value, or leave the line out")
     return content, {name: _config_text(path, name, value) for name, value in _flat(configs)}
 
 
@@ -260,6 +262,8 @@ def _directories(data_dir: str | None, configs: Mapping[str, str]) -> tuple[str,
     if named is not None and not log_dirs:
         raise UsageError("log.dirs names no directory; name at least one, or leave it out")
     by_config = configs.get("metadata.log.dir")
+    if by_config is not None and not by_config.strip():
+        raise UsageError("metadata.log.dir names no directory; name one, or leave it out")
     if data_dir and by_config and os.path.abspath(data_dir) != os.path.abspath(by_config):
         raise UsageError(f"--data-dir says {data_dir}, the config metadata.log.dir {by_config}")
     data_dir = data_dir or by_config or (log_dirs[0] if log_dirs else DEFAULT_DATA_DIR)

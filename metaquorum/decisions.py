@@ -24,7 +24,7 @@ from metaquorum.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from metaquorum.topic_names import check_topic_name, colliding_topic
+from metaquorum.topic_names import METADATA_TOPIC, check_topic_name, colliding_topic
 from wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
@@ -175,6 +175,10 @@ def new_topic_id(random: Random) -> bytes:
 
 def _check_new_name(image: MetadataImage, name: str) -> None:
     check_topic_name(name)
+    if name == METADATA_TOPIC:  # in Kafka's words
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited."
+        )
     if image.topic(name) is not None:
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
     if (other := colliding_topic(image, name)) is not None:

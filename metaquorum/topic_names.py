@@ -10,6 +10,8 @@ from metaquorum.image import MetadataImage, collision_name
 from metaquorum.records import MAX_TOPIC_CHARS
 from wire.errors import ErrorCode, KafkaError
 
+# The metadata log, which DescribeQuorum calls so. It is no topic, and none may stand for it.
+METADATA_TOPIC: Final = "__cluster_metadata"
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 

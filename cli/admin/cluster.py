@@ -3,7 +3,7 @@
 import click
 
 from cli.admin.output import Column, Row, show_pairs, show_table
-from cli.admin.session import Session, session_command
+from cli.admin.session import INT32_MAX, Session, session_command
 from metaquorum.admin.connection import VersionRange
 
 _NODE_COLUMNS = (
@@ -84,7 +84,7 @@ def health(session: Session) -> None:
 
 
 @command.command("apis")
-@click.option("--node", type=int, help="[default: whoever answers]")
+@click.option("--node", type=click.IntRange(0, INT32_MAX), help="[default: whoever answers]")
 @session_command
 def apis(session: Session, node: int | None) -> None:
     """Show the APIs of the Kafka protocol that a node serves, and in which versions.

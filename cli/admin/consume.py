@@ -9,7 +9,7 @@ import click
 
 from cli.admin.output import yaml_lines
 from cli.admin.record_text import TextError, formatter, to_json
-from cli.admin.session import Session, session_command, topic_argument
+from cli.admin.session import INT32_MAX, Session, session_command, topic_argument
 from cli.admin.times import time_value
 from metaquorum.admin.blocking import BlockingConsumer, wait
 from metaquorum.admin.cluster import TopicPartition
@@ -21,7 +21,12 @@ DEFAULT_FORMAT: Final = r"{value}\n"
 @click.command("consume", short_help="Write records to standard output.")
 @topic_argument()
 @click.option(
-    "-p", "--partition", "partitions", type=click.IntRange(0), multiple=True, help="[default: all]"
+    "-p",
+    "--partition",
+    "partitions",
+    type=click.IntRange(0, INT32_MAX),
+    multiple=True,
+    help="[default: all]",
 )
 @click.option(
     "--from",

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from cli.admin.output import Column, Row, show_table
-from cli.admin.session import Session, complete_topics, session_command
+from cli.admin.session import INT32_MAX, Session, complete_topics, session_command
 from cli.admin.times import iso_text
 from metaquorum.admin.errors import BrokerError, UnreachableError
 from metaquorum.admin.values import Truncation
@@ -29,7 +29,13 @@ _COLUMNS = (
 @click.option(
     "--topic", "topics", multiple=True, help="Of this topic.", shell_complete=complete_topics
 )
-@click.option("--node", "nodes", type=int, multiple=True, help="Of this worker; repeatable.")
+@click.option(
+    "--node",
+    "nodes",
+    type=click.IntRange(0, INT32_MAX),
+    multiple=True,
+    help="Of this worker; repeatable.",
+)
 @click.option(
     "--lost", "only_lost", is_flag=True, help="Only what may have been acknowledged by all in sync."
 )

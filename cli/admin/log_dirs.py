@@ -3,7 +3,7 @@
 import click
 
 from cli.admin.output import Column, Row, size_text
-from cli.admin.session import Session, complete_topics, session_command
+from cli.admin.session import INT32_MAX, Session, complete_topics, session_command
 from metaquorum.admin.errors import BrokerError, UnreachableError
 from metaquorum.admin.values import LogDir
 
@@ -27,7 +27,13 @@ _REPLICA_COLUMNS = (
 
 
 @click.command("log-dirs", short_help="Show what lies on the disks of the nodes.")
-@click.option("--node", "nodes", type=int, multiple=True, help="Of this node; repeatable.")
+@click.option(
+    "--node",
+    "nodes",
+    type=click.IntRange(0, INT32_MAX),
+    multiple=True,
+    help="Of this node; repeatable.",
+)
 @click.option(
     "--topic", "topics", multiple=True, help="Of this topic.", shell_complete=complete_topics
 )

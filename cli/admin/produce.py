@@ -9,7 +9,7 @@ import click
 
 from cli.admin.output import Column
 from cli.admin.record_text import TextError, from_json, unescape
-from cli.admin.session import Session, parse_assignments, session_command, topic_argument
+from cli.admin.session import INT32_MAX, Session, parse_assignments, session_command, topic_argument
 from metaquorum.admin.blocking import BlockingProducer
 from metaquorum.admin.producer import (
     ALL_REPLICAS,
@@ -42,7 +42,9 @@ _COLUMNS: Final = (
 @click.option(
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="On each; repeatable."
 )
-@click.option("-p", "--partition", type=click.IntRange(0), help="[default: by key, else any]")
+@click.option(
+    "-p", "--partition", type=click.IntRange(0, INT32_MAX), help="[default: by key, else any]"
+)
 @click.option("-Z", "--null", "null", metavar="TEXT", help="A value of this text is sent as null.")
 @click.option("--codec", type=click.Choice([codec.name.lower() for codec in Codec]), default="none")
 @click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True)

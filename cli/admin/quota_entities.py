@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.output import Row, size_text
+from cli.admin.output import Row, plain, size_text
+from cli.admin.session import Session
 from metaquorum.addresses import canonical
 from metaquorum.quota_rules import (
     CLIENT_ID,
@@ -33,7 +34,9 @@ from metaquorum.quota_rules import (
     Part,
     QuotaEntity,
 )
+from wire.apis import ApiKey
 
+ALL_OF_A_WORKER: Final = 100  # percent: one loop
 # What each quota counts.
 UNITS: Final[Mapping[str, str]] = {
     PRODUCER_BYTE_RATE: "B/s",
@@ -250,3 +253,26 @@ def _read_value(key: Any, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{key} must be a number")  # noqa: TRY004
     return float(value)
+
+
+def note_what_limits_nobody(
+    session: Session, changes: Mapping[QuotaEntity, Mapping[str, float | None]]
+) -> None:
+    """Say of shares of a worker's time above all of it that they never bind; they are taken.
+
+    Of workers of metaquorum, which are one loop each. In a Kafka the whole is a hundred for each of
+    its threads, so that values brought from there are legal here, too.
+    """
+    above = [
+        (entity, key, value)
+        for entity, quotas in changes.items()
+        for key, value in quotas.items()
+        if UNITS.get(key) == "%" and value is not None and value > ALL_OF_A_WORKER
+    ]
+    if not above or ApiKey.DESCRIBE_QUOTA_USE not in {api.key for api in session.admin.apis()}:
+        return
+    for entity, key, value in above:
+        session.note(
+            f"{plain(str(entity))}: {key} {amount_text(key, value)} limits nobody: a worker has one"
+            f" loop, and all of its time is {ALL_OF_A_WORKER}%"
+        )

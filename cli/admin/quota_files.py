@@ -6,7 +6,13 @@ from typing import Any, Final, NamedTuple
 import click
 
 from cli.admin.output import Column, Row
-from cli.admin.quota_entities import amount_text, entity_data, number, read_quotas
+from cli.admin.quota_entities import (
+    amount_text,
+    entity_data,
+    note_what_limits_nobody,
+    number,
+    read_quotas,
+)
 from cli.admin.session import REFUSED, Session, dry_run_option, session_command, yes_option
 from metaquorum.admin.quotas import Quotas, in_order
 from metaquorum.quota_rules import QuotaEntity
@@ -100,6 +106,7 @@ def apply_command(session: Session, file: str, keep_others: bool, yes: bool, dry
     changes: dict[QuotaEntity, dict[str, float | None]] = {}
     for each in found:
         changes.setdefault(each.entity, {})[each.key] = each.after
+    note_what_limits_nobody(session, changes)
     if not _alter(session, changes, validate_only=True):
         session.note("Nothing was changed.")
         return

@@ -9,6 +9,7 @@ from cli.admin.quota_entities import (
     amount_text,
     entity_options,
     name_text,
+    note_what_limits_nobody,
     number,
     parse_quotas,
     quota_data,
@@ -193,13 +194,18 @@ def delete(session: Session, keys: tuple[str, ...], yes: bool, dry_run: bool, **
       mq-admin quotas delete --default-client-id --yes
     """
     entity = the_entity(whom)
-    chosen = keys or tuple(_of(session, entity))
+    there = _of(session, entity)
+    for key in keys:
+        if key not in there:
+            session.note(f"{plain(str(entity))} has no quota {plain(key)}.")
+    chosen = tuple(key for key in keys or there if key in there)
     if not chosen:
-        session.note(f"Nothing is set for {entity}.")
+        if not keys:
+            session.note(f"Nothing is set for {plain(str(entity))}.")
         return
     if not dry_run:
         session.ask(f"Take from {entity}: {', '.join(chosen)}?", yes)
-    _alter(session, {entity: dict.fromkeys(chosen)}, dry_run)
+    _alter(session, {entity: dict.fromkeys(chosen)}, dry_run, deletes=True)
 
 
 def _of(session: Session, entity: QuotaEntity) -> dict[str, float]:
@@ -210,13 +216,20 @@ def _of(session: Session, entity: QuotaEntity) -> dict[str, float]:
     return dict(sorted(found.get(entity, {}).items()))
 
 
-def _alter(session: Session, changes: dict[QuotaEntity, Any], dry_run: bool) -> None:
-    done = session.admin.alter_client_quotas(changes, validate_only=dry_run)
-    for entity, error in done.items():
+def _alter(
+    session: Session, changes: dict[QuotaEntity, Any], dry_run: bool, *, deletes: bool = False
+) -> None:
+    outcomes = session.admin.alter_client_quotas(changes, validate_only=dry_run)
+    for entity, error in outcomes.items():
         if error is not None:
             session.tell(error)
+            continue
+        whom, would = plain(str(entity)), "would be " if dry_run else ""
+        if deletes:
+            session.say(f"{whom}: {', '.join(map(plain, changes[entity]))} {would}deleted")
         else:
-            session.say(f"{plain(str(entity))} {'would be ' if dry_run else ''}altered")
+            session.say(f"{whom} {would}altered")
+    note_what_limits_nobody(session, changes)
 
 
 def entity_rows(entity: QuotaEntity) -> list[tuple[str, str]]:

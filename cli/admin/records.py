@@ -5,7 +5,14 @@ import time
 import click
 
 from cli.admin.output import Column, Row
-from cli.admin.session import Session, session_command, topic_argument, yes_option
+from cli.admin.session import (
+    INT32_MAX,
+    INT64_MAX,
+    Session,
+    session_command,
+    topic_argument,
+    yes_option,
+)
 from cli.admin.times import time_value
 from metaquorum.admin.admin import HIGH_WATERMARK
 from metaquorum.admin.blocking import wait
@@ -22,7 +29,12 @@ def command() -> None:
 @command.command("delete")
 @topic_argument()
 @click.option(
-    "-p", "--partition", "partitions", type=click.IntRange(0), multiple=True, help="[default: all]"
+    "-p",
+    "--partition",
+    "partitions",
+    type=click.IntRange(0, INT32_MAX),
+    multiple=True,
+    help="[default: all]",
 )
 @click.option("--before", metavar="OFFSET|end", help="The first offset to keep.")
 @click.option(
@@ -72,7 +84,7 @@ def delete(
 def _offset(text: str) -> int:
     if text == "end":
         return HIGH_WATERMARK
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit()) or int(text) > INT64_MAX:
         raise click.UsageError(f"--before takes an offset or `end`, not {text!r}")
     return int(text)
 

@@ -19,12 +19,16 @@ from metaquorum.admin.errors import (
     InterruptedChangeError,
     NotServedError,
     UnreachableError,
+    UnsendableError,
 )
 from wire.errors import ErrorCode, KafkaError, WireError
 
 REFUSED: Final = 1
 BAD_USAGE: Final = 2
 UNREACHABLE: Final = 3
+# What the protocol has room for: more is a mistake to be told before anything is sent.
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
 
 T = TypeVar("T")
 
@@ -153,10 +157,9 @@ class Session:
                 )
             elif "who you are" in str(error):
                 click.echo(f"  {_NEXT[ErrorCode.SASL_AUTHENTICATION_FAILED]}", err=True)
-        code = (
-            UNREACHABLE if isinstance(error, UnreachableError | InterruptedChangeError) else REFUSED
-        )
-        sys.exit(code)
+        if isinstance(error, UnreachableError | InterruptedChangeError):
+            sys.exit(UNREACHABLE)
+        sys.exit(BAD_USAGE if isinstance(error, UnsendableError) else REFUSED)
 
 
 def _sentence(error: Exception) -> str:

@@ -75,6 +75,8 @@ def _check_profile(path: str, name: str, profile: Mapping[str, Any]) -> None:
             text = f"{key} is unknown; there are {', '.join(_KEYS)}"
         elif type(value) not in kinds:
             text = f"{key} must be a {'string' if str in kinds else 'number'}"
+        elif value == "":
+            text = f"{key} is empty; give it a value, or leave the line out"
         elif key == "output" and value not in OUTPUTS:
             text = f"output must be one of {', '.join(OUTPUTS)}"
         else:

@@ -19,12 +19,17 @@ def time_value(ctx: click.Context, parameter: click.Parameter, text: str | None)
     """
     if text is None:
         return None
-    if found := _AGO.fullmatch(text.removesuffix("ago").strip()):
-        return int((time.time() - int(found[1]) * _SECONDS[found[2]]) * 1000)
+    found = _AGO.fullmatch(text.removesuffix("ago").strip())
+    # What is before 1970 means something else to brokers.
+    if found and (since := time.time() - int(found[1]) * _SECONDS[found[2]]) >= 0:
+        return int(since * 1000)
     if _EPOCH_DIGITS.fullmatch(text):
         return int(text)
     try:
-        return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
+        at = datetime.datetime.fromisoformat(text).timestamp()
+        if at < 0:
+            raise ValueError("before 1970")
+        return int(at * 1000)
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(
             f"{text!r} is no time; write 2026-01-31, 2026-01-31T10:30, 2026-01-31T10:30Z, "

@@ -17,6 +17,7 @@ from cli.admin.health import (
 )
 from cli.admin.output import Column, Row, show_pairs, show_table
 from cli.admin.session import (
+    INT32_MAX,
     Session,
     dry_run_option,
     parse_assignments,
@@ -273,7 +274,9 @@ def _show(data: Row) -> None:
 
 @command.command("create")
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("-p", "--partitions", type=click.IntRange(1), help="[default: the cluster's]")
+@click.option(
+    "-p", "--partitions", type=click.IntRange(1, INT32_MAX), help="[default: the cluster's]"
+)
 @click.option(
     "-r", "--replication-factor", type=click.IntRange(1, 32767), help="[default: the cluster's]"
 )
@@ -347,7 +350,9 @@ def _is(outcome: object, code: ErrorCode) -> bool:
 
 @command.command("alter")
 @topic_argument()
-@click.option("-p", "--partitions", type=click.IntRange(1), help="How many there shall be: more.")
+@click.option(
+    "-p", "--partitions", type=click.IntRange(1, INT32_MAX), help="How many there shall be: more."
+)
 @click.option(
     "-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="To set; repeatable."
 )

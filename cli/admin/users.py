@@ -172,10 +172,14 @@ def delete(session: Session, user: str, mechanisms: tuple[str, ...], yes: bool) 
       mq-admin users delete alice
       mq-admin users delete alice --mechanism SCRAM-SHA-256 --yes
     """
-    chosen = mechanisms or tuple(_known(session, user))
-    session.ask(f"Remove user {printable(user)} ({', '.join(chosen)})?", yes)
+    there = _known(session, user)
+    chosen = tuple(dict.fromkeys(mechanisms)) or tuple(there)
+    left = [mechanism for mechanism in there if mechanism not in chosen]
+    named = ", ".join(chosen)
+    what = f"{named} of user {printable(user)}" if left else f"user {printable(user)}"
+    session.ask(f"Remove {what}?" if left else f"Remove {what} ({named})?", yes)
     session.admin.delete_credentials(user, chosen)
-    session.say(f"user {printable(user)} deleted")
+    session.say(f"{what} deleted" + (f"; {', '.join(left)} is left" if left else ""))
 
 
 def _described(session: Session, user: str) -> "Credentials | BrokerError":

@@ -3,7 +3,7 @@
 import click
 
 from cli.admin.output import Column, Row, show_pairs
-from cli.admin.session import Session, session_command, yes_option
+from cli.admin.session import INT32_MAX, Session, session_command, yes_option
 from cli.admin.times import ago_text
 from metaquorum.admin.errors import BrokerError
 from metaquorum.admin.values import WorkerDescription
@@ -44,7 +44,7 @@ def list_workers(session: Session) -> None:
 
 
 @command.command("describe")
-@click.argument("worker", type=int)
+@click.argument("worker", type=click.IntRange(0, INT32_MAX))
 @session_command
 def describe(session: Session, worker: int) -> None:
     """Describe one worker, and what it leads.
@@ -74,7 +74,7 @@ def describe(session: Session, worker: int) -> None:
 
 
 @command.command("unregister")
-@click.argument("worker", type=int)
+@click.argument("worker", type=click.IntRange(0, INT32_MAX))
 @yes_option
 @session_command
 def unregister(session: Session, worker: int, yes: bool) -> None:

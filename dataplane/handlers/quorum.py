@@ -12,6 +12,7 @@ from dataplane.worker import Request, Worker
 from metaquorum.features import FeatureUpdate, UpgradeType
 from metaquorum.records import RegisterWorkerRecord
 from metaquorum.rpc.methods import QuorumDescription, ReplicaView, WorkerView
+from metaquorum.topic_names import METADATA_TOPIC
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.describe_quorum import (
     DescribeQuorumRequest,
@@ -35,7 +36,6 @@ from wire.messages.update_features import (
     UpdateFeaturesResponse,
 )
 
-METADATA_TOPIC: Final = "__cluster_metadata"
 METADATA_PARTITION: Final = 0
 LISTENER_NAME: Final = "CONTROLLER"
 # Requests without a time of their own. Clients give up after 30 s and more.

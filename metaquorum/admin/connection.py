@@ -9,7 +9,7 @@ from math import inf
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
-from metaquorum.admin.errors import BrokerError, NotServedError, broker_error
+from metaquorum.admin.errors import BrokerError, NotServedError, UnsendableError, broker_error
 from metaquorum.admin.security import Login
 from metaquorum.admin.throttling import ThrottleTimes
 from metaquorum.admin.transport import Stream
@@ -195,7 +195,11 @@ class BrokerConnection:
     async def _send(self, request: Message, version: int, deadline: float) -> None:
         assert len(self._waiting) < MAX_IN_FLIGHT
         self._last_id += 1
-        data = encode_request(request.API, version, self._last_id, self._client_id, request)
+        try:
+            data = encode_request(request.API, version, self._last_id, self._client_id, request)
+        except (WireError, ValueError) as error:
+            name = type(request).__name__.removesuffix("Request")
+            raise UnsendableError(f"nothing was sent: {name} cannot say this: {error}") from None
         self._waiting.append(Pending(self._last_id, type(request), version))
         await self._stream.send(data, deadline)
 

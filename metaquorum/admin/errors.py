@@ -19,6 +19,10 @@ class InterruptedChangeError(AdminError):
     """A change was asked for and the answer never came: it may or may not have been made."""
 
 
+class UnsendableError(AdminError):
+    """The protocol has no room for what is asked; nothing was sent."""
+
+
 class NotServedError(AdminError):
     """The cluster does not serve the API, or none of the versions spoken here."""
 

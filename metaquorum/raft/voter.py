@@ -232,7 +232,11 @@ class RaftVoter:
         await self._disk.run(self._journal.open)
         if self._journal.torn_bytes:
             logger.warning(
-                "cut off %d bytes of the journal that were never synced", self._journal.torn_bytes
+                "the journal in %s ended in the middle of a frame, of which %d bytes are cut off:"
+                " it was being written when the process or the machine stopped, and nothing relies"
+                " on it; or the file has lost its end since, and what that held is here no more",
+                self._directory,
+                self._journal.torn_bytes,
             )
         try:
             await self._disk.run(

@@ -66,6 +66,19 @@ class Admin:
 
         wait_until(is_led)
 
+    def wait_until_quotas(self, whom: tuple[str, ...], count: int) -> None:
+        """Kafka answers a change before its brokers have taken it in."""
+        wait_until(
+            lambda: len(self.json("quotas", "describe", *whom).get("quotas", ())) == count,
+            what=f"{count} quotas",
+        )
+
+    def wait_until_mechanisms(self, user: str, count: int) -> None:
+        wait_until(
+            lambda: sum(row["user"] == user for row in self.json("users", "list")) == count,
+            what=f"{count} mechanisms",
+        )
+
     def serves(self, api: str) -> bool:
         return api in [row["api"] for row in self.json("cluster", "apis")]
 

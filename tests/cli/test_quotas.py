@@ -275,7 +275,8 @@ def test_what_is_used_now_and_who_is_muted_is_told(node: Peer) -> None:
     [
         (("set", "producer_byte_rate=5"), "say whom it is for"),
         (("set", "--user", "a"), "KEY=VALUE is needed"),
-        (("set", "--user", ""), "--user takes a name"),
+        (("set", "--user", ""), "'--user': it is empty"),
+        (("set", "--client-id", ""), "--client-id takes a name"),
         (("set", "--user", "a", "--default-user", "producer_byte_rate=5"), "exclude each other"),
         (("set", "--user", "a", "producer_byte_rate=fast"), "such as 200, 10MB or 10MiB"),
         (("set", "--user", "a", "request_percentage=5MB"), "counts %, not B"),

@@ -42,6 +42,7 @@ E = ErrorCode
         (NewTopic("a b"), E.INVALID_TOPIC_EXCEPTION, "other than ASCII alphanumerics"),
         (NewTopic("größe"), E.INVALID_TOPIC_EXCEPTION, "other than ASCII alphanumerics"),
         (NewTopic("a\n"), E.INVALID_TOPIC_EXCEPTION, "other than ASCII alphanumerics"),
+        (NewTopic("__cluster_metadata"), E.INVALID_REQUEST, "is prohibited"),
         (NewTopic("c.d"), E.TOPIC_ALREADY_EXISTS, "Topic 'c.d' already exists."),
         (NewTopic("c_d"), E.INVALID_TOPIC_EXCEPTION, "collides with existing topic: c.d"),
         (NewTopic("t", 0), E.INVALID_PARTITIONS, "non-positive"),

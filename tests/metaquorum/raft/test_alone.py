@@ -145,6 +145,22 @@ def test_a_crash_between_any_two_writes_loses_nothing_acknowledged(power: bool) 
         assert recovered(survivor).topics == image.topics
 
 
+def test_a_journal_that_lost_its_end_after_an_orderly_stop_is_not_said_to_be_unsynced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Everything in it had been synced: a cut since then may have taken what others rely on."""
+    disk, acknowledged = CrashDisk(), []
+    trio.run(Node(disk, 1).run, create(acknowledged, NAMES[:1]))
+    newest = max(name for name in disk.files if name.endswith(".journal"))
+    del disk.files[newest].data[-3:]
+    with caplog.at_level(logging.WARNING):
+        recovered(disk)
+    (line,) = [record.getMessage() for record in caplog.records if "cut off" in record.getMessage()]
+    assert "never synced" not in line
+    assert f"the journal in {DIRECTORY} ended in the middle of a frame" in line
+    assert "or the file has lost its end since" in line
+
+
 def test_every_start_is_a_term_of_its_own_and_raises_the_epochs_of_what_the_worker_leads() -> None:
     disk = CrashDisk()
     terms, epochs = [], []
