@@ -137,7 +137,11 @@ class ConfigRecord:
 
 @dataclass(frozen=True, slots=True)
 class RegisterWorkerRecord:
-    """The worker is known by this incarnation. `broker_epoch` is this record's own offset."""
+    """The worker is known by this incarnation. `broker_epoch` is this record's own offset.
+
+    `previous_broker_epoch`: until the worker is live for the first time, what the start marks of
+    its log directories may still name though they hold all that was written; None for nothing.
+    """
 
     worker_id: int
     incarnation_id: bytes
@@ -149,6 +153,7 @@ class RegisterWorkerRecord:
     features: tuple[FeatureRange, ...]
     fenced: bool
     in_controlled_shutdown: bool = False
+    previous_broker_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +423,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
     ),
     Schema(
         6,
-        1,
+        2,
         RegisterWorkerRecord,
         (
             Field("worker_id", _WORKER_ID),
@@ -431,9 +436,10 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("features", _array(_FEATURE, MAX_FEATURES)),
             Field("fenced", _boolean),
             Field("in_controlled_shutdown", _boolean, since=1, default=False),
+            Field("previous_broker_epoch", _nullable(_OFFSET), since=2, default=None),
         ),
-        # Nothing was released that reads version 0 only, so it needs no level of its own.
-        levels=(0, 0),
+        # Nothing was released that reads older versions only, so none needs a level of its own.
+        levels=(0, 0, 0),
     ),
     Schema(
         7,

@@ -135,6 +135,7 @@ def _registration(
         worker.log_dirs,
         worker.features,
         fenced=True,
+        previous_broker_epoch=_marked(image.last_registration(worker.worker_id), worker),
     )
 
 
@@ -334,11 +335,21 @@ def _has_all_of(worker: WorkerRegistration, last: RegisterWorkerRecord) -> bool:
 
     The evidence: it is the same process, which never stopped (the incarnation id is drawn anew at
     each start), or the start marks of its log directories name the broker epoch of `last`. An
-    older epoch is none: an earlier image of the disk may have been put back.
+    older epoch is none: an earlier image of the disk may have been put back. But a process that was
+    never live under `last` may have been killed before it noted that epoch.
     """
     return last.incarnation_id == worker.incarnation_id or (
-        worker.previous_broker_epoch == last.broker_epoch
+        worker.previous_broker_epoch >= 0
+        and worker.previous_broker_epoch in (last.broker_epoch, last.previous_broker_epoch)
     )
+
+
+def _marked(last: RegisterWorkerRecord | None, worker: WorkerRegistration) -> int | None:
+    """What its marks name until it notes the new broker epoch, if they are evidence."""
+    if last is None or not _has_all_of(worker, last):
+        return None
+    is_same = last.incarnation_id == worker.incarnation_id
+    return last.broker_epoch if is_same else worker.previous_broker_epoch
 
 
 def _coming(

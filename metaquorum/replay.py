@@ -288,6 +288,7 @@ class Replay:
         self._workers[record.worker_id] = replace(
             worker,
             fenced=worker.fenced if fenced is None else fenced,
+            previous_broker_epoch=None if fenced is False else worker.previous_broker_epoch,
             in_controlled_shutdown=(
                 worker.in_controlled_shutdown if in_shutdown is None else in_shutdown
             ),

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from dataplane.ledger import FILE_NAME, OLD_FILE_NAME, Acknowledged, decode_lines
+from dataplane.ledger import FILE_NAME, OLD_FILE_NAME, Acknowledged, Reason, decode_lines
 from dataplane.ledger import Entry as Line
 from dataplane.log.names import parse_partition_folder
+from metaquorum.records import RegisterWorkerRecord
+from simulations.fleet.keeper import Kept
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.fleet.replica_checkers import WatchingChecker
 from simulations.fleet.replicas import Held, Name, PartitionStory, Role
@@ -14,14 +16,31 @@ from simulations.storage import Inode, Storage
 _DATA: Final = "/data"
 
 
-class LossesAreRecorded(WatchingChecker):
-    """The truncation ledger has every cut before it is made, and every loss of a leader in time."""
-
-    invariant = "R9"
-
+class LedgerChecker(WatchingChecker):
     def __init__(self, nation: Nation) -> None:
         super().__init__(nation)
         self._known: dict[Inode, tuple[int, list[Line]]] = {}
+
+    def _lines(self, storage: Storage) -> list[Line]:
+        """As a loss of power would leave them."""
+        files = storage.durable_files(_DATA)
+        found: list[Line] = []
+        for name in (OLD_FILE_NAME, FILE_NAME):
+            inode = files.get(name)
+            if inode is None:
+                continue
+            known = self._known.get(inode)
+            if known is None or known[0] != inode.version:
+                known = inode.version, decode_lines(bytes(inode.durable))[0]
+                self._known[inode] = known
+            found += known[1]
+        return found
+
+
+class LossesAreRecorded(LedgerChecker):
+    """The truncation ledger has every cut before it is made, and every loss of a leader in time."""
+
+    invariant = "R9"
 
     def cut(self, story: PartitionStory, held: Held, names: Sequence[Name], role: Role) -> None:
         if not names or self.nation.members[held.worker_id].kept.impaired:
@@ -58,20 +77,55 @@ class LossesAreRecorded(WatchingChecker):
                     [line.range_text for line in lines if line.topic_id == story.place.topic_id],
                 )
 
-    def _lines(self, storage: Storage) -> list[Line]:
-        """As a loss of power would leave them."""
-        files = storage.durable_files(_DATA)
-        found: list[Line] = []
-        for name in (OLD_FILE_NAME, FILE_NAME):
-            inode = files.get(name)
-            if inode is None:
+
+class RecordedWasLost(LedgerChecker):
+    """The ledgers tell of no loss of acknowledged records where nobody can have lost any.
+
+    A process that was paused, cut off, killed, stopped or unregistered has lost nothing of what it
+    wrote. Its machine may, with its power or its disk; and so may an election that somebody wanted.
+
+    Entries of lost logs of which nothing was noted are excused: a new directory cannot tell of a
+    partition that it was given before its first checkpoint that no other directory had it.
+    """
+
+    invariant = "R9"
+
+    def finals(self) -> None:
+        for story in self.chronicle.stories.values():
+            replicas = [self.nation.members[worker_id].kept for worker_id in story.held]
+            if story.gone or story.was_unclean or any(map(_may_have_lost, replicas)):
                 continue
-            known = self._known.get(inode)
-            if known is None or known[0] != inode.version:
-                known = inode.version, decode_lines(bytes(inode.durable))[0]
-                self._known[inode] = known
-            found += known[1]
-        return found
+            told = [
+                (kept.name, line.reason.value, line.range_text, line.detail)
+                for kept in replicas
+                for line in self._lines(kept.machine.storage)
+                if (line.topic_id, line.partition) == story.place
+                and line.acknowledged is not Acknowledged.NO
+                and not (line.reason is Reason.LOST_LOG and line.high_watermark < 0)
+            ]
+            self.compare(
+                not told, "{}: nobody can have lost anything, and ledgers tell of {}", story, told
+            )
+
+
+def _may_have_lost(kept: Kept) -> bool:
+    return (
+        bool(kept.machine.power_cuts)
+        or kept.machine.faults.failures > 0
+        or kept.rotten
+        or kept.ruined
+    )
+
+
+class LiveWorkersStay(WatchingChecker):
+    """Nobody unregisters a worker that may lead, or be in sync."""
+
+    invariant = "R12"
+
+    def unregistered(self, worker: RegisterWorkerRecord) -> None:
+        self.compare(
+            worker.fenced, "worker {} is unregistered, and is not fenced", worker.worker_id
+        )
 
 
 def _covers(line: Line, story: PartitionStory, name: Name) -> bool:
@@ -135,6 +189,8 @@ class SoundLogsOpen(WatchingChecker):
 
 LOSS_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     LossesAreRecorded,
+    RecordedWasLost,
+    LiveWorkersStay,
     DamageStaysWhereItIs,
     SoundLogsOpen,
 )

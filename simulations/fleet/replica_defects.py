@@ -11,10 +11,11 @@ from dataplane.fetch_reader import FetchReader
 from dataplane.handlers import fetch, produce
 from dataplane.leadership import Leadership
 from dataplane.log.local_log import LocalLog
+from dataplane.log.log_dirs import LogDirs
 from dataplane.partition import Partition
 from dataplane.replication import Replication
-from metaquorum import elections, isr_changes, registrations
-from metaquorum.image import NO_LEADER
+from metaquorum import elections, isr_changes, membership, registrations
+from metaquorum.image import NO_LEADER, MetadataImage
 from simulations.planting import Defect, all_of, swapped
 from wire.errors import ErrorCode
 
@@ -234,6 +235,59 @@ def _broker_epoch_not_compared() -> AbstractContextManager[None]:
     return swapped(fetch, "fetch_claim_error", wrong)
 
 
+def _first_broker_epoch_kept() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def _broker_epoch(self: Any) -> int:
+            return int(vars(self).setdefault("_first_broker_epoch", right(self)))
+
+        return _broker_epoch
+
+    return swapped(Replication, "_broker_epoch", wrong)
+
+
+def _live_worker_unregistered() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def unregister_worker(image: Any, worker_id: int, *args: Any, **_: Any) -> Any:
+            fenced = {
+                each: replace(worker, fenced=True) if each == worker_id else worker
+                for each, worker in image.workers.items()
+            }
+            return right(replace(image, workers=fenced), worker_id, *args)
+
+        return unregister_worker
+
+    return swapped(membership, "unregister_worker", wrong)
+
+
+def _same_process_doubted() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def _has_all_of(worker: Any, last: Any) -> bool:
+            return bool(worker.previous_broker_epoch == last.broker_epoch)
+
+        return _has_all_of
+
+    return swapped(registrations, "_has_all_of", wrong)
+
+
+def _unregistered_forgotten() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        return lambda self, worker_id: self.workers.get(worker_id)
+
+    return swapped(MetadataImage, "last_registration", wrong)
+
+
+def _second_registration_not_noted() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def note_start(self: Any, broker_epoch: int) -> None:
+            if not vars(self).setdefault("_noted", False):
+                right(self, broker_epoch)
+                self._noted = True
+
+        return note_start
+
+    return swapped(LogDirs, "note_start", wrong)
+
+
 REPLICATION_DEFECTS: Final = tuple(
     Defect(name, about, "replication", found_as, plant)
     for name, about, found_as, plant in (
@@ -362,6 +416,36 @@ REPLICATION_DEFECTS: Final = tuple(
             "a fetch of a proven worker counts whatever broker epoch it carries",
             ("R1", "R2", "R5", "R6"),
             _broker_epoch_not_compared,
+        ),
+        (
+            "first-broker-epoch-kept",
+            "a worker that has registered again replicates with the broker epoch it began with",
+            ("liveness",),
+            _first_broker_epoch_kept,
+        ),
+        (
+            "live-worker-unregistered",
+            "any worker is unregistered, alive or not, as Kafka does",
+            ("R12",),
+            _live_worker_unregistered,
+        ),
+        (
+            "same-process-doubted",
+            "a process that registers again counts as one that has lost power",
+            ("R9",),
+            _same_process_doubted,
+        ),
+        (
+            "unregistered-forgotten",
+            "nothing is kept of the registration of a worker that is unregistered",
+            ("R9",),
+            _unregistered_forgotten,
+        ),
+        (
+            "second-registration-not-noted",
+            "the start marks of log directories name the first broker epoch of a process only",
+            ("R9",),
+            _second_registration_not_noted,
         ),
     )
 )

@@ -7,6 +7,7 @@ is on its way. Single troubles at random times hardly ever come to that, so thes
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import trio
@@ -24,6 +25,7 @@ from simulations.fleet.nation import Member
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.replicas import Held, PartitionStory
 from simulations.fleet.troubles import STOP_WITHIN_S, TROUBLES, Act, Befalls, stop_machine
+from simulations.fleet.unregister_trouble import unregister
 from simulations.storage import Storage
 from wire.batches import HEADER_BYTES
 
@@ -49,7 +51,7 @@ CUT_WITHIN_S: Final = 4.0
 
 # Those that are drawn. Not "data rot" yet: dozens of worlds of nothing else are clean, and no
 # planted mistake was found by it so far.
-REPLICA_KINDS: Final = ("alone", "dark workers", "stumble", "overtaken")
+REPLICA_KINDS: Final = ("alone", "dark workers", "stumble", "overtaken", "unregister")
 
 
 class _Rot(NamedTuple):
@@ -73,6 +75,7 @@ class ReplicaTroubles:
             "dark workers": self.dark_workers,
             "stumble": self.stumble,
             "overtaken": self.overtaken,
+            "unregister": partial(unregister, nation),
         }
 
     # Damaged segments

@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 
 from metaquorum.batch import Batch
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
-from metaquorum.replay import Replay
+from metaquorum.records import MetadataRecord, RegisterWorkerRecord, UnregisterWorkerRecord
+from metaquorum.replay import Replay, replay
 from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.machine import Machine
@@ -71,7 +72,7 @@ class Held:
 
     worker_id: int
     machine: Machine
-    incarnation: int = -1  # the broker epoch of the process that has opened it
+    incarnation: bytes = b""  # the id of the process that has opened it
     start: int = 0
     end: int = 0
     epochs: dict[int, int] = field(default_factory=dict)  # by offset
@@ -128,6 +129,7 @@ class PartitionStory:
     ever_committed: set[Name] = field(default_factory=set)
     # Committed, and lost with good reason; by which leader, on which disk.
     gone: dict[Name, tuple[int, Storage]] = field(default_factory=dict)
+    was_unclean: bool = False  # somebody led who was neither in sync, nor eligible, nor the last
     # Committed by a leader that had not heard yet of another, elected uncleanly.
     deposed: set[Name] = field(default_factory=set)
     is_flushed: bool = False  # each record is synced before it counts, since the topic was made
@@ -180,6 +182,9 @@ class ReplicaChecker(ClusterChecker):
 
     def took(self, story: PartitionStory, held: Held, damaged: Sequence[int]) -> None:
         """A follower has taken batches of its leader; those at `damaged` are not as they were."""
+
+    def unregistered(self, worker: RegisterWorkerRecord) -> None:
+        """The quorum is about to forget a worker that is so until then."""
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         """The quorum has committed a batch."""
@@ -238,7 +243,7 @@ class Chronicle:
             return False
         if held.has_to_tell and not self.image.is_live(held.worker_id):
             return True
-        if held.is_dark and self.image.broker_epoch(held.worker_id) == held.incarnation:
+        if held.is_dark and self._incarnation(held.worker_id) == held.incarnation:
             return True
         state = self.state(story)
         return (
@@ -246,6 +251,11 @@ class Chronicle:
             and state.isr == (held.worker_id,)
             and state.unclean_epoch >= state.leader_epoch
         )
+
+    def _incarnation(self, worker_id: int) -> bytes:
+        """Of the process that the quorum takes the worker for, be it unregistered by now."""
+        last = self.image.last_registration(worker_id)
+        return b"" if last is None else last.incarnation_id
 
     def is_deposed(self, story: PartitionStory, view: PartitionImage) -> bool:
         """Another leads by an unclean election, of which who says `view` has not heard.
@@ -312,7 +322,7 @@ class Chronicle:
         if held.has_new_disk or held.rotten:
             held.promised.clear()
         held.damaged = held.damaged and not held.has_new_disk
-        held.incarnation = self.image.broker_epoch(held.worker_id)
+        held.incarnation = self._incarnation(held.worker_id)
         for checker in self.checkers:
             checker.opened(story, held, missing)
             checker.appended(story, held, entries, FROM_DISK)
@@ -352,11 +362,20 @@ class Chronicle:
         self._waiting[batch.expected_offset] = batch
         while (due := self._waiting.pop(self.image.end_offset, None)) is not None:
             before, steps = self.image, Replay(self.image)
-            steps.apply(due.records())
+            records = list(due.records())
+            self._unregistered(records)
+            steps.apply(records)
             self.image, delta = steps.finish()
             self._elected(before)
             for checker in self.checkers:
                 checker.metadata(before, self.image, delta)
+
+    def _unregistered(self, records: Sequence[MetadataRecord]) -> None:
+        for number, record in enumerate(records):
+            if isinstance(record, UnregisterWorkerRecord):
+                image, _ = replay(self.image, records[:number])
+                for checker in self.checkers:
+                    checker.unregistered(image.workers[record.worker_id])
 
     def _elected(self, before: MetadataImage) -> None:
         """A leader that has lost something, with good reason, takes it along from everybody."""
@@ -373,7 +392,7 @@ class Chronicle:
             elif now.leader == was.last_leader:
                 self.world.count("last leaders elected")
             else:
-                is_unclean = True
+                is_unclean = story.was_unclean = True
                 self.world.count("unclean elections")
             held = self.held(story, now.leader)
             # Nobody else could lead, who might have what is damaged here.

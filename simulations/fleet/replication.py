@@ -19,7 +19,7 @@ import trio
 from dataplane.log.names import parse_partition_folder
 from simulations.fleet.attacker import ReplicaAttacker
 from simulations.fleet.eyes import watched_replicas
-from simulations.fleet.loss_checkers import LOSS_CHECKERS, LossesAreRecorded
+from simulations.fleet.loss_checkers import LOSS_CHECKERS, LossesAreRecorded, RecordedWasLost
 from simulations.fleet.plan import SPLITS, draw_troubles, without
 from simulations.fleet.replica_checkers import (
     REPLICATION_CHECKERS,
@@ -142,6 +142,7 @@ async def play_settings(world: World, settings: ReplicationSettings) -> None:
             await _inspect(nation)
             _look_at_hosts(nation)
             nation.checker(LossesAreRecorded).finals()
+            nation.checker(RecordedWasLost).finals()
             await stop(nation, nursery)
     compare(nation)
     world.count("events", len(world.trace.events))

@@ -430,3 +430,31 @@ async def test_nobody_joins_who_cannot_run_at_the_clusters_levels(quorum: Quorum
     unchanged = FeatureUpdate("metadata.version", 1, UpgradeType.UPGRADE)
     await quorum.controller.update_features([unchanged])
     await quorum.controller.update_features([unchanged], validate_only=True)
+
+
+def test_a_process_that_was_killed_before_it_noted_its_epoch_has_lost_nothing() -> None:
+    """Its marks name the epoch before, until it is live; from then on that is an old disk."""
+
+    @in_virtual_time
+    async def test(quorum: Quorum) -> None:
+        await quorum.join(1)
+        await quorum.controller.create_topics([NewTopic("t", 1)])
+        quorum.beating[1].cancel()
+        noted = quorum.epochs[1]
+        for incarnation, is_live_then in ((2, False), (3, True), (4, False)):
+            await trio.sleep(9.1)
+            anew = WorkerRegistration(
+                1, bytes([incarnation] * 16), (), "host-1", previous_broker_epoch=noted
+            )
+            registered = await quorum.controller.membership.register_worker(anew)
+            quorum.epochs[1] = registered.answer
+            if is_live_then:
+                await quorum.beat(1)
+                (partition,) = quorum.loader.image.topics["t"].partitions
+                assert (partition.leader, partition.unclean_epoch) == (1, -1)
+        await quorum.beat(1)
+        (partition,) = quorum.loader.image.topics["t"].partitions
+        assert partition.leader == 1
+        assert partition.unclean_epoch == partition.leader_epoch, "the fourth has an old disk"
+
+    test()

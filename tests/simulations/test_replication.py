@@ -24,7 +24,7 @@ def play_with(kind: str, seed: int = 3) -> World:
     return world
 
 
-@pytest.mark.parametrize("kind", ["power everywhere", "lost disk"])
+@pytest.mark.parametrize("kind", ["power everywhere", "lost disk", "unregister"])
 def test_replicas_agree_after_each_trouble_alone(kind: str) -> None:
     world = play_with(kind)
     assert not world.violations
