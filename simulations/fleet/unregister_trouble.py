@@ -23,20 +23,23 @@ from wire.messages.unregister_broker import UnregisterBrokerRequest
 # Beyond two session timeouts: the worker's, and that of a controller which has just become active.
 PATIENCE_S: Final = 4.0
 RETRY_S: Final = 0.15
+ANSWERED_S: Final = 1.5
 # After it goes on: when it has registered again and writes, or before.
 KILLED_WITHIN_S: Final = 1.0
 _HOW: Final = ("pause", "pause", "cut off", "kill")
 
 
 class Operator(ClusterClient):
-    """Unregisters workers, through any worker."""
+    """Unregisters workers, through another worker."""
 
     async def ask(self, runtime: Runtime, worker_id: int) -> None:
         """The request is answered, or it was lost."""
+        others = [member.config.node_id for member in self.nation.workers]
+        through = self._draw.choice([other for other in others if other != worker_id])
         try:
-            async with self.connected(runtime) as connection:
+            async with self.connected(runtime, through) as connection:
                 message = UnregisterBrokerRequest(broker_id=worker_id)
-                answer = await connection.call(ApiKey.UNREGISTER_BROKER, message)
+                answer = await connection.call(ApiKey.UNREGISTER_BROKER, message, ANSWERED_S)
         except BROKEN as error:
             self.say(f"connection lost: {error!r}")
         else:
