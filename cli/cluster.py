@@ -8,6 +8,7 @@ verbs, options and lines printed are those of the project's script for a real Ka
 
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -53,6 +54,12 @@ _STATE: Final = "cluster.json"
 def _fail(message: str) -> NoReturn:
     click.echo(f"cluster: {message}", err=True)
     sys.exit(1)
+
+
+def write_private(path: Path, text: str) -> None:
+    """A new file that its owner alone may read: configs may be passwords."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
 
 
 class Cluster:
@@ -199,7 +206,7 @@ class Cluster:
         for node in self.nodes:
             home = self._home(node)
             home.mkdir(parents=True)
-            (home / "server.toml").write_text(server_toml(wanted, node, self.folder, configs))
+            write_private(home / "server.toml", server_toml(wanted, node, self.folder, configs))
         if not wanted.is_alone:
             create_secret(str(self.folder / SECRET))
         self._save()

@@ -2,8 +2,9 @@
 
 import os
 import socket
+import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -73,7 +74,7 @@ def invocation(
         parse_all(Scope.WORKER, configs)
     except KafkaError as error:
         raise UsageError(error.message) from None
-    _warn_of_secrets(sets)
+    _warn_of_secrets(sets, config_file)
     listeners, between_workers = _listeners(chosen, configs)
     listen = address(chosen.get("listen", DEFAULT_LISTEN), "--listen")
     node_id = _node_id(chosen, configs)
@@ -185,14 +186,26 @@ def _sets(sets: Sequence[str]) -> dict[str, str]:
     return configs
 
 
-def _warn_of_secrets(sets: Sequence[str]) -> None:
-    for name in _sets(sets):
-        if (key := find_key(Scope.WORKER, name)) is not None and key.is_secret:
+def _warn_of_secrets(sets: Sequence[str], config_file: str | None) -> None:
+    for name in _secrets(_sets(sets)):
+        click.echo(
+            f"mq-server: everybody on this machine can read {name} on the command line;"
+            " put it into a file (--config)",
+            err=True,
+        )
+    if config_file and os.stat(config_file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        for name in _secrets(_read_file(config_file)[1]):
             click.echo(
-                f"mq-server: everybody on this machine can read {name} on the command line;"
-                " put it into a file (--config)",
+                f"mq-server: everybody on this machine can read {config_file}, which holds {name}:"
+                f" chmod 600 {config_file}",
                 err=True,
             )
+
+
+def _secrets(configs: Iterable[str]) -> Iterator[str]:
+    for name in configs:
+        if (key := find_key(Scope.WORKER, name)) is not None and key.is_secret:
+            yield name
 
 
 def _listeners(

@@ -187,7 +187,7 @@ def session_command(function: Callable[..., None]) -> Callable[..., None]:
         "timeout_s",
         type=click.FloatRange(0.1, 3600),
         metavar="SECONDS",
-        help="How long one request may take.  [default: 30]",
+        help="How long one request may take, retries included.  [default: 30]",
     )
     @functools.wraps(function)
     def call(

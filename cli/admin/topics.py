@@ -27,7 +27,7 @@ from cli.admin.session import (
 )
 from metaquorum.admin.admin import EARLIEST, LATEST
 from metaquorum.admin.cluster import TopicPartition
-from metaquorum.admin.errors import BrokerError
+from metaquorum.admin.errors import AdminError, BrokerError, InterruptedChangeError
 from metaquorum.admin.explaining import Level, explain
 from metaquorum.admin.health import needs_look
 from metaquorum.admin.values import (
@@ -387,7 +387,15 @@ def alter(
         resource = ConfigResource(ResourceType.TOPIC, topic)
         session.admin.alter_configs(resource, changes, validate_only=dry_run)
     if partitions is not None:
-        session.admin.create_partitions(topic, partitions, validate_only=dry_run)
+        try:
+            session.admin.create_partitions(topic, partitions, validate_only=dry_run)
+        except (BrokerError, AdminError) as error:
+            if changes and not dry_run:
+                rest = "partitions are not added:"
+                if isinstance(error, InterruptedChangeError):
+                    rest = "whether partitions are added is not known:"
+                session.note(f"{topic}: its configs are altered; {rest}")
+            raise
     session.say(f"{topic} would be altered" if dry_run else f"{topic} altered")
 
 

@@ -1,5 +1,6 @@
 """mq-server cluster: its verbs, what it prints, and its exit codes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -132,6 +133,16 @@ def test_controllers_and_workers_may_be_apart(cluster: Command) -> None:
     assert re.search("node 1 ready after", cluster("restart", "1"))
     create(addresses[1], "made")
     assert cluster("stop") == "stopped 3\n"
+
+
+def test_settings_of_nodes_which_may_be_secrets_are_for_their_owner_alone(cluster: Command) -> None:
+    """Whatever the umask: a config given by --set may hold passwords."""
+    before = os.umask(0)
+    try:
+        cluster.start("--set", "num.partitions=3")
+    finally:
+        os.umask(before)
+    assert (cluster.folder / "node1" / "server.toml").stat().st_mode & 0o077 == 0
 
 
 def test_ports_of_metrics_are_not_those_of_clients(cluster: Command) -> None:

@@ -181,3 +181,28 @@ def test_the_metadata_log_is_no_topic(either: Peer) -> None:
     assert "Creation of internal topic __cluster_metadata is prohibited." in admin.errors
     assert "INVALID_REQUEST" in admin.errors
     assert "__cluster_metadata" not in admin("topics", "list", "--internal")
+
+
+def test_a_file_of_configs_with_secrets_that_others_can_read_is_told_of(tmp_path: Path) -> None:
+    file, key = tmp_path / "node.toml", "listener.name.outside.plain.sasl.jaas.config"
+    told = f"everybody on this machine can read {file}, which holds {key}"
+    for mode, content, is_told in (
+        (0o644, f'[config]\n"{key}" = "Module required;"\n', True),
+        (0o640, f'[config]\n"{key}" = "Module required;"\n', False),
+        (0o644, "[config]\nnum.partitions = 3\n", False),
+    ):
+        file.write_text(content + '"listeners" = "OUTSIDE://nowhere"\n')  # so that it ends at once
+        file.chmod(mode)
+        done = CliRunner().invoke(mq_server, ["run", "--config", str(file)])
+        assert done.exit_code == BAD_USAGE
+        assert "Traceback" not in done.output
+        assert (told in done.stderr) == is_told, (done.stderr, mode)
+
+
+def test_what_was_done_is_told_where_the_rest_is_refused(either: Peer) -> None:
+    admin = Admin(MQ_BOOTSTRAP=either.bootstrap)
+    topic = admin.create("--partitions", 3)
+    changes = ("--config", "retention.ms=100000000", "--partitions", 2)
+    admin("topics", "alter", topic, *changes, code=1)
+    assert admin.errors.startswith(f"{topic}: its configs are altered; partitions are not added:\n")
+    assert "INVALID_PARTITIONS" in admin.errors

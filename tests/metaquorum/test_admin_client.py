@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import confluent_kafka
 import pytest
@@ -30,7 +31,7 @@ from metaquorum.admin.connection import BrokerConnection
 from metaquorum.admin.consumer import ConsumedRecord, Consumer, Start
 from metaquorum.admin.partitioning import murmur2
 from metaquorum.admin.producer import Producer, ProducerRecord
-from metaquorum.admin.security import Login, Security
+from metaquorum.admin.security import Login, Security, Tls
 from metaquorum.admin.values import (
     ConfigChange,
     ConfigOperation,
@@ -40,6 +41,7 @@ from metaquorum.admin.values import (
     ResourceType,
 )
 from tests.conftest import NewNode
+from tests.metaquorum.certificates import Authority
 from tests.nodes import PATIENCE_S, Node, Peer, free_port, unique, wait_until
 from wire.errors import ErrorCode
 from wire.records import Codec
@@ -522,6 +524,34 @@ def test_on_trio_a_broker_that_hangs_does_not_keep_a_program_from_the_next_one(
         trio.run(story, address)
     assert events[0] == "hung: connected"
     assert events.index("ok: answered") < events.index("hung: ended")
+
+
+def test_a_broker_that_hangs_in_the_handshake_of_tls_is_passed_by_and_let_go(
+    start_node: NewNode, tmp_path: Path, patient: None
+) -> None:
+    authority = Authority(tmp_path)
+    port = free_port()
+    start_node(
+        {
+            "listeners": f"SSL://127.0.0.1:{port},PLAINTEXT://127.0.0.1:{free_port()}",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "ssl.keystore.location": authority.store("node"),
+        }
+    )
+    security = Security(Tls(authorities=authority.path))
+    events: list[str] = []
+    with hung(events) as address:
+        bootstrap = f"{address},127.0.0.1:{port}"
+
+        async def on_trio() -> None:
+            async with connect(bootstrap, security=security) as cluster:
+                await AdminClient(cluster).topics()
+
+        with blocking.connect(bootstrap, security=security) as cluster:
+            BlockingAdmin(cluster).topics()
+            wait_until(lambda: "hung: ended" in events)
+        trio.run(on_trio)
+        wait_until(lambda: events.count("hung: ended") == 2)
 
 
 def test_all_of_several_addresses_are_named_where_none_answers() -> None:
