@@ -26,8 +26,9 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo 'make: Python 3.11 or newer with its venv module is needed; install it or say PYTHON=/path/to/python3' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp for each extra: what is installed is renewed when pyproject.toml changes.
-$(VENV)/installed-%: $(BIN)/python pyproject.toml
+# One stamp for each extra: what is installed is renewed when pyproject.toml changes, or what is
+# compiled where there is a C compiler.
+$(VENV)/installed-%: $(BIN)/python pyproject.toml wire/record_walk.py wire/_record_walk.pxd
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
@@ -57,4 +58,5 @@ behind: $(VENV)/installed-test
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f wire/_record_walk.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -140,6 +140,7 @@ def _run_node(invocation: Invocation, began: float) -> int:
     from cli.process_figures import process_figures
     from dataplane.node import Node, NodeError
     from metaquorum.runtime.real import real_runtime
+    from wire.walk_form import form_name
 
     # Neither starts nor requests leave cycles, so that the oldest generation, whose walk takes
     # longest, is rarely worth one.
@@ -159,7 +160,7 @@ def _run_node(invocation: Invocation, began: float) -> int:
             f"metaquorum node {node.config.node_id} ready: "
             f"listening on {address_text(*node.address)}, "
             f"cluster {node.cluster_id}, data {node.config.data_dir} "
-            f"({time.monotonic() - began:.2f} s)"
+            f"({time.monotonic() - began:.2f} s, record walk {form_name()})"
         )
 
     async def stop_on_signal(everything: trio.CancelScope) -> None:

@@ -26,7 +26,7 @@ from wire.batches import (
 )
 from wire.compression import compress_pieces
 from wire.errors import ErrorCode, KafkaError, WireError
-from wire.records import RecordWalk, check_records, record_pieces, record_spans
+from wire.records import check_records, new_walk, record_pieces, record_spans
 from wire.types import Buffer
 
 Batch: TypeAlias = bytearray | memoryview
@@ -84,7 +84,7 @@ def validation(
     Its header was checked (`wire.batches.produced_batch`).
     """
     walked = 0
-    walk = RecordWalk(header.record_count, header.last_offset_delta, True)
+    walk = new_walk(header.record_count, header.last_offset_delta, True)
     try:
         for size in check_records(batch, 0, header, walk):
             walked += size

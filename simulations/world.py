@@ -21,6 +21,8 @@ from simulations.network import Internet
 from simulations.planting import swapped
 from simulations.timeline import Timeline
 from simulations.trace import Trace
+from wire import walk_form
+from wire.record_walk import RecordWalk
 
 if TYPE_CHECKING:
     from simulations.checkers import Comparing
@@ -98,6 +100,8 @@ class World:
         with (
             seeded_scheduler(self.stream("scheduler")),
             swapped(_KERNEL, "get_events", seldom_asked),
+            # Where mutants can be planted, and the same on every machine.
+            swapped(walk_form, "walk_class", lambda _: RecordWalk),
             self._node_logs(),
         ):
             trio.run(self._main, story, clock=self.timeline)

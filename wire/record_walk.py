@@ -1,3 +1,5 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=True, wraparound=False
+# cython: initializedcheck=False, show_performance_hints=False
 """The walk over the records of a batch: their structure is checked, their fields are located.
 
     length          varint   bytes behind it
@@ -19,7 +21,7 @@ is cut at the end of a piece is left to be fed again with what follows.
 
 This file has two forms with the same results, held together by tests/wire/test_record_walk.py:
 interpreted, and compiled by Cython with the C types of `_record_walk.pxd` as `wire._record_walk`
-(see `wire.records`, which chooses). `_walk` is the walk itself. Interpreted it takes a microsecond
+(`wire.walk_form` chooses). `_walk` is the walk itself. Interpreted it takes a microsecond
 a record, so `check` first tries two short cuts which accept only what `_walk` would, and leave
 everything else to it:
 
@@ -352,7 +354,7 @@ class RecordWalk:
                 break
             raw |= (byte & 0x7F) << shift
             if byte < 0x80:
-                if max_bytes == 5 and raw > 0xFFFFFFFF:
+                if max_bytes == 5 and raw >> 32:
                     break
                 self._at = at
                 return raw

@@ -42,6 +42,7 @@ from wire.errors import WireError
 from wire.record_walk import RECORD_MIN_BYTES, RecordWalk, Span, record_bytes
 from wire.types import Buffer
 from wire.varint import read_varint, write_varint
+from wire.walk_form import new_walk
 
 __all__ = [
     "HEADER_BYTES",
@@ -71,6 +72,7 @@ __all__ = [
     "find_max_timestamp",
     "find_timestamp",
     "iter_records",
+    "new_walk",
     "pack_batch",
     "parse_header",
     "produced_batch",
@@ -156,7 +158,7 @@ def record_spans(
     The next step clears the list of spans.
     WireError names what is wrong with a record; a piece before it may have been given.
     """
-    walk = RecordWalk(header.record_count, header.last_offset_delta, False)
+    walk = new_walk(header.record_count, header.last_offset_delta, False)
     spans: list[Span] = []
     pieces = record_pieces(buffer, position, header, max_bytes)
     for piece in _fed(pieces, walk, lambda piece: walk.spans(piece, spans)):

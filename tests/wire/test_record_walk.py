@@ -1,12 +1,18 @@
 """The record walk: in both its forms, with its short cuts and without, it finds what is there."""
 
+import os
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulations.world import World
 from tests.wire.naive_walk import Naive, Unsound, naive_walk
 from wire import record_walk
 from wire.batches import HEADER_BYTES
@@ -14,8 +20,18 @@ from wire.errors import WireError
 from wire.record_walk import RecordWalk, Span
 from wire.records import Record, encode_batch
 from wire.varint import write_varint
+from wire.walk_form import INTERPRETED, compiled_walk, form_name
 
-FORMS: list[type[RecordWalk]] = [RecordWalk]
+FORMS = [
+    pytest.param(RecordWalk, id="interpreted"),
+    pytest.param(
+        compiled_walk(),
+        id="compiled",
+        marks=pytest.mark.skipif(
+            compiled_walk() is None, reason="the record walk is not compiled here"
+        ),
+    ),
+]
 
 Sizes = Callable[[random.Random, int], int]
 
@@ -210,3 +226,61 @@ def test_the_short_cuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert walked_one_by_one(_constant(100)) < 25
     assert walked_one_by_one(_between(20, 180)) < 60
+
+
+def test_the_compiled_form_says_what_the_interpreted_one_says() -> None:
+    """The sentence, too, that names what is wrong with a record."""
+    compiled = compiled_walk()
+    if compiled is None:
+        pytest.skip("the record walk is not compiled here")
+    dice = random.Random(30)
+    sentences = set()
+    for _ in range(1500):
+        count = dice.choice((1, 2, 70))
+        data = mutated(dice, some_records(dice, count))
+        said = []
+        for form in (RecordWalk, compiled):
+            walk = form(count, count - 1, True)
+            try:
+                walk.finish(len(data) - walk.check(data))
+                said.append("")
+            except WireError as error:
+                said.append(str(error))
+        assert said[0] == said[1]
+        sentences.add(re.sub("[0-9]+", "", said[0]))
+    assert len(sentences) > 10
+
+
+def test_the_compiled_form_is_of_the_source_that_is_here() -> None:
+    """Where the source is edited, `make` builds it anew."""
+    compiled = compiled_walk()
+    if compiled is None:
+        pytest.skip("the record walk is not compiled here")
+    built = Path(sys.modules[compiled.__module__].__file__ or "")
+    source = Path(record_walk.__file__)
+    if built.parent != source.parent or "site-packages" in source.parts:
+        pytest.skip("the package is installed, not edited")
+    for path in (source, source.with_name("_record_walk.pxd")):
+        assert path.stat().st_mtime <= built.stat().st_mtime, f"{built} is older than {path}: make"
+
+
+@pytest.mark.parametrize("switch", ["", "1"])
+def test_the_environment_chooses_the_interpreted_form(switch: str) -> None:
+    program = "from wire.walk_form import form_name; print(form_name())"
+    environment = {**os.environ, INTERPRETED: switch}
+    told = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    is_compiled = compiled_walk() is not None and not switch
+    assert told.stdout.strip() == ("compiled" if is_compiled else "interpreted")
+
+
+def test_the_simulator_runs_the_interpreted_form() -> None:
+    world = World(1)
+    seen: list[str] = []
+
+    async def story(world: World) -> None:
+        seen.append(form_name())
+
+    world.run(story)
+    assert seen == ["interpreted"]
