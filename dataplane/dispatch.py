@@ -43,7 +43,7 @@ from dataplane.handlers import (
     topics,
 )
 from dataplane.later import Later
-from dataplane.turns import Work
+from dataplane.turns import PIECE_ROWS, Work, emptied
 from dataplane.worker import Request, Worker
 from wire.apis import APIS, Api, ApiKey
 from wire.codec import decoder, decoder_in_pieces
@@ -54,7 +54,7 @@ from wire.headers import (
     encode_response_parts,
     encode_unsupported_api_versions,
 )
-from wire.message import Message
+from wire.message import Message, Struct
 
 # Frames above this are decoded in turns, if more than a few rows are in them.
 LARGE_FRAME_BYTES: Final = 8 * 1024
@@ -146,7 +146,7 @@ class Route:
 class _Asked:
     """One request on its way, for as long as its answer is not there."""
 
-    __slots__ = ("correlation_id", "request", "route", "size_bytes")
+    __slots__ = ("correlation_id", "message", "request", "route", "size_bytes")
 
     def __init__(
         self, route: Route, request: Request, correlation_id: int, size_bytes: int
@@ -154,6 +154,7 @@ class _Asked:
         self.route = route
         self.request = request
         self.correlation_id = correlation_id
+        self.message: Message | None = None  # if it is large: it is forgotten in pieces, too
         self.size_bytes = size_bytes  # of its frame, which may be gone when the answer is there
 
 
@@ -177,6 +178,19 @@ class _InTurns(PendingReply):
 
     def close(self) -> None:
         self._waiting.close()
+
+
+def _forgotten(message: Struct) -> Work[None]:
+    """Nothing is left in the arrays of `message`."""
+    for field in message.FIELDS:
+        if field.kind != "array" or not (rows := getattr(message, field.name)):
+            continue
+        if len(rows) <= PIECE_ROWS:
+            for row in rows:
+                if isinstance(row, Struct):
+                    yield from _forgotten(row)
+        else:
+            yield from emptied(rows)
 
 
 class Dispatcher:
@@ -226,6 +240,7 @@ class Dispatcher:
     ) -> Work[Handled | Work[Handled]]:
         """What the handler returns; it was called with a message that was decoded in pieces."""
         message, _ = yield from asked.route.decode_in_pieces(frame, body)
+        asked.message = message
         return asked.route.handler(self._worker, asked.request, message)
 
     def _reply_to(
@@ -289,7 +304,11 @@ class Dispatcher:
             self._charge(route, asked.request, asked.size_bytes, answer)
         if self._worker.errors is not None and answer is not None:
             yield from self._worker.errors.count_in_pieces(route.api.key, answer)
-        return (yield from route.reply_in_pieces(asked.correlation_id, answer))
+        reply = yield from route.reply_in_pieces(asked.correlation_id, answer)
+        for message in (answer, asked.message):
+            if message is not None:
+                yield from _forgotten(message)
+        return reply
 
     def _charge(self, route: Route, request: Request, size_bytes: int, answer: Answer) -> None:
         """What was used is counted. The answer says for how long its client is left alone."""

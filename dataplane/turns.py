@@ -18,9 +18,9 @@ of the connections that have brought something in that turn. Not promised: that 
 quick, or that its rows are of one instant.
 """
 
-from collections.abc import Callable, Generator, Iterable
-from itertools import islice
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any, Final, TypeAlias, TypeVar
 
 import trio
 
@@ -36,6 +36,8 @@ Work: TypeAlias = Generator[None, None, T]
 SLICE_CPU_S: Final = 0.005
 # Rows between two looks at the clock, each of which takes some microseconds.
 PIECE_ROWS: Final = 64
+FORGOTTEN_ROWS: Final = 2048
+_END: Final[Any] = object()
 # Frames of requests that are worked on in turns: as objects they take some ten times as much.
 UNDER_WAY_BYTES: Final = 4 << 20
 
@@ -51,6 +53,37 @@ def in_pieces(
         if len(piece) == piece_rows:
             yield
     return done
+
+
+def pieces(rows: Sequence[A]) -> Iterator[Sequence[A]]:
+    for first in range(0, len(rows), PIECE_ROWS):
+        yield rows[first : first + PIECE_ROWS]
+
+
+def each_of(
+    groups: Iterable[T], rows_of: Callable[[T], Iterable[A]], work: Callable[[T, A], B]
+) -> Work[list[tuple[T, list[B]]]]:
+    """For each group, a topic mostly, what `work` says of it and each of its rows."""
+    done: list[tuple[T, list[B]]] = []
+    left = PIECE_ROWS
+    for group in groups:
+        of_group: list[B] = []
+        done.append((group, of_group))
+        for row in chain(rows_of(group), (_END,)):
+            left -= 1
+            if not left:
+                left = PIECE_ROWS
+                yield
+            if row is not _END:
+                of_group.append(work(group, row))
+    return done
+
+
+def emptied(rows: list[Any]) -> Work[None]:
+    """Nothing is in the list. To forget many objects takes half as long as to make them."""
+    while rows:
+        del rows[-FORGOTTEN_ROWS:]
+        yield
 
 
 def at_once(work: Work[T]) -> T:
@@ -93,6 +126,20 @@ class Turns:
                     return None
         except StopIteration as done:
             return (done.value,)
+
+    async def each(self, rows: Sequence[A], work: Callable[[A], B]) -> list[B]:
+        """What `work` says of each row, for a coroutine: at once where there are few."""
+        return await self.do(in_pieces(rows, work), len(rows))
+
+    async def do(self, work: Work[T], row_count: int) -> T:
+        """What comes of `work`, for a coroutine: at once where it is of few rows."""
+        return at_once(work) if row_count <= PIECE_ROWS else await self.finish(work, 0)
+
+    async def pause(self) -> None:
+        """Others have their turn if the slice is over, in a coroutine's loop over rows."""
+        if self.is_over:
+            async with self._turn:
+                self.start()
 
     async def finish(self, work: Work[T], size_bytes: int) -> T:
         """What comes of `work`, in slices; `size_bytes` is what its request came in."""

@@ -21,6 +21,8 @@ from metaquorum.config_changes import (
 from metaquorum.controller_configs import UNCLEAN_ELECTIONS, ControllerConfigs
 from metaquorum.decisions import (
     MAX_PARTITIONS_PER_TOPIC,
+    MAX_WISHES,
+    TOO_MANY,
     USE_DEFAULT,
     Decision,
     MorePartitions,
@@ -64,7 +66,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MAX_WISHES: Final = 10_000  # in one request; Kafka's bound of records by one operation
 SLICE_WISHES: Final = 100  # looked at before the loop gets its turn
 
 
@@ -340,9 +341,7 @@ def _may_allow_unclean(resource: ResourceChange) -> bool:
 def _too_many(wishes: Sequence[object]) -> KafkaError | None:
     if len(wishes) <= MAX_WISHES:
         return None
-    return KafkaError(
-        ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation."
-    )
+    return TOO_MANY
 
 
 def _excess(

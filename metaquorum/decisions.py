@@ -30,6 +30,10 @@ from wire.errors import ErrorCode, KafkaError
 T = TypeVar("T")
 
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000  # a topic is made by one batch
+MAX_WISHES: Final = 10_000  # in one request; Kafka's bound of records by one operation
+TOO_MANY: Final = KafkaError(
+    ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation."
+)
 MAX_CONFIGS_PER_TOPIC: Final = 256
 PRODUCER_ID_BLOCK: Final = 1000
 USE_DEFAULT: Final = -1

@@ -14,10 +14,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
+import trio
+
 from metaquorum.channel.rpc_client import CallLostError, CallNotSentError
 from metaquorum.channel.timing import Backoff, within
 from metaquorum.config_changes import ResourceChange
-from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
+from metaquorum.decisions import (
+    MAX_WISHES,
+    TOO_MANY,
+    MorePartitions,
+    NewTopic,
+    ProducerIdBlock,
+    TopicOutcome,
+)
 from metaquorum.features import FeatureUpdate
 from metaquorum.isr_changes import PartitionChange
 from metaquorum.leader_election import LeaderWish
@@ -72,6 +81,7 @@ A = TypeVar("A")
 W = TypeVar("W")
 T = TypeVar("T")
 
+SLICE_WISHES: Final = 500  # refused before the loop gets its turn
 RETRY_LEAST_S: Final = 0.01
 RETRY_MOST_S: Final = 0.25
 
@@ -325,6 +335,8 @@ class Gateway:
         timeout_s: float,
     ) -> list[T]:
         """An answer for each wish, in order. What met a controller's fall is asked of the next."""
+        if len(wishes) > MAX_WISHES:
+            return await _refuse_all(wishes, refused)
         deadline = self._clock.monotonic() + timeout_s
         backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
         answers: dict[int, T] = {}
@@ -354,6 +366,15 @@ class Gateway:
             left_s = max(0.0, deadline - self._clock.monotonic())
             with suppress(TimeoutError):
                 await within(self._clock, left_s, lambda: self._loader.wait_visible(end_offset))
+
+
+async def _refuse_all(wishes: Sequence[W], refused: Callable[[W, KafkaError], T]) -> list[T]:
+    """The controller would, too; it is not sent what it would have to read first."""
+    answers: list[T] = []
+    for first in range(0, len(wishes), SLICE_WISHES):
+        answers += [refused(wish, TOO_MANY) for wish in wishes[first : first + SLICE_WISHES]]
+        await trio.lowlevel.checkpoint()
+    return answers
 
 
 def _code(error: KafkaError | None) -> ErrorCode:

@@ -113,11 +113,16 @@ def encode_response_in_pieces(
     pieces = yield from encoder_in_pieces(type(message), version)(message)
     parts: list[bytes | RecordsHole] = [b""]
     size = 0
+    some: list[Any] = []
     for first in range(0, len(pieces), _PIECES_JOINED):
         some = pieces[first : first + _PIECES_JOINED]
         holes = hole_positions(some)
         size += _size_of(some, holes)
         parts += join_runs(some, holes)
+        yield
+    del some
+    while pieces:  # to forget them all at once would take long, too
+        del pieces[-_PIECES_JOINED:]
         yield
     parts[0] = _frame_start(api, version, correlation_id, size)
     return parts

@@ -3,13 +3,17 @@
 from collections import Counter
 from typing import Final
 
+from dataplane.turns import Work, in_pieces, pieces
 from dataplane.worker import Request, Worker
+from metaquorum.records import ScramCredentialRecord
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange
-from wire.errors import ErrorCode
+from wire.errors import ErrorCode, KafkaError
 from wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
 )
 from wire.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
 from wire.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
@@ -38,41 +42,47 @@ def handle_describe_acls(
 
 def handle_create_acls(
     worker: Worker, request: Request, message: CreateAclsRequest
-) -> CreateAclsResponse:
-    return CreateAclsResponse(
-        results=[
-            AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
-            for _ in message.creations
-        ]
+) -> Work[CreateAclsResponse]:
+    results = yield from in_pieces(
+        message.creations,
+        lambda _: AclCreationResult(
+            error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
+        ),
     )
+    return CreateAclsResponse(results=results)
 
 
 def handle_delete_acls(
     worker: Worker, request: Request, message: DeleteAclsRequest
-) -> DeleteAclsResponse:
-    return DeleteAclsResponse(
-        filter_results=[
-            DeleteAclsFilterResult(
-                error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
-            )
-            for _ in message.filters
-        ]
+) -> Work[DeleteAclsResponse]:
+    results = yield from in_pieces(
+        message.filters,
+        lambda _: DeleteAclsFilterResult(
+            error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
+        ),
     )
+    return DeleteAclsResponse(filter_results=results)
 
 
 def handle_describe_user_scram_credentials(
     worker: Worker, request: Request, message: DescribeUserScramCredentialsRequest
-) -> DescribeUserScramCredentialsResponse:
+) -> Work[DescribeUserScramCredentialsResponse]:
     """KIP-554: without names, everybody who has any."""
     known: dict[str, list[CredentialInfo]] = {}
-    for (name, mechanism), record in worker.image.scram.in_order():
+    asked: Counter[str] = Counter()
+
+    def know(entry: tuple[tuple[str, int], ScramCredentialRecord]) -> None:
+        (name, mechanism), record = entry
         info = CredentialInfo(mechanism=mechanism, iterations=record.iterations)
         known.setdefault(name, []).append(info)
-    asked = (
-        Counter(user.name for user in message.users) if message.users else dict.fromkeys(known, 1)
-    )
-    results = []
-    for name, count in asked.items():
+
+    yield from in_pieces(worker.image.scram.in_order(), know)
+    for piece in pieces([user.name for user in message.users or ()] or list(known)):
+        asked.update(piece)
+        yield
+
+    def describe(name: str) -> DescribeUserScramCredentialsResult:
+        count = asked[name]
         result = DescribeUserScramCredentialsResult(user=name)
         if count > 1:
             result.error_code = ErrorCode.DUPLICATE_RESOURCE
@@ -87,18 +97,32 @@ def handle_describe_user_scram_credentials(
             )
         else:
             result.credential_infos = known[name]
-        results.append(result)
+        return result
+
+    results = yield from in_pieces(asked, describe)
     return DescribeUserScramCredentialsResponse(results=results)
 
 
 async def handle_alter_user_scram_credentials(
     worker: Worker, request: Request, message: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:
+    count = len(message.deletions) + len(message.upsertions)
+    changes = await worker.turns.do(_scram_changes(message), count)
+    outcomes = await worker.gateway.change_scram_credentials(
+        request.asker, changes, timeout_s=ALTER_S
+    )
+    results = await worker.turns.each(list(zip(changes, outcomes, strict=True)), _scram_result)
+    return AlterUserScramCredentialsResponse(results=results)
+
+
+def _scram_changes(message: AlterUserScramCredentialsRequest) -> Work[list[UserScramChange]]:
     deletions: dict[str, list[int]] = {}
     upsertions: dict[str, list[ScramUpsertion]] = {}
-    for deletion in message.deletions:
+
+    def delete(deletion: ScramCredentialDeletion) -> None:
         deletions.setdefault(deletion.name, []).append(deletion.mechanism)
-    for upsertion in message.upsertions:
+
+    def upsert(upsertion: ScramCredentialUpsertion) -> None:
         upsertions.setdefault(upsertion.name, []).append(
             ScramUpsertion(
                 upsertion.mechanism,
@@ -107,22 +131,27 @@ async def handle_alter_user_scram_credentials(
                 bytes(upsertion.salted_password),
             )
         )
-    changes = [
-        UserScramChange(name, tuple(deletions.get(name, ())), tuple(upsertions.get(name, ())))
-        for name in dict.fromkeys((*deletions, *upsertions))
-    ]
-    outcomes = await worker.gateway.change_scram_credentials(
-        request.asker, changes, timeout_s=ALTER_S
+
+    yield from in_pieces(message.deletions, delete)
+    yield from in_pieces(message.upsertions, upsert)
+    names = (*deletions, *(name for name in upsertions if name not in deletions))
+    changes = yield from in_pieces(
+        names,
+        lambda name: UserScramChange(
+            name, tuple(deletions.get(name, ())), tuple(upsertions.get(name, ()))
+        ),
     )
-    return AlterUserScramCredentialsResponse(
-        results=[
-            AlterUserScramCredentialsResult(
-                user=change.name,
-                error_code=ErrorCode.NONE if error is None else error.code,
-                error_message=None if error is None else error.message,
-            )
-            for change, error in zip(changes, outcomes, strict=True)
-        ]
+    return changes
+
+
+def _scram_result(
+    outcome: tuple[UserScramChange, KafkaError | None],
+) -> AlterUserScramCredentialsResult:
+    change, error = outcome
+    return AlterUserScramCredentialsResult(
+        user=change.name,
+        error_code=ErrorCode.NONE if error is None else error.code,
+        error_message=None if error is None else error.message,
     )
 
 

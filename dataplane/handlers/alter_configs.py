@@ -1,11 +1,12 @@
 """AlterConfigs and IncrementalAlterConfigs: wishes for the controller, answered once in force."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from dataplane.handlers.configs import config_scope
+from dataplane.turns import each_of, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
 from metaquorum.config_def import Scope
@@ -40,51 +41,59 @@ class _Asked:
 async def handle_incremental_alter_configs(
     worker: Worker, request: Request, message: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    asked = [
-        _Asked(
-            resource.resource_type,
-            resource.resource_name,
-            [ConfigChange(c.name, c.config_operation, c.value) for c in resource.configs],
-            replace=False,
-        )
-        for resource in message.resources
-    ]
-    outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
-    return IncrementalAlterConfigsResponse(
-        responses=_answers(incremental_alter_configs.AlterConfigsResourceResponse, asked, outcomes)
+    found = await _changes_of(
+        worker,
+        message.resources,
+        lambda c: ConfigChange(c.name, c.config_operation, c.value),
     )
+    asked = await worker.turns.each(
+        found, lambda each: _Asked(each[0].resource_type, each[0].resource_name, each[1], False)
+    )
+    outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
+    responses = await _answers(
+        worker, incremental_alter_configs.AlterConfigsResourceResponse, asked, outcomes
+    )
+    return IncrementalAlterConfigsResponse(responses=responses)
+
+
+async def _changes_of(
+    worker: Worker, resources: list[Any], change: Callable[[Any], ConfigChange]
+) -> list[tuple[Any, list[ConfigChange]]]:
+    count = sum([1 + len(resource.configs) for resource in resources])
+    work = each_of(resources, lambda resource: resource.configs, lambda _, config: change(config))
+    return await worker.turns.do(work, count)
 
 
 async def handle_alter_configs(
     worker: Worker, request: Request, message: AlterConfigsRequest
 ) -> AlterConfigsResponse:
-    asked = [
-        _Asked(
-            resource.resource_type,
-            resource.resource_name,
-            [ConfigChange(c.name, ConfigOp.SET, c.value) for c in resource.configs],
-            replace=True,
-        )
-        for resource in message.resources
-    ]
-    outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
-    return AlterConfigsResponse(
-        responses=_answers(alter_configs.AlterConfigsResourceResponse, asked, outcomes)
+    found = await _changes_of(
+        worker, message.resources, lambda c: ConfigChange(c.name, ConfigOp.SET, c.value)
     )
+    asked = await worker.turns.each(
+        found, lambda each: _Asked(each[0].resource_type, each[0].resource_name, each[1], True)
+    )
+    outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
+    responses = await _answers(worker, alter_configs.AlterConfigsResourceResponse, asked, outcomes)
+    return AlterConfigsResponse(responses=responses)
 
 
-def _answers(
-    kind: type[_Answer], asked: Sequence[_Asked], outcomes: Sequence[KafkaError | None]
+async def _answers(
+    worker: Worker,
+    kind: type[_Answer],
+    asked: Sequence[_Asked],
+    outcomes: Sequence[KafkaError | None],
 ) -> list[_Answer]:
-    return [
-        kind(
+    def answer(outcome: tuple[_Asked, KafkaError | None]) -> _Answer:
+        resource, error = outcome
+        return kind(
             error_code=ErrorCode.NONE if error is None else error.code,
             error_message=None if error is None else error.message,
             resource_type=resource.resource_type,
             resource_name=resource.resource_name,
         )
-        for resource, error in zip(asked, outcomes, strict=True)
-    ]
+
+    return await worker.turns.each(list(zip(asked, outcomes, strict=True)), answer)
 
 
 async def _change(
@@ -93,8 +102,10 @@ async def _change(
     """For each resource: None, or why nothing of it was changed."""
     outcomes: dict[int, KafkaError | None] = {}
     wishes: dict[int, ResourceChange] = {}
-    counts = Counter((each.resource_type, each.resource_name) for each in asked)
-    for number, each in enumerate(asked):
+    counts: Counter[tuple[int, str]] = Counter()
+
+    def take(numbered: tuple[int, _Asked]) -> None:
+        number, each = numbered
         try:
             if counts[each.resource_type, each.resource_name] > 1:
                 raise KafkaError(
@@ -103,6 +114,11 @@ async def _change(
             wishes[number] = _wish(worker, each)
         except KafkaError as error:
             outcomes[number] = error
+
+    await worker.turns.each(
+        asked, lambda each: counts.update(((each.resource_type, each.resource_name),))
+    )
+    await worker.turns.do(in_pieces(enumerate(asked), take), len(asked))
     answers = await worker.gateway.change_configs(
         request.asker,
         list(wishes.values()),

@@ -29,21 +29,23 @@ SLICE_ENTITIES: Final = 1000  # looked at before the loop gets its turn
 async def handle_alter_client_quotas(
     worker: Worker, request: Request, message: AlterClientQuotasRequest
 ) -> AlterClientQuotasResponse:
+    changes = []
+    for entry in message.entries:
+        changes.append(_change(entry))
+        await worker.turns.pause()
     errors = await worker.gateway.change_quotas(
-        request.asker,
-        [_change(entry) for entry in message.entries],
-        validate_only=message.validate_only,
-        timeout_s=CHANGE_S,
+        request.asker, changes, validate_only=message.validate_only, timeout_s=CHANGE_S
     )
-    return AlterClientQuotasResponse(
-        entries=[
-            AlteredEntry(
-                error_code=ErrorCode.NONE if error is None else error.code,
-                error_message=None if error is None else error.message,
-                entity=entry.entity,
-            )
-            for entry, error in zip(message.entries, errors, strict=True)
-        ]
+    outcomes = list(zip(message.entries, errors, strict=True))
+    return AlterClientQuotasResponse(entries=await worker.turns.each(outcomes, _altered))
+
+
+def _altered(outcome: tuple[alter_client_quotas.EntryData, KafkaError | None]) -> AlteredEntry:
+    entry, error = outcome
+    return AlteredEntry(
+        error_code=ErrorCode.NONE if error is None else error.code,
+        error_message=None if error is None else error.message,
+        entity=entry.entity,
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from dataplane.turns import Work, in_pieces
 from dataplane.worker import Request, Worker, WorkerAddress
 from wire.errors import ErrorCode
 from wire.messages.describe_cluster import (
@@ -63,18 +64,21 @@ def handle_describe_cluster(
 
 def handle_find_coordinator(
     worker: Worker, request: Request, message: FindCoordinatorRequest
-) -> FindCoordinatorResponse:
+) -> FindCoordinatorResponse | Work[FindCoordinatorResponse]:
     unknown = ErrorCode.INVALID_REQUEST, f"key_type {message.key_type} is unknown"
     code, reason = _NO_COORDINATOR.get(message.key_type, unknown)
     if request.version < _BATCHED_SINCE:
         return FindCoordinatorResponse(
             error_code=code, error_message=reason, node_id=-1, host="", port=-1
         )
-    return FindCoordinatorResponse(
-        coordinators=[
-            Coordinator(
-                key=key, node_id=-1, host="", port=-1, error_code=code, error_message=reason
-            )
-            for key in message.coordinator_keys
-        ]
+    return _none_of_each(message.coordinator_keys, code, reason)
+
+
+def _none_of_each(keys: list[str], code: ErrorCode, reason: str) -> Work[FindCoordinatorResponse]:
+    found = yield from in_pieces(
+        keys,
+        lambda key: Coordinator(
+            key=key, node_id=-1, host="", port=-1, error_code=code, error_message=reason
+        ),
     )
+    return FindCoordinatorResponse(coordinators=found)

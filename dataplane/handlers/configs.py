@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from dataplane.turns import Work, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.config import is_of_listener, shown_keys
 from metaquorum.config_changes import ALL_WORKERS
@@ -28,19 +29,32 @@ _CLIENT_METRICS: Final = 16
 # Of these there are none here: loggers, client metrics, groups.
 _OTHER_RESOURCE_TYPES: Final = frozenset((8, _CLIENT_METRICS, 32))
 _TYPES_SINCE: Final = 1
+PIECE_CONFIGS: Final = 16  # some 10 µs each
 
 
 def handle_describe_configs(
     worker: Worker, request: Request, message: DescribeConfigsRequest
-) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(
-        results=[_describe(worker, message, resource) for resource in message.resources]
-    )
+) -> Work[DescribeConfigsResponse]:
+    """A resource that is asked for twice with the same keys is told once: clients look by name."""
+    asked: dict[tuple[int, str, tuple[str, ...] | None], DescribeConfigsResource] = {}
+
+    def keep(resource: DescribeConfigsResource) -> None:
+        keys = resource.configuration_keys
+        wanted = None if keys is None else tuple(keys)
+        asked.setdefault((resource.resource_type, resource.resource_name, wanted), resource)
+
+    yield from in_pieces(message.resources, keep)
+    results: list[DescribeConfigsResult] = []
+    for resource in asked.values():
+        result = yield from _describe(worker, message, resource)
+        results.append(result)
+    return DescribeConfigsResponse(results=results)
 
 
 def _describe(
     worker: Worker, message: DescribeConfigsRequest, resource: DescribeConfigsResource
-) -> DescribeConfigsResult:
+) -> Work[DescribeConfigsResult]:
+    yield
     result = DescribeConfigsResult(
         resource_type=resource.resource_type, resource_name=resource.resource_name
     )
@@ -50,12 +64,13 @@ def _describe(
         result.error_code = error.code
         result.error_message = error.message
         return result
-    wanted = resource.configuration_keys
-    result.configs = [
-        _entry(resolved, message)
-        for resolved in configs
-        if wanted is None or resolved.key.name in wanted
-    ]
+    keys = resource.configuration_keys
+    wanted = None if keys is None else frozenset(keys)
+    for number, resolved in enumerate(configs, 1):
+        if wanted is None or resolved.key.name in wanted:
+            result.configs.append(_entry(resolved, message))
+        if number % PIECE_CONFIGS == 0:
+            yield
     return result
 
 
@@ -125,7 +140,7 @@ def _entry(resolved: Resolved, message: DescribeConfigsRequest) -> DescribeConfi
 
 def handle_list_config_resources(
     worker: Worker, request: Request, message: ListConfigResourcesRequest
-) -> ListConfigResourcesResponse:
+) -> ListConfigResourcesResponse | Work[ListConfigResourcesResponse]:
     """Before version 1 this asked for client metrics, which are not kept."""
     if request.version < _TYPES_SINCE:
         return ListConfigResourcesResponse()
@@ -137,8 +152,11 @@ def handle_list_config_resources(
         names += [(Scope.WORKER, str(worker_id)) for worker_id in worker.live_worker_ids()]
     if Scope.TOPIC in wanted:
         names += [(Scope.TOPIC, name) for name in worker.image.topics]
-    return ListConfigResourcesResponse(
-        config_resources=[
-            ConfigResource(resource_name=name, resource_type=scope) for scope, name in names
-        ]
+    return _list_resources(names)
+
+
+def _list_resources(names: list[tuple[Scope, str]]) -> Work[ListConfigResourcesResponse]:
+    found = yield from in_pieces(
+        names, lambda each: ConfigResource(resource_name=each[1], resource_type=each[0])
     )
+    return ListConfigResourcesResponse(config_resources=found)

@@ -1,8 +1,10 @@
 """ElectLeaders: elections that a client asks for."""
 
+from collections.abc import Iterable
 from itertools import groupby
 
 from dataplane.handlers.topics import timeout_seconds
+from dataplane.turns import Work, each_of
 from dataplane.worker import Request, Worker
 from metaquorum.leader_election import ElectionType, LeaderWish, wishes_for_all
 from wire.errors import ErrorCode, KafkaError
@@ -26,9 +28,15 @@ async def handle_elect_leaders(
     if asked is None:
         wishes = list(wishes_for_all(worker.image, kind))
     else:
-        wishes = [
-            LeaderWish(topic.topic, index, kind) for topic in asked for index in topic.partitions
-        ]
+        found = await worker.turns.do(
+            each_of(
+                asked,
+                lambda topic: topic.partitions,
+                lambda topic, index: LeaderWish(topic.topic, index, kind),
+            ),
+            sum([1 + len(topic.partitions) for topic in asked]),
+        )
+        wishes = [wish for _, of_topic in found for wish in of_topic]
     answers = await worker.gateway.elect_leaders(
         request.asker, wishes, timeout_s=timeout_seconds(message.timeout_ms)
     )
@@ -38,14 +46,19 @@ async def handle_elect_leaders(
         # Who asks for all hears of those alone of which there is something to say.
         if asked is not None or answer is None or answer.code != ErrorCode.ELECTION_NOT_NEEDED
     ]
-    return ElectLeadersResponse(
-        replica_election_results=[
-            ReplicaElectionResult(
-                topic=name, partition_result=[_result(wish, answer) for wish, answer in of_topic]
-            )
-            for name, of_topic in groupby(results, key=lambda row: row[0].topic)
-        ]
+    topics = await worker.turns.do(_by_topic(results), len(results))
+    return ElectLeadersResponse(replica_election_results=topics)
+
+
+def _by_topic(
+    results: Iterable[tuple[LeaderWish, KafkaError | None]],
+) -> Work[list[ReplicaElectionResult]]:
+    found = yield from each_of(
+        groupby(results, key=lambda row: row[0].topic),
+        lambda topic: topic[1],
+        lambda _, row: _result(*row),
     )
+    return [ReplicaElectionResult(topic=topic[0], partition_result=rows) for topic, rows in found]
 
 
 def _result(wish: LeaderWish, answer: KafkaError | None) -> PartitionResult:

@@ -32,7 +32,7 @@ from dataplane.log.files import ColdError
 from dataplane.parked import ParkedRequests
 from dataplane.partition import NO_ERROR, FetchWaiter, Partition, Watcher
 from dataplane.replica_authentication import fetch_claim_error
-from dataplane.turns import PIECE_ROWS, Work, at_once
+from dataplane.turns import PIECE_ROWS, Work, at_once, emptied, pieces
 from dataplane.worker import Request, Worker
 from metaquorum.image import MetadataImage
 from metaquorum.runtime import StorageError
@@ -247,11 +247,6 @@ def _each(topics: Iterable[FetchTopic]) -> Iterator[_Asked]:
             yield topic, data
 
 
-def _pieces(rows: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    for first in range(0, len(rows), PIECE_ROWS):
-        yield rows[first : first + PIECE_ROWS]
-
-
 async def _warm(worker: Worker, cold: Iterable[ColdError]) -> bool:
     """The pages were read. False: not all of them; who reads the partition is to be told why."""
     try:
@@ -334,7 +329,7 @@ class _Whole:
         is_waiting = False
         try:
             reader = self.allowed.reader(self.message)
-            for piece in _pieces(list(asked.values())):
+            for piece in pieces(list(asked.values())):
                 self.found += self._look(reader, piece, poll)
                 yield
             if reader.cold:
@@ -467,7 +462,7 @@ class _Whole:
 
     def _look_again_in_pieces(self, reader: FetchReader) -> Work[None]:
         again: list[_Found] = []
-        for piece in _pieces(self.found):
+        for piece in pieces(self.found):
             again += self._look_again(reader, piece)
             if len(piece) == PIECE_ROWS:
                 yield
@@ -484,7 +479,7 @@ class _Whole:
 
     def _respond_in_pieces(self, reader: FetchReader) -> Work[FetchResponse]:
         rows = _Rows()
-        for piece in _pieces(self.found):
+        for piece in pieces(self.found):
             rows.add_found(piece)
             if len(piece) == PIECE_ROWS:
                 yield
@@ -492,6 +487,7 @@ class _Whole:
         response = rows.response(reader)
         if self.message.session_epoch == INITIAL_EPOCH:
             response.session_id = yield from self._new_session(reader)
+        yield from emptied(self.found)
         return response
 
     def _new_session(self, reader: FetchReader) -> Work[int]:
@@ -502,7 +498,7 @@ class _Whole:
         if session is None:
             return NO_SESSION
         session.read_as((reader.replica_id, self.message.isolation_level))
-        for piece in _pieces(found):
+        for piece in pieces(found):
             before = len(session.partitions)
             for topic, data, partition, row, _ in piece:
                 name = topic.topic if partition is None else partition.topic
@@ -676,7 +672,7 @@ class _Continued:
     def _look_in_pieces(self, reader: FetchReader, *, is_first: bool = True) -> Work[list[Looked]]:
         """It stops where another request goes on with the session."""
         looked: list[Looked] = []
-        for piece in _pieces(list(self.session.news)):
+        for piece in pieces(list(self.session.news)):
             if self._overtaken() is not None:
                 break
             looked += self._look(reader, piece, is_first=is_first)
@@ -734,7 +730,7 @@ class _Continued:
 
     def _respond_in_pieces(self, reader: FetchReader, looked: list[Looked]) -> Work[FetchResponse]:
         rows = _Rows()
-        for piece in _pieces(looked):
+        for piece in pieces(looked):
             self._tell(reader, piece, rows)
             if len(piece) == PIECE_ROWS:
                 yield

@@ -67,8 +67,11 @@ async def _wanted(
     partitions: Iterable[Partition] = worker.partitions
     if topics is not None:
         asked: dict[str, set[int]] = {}
-        for topic in topics:
+
+        def keep(topic: DescribableLogDirTopic) -> None:
             asked.setdefault(topic.topic, set()).update(topic.partitions)
+
+        await worker.turns.each(topics, keep)
         partitions = (
             partition
             for name, indexes in asked.items()

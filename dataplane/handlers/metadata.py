@@ -1,6 +1,7 @@
 """Metadata: the workers, and the topics with their leaders, as the metadata log says."""
 
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import trio
@@ -8,6 +9,7 @@ import trio
 from dataplane import mutations
 from dataplane.handlers.cluster import CLUSTER_OPERATIONS
 from dataplane.topic_rows import PARTITIONS_PER_SLICE, TOPICS_PER_SLICE, Form, View
+from dataplane.turns import PIECE_ROWS, Work, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import NewTopic
 from metaquorum.image import MetadataImage, TopicImage
@@ -20,7 +22,7 @@ from wire.messages.metadata import (
     MetadataResponseBroker,
     MetadataResponseTopic,
 )
-from wire.types import ZERO_UUID
+from wire.types import ZERO_UUID, Uuid
 
 _TOPIC_IDS_SINCE: Final = 10
 # How long an answer waits for the topics that it makes. The client asks again for what is missing.
@@ -35,11 +37,20 @@ Found: TypeAlias = TopicImage | MetadataResponseTopic
 
 def handle_metadata(
     worker: Worker, request: Request, message: MetadataRequest
-) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
-    image = worker.image
+) -> (
+    MetadataResponse
+    | Coroutine[Any, Any, MetadataResponse]
+    | Work[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]
+):
+    """A topic that is asked for twice is told of once, as in Kafka."""
     asked = message.topics
     if asked is None or (not asked and request.version == 0):
         return _tell_all(worker, request, message)
+    if len(asked) > PIECE_ROWS:
+        return _tell_of_many(worker, request, message, asked)
+    if len(asked) > 1:
+        message.topics = asked = list({(t.name, t.topic_id): t for t in asked}.values())
+    image = worker.image
     if request.version < _TOPIC_IDS_SINCE:
         for topic in asked:
             topic.topic_id = ZERO_UUID
@@ -53,6 +64,33 @@ def handle_metadata(
     if _is_much(worker, request, message, found):
         return _tell_in_slices(worker, request, message, found)
     return _tell(worker, request, message, found)
+
+
+def _tell_of_many(
+    worker: Worker, request: Request, message: MetadataRequest, asked: list[MetadataRequestTopic]
+) -> Work[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]:
+    """Without a wait for the next leader of any of them: who asks for so many asks often."""
+    by_id = request.version >= _TOPIC_IDS_SINCE
+    once: dict[tuple[str | None, Uuid], MetadataRequestTopic] = {}
+
+    def keep(topic: MetadataRequestTopic) -> None:
+        if not by_id:
+            topic.topic_id = ZERO_UUID
+        once.setdefault((topic.name, topic.topic_id), topic)
+
+    yield from in_pieces(asked, keep)
+    message.topics = list(once.values())
+    if message.allow_auto_topic_creation and worker.auto_create_topics:
+        wanted = yield from in_pieces(message.topics, partial(_new_name, worker))
+        names = [name for name in wanted if name]
+        if names:
+            return _create_first(worker, request, message, names)
+    found = yield from in_pieces(message.topics, partial(_find, worker))
+    return _tell_in_slices(worker, request, message, found)
+
+
+def _new_name(worker: Worker, topic: MetadataRequestTopic) -> str | None:
+    return topic.name if topic.name and worker.image.topic(topic.name) is None else None
 
 
 def _has_suspect_leader(worker: Worker, asked: list[MetadataRequestTopic]) -> bool:
@@ -93,20 +131,24 @@ async def _create_first(
     worker: Worker, request: Request, message: MetadataRequest, names: list[str]
 ) -> MetadataResponse:
     """Unknown topics are made before the answer, which then shows them with their leaders."""
-    wishes = [NewTopic(name) for name in dict.fromkeys(names)]
-    counts = [mutations.partitions_of_new(worker, wish) for wish in wishes]
+    wishes = await worker.turns.each(list(dict.fromkeys(names)), NewTopic)
+    counts = await worker.turns.each(wishes, partial(mutations.partitions_of_new, worker))
     allowed = await mutations.allowed(worker, request, counts, is_strict=False)
     outcomes = await worker.gateway.create_topics(request.asker, wishes, timeout_s=AUTO_CREATE_S)
     refused = {o.name: o for o in outcomes if o.code is not ErrorCode.NONE}
     assert message.topics is not None
-    found = [_find(worker, each) for each in message.topics]
-    for each in found:
+
+    def find(asked: MetadataRequestTopic) -> Found:
+        each = _find(worker, asked)
         if (
             isinstance(each, MetadataResponseTopic)
             and each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             and each.name in refused
         ):
             each.error_code = _creation_error(refused[each.name].code)
+        return each
+
+    found = await worker.turns.each(message.topics, find)
     response = await _tell_in_slices(worker, request, message, found)
     response.throttle_time_ms = allowed.throttle_ms
     return response

@@ -10,6 +10,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.timestamps import Candidate, TimestampOffset, youngest_of
 from dataplane.partition import Partition
 from dataplane.replica_authentication import claim_error
+from dataplane.turns import Work, each_of, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import File, StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -18,6 +19,7 @@ from wire.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
 from wire.messages.offset_for_leader_epoch import (
@@ -25,6 +27,7 @@ from wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
     OffsetForLeaderTopicResult,
 )
 
@@ -47,57 +50,70 @@ _READ_COMMITTED: Final = 1
 
 def handle_list_offsets(
     worker: Worker, request: Request, message: ListOffsetsRequest
-) -> ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]:
-    if any(_is_search(data.timestamp) for topic in message.topics for data in topic.partitions):
-        return _list_offsets(worker, request, message)
-    # Nothing in it waits, then: one step of the coroutine is all of it.
-    coroutine = _list_offsets(worker, request, message)
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        response: ListOffsetsResponse = done.value
-        return response
-    raise AssertionError
-
-
-async def _list_offsets(
-    worker: Worker, request: Request, message: ListOffsetsRequest
-) -> ListOffsetsResponse:
-    replica_id, committed = message.replica_id, message.isolation_level == _READ_COMMITTED
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsTopicResponse(
-                name=topic.name,
-                partitions=[
-                    await _list_offset(worker, request, replica_id, committed, topic.name, data)
-                    for data in topic.partitions
-                ],
-            )
-            for topic in message.topics
-        ]
+) -> Work[ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]]:
+    """As in Kafka, a partition that is asked for twice is told INVALID_REQUEST each time."""
+    seen: set[tuple[str, int]] = set()
+    lookup = _Lookup(worker, request, message)
+    yield from each_of(message.topics, _partitions_of, partial(_note_twice, seen, lookup.twice))
+    found = yield from each_of(message.topics, _partitions_of, lookup.row)
+    topics = yield from in_pieces(
+        found, lambda each: ListOffsetsTopicResponse(name=each[0].name, partitions=each[1])
     )
+    response = ListOffsetsResponse(topics=topics)
+    return lookup.search(response) if lookup.searches else response
 
 
-def _is_search(timestamp: int) -> bool:
-    """Whether batches may have to be opened for it."""
-    return timestamp >= 0 or timestamp == MAX_TIMESTAMP
+def _partitions_of(topic: ListOffsetsTopic) -> list[ListOffsetsPartition]:
+    return topic.partitions
 
 
-async def _list_offset(
-    worker: Worker,
-    request: Request,
-    replica_id: int,
-    committed: bool,
-    topic: str,
+def _note_twice(
+    seen: set[tuple[str, int]],
+    twice: set[tuple[str, int]],
+    topic: ListOffsetsTopic,
     data: ListOffsetsPartition,
-) -> ListOffsetsPartitionResponse:
-    answer = ListOffsetsPartitionResponse(partition_index=data.partition_index)
-    version = request.version
-    partition: Partition | None = None
-    try:
-        if error := claim_error(request.client, replica_id):
+) -> None:
+    key = topic.name, data.partition_index
+    if key in seen:
+        twice.add(key)
+    seen.add(key)
+
+
+class _Lookup:
+    """One request's rows. Those for which batches may have to be opened wait in `searches`."""
+
+    def __init__(self, worker: Worker, request: Request, message: ListOffsetsRequest) -> None:
+        self.twice: set[tuple[str, int]] = set()
+        self.searches: list[tuple[ListOffsetsPartitionResponse, Partition, int, int]] = []
+        self._worker = worker
+        self._request = request
+        self._replica_id = message.replica_id
+        self._committed = message.isolation_level == _READ_COMMITTED
+
+    def row(
+        self, topic: ListOffsetsTopic, data: ListOffsetsPartition
+    ) -> ListOffsetsPartitionResponse:
+        answer = ListOffsetsPartitionResponse(partition_index=data.partition_index)
+        timestamp = data.timestamp
+        try:
+            if (topic.name, data.partition_index) in self.twice:
+                raise KafkaError(ErrorCode.INVALID_REQUEST)
+            partition = self._partition(topic.name, data)
+            end = _end_for(partition, self._replica_id, committed=self._committed)
+            if _is_search(timestamp):
+                self.searches.append((answer, partition, timestamp, end))
+            elif (found := _find(partition, timestamp, end)) is not None:
+                answer.offset, answer.timestamp, answer.leader_epoch = found
+        except KafkaError as error:
+            answer.error_code = error.code
+        return answer
+
+    def _partition(self, topic: str, data: ListOffsetsPartition) -> Partition:
+        """KafkaError if it cannot be asked here, or not so."""
+        replica_id, version = self._replica_id, self._request.version
+        if error := claim_error(self._request.client, replica_id):
             raise KafkaError(error)
-        partition = worker.partitions.by_name(topic, data.partition_index)
+        partition = self._worker.partitions.by_name(topic, data.partition_index)
         if error := partition.leader_error(data.current_leader_epoch):
             raise KafkaError(error)
         if version < _SINCE.get(data.timestamp, 0) or data.timestamp < EARLIEST_PENDING_UPLOAD:
@@ -108,23 +124,29 @@ async def _list_offset(
                 if version >= _NOT_AVAILABLE_SINCE
                 else ErrorCode.LEADER_NOT_AVAILABLE
             )
-        end = _end_for(partition, replica_id, committed=committed)
-        found = (
-            await _search(worker, partition.log, data.timestamp, end)
-            if _is_search(data.timestamp)
-            else _find(partition, data.timestamp, end)
-        )
-        if found is not None:
-            answer.offset, answer.timestamp, answer.leader_epoch = found
-    except KafkaError as error:
-        answer.error_code = error.code
-    except StorageError as error:
-        assert partition is not None
-        worker.partition_failed(partition, error)
-        answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-    except EOFError:  # the segment was removed in the meantime
-        answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
-    return answer
+        return partition
+
+    async def search(self, response: ListOffsetsResponse) -> ListOffsetsResponse:
+        worker = self._worker
+        for answer, partition, timestamp, end in self.searches:
+            await worker.turns.pause()
+            try:
+                found = await _search(worker, partition.log, timestamp, end)
+                if found is not None:
+                    answer.offset, answer.timestamp, answer.leader_epoch = found
+            except KafkaError as error:
+                answer.error_code = error.code
+            except StorageError as error:
+                worker.partition_failed(partition, error)
+                answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            except EOFError:  # the segment was removed in the meantime
+                answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
+        return response
+
+
+def _is_search(timestamp: int) -> bool:
+    """Whether batches may have to be opened for it."""
+    return timestamp >= 0 or timestamp == MAX_TIMESTAMP
 
 
 def _end_for(partition: Partition, replica_id: int, *, committed: bool) -> int:
@@ -196,19 +218,15 @@ def _find_or_refusal(
 
 def handle_offset_for_leader_epoch(
     worker: Worker, request: Request, message: OffsetForLeaderEpochRequest
-) -> OffsetForLeaderEpochResponse:
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=[
-                    _epoch_end(worker, request, message.replica_id, topic.topic, data)
-                    for data in topic.partitions
-                ],
-            )
-            for topic in message.topics
-        ]
+) -> Work[OffsetForLeaderEpochResponse]:
+    def epoch_end(topic: OffsetForLeaderTopic, data: OffsetForLeaderPartition) -> EpochEndOffset:
+        return _epoch_end(worker, request, message.replica_id, topic.topic, data)
+
+    found = yield from each_of(message.topics, lambda topic: topic.partitions, epoch_end)
+    topics = yield from in_pieces(
+        found, lambda each: OffsetForLeaderTopicResult(topic=each[0].topic, partitions=each[1])
     )
+    return OffsetForLeaderEpochResponse(topics=topics)
 
 
 def _epoch_end(

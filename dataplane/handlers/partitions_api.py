@@ -1,6 +1,7 @@
 """CreatePartitions, DescribeTopicPartitions and DescribeProducers."""
 
 from collections import Counter
+from functools import partial
 from typing import Final
 
 import trio
@@ -10,6 +11,7 @@ from dataplane.handlers.metadata import view_of
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.log.producers import ProducerEntry
 from dataplane.topic_rows import TOPIC_OPERATIONS, describe
+from dataplane.turns import PIECE_ROWS, Work, each_of, in_pieces, pieces
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import MorePartitions
 from metaquorum.image import NO_LEADER, TopicImage
@@ -26,6 +28,7 @@ from wire.messages.describe_producers import (
     DescribeProducersResponse,
     PartitionResponse,
     ProducerState,
+    TopicRequest,
     TopicResponse,
 )
 from wire.messages.describe_topic_partitions import (
@@ -47,13 +50,13 @@ _STRICT_SINCE: Final = 3  # clients know that a quota may refuse them (KIP-599)
 async def handle_create_partitions(
     worker: Worker, request: Request, message: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
-    counts = Counter(topic.name for topic in message.topics)
-    twice = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-    outcomes: dict[str, KafkaError | None] = dict.fromkeys(counts, twice)
-    wishes = [_wish(topic) for topic in message.topics if counts[topic.name] == 1]
+    topic_count = len(message.topics)
+    outcomes, wishes = await worker.turns.do(_wishes(message.topics), topic_count)
     allowed = mutations.Allowed(len(wishes))
     if not message.validate_only:
-        counts_more = [mutations.partitions_more(worker.image, wish) for wish in wishes]
+        counts_more = await worker.turns.each(
+            wishes, partial(mutations.partitions_more, worker.image)
+        )
         is_strict = request.version >= _STRICT_SINCE
         allowed = await mutations.allowed(worker, request, counts_more, is_strict=is_strict)
     answers = await worker.gateway.create_partitions(
@@ -63,17 +66,41 @@ async def handle_create_partitions(
         timeout_s=timeout_seconds(message.timeout_ms),
     )
     answers += [mutations.EXCEEDED] * (len(wishes) - allowed.count)
-    outcomes |= {wish.topic: answer for wish, answer in zip(wishes, answers, strict=True)}
-    return CreatePartitionsResponse(
-        throttle_time_ms=allowed.throttle_ms,
-        results=[
-            CreatePartitionsTopicResult(
-                name=name,
-                error_code=ErrorCode.NONE if error is None else error.code,
-                error_message=None if error is None else error.message,
-            )
-            for name, error in outcomes.items()
-        ],
+    told = zip(wishes, answers, strict=True)
+    await worker.turns.do(
+        in_pieces(told, lambda each: outcomes.update({each[0].topic: each[1]})), len(wishes)
+    )
+    results = await worker.turns.do(in_pieces(outcomes.items(), _result), topic_count)
+    return CreatePartitionsResponse(throttle_time_ms=allowed.throttle_ms, results=results)
+
+
+def _wishes(
+    topics: list[CreatePartitionsTopic],
+) -> Work[tuple[dict[str, KafkaError | None], list[MorePartitions]]]:
+    """What is wished for once; and for every name an outcome, that of those that are not."""
+    counts: Counter[str] = Counter()
+    for piece in pieces(topics):
+        counts.update([topic.name for topic in piece])
+        yield
+    twice = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+    outcomes: dict[str, KafkaError | None] = {}
+    wishes: list[MorePartitions] = []
+
+    def take(topic: CreatePartitionsTopic) -> None:
+        outcomes[topic.name] = twice
+        if counts[topic.name] == 1:
+            wishes.append(_wish(topic))
+
+    yield from in_pieces(topics, take)
+    return outcomes, wishes
+
+
+def _result(outcome: tuple[str, KafkaError | None]) -> CreatePartitionsTopicResult:
+    name, error = outcome
+    return CreatePartitionsTopicResult(
+        name=name,
+        error_code=ErrorCode.NONE if error is None else error.code,
+        error_message=None if error is None else error.message,
     )
 
 
@@ -86,15 +113,21 @@ def _wish(topic: CreatePartitionsTopic) -> MorePartitions:
 
 def handle_describe_topic_partitions(
     worker: Worker, request: Request, message: DescribeTopicPartitionsRequest
-) -> DescribeTopicPartitionsResponse:
+) -> Work[DescribeTopicPartitionsResponse]:
     """Topics by name, from the cursor on, until the limit of partitions is reached."""
     image, cursor = worker.image, message.cursor
-    asked = {topic.name for topic in message.topics}
+    asked: set[str] = set()
+    yield from in_pieces(message.topics, lambda topic: asked.add(topic.name))
     if cursor is not None and not _is_sound(cursor, asked):
-        return _refuse_cursor(asked)
+        topics = yield from in_pieces(sorted(asked), _refuse_cursor)
+        return DescribeTopicPartitionsResponse(topics=topics)
     response = DescribeTopicPartitionsResponse()
     left = max(1, min(message.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
-    for name in sorted(asked or image.topics):
+    described_count = 0
+    for number, name in enumerate(sorted(asked or image.topics), 1):
+        if number % PIECE_ROWS == 0 or described_count >= PIECE_ROWS:
+            described_count = 0
+            yield
         if cursor is not None and name < cursor.topic_name:
             continue
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
@@ -105,6 +138,7 @@ def handle_describe_topic_partitions(
         described = _absent(name) if topic is None else _describe(worker, topic, first, left)
         response.topics.append(described)
         count = len(described.partitions)
+        described_count += count
         left -= count
         if topic is not None and first + count < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=first + count)
@@ -116,13 +150,8 @@ def _is_sound(cursor: Cursor, asked: set[str]) -> bool:
     return cursor.partition_index >= 0 and (not asked or cursor.topic_name in asked)
 
 
-def _refuse_cursor(asked: set[str]) -> DescribeTopicPartitionsResponse:
-    return DescribeTopicPartitionsResponse(
-        topics=[
-            DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=name)
-            for name in sorted(asked)
-        ]
-    )
+def _refuse_cursor(name: str) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=name)
 
 
 def _absent(name: str) -> DescribeTopicPartitionsResponseTopic:
@@ -168,17 +197,25 @@ def _describe(
 async def handle_describe_producers(
     worker: Worker, request: Request, message: DescribeProducersRequest
 ) -> DescribeProducersResponse:
-    return DescribeProducersResponse(
-        topics=[
-            TopicResponse(
-                name=topic.name,
-                partitions=[
-                    await _producers(worker, topic.name, index) for index in topic.partition_indexes
-                ],
-            )
-            for topic in message.topics
-        ]
+    """A partition that is asked for twice is told of once."""
+    asked: dict[str, dict[int, None]] = {}
+
+    def keep(topic: TopicRequest, index: int) -> None:
+        asked.setdefault(topic.name, {})[index] = None
+
+    count = sum([1 + len(topic.partition_indexes) for topic in message.topics])
+    await worker.turns.do(
+        each_of(message.topics, lambda topic: topic.partition_indexes, keep), count
     )
+    response = DescribeProducersResponse()
+    for name, indexes in asked.items():
+        topic = TopicResponse(name=name)
+        response.topics.append(topic)
+        for index in indexes:
+            topic.partitions.append(await _producers(worker, name, index))
+            if count > PIECE_ROWS:
+                await worker.turns.pause()
+    return response
 
 
 async def _producers(worker: Worker, topic: str, index: int) -> PartitionResponse:

@@ -29,11 +29,13 @@ from dataplane.handlers.produce_outcome import (
     refused,
     response_of,
     success,
+    topic_response,
 )
 from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
 from dataplane.partition import Partition
 from dataplane.refused_batches import Place, check_turn, refuse
+from dataplane.turns import Work, each_of, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import Clock, StorageError
 from wire.apis import APIS, ApiKey
@@ -46,7 +48,6 @@ from wire.messages.produce import (
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
-    TopicProduceResponse,
 )
 from wire.produce_one import Appended, decode_one, encode_one
 
@@ -131,27 +132,33 @@ def handle_one(
 
 def handle_produce(
     worker: Worker, request: Request, message: ProduceRequest
-) -> ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None:
+) -> Work[ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None]:
     acks = message.acks
     if not -1 <= acks <= 1:
-        return _refuse_all(
-            message, ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}"
+        return (
+            yield from _refuse_all(
+                message, ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}"
+            )
         )
     if message.transactional_id is not None:
-        return _refuse_all(message, ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS)
+        return (yield from _refuse_all(message, ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS))
     must_wait = False
-    answers: Answers = []
     commit = Commit(worker, message.timeout_ms) if acks == _ALL_ACKS else None
-    for topic in message.topic_data:
-        of_topic: list[Answer | Pending] = []
-        for data in topic.partition_data:
-            answer = _append(worker, request, topic, data, acks, commit)
-            must_wait = must_wait or type(answer) is not PartitionProduceResponse
-            of_topic.append(answer)
-        answers.append((topic, of_topic))
+
+    def append(topic: TopicProduceData, data: PartitionProduceData) -> Answer | Pending:
+        nonlocal must_wait
+        answer = _append(worker, request, topic, data, acks, commit)
+        must_wait = must_wait or type(answer) is not PartitionProduceResponse
+        return answer
+
+    answers: Answers = yield from each_of(message.topic_data, _partitions_of, append)
     if must_wait:
         return _await_all(worker, request.client, acks, answers)
-    return _respond(worker, request.client, acks, answers)
+    return (yield from _respond(worker, request.client, acks, answers))
+
+
+def _partitions_of(topic: TopicProduceData) -> list[PartitionProduceData]:
+    return topic.partition_data
 
 
 _NO_TRANSACTIONS: Final = "transactions are not served by this version"
@@ -164,12 +171,15 @@ async def _await_all(
         for index, answer in enumerate(of_topic):
             if not isinstance(answer, PartitionProduceResponse):
                 of_topic[index] = await answer()
-    return _respond(worker, client, acks, answers)
+    count = sum([1 + len(of_topic) for _, of_topic in answers])
+    return await worker.turns.do(_respond(worker, client, acks, answers), count)
 
 
-def _respond(worker: Worker, client: Client, acks: int, answers: Answers) -> ProduceResponse | None:
+def _respond(
+    worker: Worker, client: Client, acks: int, answers: Answers
+) -> Work[ProduceResponse | None]:
     if acks != _NO_ACKS:
-        return response_of(worker, client, answers)
+        return (yield from response_of(worker, client, answers))
     for _, of_topic in answers:
         for answer in of_topic:
             assert isinstance(answer, PartitionProduceResponse)
@@ -180,21 +190,16 @@ def _respond(worker: Worker, client: Client, acks: int, answers: Answers) -> Pro
     return None
 
 
-def _refuse_all(message: ProduceRequest, code: ErrorCode, reason: str) -> ProduceResponse | None:
+def _refuse_all(
+    message: ProduceRequest, code: ErrorCode, reason: str
+) -> Work[ProduceResponse | None]:
     if message.acks == _NO_ACKS:
         raise CloseConnectionError(f"a produce with acks=0 failed: {reason}")
-    return ProduceResponse(
-        responses=[
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=[
-                    refused(data.index, code, reason) for data in topic.partition_data
-                ],
-            )
-            for topic in message.topic_data
-        ]
+    answers = yield from each_of(
+        message.topic_data, _partitions_of, lambda _, data: refused(data.index, code, reason)
     )
+    responses = yield from in_pieces(answers, topic_response)
+    return ProduceResponse(responses=responses)
 
 
 def _append(

@@ -17,6 +17,7 @@ from dataplane.log.partition_log import AppendResult
 from dataplane.partition import Partition
 from dataplane.partitions import ElsewhereError
 from dataplane.quorum_check import QuorumQuestion
+from dataplane.turns import PIECE_ROWS, Work, at_once, in_pieces, pieces
 from dataplane.worker import Worker
 from metaquorum.runtime import StorageError
 from wire.apis import APIS, ApiKey
@@ -89,18 +90,23 @@ def failed(
     return answer
 
 
-def response_of(worker: Worker, client: Client, answers: Answers) -> ProduceResponse:
-    response = ProduceResponse(
-        responses=[
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=of_topic,  # type: ignore[arg-type]  # all done by now
-            )
-            for topic, of_topic in answers
-        ]
+def topic_response(answers: tuple[TopicProduceData, list[Any]]) -> TopicProduceResponse:
+    topic, of_topic = answers
+    return TopicProduceResponse(
+        name=topic.name, topic_id=topic.topic_id, partition_responses=of_topic
     )
-    if any(a.current_leader for t in response.responses for a in t.partition_responses):
+
+
+def response_of(worker: Worker, client: Client, answers: Answers) -> Work[ProduceResponse]:
+    """Of answers that are all there."""
+    response = ProduceResponse(responses=(yield from in_pieces(answers, topic_response)))
+    names_leader = False
+    for topic in response.responses:
+        for piece in pieces(topic.partition_responses):
+            names_leader = names_leader or any(answer.current_leader for answer in piece)
+            if len(piece) == PIECE_ROWS:
+                yield
+    if names_leader:
         response.node_endpoints = [
             NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
             for w in worker.live_workers(client.listener)
@@ -159,7 +165,7 @@ class Outcome:
         ]
         for number, (_, answer) in self._failed.items():
             answers[number] = answer
-        return response_of(self._worker, self._client, [(asked, answers)])
+        return at_once(response_of(self._worker, self._client, [(asked, answers)]))
 
 
 def _check_committed(partition: Partition, leader_epoch: int, end_offset: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dataplane.handlers.topics import timeout_seconds
+from dataplane.turns import Work, each_of, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.features import FeatureUpdate, UpgradeType
 from metaquorum.records import RegisterWorkerRecord
@@ -17,6 +18,7 @@ from wire.errors import ErrorCode, KafkaError
 from wire.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
+    DescribeQuorumTopic,
     Listener,
     Node,
     PartitionData,
@@ -31,6 +33,7 @@ from wire.messages.describe_workers import (
 )
 from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from wire.messages.update_features import (
+    FeatureUpdateKey,
     UpdatableFeatureResult,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
@@ -49,9 +52,9 @@ _NOT_HERE: Final = "This server does not host this topic-partition."
 async def handle_describe_quorum(
     worker: Worker, request: Request, message: DescribeQuorumRequest
 ) -> DescribeQuorumResponse:
-    asked = [(t.topic_name, [p.partition_index for p in t.partitions]) for t in message.topics]
-    if asked != [(METADATA_TOPIC, [METADATA_PARTITION])]:
-        return _unknown(asked)
+    if not _asks_for_metadata(message.topics):
+        count = sum([1 + len(topic.partitions) for topic in message.topics])
+        return await worker.turns.do(_unknown(message.topics), count)
     try:
         found = await worker.gateway.describe_quorum(timeout_s=TIMEOUT_S)
     except KafkaError as error:
@@ -70,23 +73,28 @@ async def handle_describe_quorum(
     )
 
 
-def _unknown(asked: Sequence[tuple[str, Sequence[int]]]) -> DescribeQuorumResponse:
-    return DescribeQuorumResponse(
-        topics=[
-            TopicData(
-                topic_name=name,
-                partitions=[
-                    PartitionData(
-                        partition_index=index,
-                        error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        error_message=_NOT_HERE,
-                    )
-                    for index in partitions
-                ],
-            )
-            for name, partitions in asked
-        ]
+def _asks_for_metadata(topics: list[DescribeQuorumTopic]) -> bool:
+    """For it, and for nothing else."""
+    if len(topics) != 1 or topics[0].topic_name != METADATA_TOPIC:
+        return False
+    asked = topics[0].partitions
+    return len(asked) == 1 and asked[0].partition_index == METADATA_PARTITION
+
+
+def _unknown(topics: list[DescribeQuorumTopic]) -> Work[DescribeQuorumResponse]:
+    found = yield from each_of(
+        topics,
+        lambda topic: topic.partitions,
+        lambda _, asked: PartitionData(
+            partition_index=asked.partition_index,
+            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            error_message=_NOT_HERE,
+        ),
     )
+    told = yield from in_pieces(
+        found, lambda each: TopicData(topic_name=each[0].topic_name, partitions=each[1])
+    )
+    return DescribeQuorumResponse(topics=told)
 
 
 def _states(replicas: Sequence[ReplicaView]) -> list[ReplicaState]:
@@ -118,14 +126,16 @@ async def handle_update_features(
     worker: Worker, request: Request, message: UpdateFeaturesRequest
 ) -> UpdateFeaturesResponse:
     """All of the levels are changed, or none."""
-    updates = []
-    for each in message.feature_updates:
+
+    def update_of(each: FeatureUpdateKey) -> FeatureUpdate:
         upgrade_type = each.upgrade_type
         if request.version < _UPGRADE_TYPE_SINCE:
             upgrade_type = (
                 UpgradeType.SAFE_DOWNGRADE if each.allow_downgrade else UpgradeType.UPGRADE
             )
-        updates.append(FeatureUpdate(each.feature, each.max_version_level, upgrade_type))
+        return FeatureUpdate(each.feature, each.max_version_level, upgrade_type)
+
+    updates = await worker.turns.each(message.feature_updates, update_of)
     try:
         await worker.gateway.update_features(
             request.asker,

@@ -6,10 +6,12 @@ import trio
 
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.partition import Partition
+from dataplane.turns import each_of
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.delete_records import (
+    DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -25,7 +27,7 @@ async def handle_delete_records(
     worker: Worker, request: Request, message: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
     deadline = trio.current_time() + timeout_seconds(message.timeout_ms)
-    topics = [await _of_topic(worker, topic) for topic in message.topics]
+    topics = [await _of_topic(worker, topic) for topic in await _once(worker, message)]
     deleted = [p for topic in topics for p in topic.partitions if not p.error_code]
     if deleted:
         try:
@@ -40,6 +42,18 @@ async def handle_delete_records(
                 with trio.CancelScope(deadline=deadline):
                     await _everywhere(worker, topic.name, result)
     return DeleteRecordsResponse(topics=topics)
+
+
+async def _once(worker: Worker, message: DeleteRecordsRequest) -> list[tuple[str, dict[int, int]]]:
+    """Each partition of each topic with the last offset that is asked for, as in Kafka."""
+    asked: dict[str, dict[int, int]] = {}
+
+    def keep(topic: DeleteRecordsTopic, data: DeleteRecordsPartition) -> None:
+        asked.setdefault(topic.name, {})[data.partition_index] = data.offset
+
+    count = sum([1 + len(topic.partitions) for topic in message.topics])
+    await worker.turns.do(each_of(message.topics, lambda topic: topic.partitions, keep), count)
+    return list(asked.items())
 
 
 async def _everywhere(worker: Worker, topic: str, result: DeleteRecordsPartitionResult) -> None:
@@ -66,15 +80,13 @@ async def _everywhere(worker: Worker, topic: str, result: DeleteRecordsPartition
     result.low_watermark = _NO_OFFSET
 
 
-async def _of_topic(worker: Worker, topic: DeleteRecordsTopic) -> DeleteRecordsTopicResult:
-    asked = {p.partition_index: p.offset for p in topic.partitions}  # the last word counts
-    return DeleteRecordsTopicResult(
-        name=topic.name,
-        partitions=[
-            await _of_partition(worker, topic.name, index, offset)
-            for index, offset in asked.items()
-        ],
-    )
+async def _of_topic(worker: Worker, topic: tuple[str, dict[int, int]]) -> DeleteRecordsTopicResult:
+    name, asked = topic
+    result = DeleteRecordsTopicResult(name=name)
+    for index, offset in asked.items():
+        await worker.turns.pause()
+        result.partitions.append(await _of_partition(worker, name, index, offset))
+    return result
 
 
 async def _of_partition(

@@ -1,9 +1,11 @@
 """CreateTopics and DeleteTopics: wishes for the controller, answered once they are visible."""
 
+from functools import partial
 from typing import Final
 
 from dataplane import mutations
 from dataplane.handlers.configs import resolve_all
+from dataplane.turns import PIECE_ROWS, Work, in_pieces, pieces
 from dataplane.worker import Request, Worker
 from metaquorum.config_def import to_text
 from metaquorum.decisions import NewTopic, TopicOutcome
@@ -34,33 +36,40 @@ async def handle_create_topics(
     worker: Worker, request: Request, message: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     created, throttle_ms = await _create(worker, request, message)
-    outcomes = {outcome.name: outcome for outcome in created}
-    return CreateTopicsResponse(
-        throttle_time_ms=throttle_ms,
-        topics=[
-            _created(worker, outcomes[name], request.version)
-            for name in dict.fromkeys(t.name for t in message.topics)
-        ],
-    )
+    work = _all_created(worker, request, message, created)
+    topics = await worker.turns.do(work, len(message.topics))
+    return CreateTopicsResponse(throttle_time_ms=throttle_ms, topics=topics)
+
+
+def _all_created(
+    worker: Worker, request: Request, message: CreateTopicsRequest, created: list[TopicOutcome]
+) -> Work[list[CreatableTopicResult]]:
+    """Each name once, in the order of the request."""
+    outcomes: dict[str | None, TopicOutcome] = {}
+    names: dict[str, None] = {}
+    for some in pieces(created):
+        outcomes.update([(outcome.name, outcome) for outcome in some])
+        yield
+    for topics in pieces(message.topics):
+        names.update(dict.fromkeys([topic.name for topic in topics]))
+        yield
+    results: list[CreatableTopicResult] = []
+    for name in names:
+        results.append(_created(worker, outcomes[name], request.version))
+        # The configs of one that was made take half a millisecond.
+        if len(results) % PIECE_ROWS == 0 or results[-1].configs:
+            yield
+    return results
 
 
 async def _create(
     worker: Worker, request: Request, message: CreateTopicsRequest
 ) -> tuple[list[TopicOutcome], int]:
     """An outcome for each name, and the throttle time."""
-    refused: dict[str, TopicOutcome] = {}
-    wishes: dict[str, NewTopic] = {}
-    for topic in message.topics:
-        try:
-            if topic.name in wishes:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            wishes[topic.name] = _wish(topic)
-        except KafkaError as error:
-            refused[topic.name] = TopicOutcome.refused(error, topic.name)
-    todo = [wish for name, wish in wishes.items() if name not in refused]
+    todo, refused = await worker.turns.do(_wishes(message.topics), len(message.topics))
     allowed = mutations.Allowed(len(todo))
     if not message.validate_only:
-        counts = [mutations.partitions_of_new(worker, wish) for wish in todo]
+        counts = await worker.turns.each(todo, partial(mutations.partitions_of_new, worker))
         is_strict = request.version >= _STRICT_CREATION_SINCE
         allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
     outcomes = await worker.gateway.create_topics(
@@ -69,10 +78,31 @@ async def _create(
         validate_only=message.validate_only,
         timeout_s=timeout_seconds(message.timeout_ms),
     )
-    exceeded = [
-        TopicOutcome.refused(mutations.EXCEEDED, wish.name) for wish in todo[allowed.count :]
-    ]
-    return [*refused.values(), *outcomes, *exceeded], allowed.throttle_ms
+    exceeded = await worker.turns.each(
+        todo[allowed.count :], lambda wish: TopicOutcome.refused(mutations.EXCEEDED, wish.name)
+    )
+    return [*refused, *outcomes, *exceeded], allowed.throttle_ms
+
+
+def _wishes(topics: list[CreatableTopic]) -> Work[tuple[list[NewTopic], list[TopicOutcome]]]:
+    """What is wished for, and what is refused already."""
+    refused: dict[str, TopicOutcome] = {}
+    wishes: dict[str, NewTopic] = {}
+
+    def take(topic: CreatableTopic) -> None:
+        try:
+            if topic.name in wishes:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            wishes[topic.name] = _wish(topic)
+        except KafkaError as error:
+            refused[topic.name] = TopicOutcome.refused(error, topic.name)
+
+    yield from in_pieces(topics, take)
+    todo: list[NewTopic] = []
+    for some in pieces(list(wishes.values())):
+        todo += [wish for wish in some if wish.name not in refused]
+        yield
+    return todo, list(refused.values())
 
 
 def _wish(topic: CreatableTopic) -> NewTopic:
@@ -130,22 +160,23 @@ async def handle_delete_topics(
     else:
         asked = [(name, None) for name in message.topic_names]
     asked = list(dict.fromkeys(asked))
-    counts = [mutations.partitions_of(worker.image, *each) for each in asked]
+    counts = await worker.turns.each(
+        asked, lambda each: mutations.partitions_of(worker.image, *each)
+    )
     is_strict = request.version >= _STRICT_DELETION_SINCE
     allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
     outcomes = await worker.gateway.delete_topics(
         request.asker, asked[: allowed.count], timeout_s=timeout_seconds(message.timeout_ms)
     )
     outcomes += [TopicOutcome.refused(mutations.EXCEEDED, *each) for each in asked[allowed.count :]]
-    return DeleteTopicsResponse(
-        throttle_time_ms=allowed.throttle_ms,
-        responses=[
-            DeletableTopicResult(
-                name=outcome.name,
-                topic_id=outcome.topic_id or ZERO_UUID,
-                error_code=outcome.code,
-                error_message=outcome.message,
-            )
-            for outcome in outcomes
-        ],
+    responses = await worker.turns.each(outcomes, _deleted)
+    return DeleteTopicsResponse(throttle_time_ms=allowed.throttle_ms, responses=responses)
+
+
+def _deleted(outcome: TopicOutcome) -> DeletableTopicResult:
+    return DeletableTopicResult(
+        name=outcome.name,
+        topic_id=outcome.topic_id or ZERO_UUID,
+        error_code=outcome.code,
+        error_message=outcome.message,
     )

@@ -343,13 +343,14 @@ async def serving(
     data_dir: Path,
     *,
     disk: Disk | None = None,
+    network: Network | None = None,
     log_dirs: Sequence[Path] = (),
     metrics: bool = False,
     **configs: object,
 ) -> AsyncIterator[Served]:
     """A node on this machine, stopped in good order behind the block."""
     real = real_runtime()
-    runtime = Runtime(real.clock, real.network, disk or real.disk, real.random)
+    runtime = Runtime(real.clock, network or real.network, disk or real.disk, real.random)
     asked = config(data_dir, log_dirs, **configs)
     if metrics:
         asked = dataclasses.replace(asked, metrics_listen=("127.0.0.1", 0))
@@ -367,7 +368,7 @@ async def serving(
         nursery.start_soon(run)
         await ready.wait()
         if not ended.is_set():
-            served = Served(node, real.network)
+            served = Served(node, runtime.network)
             try:
                 yield served
             finally:

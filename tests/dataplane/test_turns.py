@@ -82,17 +82,9 @@ async def test_others_have_their_turn_between_two_slices_of_all_long_work() -> N
 async def test_work_waits_for_room_and_the_smallest_goes_first() -> None:
     setting = Setting(under_way_bytes=100)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(setting.finish, "first", 50, 100)
-        await trio.testing.wait_all_tasks_blocked()
-    async with trio.open_nursery() as nursery:
-        release = trio.Event()
-
-        async def holder() -> None:
-            await setting.turns.finish(setting.work("holder", 1), 100)
-            release.set()
-
-        nursery.start_soon(holder)
-        await trio.lowlevel.checkpoint()
+        nursery.start_soon(setting.finish, "first", 20 * LOOKS_PER_SLICE, 100)
+        while not setting.told:
+            await trio.lowlevel.checkpoint()
         for name, size in (("large", 90), ("small", 20), ("huge", 5000), ("middle", 50)):
             nursery.start_soon(setting.finish, name, 20, size)
     ended = [name for name in setting.told if name.endswith(".")]

@@ -1,0 +1,166 @@
+"""Requests of the largest legal size, of every API that is served, made from the tables.
+
+For each array of a request one with as many elements in it as the decoder allows: once all the
+same, which name something that there is, and once each another, most of which name nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from wire.apis import APIS, Api
+from wire.compiling import REQUEST_MAX_ELEMENTS
+from wire.headers import encode_request
+from wire.message import Field, Message, Struct
+
+TOPIC: Final = "t"
+PARTITIONS: Final = 20
+# What makes a request go all the way where zero or nothing would end it, by the field's name.
+_HINTS: Final[dict[str, Any]] = {
+    "acks": -1,
+    "timeout_ms": 5000,
+    "max_bytes": 1 << 20,
+    "min_bytes": 1,
+    "partition_max_bytes": 1 << 20,
+    "session_epoch": -1,
+    "resource_type": 2,
+    "timestamp": -1,
+    "current_leader_epoch": -1,
+    "leader_epoch": 0,
+    "last_fetched_epoch": -1,
+    "replica_id": -1,
+    "num_partitions": 1,
+    "replication_factor": 1,
+    "response_partition_limit": 2000,
+    "entity_type": "user",
+    "key": "producer_byte_rate",
+    "value": "1000",
+    "mechanism": 1,
+    "iterations": 4096,
+    "count": 30,
+    "feature": "metadata.version",
+    "allow_auto_topic_creation": False,
+    "include_synonyms": True,
+    "records": b"",
+}
+# Names of things: the first of all, and for those that are not the same a number behind it.
+_NAMES: Final = frozenset(
+    ("topic", "name", "topic_name", "topics", "topic_names", "resource_name", "entity_name")
+)
+_INDEXES: Final = frozenset(("partition", "partition_index", "index", "partitions"))
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """One such request."""
+
+    api: Api
+    version: int
+    path: str  # of the array that is long
+    is_same: bool
+    frame: bytes
+
+    def __str__(self) -> str:
+        kind = "same" if self.is_same else "other"
+        return f"{self.api.name} v{self.version}, {self.path}, {kind} ({len(self.frame)} bytes)"
+
+
+def arrays_of(cls: type[Struct], version: int, path: str = "") -> Iterator[tuple[str, ...]]:
+    """The ways to each array in a struct of that version."""
+    for field in cls.FIELDS:
+        if version not in field.versions or field.item is None:
+            continue
+        if field.kind == "array":
+            yield (field.name,)
+        if isinstance(field.item, type):
+            for rest in arrays_of(field.item, version):
+                yield (field.name, *rest)
+
+
+def largest_of(api: Api, version: int, most: int = REQUEST_MAX_ELEMENTS) -> Iterator[Largest]:
+    """Requests with `most` elements, or a few less where some stand in others."""
+    for way in arrays_of(api.request, version):
+        for is_same in (True, False):
+            message = _filled(api.request, version, way, most, is_same)
+            frame = encode_request(api.key, version, 7, "largest", message)
+            yield Largest(api, version, ".".join(way), is_same, frame)
+
+
+def all_largest(most: int = REQUEST_MAX_ELEMENTS) -> Iterator[Largest]:
+    for api in APIS.values():
+        for version in sorted({api.min_version, api.max_version}):
+            yield from largest_of(api, version, most)
+
+
+def _filled(
+    cls: type[Message], version: int, way: tuple[str, ...], most: int, is_same: bool
+) -> Message:
+    message = cls()
+    _fill(message, version, 0)
+    holder: Any = message
+    for name in way[:-1]:
+        field = _field(type(holder), name)
+        value = getattr(holder, name)
+        holder = value[0] if field.kind == "array" else value
+    field = _field(type(holder), way[-1])
+    room = most - 2 * len(way)
+    if isinstance(field.item, type):
+        room //= 1 + _elements_of(field.item, version)
+    number: Callable[[int], int] = (lambda _: 0) if is_same else (lambda n: n)
+    setattr(holder, way[-1], [_item(field, version, number(n)) for n in range(room)])
+    return message
+
+
+def _field(cls: type[Struct], name: str) -> Field:
+    return next(field for field in cls.FIELDS if field.name == name)
+
+
+def _elements_of(cls: type[Struct], version: int) -> int:
+    """In the arrays of one such struct, which hold one each."""
+    return sum(1 for _ in arrays_of(cls, version))
+
+
+def _fill(struct: Struct, version: int, number: int) -> None:
+    for field in type(struct).FIELDS:
+        if version not in field.versions:
+            continue
+        if field.kind == "array":
+            setattr(struct, field.name, [_item(field, version, number)])
+        elif field.kind == "struct":
+            if field.tag is None and isinstance(field.item, type):
+                inner = field.item()
+                _fill(inner, version, number)
+                setattr(struct, field.name, None if version in field.nullable else inner)
+        else:
+            setattr(struct, field.name, _value(field.name, field.kind, number, field.default))
+
+
+def _item(field: Field, version: int, number: int) -> Any:
+    if isinstance(field.item, type):
+        item = field.item()
+        _fill(item, version, number)
+        return item
+    return _value(field.name, str(field.item), number, None)
+
+
+def _value(name: str, kind: str, number: int, default: Any) -> Any:
+    if kind == "string" and name in _NAMES:
+        return f"{TOPIC}{number}" if number else TOPIC
+    if kind == "int32" and name in _INDEXES:
+        return number
+    hint = _HINTS.get(name)
+    if kind == "string":
+        return hint if isinstance(hint, str) else f"x{number}"
+    if kind == "bytes":
+        return b"x" * 32
+    if kind == "records":
+        return b""
+    if kind == "uuid":
+        return number.to_bytes(16, "big")
+    if kind == "bool":
+        return bool(hint)
+    if kind == "float64":
+        return 1000.0
+    if isinstance(hint, int):
+        return hint
+    return default or 0
