@@ -1,10 +1,14 @@
 """Workers that log in to each other."""
 
 from tests.dataplane.serving import listening
+from tests.dataplane.test_replica_claims import claim, row_of
 from tests.dataplane.test_replicas import fill
 from tests.dataplane.together import PORT, Together, together
 from wire.apis import ApiKey
+from wire.errors import ErrorCode
 from wire.messages.metadata import MetadataRequest
+from wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from wire.messages.sasl_handshake import SaslHandshakeRequest
 
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 
@@ -53,6 +57,25 @@ def test_followers_come_in_where_all_places_of_their_listener_are_taken() -> Non
         assert await stranger.is_closed()
 
     together(story, node_options=logging_in, listener_name_inside_max_connections=0)
+
+
+def test_a_client_that_logs_in_as_the_workers_do_is_still_no_replica() -> None:
+    """Who a client is says nothing about replicas: the cluster's secret does."""
+
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3), min_insync_replicas=2)
+        writer = await cluster.connect(1)
+        await fill(writer, "t", 5)
+        liar = await cluster.connect(1, 19093)
+        await liar.call(ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism="PLAIN"))
+        login = SaslAuthenticateRequest(auth_bytes=b"\0worker\0a password")
+        assert not (await liar.call(ApiKey.SASL_AUTHENTICATE, login)).error_code
+        for version in (12, 17):
+            answer = await claim(liar, cluster, 2, version=version, offset=5)
+            assert row_of(answer).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert row_of(await claim(liar, cluster, -1)).records
+
+    together(story, node_options=logging_in)
 
 
 def test_who_does_not_know_the_password_follows_nobody() -> None:

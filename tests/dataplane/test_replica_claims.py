@@ -172,6 +172,26 @@ def test_made_up_replica_ids_leave_nothing_behind() -> None:
     together(story)
 
 
+@pytest.mark.parametrize("version", [4, 6, 7, BY_NAME, BY_STATE])
+def test_a_false_replica_that_asks_for_very_much_gets_a_small_answer(version: int) -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (LEADER, *FOLLOWERS))
+        liar = await cluster.connect(LEADER)
+        topic_id = cluster.worker(LEADER).image.topic("t").topic_id
+        rows = [FetchPartition(partition=0, partition_max_bytes=1 << 20)] * 5000
+        message = FetchRequest(
+            replica_id=2 if version < 15 else -1,
+            replica_state=ReplicaState(replica_id=2) if version >= 15 else None,
+            topics=[FetchTopic(topic="t", topic_id=topic_id, partitions=rows)],
+        )
+        answer = await liar.call(ApiKey.FETCH, message, version)
+        assert not answer.responses
+        if version >= 7:
+            assert answer.error_code == E.TOPIC_AUTHORIZATION_FAILED
+
+    together(story)
+
+
 async def set_quota(cluster: Together, key: str, value: float) -> None:
     change = QuotaChange((EntityPart(CLIENT_ID, None),), [QuotaOp(key, value)])
     gateway = cluster.worker(LEADER).gateway

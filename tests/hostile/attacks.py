@@ -99,6 +99,11 @@ async def strange_lookups(enemy: Enemy) -> None:
     await _frames(enemy, make, 4)
 
 
+async def false_replicas(enemy: Enemy) -> None:
+    """Fetches in the names of replicas, and proofs that prove nothing."""
+    await _frames(enemy, frames.false_replica, 8)
+
+
 async def random_bytes(enemy: Enemy) -> None:
     random = enemy.random
     while True:
@@ -241,6 +246,7 @@ ATTACKS: Final[dict[str, Attack]] = {
         mutated_frames,
         bad_batches,
         strange_lookups,
+        false_replicas,
         random_bytes,
         strange_sizes,
         many_elements,

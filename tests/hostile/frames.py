@@ -14,9 +14,10 @@ from wire.compiling import REQUEST_MAX_ELEMENTS
 from wire.compression import Codec, compress
 from wire.headers import encode_request
 from wire.message import Message
+from wire.messages.authenticate_replica import AuthenticateReplicaRequest
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from wire.messages.delete_topics import DeleteTopicsRequest
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -174,6 +175,28 @@ def fetch(
         topics=[FetchTopic(topic=topic, partitions=asked)],
     )
     return _request(random, 1, 12, message)
+
+
+def false_replica(random: Random) -> bytes:
+    """A fetch in the name of a replica, or part of a proof that proves nothing."""
+    kind, replica_id = random.random(), random.choice((0, 1, 2, random.randrange(2**31)))
+    if kind < 0.3:
+        token = random.randbytes(random.choice((0, 1, 32, 100, 300, 70_000)))
+        if random.random() < 0.5:
+            token = b"mqchan\r\n\x01\x03" + token
+        return _request(random, 10_005, 0, AuthenticateReplicaRequest(auth_bytes=token))
+    asked = [
+        FetchPartition(partition=i, fetch_offset=random.choice((0, 1, 2**40)))
+        for i in range(random.choice((1, PARTITIONS, 900, 5000)))
+    ]
+    topics = [FetchTopic(topic=TOPIC, topic_id=bytes(16), partitions=asked)]
+    if kind < 0.6:
+        version = random.randrange(4, 15)
+        return _request(random, 1, version, FetchRequest(replica_id=replica_id, topics=topics))
+    epoch = random.choice((-1, 0, random.randrange(1000), 2**62))
+    state = ReplicaState(replica_id=replica_id, replica_epoch=epoch)
+    version = random.randrange(15, 19)
+    return _request(random, 1, version, FetchRequest(replica_state=state, topics=topics))
 
 
 def list_offsets(random: Random, timestamp: int) -> bytes:

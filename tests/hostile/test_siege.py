@@ -18,7 +18,7 @@ GROUPS = (
     ["mutated_frames", "random_bytes", "strange_sizes"],
     ["bad_batches", "bombs", "strange_lookups"],
     ["half_open", "never_read", "slow_loris"],
-    ["many_elements", "sessions", "storm"],
+    ["many_elements", "sessions", "storm", "false_replicas"],
 )
 
 
