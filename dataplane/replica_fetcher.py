@@ -42,7 +42,7 @@ from metaquorum.admin.errors import BrokerError, NotServedError, broker_error
 from metaquorum.admin.seams import SeamTransport
 from metaquorum.admin.security import Login
 from metaquorum.channel import Endpoint, HandshakeError
-from metaquorum.channel.handshake import Refusal
+from metaquorum.channel.handshake import Dialing, Refusal
 from metaquorum.runtime import Runtime, StorageError
 from metaquorum.tls_files import ReloadedContext
 from wire.errors import ErrorCode, KafkaError, WireError
@@ -265,10 +265,11 @@ class ReplicaFetcher:
         )
         self._connected_to = address
         try:
-            await self._authenticate(connection, address, clock.monotonic() + SILENCE_S)
+            dialing = await self._greet(connection, address, clock.monotonic() + SILENCE_S)
             self._closed_at = None
             version = connection.version_of(FetchRequest, max_version=FETCH_VERSION)
             link = FetchLink(stream.connection, version, self._client_id)
+            link.prove_nowait(dialing.data_to_send(), partial(_take_proof, dialing))
             self._polling = trio.CancelScope()
             while True:
                 await self._exchange(link)
@@ -276,25 +277,16 @@ class ReplicaFetcher:
         finally:
             connection.close()
 
-    async def _authenticate(
+    async def _greet(
         self, connection: BrokerConnection, address: LeaderAddress, deadline: float
-    ) -> None:
-        """Both sides have proved which workers they are. HandshakeError, and what ends any."""
+    ) -> Dialing:
+        """Hellos are exchanged: what is to be sent now is the proof. HandshakeError."""
         if self._endpoint is None:
             raise HandshakeError(Refusal.SECRET, "this node has no cluster secret")
         dialing = prove(self._endpoint, self.leader_id, address[:2])
         hello = AuthenticateReplicaRequest(auth_bytes=dialing.data_to_send())
-        response: AuthenticateReplicaResponse = await connection.negotiate_and_ask(hello, deadline)
-        while True:
-            dialing.receive(bytes(response.auth_bytes)[: dialing.room])
-            if response.error_code:
-                raise broker_error(response.error_code, response.error_message, "fetch")
-            if dialing.established is not None:
-                return
-            if not (token := dialing.data_to_send()):
-                raise WireError("AuthenticateReplica: the answer ends in the middle of a message")
-            await connection.send(AuthenticateReplicaRequest(auth_bytes=token), deadline)
-            response = await connection.receive(deadline)
+        _advance(dialing, await connection.negotiate_and_ask(hello, deadline))
+        return dialing
 
     async def _exchange(self, link: FetchLink) -> None:
         """Requests were sent and their answers taken, until the task has to do something."""
@@ -603,3 +595,18 @@ def _begins_within(partition: Partition, row: PartitionData) -> int | None:
     records = row.records
     assert isinstance(records, bytes | memoryview | None)
     return following.begins_within(partition, records) if records else None
+
+
+def _take_proof(dialing: Dialing, response: AuthenticateReplicaResponse) -> None:
+    """The leader has proved which worker it is. HandshakeError, BrokerError, WireError."""
+    _advance(dialing, response)
+    if dialing.established is None:
+        raise WireError("AuthenticateReplica: the leader's proof is no whole message")
+
+
+def _advance(dialing: Dialing, response: AuthenticateReplicaResponse) -> None:
+    dialing.receive(bytes(response.auth_bytes)[: dialing.room])
+    if response.error_code:
+        raise broker_error(response.error_code, response.error_message, "fetch")
+    if dialing.peer is None:
+        raise WireError("AuthenticateReplica: the leader's hello is no whole message")

@@ -1,5 +1,6 @@
 """What a follower asks of a leader, request by request; the leader is the test."""
 
+import contextlib
 import random
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,6 +27,7 @@ from metaquorum.runtime import Connection, Listener, Runtime, StorageError
 from metaquorum.runtime.real import real_runtime
 from tests.dataplane.log.logs import EPOCH, append_many, open_log
 from tests.dataplane.replicas import Setting
+from tests.dataplane.serving import batch_of
 from tests.dataplane.test_partition import config_of
 from tests.metaquorum.channel.nodes import endpoint
 from tests.nodes import PATIENCE_S
@@ -113,11 +115,13 @@ class Leader:
         version, body = await self._frame(ApiKey.FETCH)
         return decode(FetchRequest, version, body)
 
-    async def answer(self, error: ErrorCode = ErrorCode.NONE, **codes: ErrorCode) -> None:
+    async def answer(
+        self, error: ErrorCode = ErrorCode.NONE, records: bytes = b"", **codes: ErrorCode
+    ) -> None:
         """These partitions, called p0, p1 ..., say so; nothing has come for any."""
         rows = [
             PartitionData(
-                partition_index=int(name[1:]), error_code=code, high_watermark=0, records=b""
+                partition_index=int(name[1:]), error_code=code, high_watermark=0, records=records
             )
             for name, code in codes.items()
         ]
@@ -253,19 +257,24 @@ def test_a_leader_that_does_not_know_the_broker_epoch_yet_is_asked_again(tmp_pat
     following(story)
 
 
-def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_fetched_from(
+def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_believed(
     tmp_path: Path,
 ) -> None:
     async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
-        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        follower = replica(tmp_path, 0)
+        fetcher.add(follower, leader_epoch=1)
         impostor = await accept()
         hello = decode_hello(await impostor.token())
         mine = hello._replace(sender=hello.addressee, addressee=hello.sender, nonce=bytes(32))
         await impostor.answer_token(bytes([Refusal.OK]) + mine.encode())
         proof = await impostor.token()
         await impostor.answer_token(bytes([Refusal.OK]) + proof)
-        with pytest.raises(EOFError):
+        await impostor.asked()  # which left together with the proof
+        with contextlib.suppress(OSError):
+            await impostor.answer(p0=ErrorCode.NONE, records=batch_of(b"forged"))
+        with pytest.raises((EOFError, OSError)):
             await impostor.asked()
+        assert follower.log.log_end_offset == 0
 
     following(story, is_impostor=True)
 
