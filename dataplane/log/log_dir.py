@@ -145,12 +145,16 @@ class LogDir:
             parse_partition_folder(name) for name in self._disk.list(self.path)
         )
 
-    async def settle(self) -> None:
-        """What was lost with an earlier directory is known: this one's word counts from now on.
+    async def settle(self, begun_anew: Iterable[Partition] = ()) -> None:
+        """What was lost is known: this directory's word counts from now on.
 
+        `begun_anew`: logs that were noted here, and have begun anew, here or in another directory.
+        Their old recovery points would keep the new logs from opening after a kill.
         It is synced before anything is written to a log here. StorageError.
         """
-        await self.checkpoint()
+        for partition in begun_anew:
+            self.checkpoints.forget(partition)
+        await self.checkpoints.write(self.partitions, self.checkpoints.high_watermarks)
         self.is_new = False
 
     def note_start(self, broker_epoch: int) -> None:

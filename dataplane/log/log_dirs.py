@@ -194,16 +194,24 @@ class LogDirs:
                     other.take_offline(at, error)
 
     async def settle(self) -> None:
-        """The quorum knows what is lost: directories that are new have what they have from now on.
+        """The quorum knows what is lost: directories that are new have what they have from now on,
 
-        One that cannot keep that is taken for new once more by the next process, which is safe.
+        and no checkpoint tells of a lost log that has begun anew. A directory that cannot write
+        that is taken for new once more by the next process, or what is lost for lost.
         """
-        for log_dir in [one for one in self.online if one.is_new]:
+        for log_dir in list(self.online):
+            begun_anew = [at for at in log_dir.missing if self.dir_of(at) is not None]
+            if not log_dir.is_new and not begun_anew:
+                continue
             try:
                 with self._watched(log_dir):
-                    await log_dir.settle()
+                    await log_dir.settle(begun_anew)
             except StorageError as error:
-                logger.warning("the next start will take %s for new: %s", log_dir.path, error)
+                logger.warning(
+                    "the next start will take what was lost in %s for lost once more: %s",
+                    log_dir.path,
+                    error,
+                )
 
     # Partitions come and go
 

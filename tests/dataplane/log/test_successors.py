@@ -1,11 +1,13 @@
 """What checkpoints say of a log that is deleted does not hold for the next one of its name."""
 
+import shutil
 from pathlib import Path
 from random import Random
 
 import trio
 
 from dataplane.log.log_dir import LogDir, NewPartition
+from dataplane.log.log_dirs import LogDirs
 from tests.dataplane.log.logs import SMALL, UnsyncedDisk, append_many, log_files
 
 AT = ("t", 0)
@@ -55,6 +57,52 @@ def test_a_topic_made_again_is_recovered_by_what_is_known_of_itself(tmp_path: Pa
         assert log_dir.checkpoints.high_watermarks == {}
         log = log_dir.partitions[AT]
         assert (log.topic_id, log.log_start_offset, log.log_end_offset) == (SECOND, 0, 2)
+        log_dir.abandon()
+
+    trio.run(main)
+
+
+# Logs that are lost
+
+
+async def begun_anew_in_place_of_a_lost_one(path: Path) -> LogDirs:
+    """A log of forty records, of which checkpoints tell, was moved away between two processes."""
+    log_dir = await opened(path)
+    await log_dir.create([NewPartition(*AT, FIRST, SMALL)], 0)
+    append_many(log_dir.partitions[AT], 20)
+    await log_dir.partitions[AT].flush(UnsyncedDisk())
+    await log_dir.checkpoint({AT: 40})
+    log_dir.abandon()
+    shutil.rmtree(path / "t-0")
+    dirs = LogDirs([await opened(path)], (), ())
+    assert dirs.noted_end(AT) == 40
+    await dirs.create([NewPartition(*AT, FIRST, SMALL)], 0)
+    return dirs
+
+
+def test_a_log_that_began_anew_is_recovered_by_what_is_known_of_itself(tmp_path: Path) -> None:
+    """Seed 1042 of `data rot`: killed before the next checkpoint, it did not open any more."""
+
+    async def main() -> None:
+        dirs = await begun_anew_in_place_of_a_lost_one(tmp_path)
+        await dirs.settle()  # the quorum knows
+        (log_dir,) = dirs.online
+        append_many(log_dir.partitions[AT], 2)
+        dirs.abandon()
+        log_dir = await opened(tmp_path)
+        assert not log_dir.offline
+        assert log_dir.partitions[AT].log_end_offset == 4
+        assert log_dir.checkpoints.high_watermarks == {}
+        log_dir.abandon()
+
+    trio.run(main)
+
+
+def test_a_lost_log_is_lost_for_every_process_until_the_quorum_knows(tmp_path: Path) -> None:
+    async def main() -> None:
+        (await begun_anew_in_place_of_a_lost_one(tmp_path)).abandon()
+        log_dir = await opened(tmp_path)
+        assert log_dir.missing == {AT: 40}
         log_dir.abandon()
 
     trio.run(main)
