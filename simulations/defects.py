@@ -25,8 +25,10 @@ from metaquorum import elections
 from metaquorum.image import PartitionImage
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import Disk, write_atomically
+from simulations.fault_defects import FAULT_DEFECTS
 from simulations.fleet.cut_defects import CUT_DEFECTS
 from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
+from simulations.fleet.fault_defects import REPLICA_FAULT_DEFECTS
 from simulations.fleet.replica_defects import REPLICATION_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
 from simulations.quota_defects import QUOTA_DEFECTS
@@ -396,5 +398,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         *QUOTA_DEFECTS,
         *REPLICATION_DEFECTS,
         *CUT_DEFECTS,
+        *FAULT_DEFECTS,
+        *REPLICA_FAULT_DEFECTS,
     )
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from metaquorum.runtime.seams import Buffer, FileLock
+from simulations.beside import Beside, current
 from simulations.network import os_error
 from simulations.process import MachineStopped, Process
 from simulations.storage import Folder, Inode, Storage
@@ -20,6 +21,8 @@ from simulations.trace import Trace
 T = TypeVar("T")
 NEEDING_ROOM: Final = ("write", "create", "mkdir")
 FAILURES: Final = ("sync failed", "disk full", "changes refused", "reads failed")
+# Of the pauses of a function beside the loop, those that take as long as a slow disk.
+SLOW_PAUSES: Final = 0.2
 HOW_TO_STOP: Final = ("before", "torn", "after")
 
 
@@ -31,11 +34,19 @@ class DiskFaults:
     slow: float = 0.02
     slow_s: float = 0.15
     uncached: float = 0.1
+    # Of functions beside the loop: those that stop in between for the loop to run; and how often
+    # they do, of each operation.
+    interleaved: float = 0.0
+    pausing: float = 0.3
+    # Whether everything can be made durable at once.
+    syncs_all: bool = False
     # The machine stops at the n-th change from now, of those whose path has this in it.
     stop_in: int | None = None
     stop_path: str = ""
     # Paths whose next syncs fail.
     failing_sync: Callable[[str], bool] | None = None
+    # Paths whose next reads fail.
+    failing_read: Callable[[str], bool] | None = None
     # With which error changes of a path fail (0: they do not): a device of several may be broken.
     refusing: Callable[[str], int] | None = None
     happened: dict[str, int] = field(default_factory=dict)
@@ -64,7 +75,9 @@ class SimulatedFile:
         return len(self._inode_now().data)
 
     def read(self, size: int, position: int) -> bytes:
-        return bytes(self._inode_now().data[position : position + size])
+        inode = self._inode_now()
+        self._disk.reading(self.path)
+        return bytes(inode.data[position : position + size])
 
     def write(self, data: Buffer, position: int) -> None:
         inode, copy = self._inode_now(), bytes(data)
@@ -161,6 +174,7 @@ class ProcessDisk:
         torn_effect: Callable[[float], None] | None = None,
     ) -> None:
         """`effect`, unless the machine is to stop here: before, after, or in the middle of it."""
+        self._let_loop_run()
         self.process.check()
         faults = self.faults
         if faults.stop_in is not None and faults.stop_path in what:
@@ -192,8 +206,21 @@ class ProcessDisk:
                 torn_effect(self.random.random())
         except OSError:
             pass
-        self._stop()
+        beside = current()
+        if beside is None:
+            self._stop()
+        else:
+            beside.on_loop(self._stop)
         raise MachineStopped(self.process.name)
+
+    def _let_loop_run(self) -> None:
+        """Between two operations of a function beside the loop, others may have had a turn."""
+        if not self.faults.interleaved:
+            return
+        beside = current()
+        if beside is not None and self.random.random() < self.faults.pausing:
+            beside.pause()
+            self.process.check()
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
         self.process.check()
@@ -219,7 +246,18 @@ class ProcessDisk:
 
     def read_file(self, path: str) -> bytes:
         self.process.check()
-        return bytes(self.storage.file(path).data)
+        inode = self.storage.file(path)
+        self.reading(path)
+        return bytes(inode.data)
+
+    def reading(self, path: str) -> None:
+        """The disk gives the bytes. OSError where it is to fail."""
+        self._let_loop_run()
+        faults = self.faults
+        if faults.failing_read is not None and faults.failing_read(path):
+            faults.count("reads failed")
+            self.say(f"read {path} fails")
+            raise os_error(errno.EIO, path)
 
     def exists(self, path: str) -> bool:
         self.process.check()
@@ -265,7 +303,22 @@ class ProcessDisk:
         self.change("rmdir", path, lambda: self.storage.remove_dir(path))
 
     def sync_all(self, path: str) -> bool:
-        return False
+        self.process.check()
+        if not self.faults.syncs_all:
+            return False
+        failing = self.faults.failing_sync
+        failed = False
+        for name, inode in self.storage.files().items():
+            if inode.pending and failing is not None and failing(name):
+                inode.fail_to_sync()
+                self.faults.count("sync failed")
+                failed = True
+        self.change("sync_all", path, self.storage.sync_all)
+        self.faults.count("everything synced at once")
+        if failed:
+            self.say(f"sync_all {path} fails")
+            raise os_error(errno.EIO, path)
+        return True
 
     def sync_dir(self, path: str) -> None:
         self.process.check()
@@ -298,7 +351,30 @@ class ProcessDisk:
             after += self.random.random() * faults.slow_s
         await self.process.wait_until(now + before)
         try:
+            if faults.interleaved and self.random.random() < faults.interleaved:
+                return await self._run_beside(function)
             return function()
         finally:
             if self.process.alive:
                 await self.process.wait_until(self.process.timeline.now + after, shielded=True)
+
+    async def _run_beside(self, function: Callable[[], T]) -> T:
+        """As it runs in a thread: the loop goes on between two operations of the disk."""
+        beside = Beside(function)
+        beside.step()
+        try:
+            while not beside.is_done:
+                self.faults.count("loop ran within a function beside it")
+                is_slow = self.random.random() < SLOW_PAUSES
+                longest_s = self.faults.slow_s if is_slow else self.faults.delay_s
+                delay_s = self.random.random() * longest_s
+                when = self.process.timeline.now + delay_s
+                await self.process.wait_until(when, shielded=True)
+                beside.step()
+        finally:
+            while not beside.is_done:  # the machine has stopped, as its next operation is told
+                beside.step()
+        if beside.error is not None:
+            raise beside.error
+        result: T = beside.result
+        return result

@@ -154,6 +154,17 @@ class Machine:
         self.storage = Storage(capacity_bytes=self.storage.capacity_bytes)
         self.say("has a new disk")
 
+    def put_back(self, image: Storage) -> None:
+        """The disk is as `image` would be after a loss of power. The machine does not run."""
+        assert self.process is None
+        image.power_cuts = self.storage.power_cuts  # each start of a machine has its own
+        image.capacity_bytes = self.storage.capacity_bytes
+        image.images_put_back = self.storage.images_put_back + 1
+        self.storage = image
+        self.power_cuts.append(self._timeline.now)
+        self.lost.append(image.lose_power(self._random))
+        self.say("has an older image of its disk")
+
     def stop_at_disk_change(self, number: int, how: How, path: str = "") -> None:
         """The machine stops at the `number`-th change from now of its disk's `path`s."""
         self.stop_with = how

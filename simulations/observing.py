@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import dataplane.node
+from dataplane.log import log_dir
 from dataplane.log.names import DELETED, LOG
 from metaquorum.batch import Batch
 from metaquorum.journal import Journal
@@ -59,10 +60,14 @@ def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
 def small_sizes(draw: Random) -> Iterator[None]:
     journal: Any = Journal.__init__
     voter: Any = RaftVoter.__init__
+    logs: Any = log_dir
     before = journal.__defaults__, dict(voter.__kwdefaults__)
+    many_logs = logs.MANY_LOGS
+    logs.MANY_LOGS = draw.choice([1, many_logs])
     journal.__defaults__ = (draw.choice([300, 2000, 1 << 20]),)
     voter.__kwdefaults__["snapshot_interval_bytes"] = draw.choice([500, 3000, 1 << 20])
     try:
         yield
     finally:
         journal.__defaults__, voter.__kwdefaults__ = before
+        logs.MANY_LOGS = many_logs

@@ -20,6 +20,7 @@ unless they are written again. (Sizes that were cut are the file system's journa
 
 import errno
 import random
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
@@ -165,6 +166,12 @@ class Storage:
     capacity_bytes: int | None = None
     pending_names: list[NameChange] = field(default_factory=list)
     power_cuts: int = 0
+    # Of how many machines' lives on this disk it was put back to an older image.
+    images_put_back: int = 0
+
+    def image(self) -> "Storage":
+        """A copy, as of a virtual machine's disk: all that was written, durable or not."""
+        return deepcopy(self)
 
     # Reading
 
@@ -275,6 +282,11 @@ class Storage:
             raise os_error(errno.ENOTEMPTY, path)
         folder, name = self._parent(path)
         self._rename_nodes([(folder, name, None)])
+
+    def sync_all(self) -> None:
+        for inode in self.files().values():
+            inode.sync()
+        self._settle_names([True] * len(self.pending_names))
 
     def sync_dir(self, path: str) -> None:
         folder = self.folder(path)

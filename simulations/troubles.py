@@ -59,6 +59,33 @@ async def sync_failure(stage: Stage) -> None:
     stage.disk_impaired = False
 
 
+async def read_failure(stage: Stage) -> None:
+    """Some files, or all, cannot be read for a while, perhaps while the node starts.
+
+    Then the disk answers again, and the node is restarted, as one should.
+    """
+    draw, faults = stage.draw, stage.machine.faults
+    of = draw.choice(["metadata", "topic-", "topic-0-0", ".log", "index", "checkpoint", "/data"])
+    share, bad = draw.choice([1.0, 0.3]), Random(draw.random())
+    before = faults.happened.get("reads failed", 0)
+    stage.disk_impaired = True
+    stage.machine.say(f"disk cannot read what is called {of}")
+    faults.failing_read = lambda path: of in path and bad.random() < share
+    if draw.random() < 0.5:
+        stage.machine.kill()
+        await stage.node.start()
+    await stage.room.world.sleep(draw.uniform(0.1, 2.0))
+    faults.failing_read = None
+    if faults.happened.get("reads failed", 0) > before:
+        stage.count("read failure")
+    if draw.random() < 0.5:
+        await stage.node.stop()
+    stage.machine.kill()
+    await stage.pause_between()
+    stage.disk_impaired = False
+    await stage.up()
+
+
 async def bit_rot(stage: Stage) -> None:
     """Bits flip: in indexes, or in batches that are complete and synced, where a checksum is."""
     stops = stage.draw.random() < 0.6
@@ -218,6 +245,7 @@ class Inspector:
 
 TROUBLES: Final[dict[str, Fault]] = {
     "sync failure": sync_failure,
+    "read failure": read_failure,
     "bit rot": bit_rot,
     "clock jump": clock_jump,
     "broken device": broken_device,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from trio._core import _run
 
+from dataplane.log import sync_mark
+from simulations.beside import TurnLock
 from simulations.clock import MachineClock
 from simulations.machine import Machine, running_on, running_process
 from simulations.network import Internet
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from simulations.checkers import Comparing
 
 TIME_LIMIT_S: Final = 600.0
+# Of functions beside the loop, in most worlds none: a thread costs as much as they do.
+INTERLEAVED: Final = (0.0, 0.0, 0.0, 0.2)
 BUG: Final = "bug NoneIsExcused"
 
 
@@ -54,6 +58,8 @@ class World:
         self.violations: list[Violation] = []
         self.counts: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
+        self._interleaved = self.stream("interleaved").choice(INTERLEAVED)
+        self._syncs_all = self.stream("sync_all").random() < 0.5
 
     @property
     def now(self) -> float:
@@ -89,6 +95,8 @@ class World:
             draw=draw,
             clock=clock,
         )
+        machine.faults.interleaved = self._interleaved
+        machine.faults.syncs_all = self._syncs_all
         self.machines[name] = machine
         return machine
 
@@ -102,6 +110,7 @@ class World:
             swapped(_KERNEL, "get_events", seldom_asked),
             # Where mutants can be planted, and the same on every machine.
             swapped(walk_form, "walk_class", lambda _: RecordWalk),
+            swapped(sync_mark, "Lock", lambda _: TurnLock),
             self._node_logs(),
         ):
             trio.run(self._main, story, clock=self.timeline)

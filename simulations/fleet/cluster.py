@@ -38,7 +38,14 @@ from simulations.world import World
 
 WORKERS: Final = 3
 # What a node may end of, or leave a partition offline for: `failing-disk` and `quorum` have them.
-_ELSEWHERE: Final = ("lost disk", "bit rot", "failing sync", "full disk", "stop in snapshot")
+_ELSEWHERE: Final = (
+    "lost disk",
+    "bit rot",
+    "failing sync",
+    "failing read",
+    "full disk",
+    "stop in snapshot",
+)
 KINDS: Final = tuple(kind for kind in TROUBLES if kind not in _ELSEWHERE)
 
 

@@ -179,7 +179,7 @@ class SoundLogsOpen(WatchingChecker):
             and (held := story.held.get(worker_id)) is not None
         )
         self.compare(
-            has_changed or bool(kept.machine.faults.happened.get("sync failed")),
+            has_changed or kept.impaired or bool(kept.machine.faults.happened.get("sync failed")),
             "worker {} refuses {}, whose disk did nothing wrong: {}",
             worker_id,
             folder,

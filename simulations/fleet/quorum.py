@@ -43,7 +43,7 @@ STOP_LIMIT_S: Final = 30.0
 _NOT_YET: Final = ("lost disk",)
 KINDS: Final = tuple(kind for kind in TROUBLES if kind not in _NOT_YET)
 # These come about only where the seed has weak voters, or little is amiss otherwise.
-_OFTEN: Final = ("bit rot", "bit rot", "failing sync", "stop in snapshot")
+_OFTEN: Final = ("bit rot", "bit rot", "failing sync", "stop in snapshot", *["failing read"] * 2)
 
 
 def draw_settings(draw: Random) -> QuorumSettings:

@@ -35,6 +35,8 @@ LOOK_AGAIN_S: Final = 2.0
 LOOKS: Final = 5
 # Before that, what is damaged is served for so long, and perhaps longer.
 NOTICED_S: Final = 1.0
+# How old an image is at least: the worker has come back and written by then.
+OLDER_S: Final = 1.0
 # Workers whose connections broke are fenced by then.
 FENCED_S: Final = 2.5
 # How long a leader's wish may be on its way, for whom no session and no silent channel ends.
@@ -49,9 +51,15 @@ REPLACED_WITHIN_S: Final = 3.0
 CUT_WITHIN_S: Final = 4.0
 
 
-# Those that are drawn. Not "data rot" yet: dozens of worlds of nothing else are clean, and no
-# planted mistake was found by it so far.
-REPLICA_KINDS: Final = ("alone", "dark workers", "stumble", "overtaken", "unregister")
+REPLICA_KINDS: Final = (
+    "alone",
+    "dark workers",
+    "stumble",
+    "overtaken",
+    "unregister",
+    "data rot",
+    "old image",
+)
 
 
 class _Rot(NamedTuple):
@@ -76,6 +84,7 @@ class ReplicaTroubles:
             "stumble": self.stumble,
             "overtaken": self.overtaken,
             "unregister": partial(unregister, nation),
+            "old image": self.old_image,
         }
 
     # Damaged segments
@@ -190,6 +199,33 @@ class ReplicaTroubles:
             if all(_topic_id(storage, folder) is None for folder in rotten):
                 return
             await act.world.sleep(LOOK_AGAIN_S)
+
+    # An older disk
+
+    async def old_image(self, act: Act) -> None:
+        """A worker's virtual machine is put back to an image of its disk from some time ago.
+
+        The image was made while it ran, or, in half of these, between a clean stop and a start.
+        """
+        workers = [m for m in self._nation.workers if not m.config.is_controller]
+        if not workers:
+            return
+        kept = act.draw.choice(workers).kept
+        if act.draw.random() < 0.5:
+            kept.hold()
+            await self._stop_well(kept)
+            image = kept.machine.storage.image()
+            kept.release()
+        else:
+            image = kept.machine.storage.image()
+        kept.machine.say("an image of its disk is made")
+        await act.world.sleep(OLDER_S + act.trouble.lasts_s)
+        kept.hold()
+        await self._stop(act, kept)
+        kept.machine.put_back(image)
+        kept.ruined = True
+        act.count()
+        kept.release()
 
     # Several things in a row
 

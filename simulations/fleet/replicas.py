@@ -85,6 +85,7 @@ class Held:
     damaged: bool = False  # some of its bytes on the disk are not what they were
     storage: Storage | None = None  # as it was opened
     has_new_disk: bool = False  # all that it has it has got since
+    images_put_back: int = 0  # of the disk that was opened
     # Names of records that it had synced when they were acknowledged.
     promised: set[Name] = field(default_factory=set)
 
@@ -317,9 +318,13 @@ class Chronicle:
                 held.rotted.update(missing)
             self.world.count("records lost by replicas", len(missing))
         held.power_cuts = len(held.machine.power_cuts)
-        held.has_new_disk = held.storage not in (None, held.machine.storage)
+        has_other_disk = held.storage not in (None, held.machine.storage)
+        # Of an older image nobody can tell, as of an empty disk, that it is not the one before.
+        is_older = has_other_disk and held.images_put_back != held.machine.storage.images_put_back
+        held.has_new_disk = has_other_disk and not is_older
         held.storage = held.machine.storage
-        if held.has_new_disk or held.rotten:
+        held.images_put_back = held.storage.images_put_back
+        if has_other_disk or held.rotten:
             held.promised.clear()
         held.damaged = held.damaged and not held.has_new_disk
         held.incarnation = self._incarnation(held.worker_id)

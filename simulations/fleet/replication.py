@@ -56,8 +56,8 @@ from simulations.world import World
 CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS)
 _ELSEWHERE: Final = ("bit rot", "stop in snapshot")
 KINDS: Final = (*(kind for kind in TROUBLES if kind not in _ELSEWHERE), *REPLICA_KINDS)
-# These come about only where workers are processes of their own.
-_OFTEN: Final = ("lost disk", "stumble")
+# These come about only where workers are processes of their own, or where somebody reads.
+_OFTEN: Final = ("lost disk", "stumble", "old image", "data rot", "failing read")
 # How many worlds have only what goes for replicas: it comes to what it wants where little else is.
 AIMED: Final = 0.2
 AIMED_TROUBLES: Final = 4

@@ -258,6 +258,31 @@ async def failing_sync(act: Act) -> None:
         act.count()
 
 
+async def failing_read(act: Act) -> None:
+    """Some reads fail, of records or of the metadata log; the bytes are as they were.
+
+    In half of these the process is another one, so that what fails is read at its start.
+    """
+    victim = act.victim()
+    faults = victim.machine.faults
+    left = act.draw.choice([1, 1, 2, 10])
+    of = act.draw.choice(["", ".log", METADATA_DIR])
+    before = faults.happened.get("reads failed", 0)
+
+    def fails(path: str) -> bool:
+        nonlocal left
+        left -= of in path
+        return of in path and left >= 0
+
+    faults.failing_read = fails
+    if act.draw.random() < 0.5:
+        victim.machine.kill()
+    await act.last()
+    faults.failing_read = None
+    if faults.happened.get("reads failed", 0) > before:
+        act.count()
+
+
 async def full_disk(act: Act) -> None:
     victim = act.victim()
     storage: Storage = victim.machine.storage
@@ -438,6 +463,7 @@ TROUBLES: Final[dict[str, Befalls]] = {
     "clock rate": clock_rate,
     "slow disk": slow_disk,
     "failing sync": failing_sync,
+    "failing read": failing_read,
     "full disk": full_disk,
     "bit rot": bit_rot,
     "lost disk": lost_disk,
@@ -476,6 +502,7 @@ async def calm(scene: Scene) -> None:
     for victim in scene.victims:
         victim.machine.faults.stop_in = None
         victim.machine.faults.failing_sync = None
+        victim.machine.faults.failing_read = None
         victim.machine.storage.capacity_bytes = None
         victim.machine.resume()
         victim.calm = True

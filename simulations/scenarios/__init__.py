@@ -119,6 +119,7 @@ def _failing_disk(settings: Settings, draw: Random) -> None:
     settings.keys = 30
     settings.index_interval_bytes = draw.choice([1, 256])
     kinds = ["sync failure", "slow disk", "clock jump", "restart", *["bit rot"] * 4]
+    kinds += ["read failure"] * 2
     settings.faults = draw.choices(kinds, k=draw.randint(1, 5))
     settings.node_configs = {"log.cleaner.backoff.ms": "20"}
 
@@ -156,6 +157,7 @@ _EVERY_FAULT: Final = (
     "cut",
     "slow disk",
     "sync failure",
+    "read failure",
     "bit rot",
     "clock jump",
     "broken device",
@@ -232,7 +234,13 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             "failing-disk",
             "syncs that fail, bits that flip in what was synced, a slow disk",
             _failing_disk,
-            (*_WORKED, "fault: sync failure", "fault: bit rot", "segments deleted"),
+            (
+                *_WORKED,
+                "fault: sync failure",
+                "fault: read failure",
+                "fault: bit rot",
+                "segments deleted",
+            ),
         ),
         _single_node(
             "log-dirs",

@@ -1,0 +1,86 @@
+"""Mistakes that show only with damaged, older or failing disks, or after an unclean election."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from dataplane import following
+from dataplane.log.local_log import LocalLog
+from dataplane.partition import Partition
+from metaquorum import registrations
+from metaquorum.runtime.seams import StorageError
+from simulations.planting import Defect, swapped
+from wire.batches import parse_header
+
+
+def _damage_taken_over() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def batch_crc(records: Any, position: int, size_bytes: int) -> int:
+            return parse_header(records, position).crc
+
+        return batch_crc
+
+    return swapped(following, "batch_crc", wrong)
+
+
+def _older_image_believed() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def has_all_of(worker: Any, last: Any) -> bool:
+            return bool(right(worker, last)) or worker.previous_broker_epoch >= 0
+
+        return has_all_of
+
+    return swapped(registrations, "_has_all_of", wrong)
+
+
+def _cut_takes_offline() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def cut(self: Any, offset: int) -> int:
+            raise StorageError(f"cannot truncate {self.folder}")
+
+        return cut
+
+    return swapped(LocalLog, "_cut", wrong)
+
+
+def _producers_forgotten_once_unclean() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def assign(self: Any, state: Any) -> None:
+            led = self.is_leader
+            right(self, state)
+            if self.is_leader and not led and 0 <= state.unclean_epoch < state.leader_epoch:
+                self.log.producers = type(self.log.producers)()
+
+        return assign
+
+    return swapped(Partition, "assign", wrong)
+
+
+REPLICA_FAULT_DEFECTS: Final = tuple(
+    Defect(name, about, "replication", found_as, plant)
+    for name, about, found_as, plant in (
+        (
+            "damage-taken-over",
+            "a follower does not check the checksums of what its leader sends",
+            ("L4",),
+            _damage_taken_over,
+        ),
+        (
+            "older-image-believed",
+            "a worker that names the broker epoch of any earlier process has all logs",
+            ("R2", "R6", "R8"),
+            _older_image_believed,
+        ),
+        (
+            "cut-takes-offline",
+            "a follower that is to truncate its log takes it offline on a sound disk",
+            ("liveness",),
+            _cut_takes_offline,
+        ),
+        (
+            "producers-forgotten-once-unclean",
+            "a leader knows no producers where there once was an unclean election",
+            ("T1",),
+            _producers_forgotten_once_unclean,
+        ),
+    )
+)
