@@ -96,6 +96,11 @@ def take_records(
         except (WireError, KafkaError) as error:
             room.world.violate("L4 ServedBatchesAreSound", f"{topic}-{partition}: {error}")
             break
+        largest = max((record.timestamp_ms for record in records), default=None)
+        if largest is not None and largest != found.header.max_timestamp:
+            text = f"largest timestamp {found.header.max_timestamp}, that of a record {largest}"
+            room.world.violate("L4 ServedBatchesAreSound", f"{topic}-{partition}: {text}")
+            break
         epoch = found.header.leader_epoch
         reads += [
             Read(record.offset, epoch, record.timestamp_ms, _identity(record), record.key)

@@ -33,6 +33,7 @@ from simulations.fleet.replica_defects import REPLICATION_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
 from simulations.quota_defects import QUOTA_DEFECTS
 from simulations.upkeep_defects import UPKEEP_DEFECTS
+from simulations.validation_defects import VALIDATION_DEFECTS
 
 __all__ = ["DEFECTS", "Defect", "planted"]
 
@@ -393,6 +394,7 @@ DEFECTS: Final[dict[str, Defect]] = {
             _deleted_keys_come_back,
         ),
         *UPKEEP_DEFECTS,
+        *VALIDATION_DEFECTS,
         *QUORUM_DEFECTS,
         *CLUSTER_DEFECTS,
         *QUOTA_DEFECTS,

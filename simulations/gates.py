@@ -37,7 +37,11 @@ CI: Final[Mapping[str, CiShare]] = {
     "restart": CiShare(2, 60),
 }
 
-_NO_HOSTILE_CLIENTS: Final = ("GarbageEndsItsConnection", "AnnouncedIsServed")
+_NO_HOSTILE_CLIENTS: Final = (
+    "GarbageEndsItsConnection",
+    "LiesAreRefused",
+    "AnnouncedIsServed",
+)
 _NO_COMPACTION: Final = ("LastOfEachKey",)
 _NO_RETENTION: Final = ("RetentionIsDue",)
 _NO_BROKEN_DEVICE: Final = ("OtherDirectoriesLive",)

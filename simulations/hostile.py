@@ -1,4 +1,4 @@
-"""Those who send nonsense, half of something, or never read."""
+"""Those who send nonsense, half of something, or lies, or never read."""
 
 import struct
 from random import Random
@@ -7,14 +7,20 @@ from typing import Any, Final
 import trio
 
 from metaquorum.runtime import Connection, Runtime, sleep
-from simulations.checkers.protocol import AnnouncedIsServed, GarbageEndsItsConnection
+from simulations.checkers.protocol import (
+    AnnouncedIsServed,
+    GarbageEndsItsConnection,
+    LiesAreRefused,
+)
 from simulations.client import BROKEN, ClientConnection, draw_versions
+from simulations.lying_batches import LIES, lying_batch
 from simulations.room import Room
 from wire.apis import APIS, ApiKey
 from wire.errors import WireError
 from wire.headers import encode_request
 from wire.message import Message
 from wire.messages.api_versions import ApiVersionsRequest
+from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
 ENDS_WITHIN_S: Final = 15.0
 _PAUSE_S: Final = 0.1
@@ -85,6 +91,50 @@ class Hostile:
             "http": b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
         }
         return draw.choice(sorted(kinds.items()))
+
+
+class Liar:
+    """Produces batches that cannot be read, though their checksums fit; none may be taken."""
+
+    def __init__(self, room: Room, name: str, draw: Random) -> None:
+        self.room = room
+        self.name = name
+        self._draw = draw
+        self._lies = room.checker(LiesAreRefused)
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self.room.closing:
+            try:
+                connection = await self.room.connect(runtime, self.name, self._draw)
+                try:
+                    while not self.room.closing:
+                        await self._lie(runtime, connection)
+                        await sleep(runtime.clock, _PAUSE_S * self._draw.random())
+                finally:
+                    connection.close()
+            except BROKEN:
+                await sleep(runtime.clock, _PAUSE_S)
+
+    async def _lie(self, runtime: Runtime, connection: ClientConnection) -> None:
+        topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
+        if not topics:
+            return
+        draw = self._draw
+        topic = draw.choice(topics)
+        kind = draw.choice(list(LIES))
+        batch = lying_batch(draw, kind, timestamp_ms=runtime.clock.now_ms())
+        data = PartitionProduceData(index=draw.randrange(topic.partitions), records=batch)
+        message = ProduceRequest(
+            acks=draw.choice((1, -1)),
+            timeout_ms=1000,
+            topic_data=[
+                TopicProduceData(name=topic.name, topic_id=topic.topic_id, partition_data=[data])
+            ],
+        )
+        answer = await connection.call(ApiKey.PRODUCE, message)
+        code = answer.responses[0].partition_responses[0].error_code
+        self.room.world.count(f"lies: {kind}")
+        self._lies.answered(kind, str(topic), code)
 
 
 class Prober:

@@ -90,7 +90,7 @@ def _offset_twice(random: Random, batch: bytearray) -> bytes:
 
 
 def _offset_gap(random: Random, batch: bytearray) -> bytes:
-    return _replaced(batch, _record(0), _record(2), _record(2))
+    return _replaced(batch, _record(0), _record(2), _record(random.choice((2, 3))))
 
 
 def _offset_first(random: Random, batch: bytearray) -> bytes:

@@ -13,6 +13,7 @@ from typing import Final
 from metaquorum.runtime import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection
 from simulations.history import Attempt, Topic
+from simulations.lying_batches import wrong_max_timestamp
 from simulations.room import Room
 from wire.apis import ApiKey
 from wire.errors import RETRIABLE, ErrorCode
@@ -21,6 +22,8 @@ from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicPro
 from wire.records import Codec, Record, encode_batch
 
 RETRY_S: Final = 0.05
+# One batch in so many has a header with another largest timestamp than its records.
+WRONG_HEADERS: Final = 8
 # The header of a record without a value that says what the value would have been.
 DELETED: Final = "deleted"
 _ZSTD_SINCE: Final = 7
@@ -42,7 +45,7 @@ class Batch:
     base_sequence: int
     codec: Codec
 
-    def encoded(self, producer_id: int, epoch: int) -> bytearray:
+    def encoded(self, producer_id: int, epoch: int) -> bytes | bytearray:
         records = [
             Record(
                 number,
@@ -53,13 +56,16 @@ class Batch:
             )
             for number, attempt in enumerate(self.attempts)
         ]
-        return encode_batch(
+        batch = encode_batch(
             records,
             codec=self.codec,
             producer_id=producer_id,
             producer_epoch=epoch,
             base_sequence=self.base_sequence,
         )
+        if zlib.crc32(self.attempts[0].value) % WRONG_HEADERS == 0:
+            return wrong_max_timestamp(batch, self.attempts[0].timestamp_ms + 5)
+        return batch
 
     def __str__(self) -> str:
         first = self.attempts[0]

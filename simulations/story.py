@@ -25,7 +25,7 @@ from simulations.checkers.metadata import AppliedStays, ImageIsFold
 from simulations.consumer import Consumer
 from simulations.faults import FAULTS, Stage
 from simulations.history import PartitionOf
-from simulations.hostile import Hostile, Prober
+from simulations.hostile import Hostile, Liar, Prober
 from simulations.machine import Fate
 from simulations.node import DATA_DIR, LOG_DIRS, NodeOnMachine, log_folder
 from simulations.producer import Producer
@@ -98,6 +98,8 @@ def _start_clients(room: Room) -> Clients:
     for number in range(settings.hostiles):
         name = f"hostile-{number}"
         start(name, Hostile(room, name, world.stream(name)).run)
+        name = f"liar-{number}"
+        start(name, Liar(room, name, world.stream(name)).run)
     return clients
 
 

@@ -29,12 +29,14 @@ from simulations.checkers.protocol import (
     AnnouncedIsServed,
     AnswersInOrder,
     GarbageEndsItsConnection,
+    LiesAreRefused,
 )
 from simulations.checkers.retention import RetentionIsDue
 
 CHECKERS: Final[tuple[type[Checker], ...]] = (
     AnswersInOrder,
     GarbageEndsItsConnection,
+    LiesAreRefused,
     AnnouncedIsServed,
     AcknowledgedChangesStay,
     AppliedStays,

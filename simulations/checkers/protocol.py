@@ -27,6 +27,15 @@ class GarbageEndsItsConnection(Checker):
         self.compare(ended, "after {} the connection stayed open", kind)
 
 
+class LiesAreRefused(Checker):
+    """A batch of which the records cannot be read is not acknowledged."""
+
+    invariant = "L6"
+
+    def answered(self, kind: str, topic: str, error_code: int) -> None:
+        self.compare(error_code != 0, "{}: a batch with this lie was acknowledged: {}", topic, kind)
+
+
 class AnnouncedIsServed(Checker):
     """Every version in ApiVersions is answered in a form that can be read."""
 
