@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from cli.admin.output import Column, Row, show_data, show_rows
+from cli.admin.output import Column, Row, printable, show_data, show_rows
 from cli.admin.settings import OUTPUTS, Settings, resolve
 from metaquorum.admin.admin import AdminClient
 from metaquorum.admin.blocking import BlockingAdmin, connect
@@ -102,10 +102,11 @@ class Session:
     def say(self, text: str) -> None:
         """To a person who reads along; machines read exit codes."""
         if self.output == "text":
-            click.echo(text)
+            click.echo(printable(text))
 
     def note(self, text: str) -> None:
-        click.echo(text, err=True)
+        """One line, whatever names it quotes."""
+        click.echo(printable(text), err=True)
 
     def note_delays(self, api: str) -> None:
         """Whether a quota has slowed this command down."""
@@ -133,7 +134,7 @@ class Session:
     def tell(self, error: Exception) -> None:
         """It is told; the exit code will say that something was refused."""
         self.has_failed = True
-        click.echo(f"mq-admin: {_sentence(error)}", err=True)
+        click.echo(f"mq-admin: {printable(_sentence(error))}", err=True)
         if step := _next_step(error):
             click.echo(f"  {step}", err=True)
 

@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from cli.empty_values import takes_text
 from cli.mq_admin import main as mq_admin
 from cli.mq_server import main as mq_server
+from metaquorum.one_line import UNSAFE
 from tests.cli.admin import Admin, environment
 from tests.nodes import PATIENCE_S, Peer, unique
 
@@ -206,3 +207,14 @@ def test_what_was_done_is_told_where_the_rest_is_refused(either: Peer) -> None:
     admin("topics", "alter", topic, *changes, code=1)
     assert admin.errors.startswith(f"{topic}: its configs are altered; partitions are not added:\n")
     assert "INVALID_PARTITIONS" in admin.errors
+
+
+def test_a_name_in_a_broker_s_refusal_stays_within_its_line(either: Peer) -> None:
+    """And the terminal does not obey it."""
+    admin = Admin(MQ_BOOTSTRAP=either.bootstrap)
+    name = "nobody\n\x1b[2Jmq-admin: forged\u2028"
+    admin("users", "describe", name, code=1)
+    assert "RESOURCE_NOT_FOUND" in admin.errors
+    assert "nobody" in admin.errors
+    assert not any(line.startswith("mq-admin: forged") for line in admin.errors.splitlines())
+    assert not UNSAFE.search(admin.errors.replace("\n", ""))
