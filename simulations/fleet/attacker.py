@@ -1,10 +1,11 @@
-"""A client that says it is a replica: random claims, beside all that goes on in the scenario.
+"""A client that lies: it says that it is a replica, and sends batches whose records are not what
+their headers say, beside all that goes on in the scenario.
 
-Two kinds. A *stranger* has proved nothing and knows all else: ids, true broker epochs, where
-logs end. A *late process* has the cluster's secret and proves which worker it is, but the metadata
-know another broker epoch for that worker: a process that was held while its successor registered.
-Neither is evidence of what a replica holds: all checkers of replication look on, and
-`ClaimsAreRefused` at the answers.
+False replicas come in two kinds. A *stranger* has proved nothing and knows all else: ids, true
+broker epochs, where logs end. A *late process* has the cluster's secret and proves which worker it
+is, but the metadata know another broker epoch for that worker: a process that was held while its
+successor registered. Neither is evidence of what a replica holds: all checkers of replication look
+on, and `ClaimsAreRefused` at the answers. `LiesStayOut` looks for the batches in every log.
 """
 
 from random import Random
@@ -17,12 +18,14 @@ from simulations.client import BROKEN, ClientConnection
 from simulations.consumer import LATEST
 from simulations.fleet.cluster_clients import RETRY_S
 from simulations.fleet.council import CLUSTER_ID
-from simulations.fleet.replica_checkers import ClaimsAreRefused
-from simulations.fleet.replica_clients import TOPIC_IDS_SINCE, ReplicaClient
+from simulations.fleet.replica_checkers import ClaimsAreRefused, LiesStayOut
+from simulations.fleet.replica_clients import ALL, TOPIC_IDS_SINCE, ReplicaClient
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.replicas import Place
 from simulations.fleet.voting import SECRET
+from simulations.lying_batches import REFUSAL, lying_batch
 from wire.apis import ApiKey
+from wire.batches import BatchHeader, parse_header
 from wire.errors import ErrorCode
 from wire.messages.authenticate_replica import AuthenticateReplicaRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
@@ -36,7 +39,10 @@ from wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
+LIARS: Final = 0.25  # of all attacks: those that produce
+MOST_CLAIMED: Final = 10_000  # records in a lying batch
 LATE_PROCESSES: Final = 0.4  # of all attacks
 CLAIMS: Final = 8  # of one connection, at most
 EPOCHS_SINCE: Final = 15  # of Fetch
@@ -51,6 +57,7 @@ class ReplicaAttacker(ReplicaClient):
     def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
         super().__init__(nation, name, draw)
         self._checker = nation.checker(ClaimsAreRefused)
+        self._lies = nation.checker(LiesStayOut)
 
     async def run(self, runtime: Runtime) -> None:
         while not self.nation.closing and not self.nation.calm:
@@ -68,6 +75,9 @@ class ReplicaAttacker(ReplicaClient):
         state = self.nation.chronicle.state(self.nation.chronicle.story(*place))
         others = [] if state is None else [r for r in state.replicas if r != leader]
         async with self.connected(runtime, leader) as connection:
+            if self._draw.random() < LIARS:
+                await self._lie(runtime, connection, name, place)
+                return
             proven = None
             if others and self._draw.random() < LATE_PROCESSES:
                 proven = self._draw.choice(others)
@@ -80,6 +90,35 @@ class ReplicaAttacker(ReplicaClient):
                 else:
                     await self._claim(connection, name, place, leader, others)
                 await sleep(runtime.clock, self._draw.random() * self.nation.settings.think_s)
+
+    async def _lie(
+        self, runtime: Runtime, connection: ClientConnection, name: str, place: Place
+    ) -> None:
+        for _ in range(self._draw.randint(1, CLAIMS)):
+            acks = self._draw.choice((ALL, 1, 0))
+            data, header = self._lying_batch(runtime)
+            self._lies.crcs.add(header.crc)
+            row = PartitionProduceData(index=place.partition, records=data)
+            topic = TopicProduceData(name=name, topic_id=place.topic_id, partition_data=[row])
+            message = ProduceRequest(
+                transactional_id=None, acks=acks, timeout_ms=3000, topic_data=[topic]
+            )
+            if acks == 0:
+                await connection.send(ApiKey.PRODUCE, message, answered=False)
+                continue
+            answer = await connection.call(ApiKey.PRODUCE, message)
+            code = ErrorCode(answer.responses[0].partition_responses[0].error_code)
+            self.say(f"a lying batch for {place}: {code.name}")
+            self.nation.world.count("lying batches refused", code is REFUSAL)
+            self._lies.answered(self.nation.chronicle.story(*place), header.crc, code.name)
+
+    def _lying_batch(self, runtime: Runtime) -> tuple[bytes, BatchHeader]:
+        while True:
+            data = lying_batch(self._draw, timestamp_ms=runtime.clock.now_ms())
+            header = parse_header(memoryview(data), 0)
+            # The chronicle would follow each of two thousand million records of a mistake.
+            if header.record_count < MOST_CLAIMED:
+                return data, header
 
     def _epoch(self, worker_id: int) -> int:
         """By the metadata: anybody can ask for it."""

@@ -426,6 +426,32 @@ class ClaimsAreRefused(WatchingChecker):
         )
 
 
+class LiesStayOut(WatchingChecker):
+    """A batch whose records are not what its header says is refused, and in no log."""
+
+    invariant = "L4"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self.crcs: set[int] = set()  # of such batches
+
+    def answered(self, story: PartitionStory, crc: int, code: str) -> None:
+        self.compare(code != "NONE", "{}: the lying batch {} is answered with {}", story, crc, code)
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        for name, (crc, _) in entries if self.crcs else ():
+            self.compare(
+                crc not in self.crcs,
+                "{}: worker {} has {} of the lying batch {}",
+                story,
+                held.worker_id,
+                name,
+                crc,
+            )
+
+
 class AcknowledgedIsCommitted(WatchingChecker):
     """Whoever is told so with acks=all: all in sync have it."""
 
@@ -687,6 +713,7 @@ REPLICATION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     HighWatermarkStays,
     ReadsAreCommitted,
     ClaimsAreRefused,
+    LiesStayOut,
     AcknowledgedIsCommitted,
     SyncedIsKept,
     AcknowledgedStays,

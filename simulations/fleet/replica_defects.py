@@ -1,12 +1,12 @@
 """Mistakes planted into replication. Each is one that somebody has made, or that was found here."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
 import trio
 
-from dataplane import fetch_reader, following, partitions, replica_authentication
+from dataplane import batch_validation, fetch_reader, following, partitions, replica_authentication
 from dataplane.fetch_reader import FetchReader
 from dataplane.handlers import fetch, produce
 from dataplane.leadership import Leadership
@@ -17,7 +17,7 @@ from dataplane.replication import Replication
 from metaquorum import elections, isr_changes, membership, registrations
 from metaquorum.image import NO_LEADER, MetadataImage
 from simulations.planting import Defect, all_of, swapped
-from wire.errors import ErrorCode
+from wire.errors import ErrorCode, WireError
 
 
 def _always(result: Any) -> Any:
@@ -288,6 +288,17 @@ def _second_registration_not_noted() -> AbstractContextManager[None]:
     return swapped(LogDirs, "note_start", wrong)
 
 
+def _records_not_validated() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def check_records(*args: Any) -> Any:
+            with suppress(WireError):
+                yield from right(*args)
+
+        return check_records
+
+    return swapped(batch_validation, "check_records", wrong)
+
+
 REPLICATION_DEFECTS: Final = tuple(
     Defect(name, about, "replication", found_as, plant)
     for name, about, found_as, plant in (
@@ -416,6 +427,12 @@ REPLICATION_DEFECTS: Final = tuple(
             "a fetch of a proven worker counts whatever broker epoch it carries",
             ("R1", "R2", "R5", "R6"),
             _broker_epoch_not_compared,
+        ),
+        (
+            "records-not-validated",
+            "a leader takes batches whose records are not what their headers say",
+            ("L4",),
+            _records_not_validated,
         ),
         (
             "first-broker-epoch-kept",

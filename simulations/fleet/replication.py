@@ -254,6 +254,7 @@ REPLICATION: Final = Scenario(
         "records lost by replicas",
         "claims of strangers",
         "claims of late processes",
+        "lying batches refused",
         *(f"fault: {kind}" for kind in KINDS),
     ),
 )
