@@ -1,6 +1,6 @@
-"""Mistakes that show only where a disk's reads fail, a file system is synced as a whole, or the
+"""Mistakes that show only where a file system is synced as a whole, or the loop runs between two
 
-loop runs between two operations of a function beside it; and one that a failing disk excused.
+operations of a function beside it; and one that a failing disk excused.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ from typing import Any, Final
 from dataplane.log import files, local_log
 from dataplane.log.local_log import LocalLog
 from dataplane.log.log_dir import LogDir
-from metaquorum.journal import Journal
 from simulations.planting import Defect, swapped
 
 
@@ -33,35 +32,6 @@ def _failed_sync_is_a_bug() -> AbstractContextManager[None]:
         return storage_error
 
     return _both(swapped(files, "storage_error", wrong), swapped(local_log, "storage_error", wrong))
-
-
-def _unreadable_journal_is_empty() -> AbstractContextManager[None]:
-    def wrong(right: Any) -> Any:
-        def scan(self: Any, segment: int, **newest: bool) -> None:
-            disk = self._disk
-            self._disk = _Forgiving(disk)
-            try:
-                right(self, segment, **newest)
-            finally:
-                self._disk = disk
-
-        return scan
-
-    return swapped(Journal, "_scan", wrong)
-
-
-class _Forgiving:
-    def __init__(self, disk: Any) -> None:
-        self._disk = disk
-
-    def read_file(self, path: str) -> bytes:
-        try:
-            return bytes(self._disk.read_file(path))
-        except OSError:
-            return b""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._disk, name)
 
 
 def _sync_all_not_done() -> AbstractContextManager[None]:
@@ -104,17 +74,10 @@ FAULT_DEFECTS: Final = tuple(
             _failed_sync_is_a_bug,
         ),
         (
-            "unreadable-journal-is-empty",
-            "a journal that the disk does not give counts as one without a frame",
-            "failing-disk",
-            ("M2", "M3", "M4"),
-            _unreadable_journal_is_empty,
-        ),
-        (
             "sync-all-not-done",
             "a clean stop that is to sync a whole file system does not",
             "single-node-power",
-            ("R6", "L4", "L5"),
+            ("R6", "L4", "L5", "liveness"),
             _sync_all_not_done,
         ),
         (

@@ -82,7 +82,8 @@ class RecordedWasLost(LedgerChecker):
     """The ledgers tell of no loss of acknowledged records where nobody can have lost any.
 
     A process that was paused, cut off, killed, stopped or unregistered has lost nothing of what it
-    wrote. Its machine may, with its power or its disk; and so may an election that somebody wanted.
+    wrote. Its machine may, with its power or its disk, and a replica of which bits have changed
+    there; and so may an election that somebody wanted.
 
     Entries of lost logs of which nothing was noted are excused: a new directory cannot tell of a
     partition that it was given before its first checkpoint that no other directory had it.
@@ -95,6 +96,8 @@ class RecordedWasLost(LedgerChecker):
             replicas = [self.nation.members[worker_id].kept for worker_id in story.held]
             if story.gone or story.was_unclean or any(map(_may_have_lost, replicas)):
                 continue
+            if any(held.was_damaged for held in story.held.values()):
+                continue  # and perhaps moved away by whoever did as the log says
             told = [
                 (kept.name, line.reason.value, line.range_text, line.detail)
                 for kept in replicas

@@ -115,7 +115,7 @@ class ReplicaTroubles:
             position = batch.position + act.draw.randrange(HEADER_BYTES, batch.size)
             storage.flip(inode, position, act.draw.randrange(8))
             kept.machine.say(f"a bit of {path} at {position} flips")
-            rot.held.rotten = rot.held.damaged = True
+            rot.held.rotten = rot.held.damaged = rot.held.was_damaged = True
             rotten[rot.folder] = rot
         kept.release()
         await act.world.sleep(act.draw.uniform(0.0, 0.5))

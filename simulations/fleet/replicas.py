@@ -83,6 +83,7 @@ class Held:
     rotten: bool = False  # records were damaged, and nobody has opened the log since
     has_to_tell: bool = False  # this process has found less, which it says before it is live
     damaged: bool = False  # some of its bytes on the disk are not what they were
+    was_damaged: bool = False  # that was so at any time
     storage: Storage | None = None  # as it was opened
     has_new_disk: bool = False  # all that it has it has got since
     images_put_back: int = 0  # of the disk that was opened
