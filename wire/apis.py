@@ -22,6 +22,7 @@ class ApiKey(IntEnum):
     FETCH = 1
     LIST_OFFSETS = 2
     METADATA = 3
+    OFFSET_FETCH = 9
     FIND_COORDINATOR = 10
     SASL_HANDSHAKE = 17
     API_VERSIONS = 18
@@ -104,6 +105,7 @@ _ROWS: Final = (
     Api(ApiKey.FETCH, 4, 18, flexible_from=12),
     Api(ApiKey.LIST_OFFSETS, 1, 11, flexible_from=6),
     Api(ApiKey.METADATA, 0, 13, flexible_from=9),
+    Api(ApiKey.OFFSET_FETCH, 1, 10, flexible_from=6),
     Api(ApiKey.FIND_COORDINATOR, 0, 6, flexible_from=3),
     Api(ApiKey.SASL_HANDSHAKE, 0, 1, flexible_from=2),
     Api(ApiKey.API_VERSIONS, 0, 4, flexible_from=3),

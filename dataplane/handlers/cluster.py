@@ -22,14 +22,18 @@ _BATCHED_SINCE: Final = 4
 # DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE (KIP-430).
 CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
-# By type of key: group, transaction, share group. Librdkafka's consumers ask for a coordinator even
-# if they only name a group and take their partitions themselves, and hand any error to the
-# application that does not say "try again". Others had better hear at once that there is none.
+GROUP: Final = 0
+TRANSACTION: Final = 1
+SHARE: Final = 2
+# Why there is no coordinator, by type of key.
 _NO_COORDINATOR: Final = {
-    0: (ErrorCode.COORDINATOR_NOT_AVAILABLE, "this version has no groups"),
-    1: (ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions"),
-    2: (ErrorCode.UNSUPPORTED_VERSION, "this version has no share groups"),
+    GROUP: "this version of metaquorum has no groups",
+    TRANSACTION: "this version of metaquorum has no transactions",
+    SHARE: "this version of metaquorum has no share groups",
 }
+# The newest version that librdkafka has. Its transactional producers retry every error of this
+# request until init_transactions() times out, but for failed authorizations, which are fatal.
+_OF_LIBRDKAFKA: Final = 2
 
 
 def handle_describe_cluster(
@@ -65,20 +69,62 @@ def handle_describe_cluster(
 def handle_find_coordinator(
     worker: Worker, request: Request, message: FindCoordinatorRequest
 ) -> FindCoordinatorResponse | Work[FindCoordinatorResponse]:
-    unknown = ErrorCode.INVALID_REQUEST, f"key_type {message.key_type} is unknown"
-    code, reason = _NO_COORDINATOR.get(message.key_type, unknown)
+    """Groups are this worker's; there is no coordinator of anything else.
+
+    No request to join a group is served: a client that is to join one finds that ApiVersions does
+    not list what it needs, and says so at once. An error here would tell it no sooner, and would
+    reach librdkafka's consumers that only name a group (as they must) and take their partitions
+    themselves; one that is retriable keeps all others waiting without a word. aiokafka, of the
+    clients that ask in older versions, looks for another coordinator over and over instead: it
+    takes the error for final.
+    """
+    if message.key_type == GROUP and request.version >= _OF_LIBRDKAFKA:
+        found = _coordinator_of_groups(worker, request)
+    else:
+        found = _no_coordinator(message.key_type, request.version)
     if request.version < _BATCHED_SINCE:
         return FindCoordinatorResponse(
-            error_code=code, error_message=reason, node_id=-1, host="", port=-1
+            error_code=found.error_code,
+            error_message=found.error_message,
+            node_id=found.node_id,
+            host=found.host,
+            port=found.port,
         )
-    return _none_of_each(message.coordinator_keys, code, reason)
+    return _for_each(message.coordinator_keys, found)
 
 
-def _none_of_each(keys: list[str], code: ErrorCode, reason: str) -> Work[FindCoordinatorResponse]:
-    found = yield from in_pieces(
+def _for_each(keys: list[str], found: Coordinator) -> Work[FindCoordinatorResponse]:
+    coordinators = yield from in_pieces(
         keys,
         lambda key: Coordinator(
-            key=key, node_id=-1, host="", port=-1, error_code=code, error_message=reason
+            key=key,
+            node_id=found.node_id,
+            host=found.host,
+            port=found.port,
+            error_code=found.error_code,
+            error_message=found.error_message,
         ),
     )
-    return FindCoordinatorResponse(coordinators=found)
+    return FindCoordinatorResponse(coordinators=coordinators)
+
+
+def _coordinator_of_groups(worker: Worker, request: Request) -> Coordinator:
+    own = worker.image.workers.get(worker.worker_id)
+    at = None if own is None else WorkerAddress.of(own, request.client.listener)
+    if at is None:  # it was unregistered, and is about to register again
+        code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return Coordinator(
+            node_id=-1, host="", port=-1, error_code=code, error_message="ask another node"
+        )
+    return Coordinator(
+        node_id=at.worker_id, host=at.host, port=at.port, error_code=0, error_message=None
+    )
+
+
+def _no_coordinator(key_type: int, version: int) -> Coordinator:
+    code, reason = ErrorCode.INVALID_REQUEST, f"key_type {key_type} is unknown"
+    if key_type in _NO_COORDINATOR:
+        code, reason = ErrorCode.UNSUPPORTED_VERSION, _NO_COORDINATOR[key_type]
+        if key_type == TRANSACTION and version == _OF_LIBRDKAFKA:
+            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    return Coordinator(node_id=-1, host="", port=-1, error_code=code, error_message=reason)

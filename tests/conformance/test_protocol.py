@@ -22,6 +22,7 @@ CHOSEN = {
     1: (7, 18),  # Fetch
     2: (2, 11),  # ListOffsets
     3: (5, 13),  # Metadata
+    9: (3, 10),  # OffsetFetch
     10: (1, 6),  # FindCoordinator
     18: (0, 4),  # ApiVersions
     19: (2, 7),  # CreateTopics

@@ -47,6 +47,7 @@ from wire.messages import (
     list_config_resources,
     list_offsets,
     metadata,
+    offset_fetch,
     offset_for_leader_epoch,
     produce,
     sasl_authenticate,
@@ -345,6 +346,28 @@ def ask_find_coordinator(peer: Peer) -> None:
             else:
                 request.coordinator_keys = ["golden-group", ""]
             peer.ask(ApiKey.FIND_COORDINATOR, version, request)
+
+
+def ask_offset_fetch(peer: Peer) -> None:
+    """Of a group that has committed nothing: some partitions, and all that it may have."""
+    for version in versions(ApiKey.OFFSET_FETCH):
+        for some in (True, False) if version >= 2 else (True,):
+            request = offset_fetch.OffsetFetchRequest()
+            if version < 8:
+                topic = offset_fetch.OffsetFetchRequestTopic(
+                    name="golden-a", partition_indexes=[0, 1]
+                )
+                request.group_id, request.topics = "golden-group", [topic] if some else None
+            else:
+                topics = offset_fetch.OffsetFetchRequestTopics(
+                    name="golden-a" if version < 10 else "", partition_indexes=[0, 1]
+                )
+                request.groups = [
+                    offset_fetch.OffsetFetchRequestGroup(
+                        group_id="golden-group", topics=[topics] if some else None
+                    )
+                ]
+            peer.ask(ApiKey.OFFSET_FETCH, version, request)
 
 
 def ask_alter_configs(peer: Peer) -> None:
@@ -697,6 +720,7 @@ def main() -> None:
         ask_describe_cluster,
         ask_describe_configs,
         ask_find_coordinator,
+        ask_offset_fetch,
         ask_acls,
         ask_sasl,
         ask_scram,

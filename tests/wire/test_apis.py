@@ -31,6 +31,7 @@ CHOSEN = {
     ApiKey.FETCH: (7, 18),
     ApiKey.LIST_OFFSETS: (2, 11),
     ApiKey.METADATA: (5, 13),
+    ApiKey.OFFSET_FETCH: (3, 10),
     ApiKey.FIND_COORDINATOR: (1, 6),
     ApiKey.SASL_HANDSHAKE: (0, 1),
     ApiKey.API_VERSIONS: (0, 4),

@@ -1,0 +1,90 @@
+"""OffsetFetch while there are no groups: nothing was ever committed, and so it is answered.
+
+A consumer that names a group and takes its partitions by `assign` asks for its committed offsets,
+and then begins where `auto.offset.reset` says. librdkafka 2.16 crashes where the API is missing.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from dataplane.turns import PIECE_ROWS, Work, in_pieces
+from dataplane.worker import Request, Worker
+from wire.errors import ErrorCode
+from wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+
+T = TypeVar("T", OffsetFetchRequestTopic, OffsetFetchRequestTopics)
+P = TypeVar("P")
+A = TypeVar("A")
+
+NOTHING_COMMITTED: Final = -1
+_GROUPS_SINCE: Final = 8
+_TOPIC_IDS_SINCE: Final = 10
+
+
+def handle_offset_fetch(
+    worker: Worker, request: Request, message: OffsetFetchRequest
+) -> Work[OffsetFetchResponse]:
+    """No offset, without an error, for each partition that is asked for (as for a new group)."""
+    if request.version < _GROUPS_SINCE:
+        topics = yield from _of_topics(
+            message.topics or (),
+            _row_before_groups,
+            lambda topic, rows: OffsetFetchResponseTopic(name=topic.name, partitions=rows),
+        )
+        return OffsetFetchResponse(topics=topics)
+    groups = []
+    for group in message.groups:
+        groups.append((yield from _of_group(worker, request, group)))
+        if len(groups) % PIECE_ROWS == 0:
+            yield
+    return OffsetFetchResponse(groups=groups)
+
+
+def _of_group(
+    worker: Worker, request: Request, group: OffsetFetchRequestGroup
+) -> Work[OffsetFetchResponseGroup]:
+    def answered(
+        topic: OffsetFetchRequestTopics, rows: list[OffsetFetchResponsePartitions]
+    ) -> OffsetFetchResponseTopics:
+        if request.version >= _TOPIC_IDS_SINCE and topic.topic_id not in worker.image.topic_names:
+            for row in rows:
+                row.error_code = ErrorCode.UNKNOWN_TOPIC_ID
+        return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=rows)
+
+    topics = yield from _of_topics(group.topics or (), _row, answered)
+    return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
+
+
+def _of_topics(
+    topics: Iterable[T], row: Callable[[int], P], answered: Callable[[T, list[P]], A]
+) -> Work[list[A]]:
+    done: list[A] = []
+    for topic in topics:
+        rows = yield from in_pieces(topic.partition_indexes, row)
+        done.append(answered(topic, rows))
+        if len(done) % PIECE_ROWS == 0:
+            yield
+    return done
+
+
+def _row_before_groups(index: int) -> OffsetFetchResponsePartition:
+    return OffsetFetchResponsePartition(
+        partition_index=index, committed_offset=NOTHING_COMMITTED, metadata=""
+    )
+
+
+def _row(index: int) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(
+        partition_index=index, committed_offset=NOTHING_COMMITTED, metadata=""
+    )

@@ -1,0 +1,116 @@
+"""What users of unmodified clients see who ask for groups or transactions: a final error, soon."""
+
+import asyncio
+import time
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import KafkaError as AiokafkaError
+from aiokafka.errors import UnsupportedVersionError
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import TopicPartition as TheirPartition
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import IncompatibleBrokerVersion
+from kafka.errors import KafkaError as KafkaPythonError
+
+from tests.conformance.clients import create
+from tests.nodes import PATIENCE_S, Peer, elsewhere, unique
+
+pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="Kafka has groups and transactions")
+
+GROUP = "a-group"
+
+
+@pytest.fixture
+def topic(node: Peer) -> str:
+    name = unique("topic")
+    create(node.bootstrap, name, 1)
+    producer = Producer({"bootstrap.servers": node.bootstrap})
+    producer.produce(name, b"value")
+    assert producer.flush(PATIENCE_S) == 0
+    return name
+
+
+def polled(consumer: Consumer) -> tuple[bytes | None, KafkaError | None]:
+    """The first message: its value, or the error that it is."""
+    message = consumer.poll(PATIENCE_S)
+    assert message is not None
+    error = message.error()
+    return (None, error) if error is not None else (message.value(), None)
+
+
+def test_librdkafka_does_not_begin_transactions(node: Peer) -> None:
+    producer = Producer({"bootstrap.servers": node.bootstrap, "transactional.id": "x"})
+    with pytest.raises(KafkaException) as refused:
+        producer.init_transactions(PATIENCE_S)
+    error = refused.value.args[0]
+    assert error.fatal()
+    assert not error.retriable()
+    assert "this version of metaquorum has no transactions" in error.str()
+
+
+def test_librdkafka_does_not_subscribe(node: Peer, topic: str) -> None:
+    consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": GROUP})
+    consumer.subscribe([topic])
+    _, error = polled(consumer)
+    assert error is not None
+    assert error.code() == KafkaError._UNSUPPORTED_FEATURE
+    assert "JoinGroup failed" in error.str()
+    consumer.close()
+
+
+@pytest.mark.parametrize("offset", [None, OFFSET_BEGINNING])
+def test_librdkafka_reads_what_it_assigns_itself(
+    node: Peer, topic: str, offset: int | None
+) -> None:
+    """It has to name a group, asks for its offsets where none is given, and commits in the end."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": node.bootstrap,
+            "group.id": GROUP,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    at = TheirPartition(topic, 0) if offset is None else TheirPartition(topic, 0, offset)
+    consumer.assign([at])
+    assert polled(consumer) == (b"value", None)
+    began = time.monotonic()
+    consumer.close()
+    assert time.monotonic() - began < PATIENCE_S / 6, "it waits for a coordinator, for 50 s"
+
+
+def test_kafka_python_says_so(node: Peer, topic: str) -> None:
+    producer = KafkaProducer(bootstrap_servers=node.bootstrap, transactional_id="x")
+    with pytest.raises(KafkaPythonError, match="UnsupportedVersionError"):
+        producer.init_transactions()
+    producer.close(timeout=1)
+    consumer = KafkaConsumer(topic, bootstrap_servers=node.bootstrap, group_id=GROUP)
+    with pytest.raises(IncompatibleBrokerVersion, match="JoinGroupRequest"):
+        consumer.poll(timeout_ms=int(PATIENCE_S * 1000))
+    consumer.close()
+
+
+def test_kafka_python_reads_what_it_assigns_itself(node: Peer, topic: str) -> None:
+    consumer = KafkaConsumer(
+        bootstrap_servers=node.bootstrap,
+        group_id=GROUP,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    )
+    consumer.assign([TopicPartition(topic, 0)])
+    assert next(consumer).value == b"value"
+    consumer.close()
+
+
+def test_aiokafka_says_so(node: Peer, topic: str) -> None:
+    async def ask() -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=node.bootstrap, transactional_id="x")
+        with pytest.raises(AiokafkaError, match="UnsupportedVersionError"):
+            await asyncio.wait_for(producer.start(), PATIENCE_S)
+        await producer.stop()
+        consumer = AIOKafkaConsumer(topic, bootstrap_servers=node.bootstrap, group_id=GROUP)
+        with pytest.raises(UnsupportedVersionError):
+            await asyncio.wait_for(consumer.start(), PATIENCE_S)
+        await consumer.stop()
+
+    asyncio.run(ask())
