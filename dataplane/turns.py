@@ -19,6 +19,7 @@ quick, or that its rows are of one instant.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from heapq import merge
 from itertools import chain, islice
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -37,6 +38,7 @@ SLICE_CPU_S: Final = 0.005
 # Rows between two looks at the clock, each of which takes some microseconds.
 PIECE_ROWS: Final = 64
 FORGOTTEN_ROWS: Final = 2048
+SORTED_ROWS: Final = 1000
 _END: Final[Any] = object()
 # Frames of requests that are worked on in turns: as objects they take some ten times as much.
 UNDER_WAY_BYTES: Final = 4 << 20
@@ -77,6 +79,16 @@ def each_of(
             if row is not _END:
                 of_group.append(work(group, row))
     return done
+
+
+def in_order(names: Iterable[str]) -> Work[Iterator[str]]:
+    """The names, sorted; what is left to be done for each is done when it is asked for."""
+    left = iter(names)
+    runs: list[list[str]] = []
+    while run := sorted(islice(left, SORTED_ROWS)):
+        runs.append(run)
+        yield
+    return merge(*runs)
 
 
 def emptied(rows: list[Any]) -> Work[None]:

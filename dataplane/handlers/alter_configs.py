@@ -10,6 +10,7 @@ from dataplane.turns import each_of, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
 from metaquorum.config_def import Scope
+from metaquorum.decisions import MAX_WISHES, TOO_MANY
 from wire.errors import ErrorCode, KafkaError
 from wire.messages import alter_configs, incremental_alter_configs
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
@@ -130,6 +131,8 @@ async def _change(
 
 
 def _wish(worker: Worker, asked: _Asked) -> ResourceChange:
+    if len(asked.changes) > MAX_WISHES:
+        raise TOO_MANY
     scope = config_scope(asked.resource_type)
     name = asked.resource_name
     if scope is Scope.WORKER and name != ALL_WORKERS:

@@ -6,6 +6,7 @@ from typing import Any, Final
 import trio
 
 from dataplane.worker import Request, Worker
+from metaquorum.decisions import MAX_WISHES, TOO_MANY
 from metaquorum.image import MetadataImage
 from metaquorum.quota_changes import FilterPart, QuotaChange, QuotaFilter, QuotaOp
 from metaquorum.quota_rules import EntityPart
@@ -23,21 +24,26 @@ from wire.messages.describe_client_quotas import (
 
 # These requests bring no time limit. Most clients give an answer half a minute.
 CHANGE_S: Final = 25.0
+# With so many parts one of a filter is wrong: there are three types, none of which may be twice.
+MAX_COMPONENTS: Final = 10
 SLICE_ENTITIES: Final = 1000  # looked at before the loop gets its turn
 
 
 async def handle_alter_client_quotas(
     worker: Worker, request: Request, message: AlterClientQuotasRequest
 ) -> AlterClientQuotasResponse:
-    changes = []
+    changes: list[QuotaChange] = []
+    if any(max(len(entry.entity), len(entry.ops)) > MAX_WISHES for entry in message.entries):
+        outcomes = [(entry, TOO_MANY) for entry in message.entries]
+        return AlterClientQuotasResponse(entries=await worker.turns.each(outcomes, _altered))
     for entry in message.entries:
         changes.append(_change(entry))
         await worker.turns.pause()
     errors = await worker.gateway.change_quotas(
         request.asker, changes, validate_only=message.validate_only, timeout_s=CHANGE_S
     )
-    outcomes = list(zip(message.entries, errors, strict=True))
-    return AlterClientQuotasResponse(entries=await worker.turns.each(outcomes, _altered))
+    told = list(zip(message.entries, errors, strict=True))
+    return AlterClientQuotasResponse(entries=await worker.turns.each(told, _altered))
 
 
 def _altered(outcome: tuple[alter_client_quotas.EntryData, KafkaError | None]) -> AlteredEntry:
@@ -59,7 +65,10 @@ def _change(entry: alter_client_quotas.EntryData) -> QuotaChange:
 def handle_describe_client_quotas(
     worker: Worker, request: Request, message: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse | Coroutine[Any, Any, DescribeClientQuotasResponse]:
-    parts = [FilterPart(c.entity_type, c.match_type, c.match) for c in message.components]
+    parts = [
+        FilterPart(c.entity_type, c.match_type, c.match)
+        for c in message.components[:MAX_COMPONENTS]
+    ]
     try:
         wanted = QuotaFilter(parts, strict=message.strict)
     except KafkaError as error:

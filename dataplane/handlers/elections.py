@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.turns import Work, each_of
+from dataplane.turns import Work, each_of, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.leader_election import ElectionType, LeaderWish, wishes_for_all
 from wire.errors import ErrorCode, KafkaError
@@ -28,24 +28,27 @@ async def handle_elect_leaders(
     if asked is None:
         wishes = list(wishes_for_all(worker.image, kind))
     else:
-        found = await worker.turns.do(
+        wishes = []
+        await worker.turns.do(
             each_of(
                 asked,
                 lambda topic: topic.partitions,
-                lambda topic, index: LeaderWish(topic.topic, index, kind),
+                lambda topic, index: wishes.append(LeaderWish(topic.topic, index, kind)),
             ),
             sum([1 + len(topic.partitions) for topic in asked]),
         )
-        wishes = [wish for _, of_topic in found for wish in of_topic]
     answers = await worker.gateway.elect_leaders(
         request.asker, wishes, timeout_s=timeout_seconds(message.timeout_ms)
     )
-    results = [
-        (wish, answer)
-        for wish, answer in zip(wishes, answers, strict=True)
+    results: list[tuple[LeaderWish, KafkaError | None]] = []
+
+    def take(result: tuple[LeaderWish, KafkaError | None]) -> None:
         # Who asks for all hears of those alone of which there is something to say.
-        if asked is not None or answer is None or answer.code != ErrorCode.ELECTION_NOT_NEEDED
-    ]
+        answer = result[1]
+        if asked is not None or answer is None or answer.code != ErrorCode.ELECTION_NOT_NEEDED:
+            results.append(result)
+
+    await worker.turns.do(in_pieces(zip(wishes, answers, strict=True), take), len(wishes))
     topics = await worker.turns.do(_by_topic(results), len(results))
     return ElectLeadersResponse(replica_election_results=topics)
 

@@ -11,9 +11,9 @@ from dataplane.handlers.metadata import view_of
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.log.producers import ProducerEntry
 from dataplane.topic_rows import TOPIC_OPERATIONS, describe
-from dataplane.turns import PIECE_ROWS, Work, each_of, in_pieces, pieces
+from dataplane.turns import PIECE_ROWS, Work, each_of, in_order, in_pieces, pieces
 from dataplane.worker import Request, Worker
-from metaquorum.decisions import MorePartitions
+from metaquorum.decisions import MAX_WISHES, TOO_MANY, MorePartitions
 from metaquorum.image import NO_LEADER, TopicImage
 from metaquorum.topic_names import check_topic_name
 from wire.errors import ErrorCode, KafkaError
@@ -88,7 +88,9 @@ def _wishes(
 
     def take(topic: CreatePartitionsTopic) -> None:
         outcomes[topic.name] = twice
-        if counts[topic.name] == 1:
+        if len(topic.assignments or ()) > MAX_WISHES:
+            outcomes[topic.name] = TOO_MANY
+        elif counts[topic.name] == 1:
             wishes.append(_wish(topic))
 
     yield from in_pieces(topics, take)
@@ -119,12 +121,13 @@ def handle_describe_topic_partitions(
     asked: set[str] = set()
     yield from in_pieces(message.topics, lambda topic: asked.add(topic.name))
     if cursor is not None and not _is_sound(cursor, asked):
-        topics = yield from in_pieces(sorted(asked), _refuse_cursor)
+        topics = yield from in_pieces((yield from in_order(asked)), _refuse_cursor)
         return DescribeTopicPartitionsResponse(topics=topics)
     response = DescribeTopicPartitionsResponse()
     left = max(1, min(message.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
     described_count = 0
-    for number, name in enumerate(sorted(asked or image.topics), 1):
+    names = yield from in_order(asked or image.topics)
+    for number, name in enumerate(names, 1):
         if number % PIECE_ROWS == 0 or described_count >= PIECE_ROWS:
             described_count = 0
             yield

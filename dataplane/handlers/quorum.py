@@ -10,6 +10,7 @@ from typing import Final
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.turns import Work, each_of, in_pieces
 from dataplane.worker import Request, Worker
+from metaquorum.decisions import MAX_WISHES, TOO_MANY
 from metaquorum.features import FeatureUpdate, UpgradeType
 from metaquorum.records import RegisterWorkerRecord
 from metaquorum.rpc.methods import QuorumDescription, ReplicaView, WorkerView
@@ -135,6 +136,8 @@ async def handle_update_features(
             )
         return FeatureUpdate(each.feature, each.max_version_level, upgrade_type)
 
+    if len(message.feature_updates) > MAX_WISHES:
+        return UpdateFeaturesResponse(error_code=TOO_MANY.code, error_message=TOO_MANY.message)
     updates = await worker.turns.each(message.feature_updates, update_of)
     try:
         await worker.gateway.update_features(

@@ -8,7 +8,7 @@ from dataplane.handlers.configs import resolve_all
 from dataplane.turns import PIECE_ROWS, Work, in_pieces, pieces
 from dataplane.worker import Request, Worker
 from metaquorum.config_def import to_text
-from metaquorum.decisions import NewTopic, TopicOutcome
+from metaquorum.decisions import MAX_WISHES, TOO_MANY, NewTopic, TopicOutcome
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.create_topics import (
     CreatableTopic,
@@ -107,6 +107,8 @@ def _wishes(topics: list[CreatableTopic]) -> Work[tuple[list[NewTopic], list[Top
 
 def _wish(topic: CreatableTopic) -> NewTopic:
     """KafkaError for what names one partition or one config twice: only one could be kept."""
+    if max(len(topic.assignments), len(topic.configs)) > MAX_WISHES:
+        raise TOO_MANY
     assignments = {a.partition_index: tuple(a.broker_ids) for a in topic.assignments}
     if len(assignments) != len(topic.assignments):
         raise KafkaError(

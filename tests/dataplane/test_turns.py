@@ -85,7 +85,7 @@ async def test_work_waits_for_room_and_the_smallest_goes_first() -> None:
         nursery.start_soon(setting.finish, "first", 20 * LOOKS_PER_SLICE, 100)
         while not setting.told:
             await trio.lowlevel.checkpoint()
-        for name, size in (("large", 90), ("small", 20), ("huge", 5000), ("middle", 50)):
+        for name, size in (("large", 90), ("small", 60), ("huge", 5000), ("middle", 70)):
             nursery.start_soon(setting.finish, name, 20, size)
     ended = [name for name in setting.told if name.endswith(".")]
     assert ended == ["first.", "small.", "middle.", "large.", "huge."]

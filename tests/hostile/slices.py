@@ -28,6 +28,7 @@ class Watch(trio.abc.Instrument):
         self._began = 0.0
         self._collecting_s = 0.0
         self._collection_began = 0.0
+        self._own_task: trio.lowlevel.Task | None = None  # the test's
 
     def start(self) -> None:
         self.longest.clear()
@@ -44,7 +45,8 @@ class Watch(trio.abc.Instrument):
         self._began = self._now()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._ended(self._began, task.name)
+        if task is not self._own_task:
+            self._ended(self._began, task.name)
 
     def step(self, step: Callable[[], bool]) -> Callable[[], bool]:
         def watched() -> bool:
@@ -64,6 +66,7 @@ class Watch(trio.abc.Instrument):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        self._own_task = trio.lowlevel.current_task()
         trio.lowlevel.add_instrument(self)
         gc.callbacks.append(self.collects)
         try:
