@@ -28,6 +28,7 @@ from wire.compression import compress_pieces
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.records import check_records, new_walk, record_pieces, record_spans
 from wire.types import Buffer
+from wire.walk_form import is_compiled
 
 Batch: TypeAlias = bytearray | memoryview
 # The bytes of records looked at in each slice; at last, the batch as it is to be stored.
@@ -36,8 +37,10 @@ Validation: TypeAlias = Generator[int, None, tuple[Batch, BatchHeader]]
 # Of the records that are refused, so many are named.
 MAX_NAMED_RECORDS: Final = 100
 _SHOWN_RECORDS: Final = 3
-# Records of an uncompressed batch walked on the loop: some 0.3 milliseconds.
+# Records of an uncompressed batch walked on the loop, which takes some 0.3 milliseconds: by the
+# interpreted walk, and by the compiled one, for which the way to a thread and back costs more.
 INLINE_RECORDS: Final = 1000
+INLINE_COMPILED_RECORDS: Final = 20_000
 # What the records of a batch may have, decompressed: no client makes more, as all count them in 31
 # bits. It bounds what a decompression bomb costs.
 MAX_RECORDS_BYTES: Final = (1 << 31) - 1
@@ -61,7 +64,8 @@ def is_slow(config: TopicConfig, batch: Buffer) -> bool:
     codec = batch[_ATTRIBUTES_LOW_AT] & CODEC_MASK
     if codec or config.codec:
         return True
-    return int.from_bytes(batch[_RECORD_COUNT_AT:HEADER_BYTES], "big") > INLINE_RECORDS
+    count = int.from_bytes(batch[_RECORD_COUNT_AT:HEADER_BYTES], "big")
+    return count > INLINE_RECORDS and (count > INLINE_COMPILED_RECORDS or not is_compiled())
 
 
 def validated(

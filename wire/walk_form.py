@@ -40,5 +40,10 @@ def new_walk(count: int, last_offset_delta: int, dense: bool) -> RecordWalk:
     return walk_class(count, last_offset_delta, dense)
 
 
+def is_compiled() -> bool:
+    """Whether the form in use is the compiled one."""
+    return walk_class is not RecordWalk
+
+
 def form_name() -> str:
-    return "interpreted" if walk_class is RecordWalk else "compiled"
+    return "compiled" if is_compiled() else "interpreted"

@@ -348,7 +348,12 @@ async def _append_slowly(
     plog = partition.log
     try:
         async with partition.appending:
-            batch, header = await _validated(worker, request.client, partition, records, header)
+            batch: Batch = records
+            if is_slow(partition.config, records):
+                batch, header = await _validated(worker, request.client, partition, records, header)
+            else:
+                now_ms = worker.clock.now_ms()
+                batch, header = validated(records, header, partition.config, partition, now_ms)
             partition.check_append(_NO_ACKS)  # it may have changed hands while we queued
             check_turn(request.client, _place(partition, request.version), plog.producers, header)
             leader_epoch = partition.leader_epoch
