@@ -21,6 +21,8 @@ from metaquorum.runtime import Clock
 
 # So many timers that were cancelled may be left among those that count, and half of all.
 LEAST_DEAD: Final = 1000
+# Timers that are due at the same time are called so many in one slice of the loop.
+CALLED_AT_ONCE: Final = 1000
 
 
 class Later:
@@ -104,7 +106,8 @@ class Timers:
 
     async def run(self) -> None:
         while True:
-            self._call_due()
+            while self._call_due():
+                await trio.lowlevel.checkpoint()
             while not self._queue:  # and all that were added may be cancelled before our turn
                 self._added = trio.Event()
                 self._sleeps_until = float("inf")
@@ -113,12 +116,16 @@ class Timers:
             with trio.CancelScope() as self._sleeping:
                 await self._clock.sleep_until(self._sleeps_until)
 
-    def _call_due(self) -> None:
+    def _call_due(self) -> bool:
+        """Whether there may be more."""
         now = self._clock.monotonic()
-        while self._queue and self._queue[0][0] <= now:
+        for _ in range(CALLED_AT_ONCE):
+            if not self._queue or self._queue[0][0] > now:
+                return False
             _, _, timer = heappop(self._queue)
             if timer.call is None:
                 self._dead -= 1
             else:
                 call, timer.call = timer.call, None
                 call()
+        return True

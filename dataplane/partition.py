@@ -10,8 +10,9 @@ view of the others (`dataplane.leadership`) says what is committed; a follower h
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import trio
@@ -25,6 +26,8 @@ from metaquorum.runtime import Disk
 from wire.errors import ErrorCode, KafkaError
 from wire.types import Uuid
 
+# Long polls and sessions that hear of an append in its own slice of the loop, some µs each.
+TOLD_AT_ONCE: Final = 1000
 # Beyond so many, appends that wait for their commit are counted together.
 MAX_UNCOMMITTED: Final = 4096
 # A partition of which the metadata log has said nothing, or that it was taken from.
@@ -66,6 +69,38 @@ class FetchWaiter:
         self._woken()
 
 
+class Wakes:
+    """Watchers of partitions that have so many that they are told in slices of the loop."""
+
+    def __init__(self) -> None:
+        self._left: deque[tuple[Iterator[Watcher], set[Watcher], int | None]] = deque()
+        self._added = trio.Event()
+
+    def add(self, watchers: set[Watcher], new_bytes: int | None) -> None:
+        """Those who watch now are told what has come; None: that something else has happened."""
+        self._left.append((iter(tuple(watchers)), watchers, new_bytes))
+        self._added.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._added.wait()
+            while self._left:
+                each, watchers, new_bytes = self._left[0]
+                some = list(islice(each, TOLD_AT_ONCE))
+                if not some:
+                    self._left.popleft()
+                    continue
+                for watcher in some:
+                    if watcher not in watchers:  # it has stopped watching since
+                        continue
+                    if new_bytes is None:
+                        watcher.wake()
+                    elif not watcher.note(new_bytes):
+                        watchers.discard(watcher)
+                await trio.lowlevel.checkpoint()
+            self._added = trio.Event()
+
+
 class CommitWaiter:
     """A producer that waits until everything before `offset` is committed, or can never be."""
 
@@ -97,6 +132,7 @@ class ReplicaContext:
     isr_shrinks: int = 0
     isr_expands: int = 0
     flush_times: Times = field(default_factory=Times)
+    wakes: Wakes = field(default_factory=Wakes)
 
 
 class Traffic(NamedTuple):
@@ -468,6 +504,9 @@ class Partition:
 
     def _note(self, waiters: set[Watcher], new_bytes: int) -> None:
         self.event_count += 1
+        if len(waiters) > TOLD_AT_ONCE:
+            self._context.wakes.add(waiters, new_bytes)
+            return
         done = [waiter for waiter in waiters if not waiter.note(new_bytes)]
         if done:
             waiters.difference_update(done)
@@ -487,8 +526,12 @@ class Partition:
 
     def wake_waiters(self) -> None:
         self.event_count += 1
-        for watcher in (*self.waiters, *self.end_waiters):
-            watcher.wake()
+        for watchers in (self.waiters, self.end_waiters):
+            if len(watchers) > TOLD_AT_ONCE:
+                self._context.wakes.add(watchers, None)
+            else:
+                for watcher in tuple(watchers):
+                    watcher.wake()
         while self.commit_waiters:
             self.commit_waiters.popleft().wake()
         self.look_at_starts()

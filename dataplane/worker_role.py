@@ -211,6 +211,7 @@ class WorkerRole:
             serving.start_soon(upkeep.run)
             serving.start_soon(keep_reloading, self._runtime.clock, self._contexts)
             serving.start_soon(worker.timers.run)
+            serving.start_soon(worker.replication.context.wakes.run)
             serving.start_soon(worker.quorum_check.run)
             serving.start_soon(self._log_dirs.wait_none_left)
             started()
