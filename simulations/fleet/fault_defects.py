@@ -1,11 +1,10 @@
-"""Mistakes that show only with damaged, older or failing disks, or after an unclean election."""
+"""Mistakes that show only with damaged or older disks, or that an offline replica excused."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from dataplane import following
 from dataplane.log.local_log import LocalLog
-from dataplane.partition import Partition
 from metaquorum import registrations
 from metaquorum.runtime.seams import StorageError
 from simulations.planting import Defect, swapped
@@ -42,19 +41,6 @@ def _cut_takes_offline() -> AbstractContextManager[None]:
     return swapped(LocalLog, "_cut", wrong)
 
 
-def _producers_forgotten_once_unclean() -> AbstractContextManager[None]:
-    def wrong(right: Any) -> Any:
-        def assign(self: Any, state: Any) -> None:
-            led = self.is_leader
-            right(self, state)
-            if self.is_leader and not led and 0 <= state.unclean_epoch < state.leader_epoch:
-                self.log.producers = type(self.log.producers)()
-
-        return assign
-
-    return swapped(Partition, "assign", wrong)
-
-
 REPLICA_FAULT_DEFECTS: Final = tuple(
     Defect(name, about, "replication", found_as, plant)
     for name, about, found_as, plant in (
@@ -75,12 +61,6 @@ REPLICA_FAULT_DEFECTS: Final = tuple(
             "a follower that is to truncate its log takes it offline on a sound disk",
             ("liveness",),
             _cut_takes_offline,
-        ),
-        (
-            "producers-forgotten-once-unclean",
-            "a leader knows no producers where there once was an unclean election",
-            ("T1",),
-            _producers_forgotten_once_unclean,
         ),
     )
 )
