@@ -6,6 +6,7 @@ from typing import Final
 
 import trio
 
+from dataplane.log.names import DELETED
 from simulations.machine import How
 from simulations.node import NodeOnMachine
 from simulations.room import Room
@@ -72,8 +73,13 @@ async def power_at_change(stage: Stage) -> None:
     await _stop_at_change(stage, "power", stage.draw.randint(1, 60))
 
 
-async def _stop_at_change(stage: Stage, how: How, number: int) -> None:
-    stage.machine.stop_at_disk_change(number, how)
+async def power_at_retirement(stage: Stage) -> None:
+    """While segments of a log are on their way out, the names of new ones perhaps not durable."""
+    await _stop_at_change(stage, "power", stage.draw.randint(1, 6), DELETED)
+
+
+async def _stop_at_change(stage: Stage, how: How, number: int, path: str = "") -> None:
+    stage.machine.stop_at_disk_change(number, how, path)
     with trio.move_on_after(STOP_WITHIN_S):
         await stage.machine.fate.done.wait()
     if stage.machine.running:
@@ -169,6 +175,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "power": power,
     "kill at change": kill_at_change,
     "power at change": power_at_change,
+    "power at retirement": power_at_retirement,
     "stop while starting": stop_while_starting,
     "restart": restart,
     "full": full,

@@ -5,11 +5,14 @@ start -> clients begin -> fault, fault, ... -> clients end -> everything heals
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
+from dataplane.log.checkpoints import decode_offsets
+from dataplane.log.names import LOG_START_CHECKPOINT
 from metaquorum.loader import MetadataLoader
 from metaquorum.raft.peers import NoPeers
 from metaquorum.raft.voter import RaftVoter
@@ -31,6 +34,7 @@ from simulations.node import DATA_DIR, LOG_DIRS, NodeOnMachine, log_folder
 from simulations.producer import Producer
 from simulations.room import PORT, Room
 from simulations.session_consumer import SessionConsumer
+from simulations.storage import Storage
 from simulations.troubles import TROUBLES
 
 # How long producers may take once the faults are over.
@@ -147,13 +151,26 @@ async def _compare_images(room: Room, node: NodeOnMachine) -> None:
 
 def _scan_files(room: Room) -> None:
     index, retention = room.checker(IndexIsScan), room.checker(RetentionLeavesTheActive)
+    starts = _log_starts(room.node.storage)
     for final in room.history.finals.values():
         if PartitionOf(final.topic.topic_id, final.partition) in room.history.rotten:
             continue
         folder = log_folder(room.node.storage, final.topic.name, final.partition)
         segments = naive_segments(room.node.storage, folder)
         index.scanned(final, segments)
-        retention.scanned(final, segments)
+        # Retention may have moved it since the audit.
+        noted = starts.get((final.topic.name, final.partition), 0)
+        retention.scanned(final, segments, max(noted, final.log_start_offset))
+
+
+def _log_starts(storage: Storage) -> dict[tuple[str, int], int]:
+    """As the stop has noted them."""
+    found: dict[tuple[str, int], int] = {}
+    for log_dir in LOG_DIRS:
+        with suppress(FileNotFoundError):
+            path = f"{log_dir}/{LOG_START_CHECKPOINT}"
+            found |= decode_offsets(bytes(storage.file(path).data))
+    return found
 
 
 def _count(room: Room) -> None:

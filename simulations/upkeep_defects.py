@@ -13,14 +13,13 @@ from dataplane.log.local_log import LocalLog
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.names import LOG_START_CHECKPOINT
 from dataplane.log.offset_checkpoints import OffsetCheckpoints
-from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segment import Segment
 from dataplane.log.sync_mark import SyncMark
 from dataplane.partitions import Partitions
 from metaquorum.image import MetadataImage
 from metaquorum.records import ConfigRecord
 from metaquorum.runtime.seams import StorageError
-from simulations.planting import Deaf, Defect, swapped
+from simulations.planting import Defect, swapped
 
 _CHECKSUM_AT: Final = 17
 
@@ -151,26 +150,6 @@ def _one_directory_fails_all() -> AbstractContextManager[None]:
     return swapped(LogDirs, "fail", wrong)
 
 
-def _names_not_settled() -> AbstractContextManager[None]:
-    def wrong(right: Any) -> Any:
-        async def delete_old_segments(self: Any, disk: Any) -> Any:
-            return await right(self, Deaf(disk, "sync_dir"))
-
-        return delete_old_segments
-
-    return swapped(PartitionLog, "delete_old_segments", wrong)
-
-
-def _deleted_topics_noted() -> AbstractContextManager[None]:
-    def wrong(_: Any) -> Any:
-        async def write_deletions(self: Any, logs: Any) -> None:
-            await trio.lowlevel.checkpoint()
-
-        return write_deletions
-
-    return swapped(OffsetCheckpoints, "write_deletions", wrong)
-
-
 UPKEEP_DEFECTS: Final = (
     Defect(
         "retention-takes-one-more",
@@ -262,19 +241,5 @@ UPKEEP_DEFECTS: Final = (
         "log-dirs",
         ("liveness",),
         _one_directory_fails_all,
-    ),
-    Defect(
-        "names-not-settled",
-        "old segments are deleted before the names of new ones are durable",
-        "administration",
-        ("L1", "L3", "R6", "liveness"),
-        _names_not_settled,
-    ),
-    Defect(
-        "deleted-topics-noted",
-        "checkpoints tell of a deleted topic until the next one of its name has been written to",
-        "replication",
-        ("L4", "R9"),
-        _deleted_topics_noted,
     ),
 )

@@ -238,16 +238,16 @@ class RetentionLeavesTheActive(Checker):
 
     invariant = "L3"
 
-    def scanned(self, final: Final, segments: list[Segment]) -> None:
+    def scanned(self, final: Final, segments: list[Segment], log_start_offset: int) -> None:
         name = f"{final.topic}-{final.partition}"
         # Its first append makes a log.
         self.compare(bool(segments) or not final.log_end_offset, "{} has no segment", name)
         if segments:
             self.compare(
-                segments[0].base_offset <= final.log_start_offset,
+                segments[0].base_offset <= log_start_offset,
                 "{} begins at {}, its first segment at {}",
                 name,
-                final.log_start_offset,
+                log_start_offset,
                 segments[0].base_offset,
             )
         self.compare(

@@ -29,18 +29,6 @@ def _recovery_point_above_cut() -> AbstractContextManager[None]:
     )
 
 
-def _cut_not_synced() -> AbstractContextManager[None]:
-    def wrong(right: Any) -> Any:
-        async def flush(self: Any, *args: Any) -> None:
-            if not self._cut_unsynced:
-                await right(self, *args)
-            self._cut_unsynced = False
-
-        return flush
-
-    return swapped(LocalLog, "flush", wrong)
-
-
 CUT_DEFECTS: Final = tuple(
     Defect(name, about, "replication", found_as, plant)
     for name, about, found_as, plant in (
@@ -49,12 +37,6 @@ CUT_DEFECTS: Final = tuple(
             "the recovery point on disk is not lowered before a follower cuts its log below it",
             ("L4",),
             _recovery_point_above_cut,
-        ),
-        (
-            "cut-not-synced",
-            "a follower appends behind a cut that a loss of power takes back",
-            ("R1", "R2", "R4", "R7"),
-            _cut_not_synced,
         ),
     )
 )

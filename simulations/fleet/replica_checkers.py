@@ -380,6 +380,18 @@ class HighWatermarkStays(WatchingChecker):
         )
         self._last[of_term] = new
 
+    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+        """A leader that knew more to be committed than it has would commit the next as it comes."""
+        self.compare(
+            term.high_watermark <= held.end,
+            "{}: worker {} leads in epoch {} with the high watermark {} and {} records",
+            story,
+            held.worker_id,
+            epoch,
+            term.high_watermark,
+            held.end,
+        )
+
 
 class ReadsAreCommitted(WatchingChecker):
     """Consumers read what is committed, and the same as replicas hold."""

@@ -107,6 +107,8 @@ def _administration(settings: Settings, draw: Random) -> None:
     settings.big_value = 0.0
     settings.linger_s = 1.0
     kinds = ["kill", "power", "restart", "kill at change", "power at change", "clock jump"]
+    if settings.retention:
+        kinds += ["power at retirement"] * 3
     settings.faults = draw.choices(kinds, k=draw.randint(0, 4))
 
 
