@@ -29,9 +29,9 @@ program at a former address of the leader passes on is refused. The proof holds 
 alone. Somebody who alters the packets of an established plaintext connection can still use it; TLS
 prevents that.
 
-A connection holds at most one unfinished handshake of MAX_HANDSHAKE_BYTES, has one attempt, and
-costs three HMACs. A worker of the cluster knows its secret and is believed: a node without a secret
-has no followers.
+A connection holds at most one unfinished handshake of MAX_HANDSHAKE_BYTES and has one attempt,
+which costs two HMACs if it fails. A worker of the cluster knows its secret and is believed: a node
+without a secret has no followers.
 
 Plain state.
 """
