@@ -1,8 +1,10 @@
-"""Mistakes in how a follower cuts its log: what a crash finds of it."""
+"""Mistakes in how logs are cut and deleted: what a crash finds of them."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Final
+
+import trio
 
 from dataplane.log.local_log import LocalLog
 from dataplane.log.offset_checkpoints import OffsetCheckpoints
@@ -29,6 +31,16 @@ def _recovery_point_above_cut() -> AbstractContextManager[None]:
     )
 
 
+def _deleted_topics_noted() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def write_deletions(self: Any, logs: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        return write_deletions
+
+    return swapped(OffsetCheckpoints, "write_deletions", wrong)
+
+
 CUT_DEFECTS: Final = tuple(
     Defect(name, about, "replication", found_as, plant)
     for name, about, found_as, plant in (
@@ -37,6 +49,12 @@ CUT_DEFECTS: Final = tuple(
             "the recovery point on disk is not lowered before a follower cuts its log below it",
             ("L4",),
             _recovery_point_above_cut,
+        ),
+        (
+            "deleted-topics-noted",
+            "checkpoints tell of a deleted topic until the next one of its name was written to",
+            ("L4", "R9"),
+            _deleted_topics_noted,
         ),
     )
 )

@@ -61,6 +61,7 @@ _OFTEN: Final = ("lost disk", "stumble", "old image", "data rot", "failing read"
 # How many worlds have only what goes for replicas: it comes to what it wants where little else is.
 AIMED: Final = 0.2
 AIMED_TROUBLES: Final = 4
+OVERTAKEN: Final = 0.4  # of those
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -97,9 +98,9 @@ def draw_settings(draw: Random) -> ReplicationSettings:
     often = draw.choice(["200", "60000"])
     settings.configs["log.flush.offset.checkpoint.interval.ms"] = often
     if draw.random() < AIMED:
-        settings.troubles = draw_troubles(
-            draw, REPLICA_KINDS, over_s=trouble_s, most=AIMED_TROUBLES
-        )
+        # Of cuts many are harmless, so that some worlds have nothing but what leads to them.
+        kinds = ("overtaken",) if draw.random() < OVERTAKEN else REPLICA_KINDS
+        settings.troubles = draw_troubles(draw, kinds, over_s=trouble_s, most=AIMED_TROUBLES)
         # Somebody is to write all the while, and not all of it is synced.
         settings.records, settings.think_s = 150, 0.05
         settings.flushed = min(settings.flushed, 0.5)
