@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 from wire.batches import HEADER_BYTES, BatchHeader, TimestampType, batch_crc, parse_header
 from wire.errors import KafkaError, WireError
-from wire.records import Record, decode_marker, decode_records
+from wire.records import Record, decode_marker, iter_records
 
 Row: TypeAlias = dict[str, Any]
 
@@ -54,8 +54,7 @@ def _row(file: BinaryIO, position: int, end: int, records: bool) -> tuple[Row, i
         return row | {"damage": "the checksum is of other bytes"}, size
     if records:
         try:
-            decoded = decode_records(data)
-            row["records"] = [_record_row(record, header) for record in decoded]
+            row["records"] = [_record_row(record, header) for record in iter_records(data)]
         except (WireError, KafkaError) as error:
             row["damage"] = str(error)
     return row, size

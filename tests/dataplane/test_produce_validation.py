@@ -22,7 +22,7 @@ from wire.batches import HEADER_BYTES, pack_batch, parse_header
 from wire.compression import Codec, compress
 from wire.errors import ErrorCode
 from wire.messages.produce import TopicProduceData
-from wire.records import Record, batches, check_batch, encode_batch
+from wire.records import Record, batches, check_batch, decode_pieces, encode_batch
 
 HOUR_MS = 3_600_000
 COMPRESSED = [codec for codec in Codec if codec]
@@ -200,6 +200,12 @@ def test_a_batch_beyond_128_mib_is_taken_and_read(codec: Codec) -> None:
         batch = pack_batch(header, compress(codec, bytes(plain[HEADER_BYTES:])))
         row = await client.produce("t", batch)
         assert row.base_offset == 0
+        answer = await client.fetch("t", partition_max_bytes=100 << 20)
+        read = 0
+        for piece in decode_pieces(bytes(answer.records)):  # one at a time is held
+            assert all(record.value == value for record in piece)
+            read += len(piece)
+        assert read == 130
 
     simulated(story)
 

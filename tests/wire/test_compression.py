@@ -11,7 +11,15 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire.compression import MAX_MEMBERS, Codec, compress, decompress
+from wire.compression import (
+    MAX_MEMBERS,
+    PIECE_BYTES,
+    Codec,
+    compress,
+    compress_pieces,
+    decompress,
+    decompressed,
+)
 from wire.errors import WireError
 
 MAX = 1 << 20
@@ -31,6 +39,17 @@ compressing = pytest.mark.parametrize("codec", COMPRESSING, ids=lambda codec: co
 @quick
 def test_what_was_compressed_comes_back(codec: Codec, data: bytes, kind: type) -> None:
     assert decompress(codec, kind(compress(codec, kind(data))), MAX) == data
+
+
+@codecs
+@pytest.mark.parametrize("sizes", [[], [5], [5, 0, 7], [100_000] * 9, [1 << 20, 3]], ids=str)
+def test_what_was_compressed_in_pieces_comes_back_in_pieces(codec: Codec, sizes: list[int]) -> None:
+    pieces = [random.Random(n).randbytes(size // 2) * 2 for n, size in enumerate(sizes)]
+    steps = list(compress_pieces(codec, pieces))
+    assert sum(taken for taken, _ in steps) == sum(map(len, pieces))
+    back = list(decompressed(codec, b"".join(made for _, made in steps)))
+    assert b"".join(back) == b"".join(pieces)
+    assert all(len(piece) <= PIECE_BYTES for piece in back)
 
 
 @compressing
