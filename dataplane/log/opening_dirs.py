@@ -11,12 +11,12 @@ unknown and missing or empty           formatted
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from dataplane.log.files import storage_error
+from dataplane.log.files import storage_error, storage_errors
 from dataplane.log.known_dirs import known_dirs_path, read_known_dirs, write_known_dirs
 from dataplane.log.log_dir import LogDir
 from dataplane.log.names import parse_partition_folder
@@ -50,7 +50,10 @@ def open_dirs(
 ) -> tuple[list[LogDir], list[AbsentDir], list[Storage]]:
     """The directories that can be used, those that cannot, and what has to be closed in the end."""
     check_paths(paths, storage.metadata_dir)
-    opening = _Opening(disk, storage, max(max_open_files // len(paths), LEAST_OPEN_FILES))
+    with storage_errors("read", known_dirs_path(storage.data_dir)):
+        written = read_known_dirs(disk, storage.data_dir)
+    max_open_files_each = max(max_open_files // len(paths), LEAST_OPEN_FILES)
+    opening = _Opening(disk, storage, written, max_open_files_each)
     try:
         opening.open_all(paths, random, owner)
     except OSError as error:
@@ -80,7 +83,14 @@ def check_paths(paths: Sequence[str], metadata_dir: str) -> None:
 
 
 class _Opening:
-    def __init__(self, disk: Disk, storage: Storage, max_open_files: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        storage: Storage,
+        written: Mapping[str, str] | None,
+        max_open_files: int,
+    ) -> None:
+        """`written`: the directories that are known so far, as `read_known_dirs` gives them."""
         self.online: list[LogDir] = []
         self.absent: list[AbsentDir] = []
         self.storages: list[Storage] = []
@@ -89,7 +99,7 @@ class _Opening:
         self._max_open_files = max_open_files
         self._known_path = known_dirs_path(storage.data_dir)
         self._alone = {storage.properties.directory_id: storage.data_dir}
-        self._written = read_known_dirs(disk, storage.data_dir)
+        self._written = written
         known = {} if storage.is_new else self._alone
         self._known = dict(known if self._written is None else self._written)
 

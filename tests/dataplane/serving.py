@@ -288,6 +288,10 @@ class FaultyDisk(RealDisk):
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return FaultyFile(path, os.open(path, flags, 0o644), self)
 
+    def read_file(self, path: str) -> bytes:
+        self.check("read", path)
+        return super().read_file(path)
+
     def rename(self, source: str, target: str) -> None:
         self.check("rename", source)
         super().rename(source, target)

@@ -203,6 +203,20 @@ async def test_a_lost_disk_begins_anew_once_its_line_is_removed(
 
 
 @in_trio
+async def test_a_list_of_known_directories_that_cannot_be_read_ends_the_start_with_a_reason(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    data, a, b = folders
+    with opened(data, a, b):
+        pass
+    disk = FaultyDisk()
+    disk.fail("read", KNOWN_DIRS, errno.EIO)
+    reason = f"{KNOWN_DIRS}: Input/output error; "
+    with pytest.raises(StorageError, match=reason), opened(data, a, b, disk=disk):
+        pass
+
+
+@in_trio
 async def test_a_directory_not_named_any_more_is_absent_while_it_holds_partitions(
     folders: tuple[Path, Path, Path],
 ) -> None:
