@@ -134,7 +134,8 @@ def _fed(
         parts, size = [], len(piece) - used
         if size:
             parts.append(piece[used:])
-            wanted = record_bytes(piece, used)
+            # A shorter beginning was not looked at yet: its length may be anything.
+            wanted = RECORD_MIN_BYTES if size < RECORD_MIN_BYTES else record_bytes(piece, used)
     walk.finish(size)
 
 

@@ -2,6 +2,7 @@
 
 import random
 import struct
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.wire.sample_batches import NOW, rewritten, sample
 from wire.batches import CONTROL, TRANSACTIONAL
+from wire.compression import compress
 from wire.errors import KafkaError, WireError
 from wire.records import (
     BatchState,
@@ -20,15 +22,18 @@ from wire.records import (
     TimestampType,
     assign,
     batches,
+    check_records,
     decode_marker,
     decode_records,
     encode_batch,
     encode_marker,
     find_max_timestamp,
     find_timestamp,
+    new_walk,
     pack_batch,
     parse_header,
     produced_batch,
+    record_spans,
     scan,
 )
 from wire.varint import read_varint, read_varlong, write_varint
@@ -329,3 +334,24 @@ def test_unknown_control_records_are_none_and_short_ones_wire_errors() -> None:
     ):
         with pytest.raises(WireError):
             decode_marker(Record(0, NOW, key, value))
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5, 6])
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_claimed_length_at_the_end_of_a_piece_is_refused_before_more_is_held(
+    cut: int, checks: bool
+) -> None:
+    claimed = bytearray()
+    write_varint(claimed, (1 << 31) - 1)
+    record = bytes(claimed) + bytes(100)
+    # Each frame becomes a piece; the last one is damaged, so it must not be reached.
+    frames = [compress(Codec.ZSTD, part) for part in (record[:cut], record[cut:], bytes(1000))]
+    batch = encode_batch([Record(0, 0, b"k", b"v")], codec=Codec.ZSTD)
+    header = parse_header(batch)
+    batch = pack_batch(header, b"".join(frames) + b"damaged")
+    header = parse_header(batch)
+    steps: Iterator[object] = record_spans(batch, 0, header)
+    if checks:
+        steps = check_records(batch, 0, header, new_walk(1, 0, True))
+    with pytest.raises(WireError, match="record 0: a length of 2147483647 bytes"):
+        list(steps)
