@@ -292,7 +292,8 @@ def _unzstd(data: memoryview) -> Iterator[bytes]:
     for frame in _zstd_frames(data):
         stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
         try:
-            if 0 <= zstandard.frame_content_size(frame) <= PIECE_BYTES:
+            # For a content size of 0 `decompress` gives nothing, whatever the blocks hold.
+            if 0 < zstandard.frame_content_size(frame) <= PIECE_BYTES:
                 yield stream.decompress(frame)
                 continue
             reader = stream.stream_reader(frame)

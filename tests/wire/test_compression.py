@@ -236,3 +236,14 @@ def test_a_zstd_frame_that_lies_about_its_size_is_refused() -> None:
     struct.pack_into("<I", packed, at, 0xFFFFFFF0)
     with pytest.raises(WireError, match="too much memory"):
         decompress(Codec.ZSTD, packed, MAX)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_zstd_frame_that_claims_to_be_empty_is_opened(checksum: bool) -> None:
+    empty = zstandard.ZstdCompressor(write_checksum=checksum).compress(b"")
+    assert decompress(Codec.ZSTD, empty + compress(Codec.ZSTD, b"two") + empty, MAX) == b"two"
+    packed = bytearray(zstandard.compress(b"hello"))
+    assert packed[4:6] == b"\x20\x05"  # one segment, and its content size
+    packed[5] = 0
+    with pytest.raises(WireError, match="zstd: "):
+        decompress(Codec.ZSTD, compress(Codec.ZSTD, b"one") + packed, MAX)
