@@ -309,18 +309,22 @@ class FetchSessions:
         """As `use`, of a request that changes many partitions."""
         session = self._session_of(message, has_topic_ids=has_topic_ids)
         self._touch(session, now_s)
-        session.epoch = next_epoch(session.epoch)  # nobody else goes on with this one meanwhile
+        # Nobody else goes on with this one meanwhile; whoever has the next one overtakes.
+        epoch = session.epoch = next_epoch(session.epoch)
         changes = session.changes(message)
         while some := list(islice(changes, PIECE_ROWS)):
             before = len(session.partitions)
             for change in some:
                 change()
             self.resized(session, before)
+            if session.is_open:
+                yield  # in which it may be closed: its partitions are not counted any more then
             if not session.is_open:
                 if session.partitions:
                     raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
                 break
-            yield
+            if session.epoch != epoch:
+                raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         return session
 
     def _session_of(self, message: FetchRequest, *, has_topic_ids: bool) -> FetchSession:

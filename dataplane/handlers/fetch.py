@@ -60,7 +60,8 @@ Answer: TypeAlias = FetchResponse | Later | Coroutine[Any, Any, FetchResponse]
 _Asked: TypeAlias = tuple[FetchTopic, FetchPartition]
 # With the partition that was looked at, and its `event_count` then, or _NEVER.
 _Found: TypeAlias = tuple[FetchTopic, FetchPartition, Partition | None, PartitionData, int]
-Looked: TypeAlias = tuple[SessionPartition, PartitionData]
+# With the `event_count` of its partition then, or _NEVER.
+Looked: TypeAlias = tuple[SessionPartition, PartitionData, int]
 _NEVER: Final = -1  # looked at, or not all of it
 _T = TypeVar("_T")
 
@@ -500,12 +501,17 @@ class _Whole:
         session.read_as((reader.replica_id, self.message.isolation_level))
         for piece in pieces(found):
             before = len(session.partitions)
-            for topic, data, partition, row, _ in piece:
+            for topic, data, partition, row, seen in piece:
                 name = topic.topic if partition is None else partition.topic
                 part = session.ask(name, topic.topic_id, data)
                 part.watch(partition)
                 part.tell(row, size_of(row))
-                if partition is not None and part.is_quiet(reader.end_offset(partition)):
+                # Nobody has watched it since it was looked at: what has happened is news.
+                if (
+                    partition is not None
+                    and partition.event_count == seen
+                    and part.is_quiet(reader.end_offset(partition))
+                ):
                     del session.news[part]
             sessions.resized(session, before)
             if len(piece) == PIECE_ROWS:
@@ -704,7 +710,8 @@ class _Continued:
             ):
                 session.news.pop(part, None)
             else:
-                looked.append((part, row))
+                seen = _NEVER if partition is None else partition.event_count
+                looked.append((part, row, seen))
         return looked
 
     def _resolve(self, part: SessionPartition) -> tuple[Partition | None, ErrorCode]:
@@ -734,6 +741,9 @@ class _Continued:
             self._tell(reader, piece, rows)
             if len(piece) == PIECE_ROWS:
                 yield
+                # The other request may have forgotten partitions that would be news again here.
+                if (overtaken := self._overtaken()) is not None:
+                    return overtaken
         return self._response(reader, rows)
 
     def _response(self, reader: FetchReader, rows: _Rows) -> FetchResponse:
@@ -745,13 +755,18 @@ class _Continued:
     def _tell(self, reader: FetchReader, looked: Iterable[Looked], rows: _Rows) -> None:
         session = self.session
         told = []
-        for part, row in looked:
+        for part, row, seen in looked:
+            partition = part.partition
             size_bytes = size_of(row)
             if part.tell(row, size_bytes):
                 told.append((part.topic, part.topic_id, row))
             if size_bytes:  # others have their turn before it
                 session.news.pop(part, None)
                 session.news[part] = None
-            elif part.partition is not None and part.is_quiet(reader.end_offset(part.partition)):
+            elif (
+                partition is not None
+                and partition.event_count == seen  # what has happened since is still to be told
+                and part.is_quiet(reader.end_offset(partition))
+            ):
                 session.news.pop(part, None)
         rows.add(told)

@@ -9,7 +9,11 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataplane.connection import Client
 from dataplane.fetch_sessions import MIN_AGE_S, FetchSession, FetchSessions, next_epoch
+from dataplane.handlers.fetch import handle_fetch
+from dataplane.turns import at_once
+from dataplane.worker import Request
 from tests.dataplane.serving import RawClient, Simulated, batch_of, records_of, simulated
 from wire.apis import ApiKey
 from wire.errors import ErrorCode, KafkaError
@@ -368,6 +372,95 @@ def test_a_node_without_slots_gives_no_sessions() -> None:
     in_session(story, max_incremental_fetch_session_cache_slots=0)
 
 
+MANY = 130  # partitions: more than two pieces of work
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_no_news_is_lost_between_the_pieces_of_a_large_request(continues: bool) -> None:
+    """A topic is deleted after each piece in turn: this answer or the next one tells of it."""
+
+    async def story(sim: Simulated) -> None:
+        other = await sim.connect()
+        await other.create("t", MANY)
+        asker = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
+
+        def fetch(asked: Asked, session_id: int = 0, epoch: int = 0) -> Any:
+            session = SessionClient(other, BY_NAME, {})
+            session.session_id, session.epoch = session_id, epoch
+            return handle_fetch(sim.worker, asker, session.message(asked))
+
+        pieces, is_over = 0, False
+        while not is_over:
+            pieces += 1
+            gone = f"gone{pieces}"
+            await other.create(gone)
+            epoch, session_id = 0, 0
+            if continues:
+                first = fetch({("t", 0): 0})
+                epoch, session_id = 1, first.session_id
+            work = fetch(
+                {(gone, 0): 0} | {("t", index): 0 for index in range(MANY)}, session_id, epoch
+            )
+            left = pieces
+            try:
+                while True:
+                    next(work)
+                    left -= 1
+                    if not left:
+                        assert await other.delete(gone) == 0
+            except StopIteration as done:
+                answer = done.value
+            if is_over := left > 0:
+                assert await other.delete(gone) == 0
+            after = fetch({}, answer.session_id, epoch + 1)
+            told = [
+                row.error_code
+                for each in (answer, after)
+                for topic in each.responses
+                if topic.topic == gone
+                for row in topic.partitions
+            ]
+            assert told[-1:] == [UNKNOWN], f"deleted after piece {pieces}: {told}"
+            sim.worker.fetch_sessions.close(answer.session_id)
+        assert pieces > 5
+        assert not any(p.waiters for p in sim.worker.partitions)
+
+    simulated(story)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 4])
+def test_what_is_forgotten_while_a_large_answer_is_made_stays_forgotten(piece: int) -> None:
+    async def story(sim: Simulated) -> None:
+        other = await sim.connect()
+        await other.create("t", MANY)
+        for index in range(MANY):
+            await other.produce("t", batch_of(b"x"), partition=index)
+        asker = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
+        session = SessionClient(other, BY_NAME, {})
+
+        def fetch(asked: Asked, forget: Asked, epoch: int) -> Any:
+            session.epoch = epoch
+            return handle_fetch(sim.worker, asker, session.message(asked, forget))
+
+        def rows(answer: FetchResponse) -> set[int]:
+            return {index for _, index in session.rows(answer)}
+
+        every = range(MANY)
+        first = at_once(fetch({("t", index): 0 for index in every}, {}, 0))
+        session.session_id = first.session_id
+        overtaken = fetch({}, {}, 1)
+        for _ in range(piece):
+            next(overtaken)
+        answer = at_once(fetch({}, {("t", index): 0 for index in (0, 70, 129)}, 2))
+        assert rows(answer) == {*every} - {0, 70, 129}
+        assert at_once(overtaken).error_code == WRONG_EPOCH
+        assert rows(at_once(fetch({}, {}, 3))) == {*every} - {0, 70, 129}
+        sim.worker.fetch_sessions.close(session.session_id)
+        assert not any(p.waiters for p in sim.worker.partitions)
+
+    simulated(story)
+
+
 # The cache alone
 
 
@@ -408,6 +501,50 @@ def test_the_smallest_old_session_goes_for_a_larger_one() -> None:
     assert new(cache, 2, MIN_AGE_S + 2) is None
     assert new(cache, 3, MIN_AGE_S + 2) is not None
     assert (small.is_open, large.is_open) == (False, True)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_a_session_that_is_closed_between_pieces_is_gone_and_counts_no_more(pieces: int) -> None:
+    cache = FetchSessions(9, Random(1))
+    session = new(cache, 1, 0)
+    assert session is not None
+    partitions = [FetchPartition(partition=index) for index in range(1, MANY)]
+    message = FetchRequest(
+        session_id=session.id,
+        session_epoch=1,
+        topics=[FetchTopic(topic="t", partitions=partitions)],
+    )
+    work = cache.use_in_pieces(message, 1, has_topic_ids=False)
+    for _ in range(pieces):
+        next(work)
+    cache.close(session.id)
+    with pytest.raises(KafkaError) as refused:
+        at_once(work)
+    assert refused.value.code == NOT_FOUND
+    assert (len(cache), cache.partition_count) == (0, 0)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_whoever_is_overtaken_while_it_changes_a_session_changes_no_more(pieces: int) -> None:
+    cache = FetchSessions(9, Random(1))
+    session = new(cache, 1, 0)
+    assert session is not None
+    partitions = [FetchPartition(partition=index) for index in range(1, MANY)]
+    message = FetchRequest(
+        session_id=session.id,
+        session_epoch=1,
+        topics=[FetchTopic(topic="t", partitions=partitions)],
+    )
+    overtaken = cache.use_in_pieces(message, 1, has_topic_ids=False)
+    for _ in range(pieces):
+        next(overtaken)
+    use(cache, session, 2)
+    count = cache.partition_count
+    with pytest.raises(KafkaError) as refused:
+        at_once(overtaken)
+    assert refused.value.code == WRONG_EPOCH
+    assert cache.partition_count == len(session.partitions) == count
+    use(cache, session, 3)
 
 
 def test_partitions_are_bounded_over_all_sessions() -> None:
