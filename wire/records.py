@@ -86,6 +86,8 @@ __all__ = [
 
 # The records of one batch that are decoded at once, where the caller names no bound.
 MAX_DECOMPRESSED_BYTES: Final = 1 << 27
+_MIN_VARLONG: Final = -(1 << 63)
+_MAX_VARLONG: Final = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -243,9 +245,12 @@ def _record_headers(data: bytes, at: int, count: int) -> tuple[tuple[str, bytes 
 
 
 def with_timestamp_delta(data: bytes, span: Span, timestamp_delta: int) -> bytes:
-    """The record's bytes, for a batch with another base timestamp."""
+    """The record's bytes, for a batch with another base timestamp.
+
+    A delta that exceeds 64 bits becomes the nearest one that does not: no reader would take it.
+    """
     body = bytearray(1)  # attributes, unused
-    write_varint(body, timestamp_delta)
+    write_varint(body, max(_MIN_VARLONG, min(timestamp_delta, _MAX_VARLONG)))
     _, end, rest = span[:3]
     body += data[rest:end]
     record = bytearray()

@@ -74,6 +74,24 @@ def test_a_compacted_topic_keeps_the_last_record_of_each_key() -> None:
     simulated(story)
 
 
+def test_a_tombstone_with_the_oldest_timestamp_there_is_can_be_read_once_it_was_cleaned() -> None:
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", **COMPACTED)
+        oldest = WORLD_BEGAN_MS + 60_000 - (1 << 63)  # message.timestamp.before.max.ms ago
+        await client.produce("t", batch((b"gone", None), timestamp=oldest))
+        await fill(client, "t")
+        await sleep(sim, 60)
+        found = await records(client, "t")
+        assert len(found) < 40
+        assert (found[0].key, found[0].value) == (b"gone", None)
+        row = await client.fetch("t", 0)
+        (_, header), *_ = batches(row.records or b"")
+        assert header.delete_horizon_ms is not None
+
+    simulated(story)
+
+
 def test_a_topic_becomes_compacted_when_its_policy_says_so() -> None:
     async def story(sim: Simulated) -> None:
         client = await sim.connect()
