@@ -10,7 +10,7 @@ view of the others (`dataplane.leadership`) says what is committed; a follower h
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
@@ -69,35 +69,58 @@ class FetchWaiter:
         self._woken()
 
 
+@dataclass(slots=True, eq=False)
+class _Telling:
+    """What the watchers of a partition have not been told yet."""
+
+    watchers: set[Watcher]
+    told: tuple[Watcher, ...]  # those who watched when the last of it happened
+    new_bytes: int | None
+
+
 class Wakes:
-    """Watchers of partitions that have so many that they are told in slices of the loop."""
+    """Watchers of partitions that have so many that they are told in slices of the loop.
+
+    What happens before a telling has begun is part of it, so that at most one telling is under way
+    and one waits for each set of watchers, however fast producers append.
+    """
 
     def __init__(self) -> None:
-        self._left: deque[tuple[Iterator[Watcher], set[Watcher], int | None]] = deque()
+        self._waiting: dict[int, _Telling] = {}  # by the id of their set
         self._added = trio.Event()
 
     def add(self, watchers: set[Watcher], new_bytes: int | None) -> None:
-        """Those who watch now are told what has come; None: that something else has happened."""
-        self._left.append((iter(tuple(watchers)), watchers, new_bytes))
+        """Those who watch now are told what has come; None: that something else has happened.
+
+        Who began to watch after an earlier call may be told of that, too.
+        """
+        waiting = self._waiting.get(id(watchers))
+        if waiting is None:
+            self._waiting[id(watchers)] = _Telling(watchers, tuple(watchers), new_bytes)
+        else:
+            waiting.told = tuple(watchers)
+            if waiting.new_bytes is None or new_bytes is None:
+                waiting.new_bytes = None
+            else:
+                waiting.new_bytes += new_bytes
         self._added.set()
 
     async def run(self) -> None:
         while True:
             await self._added.wait()
-            while self._left:
-                each, watchers, new_bytes = self._left[0]
-                some = list(islice(each, TOLD_AT_ONCE))
-                if not some:
-                    self._left.popleft()
-                    continue
-                for watcher in some:
-                    if watcher not in watchers:  # it has stopped watching since
-                        continue
-                    if new_bytes is None:
-                        watcher.wake()
-                    elif not watcher.note(new_bytes):
-                        watchers.discard(watcher)
-                await trio.lowlevel.checkpoint()
+            while self._waiting:
+                telling = self._waiting.pop(next(iter(self._waiting)))
+                watchers, new_bytes = telling.watchers, telling.new_bytes
+                each = iter(telling.told)
+                while some := list(islice(each, TOLD_AT_ONCE)):
+                    for watcher in some:
+                        if watcher not in watchers:  # it has stopped watching since
+                            continue
+                        if new_bytes is None:
+                            watcher.wake()
+                        elif not watcher.note(new_bytes):
+                            watchers.discard(watcher)
+                    await trio.lowlevel.checkpoint()
             self._added = trio.Event()
 
 

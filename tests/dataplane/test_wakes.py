@@ -55,6 +55,42 @@ async def test_all_hear_of_an_append_and_others_have_their_turn_meanwhile(tmp_pa
 
 
 @in_trio
+async def test_appends_that_come_faster_than_they_are_told_are_told_together(
+    tmp_path: Path,
+) -> None:
+    """Else what is left to tell would grow for as long as many watch and others produce."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t")
+        partition = served.worker.partitions.by_name("t", 0)
+        watchers = [Counted() for _ in range(COUNT)]
+        partition.waiters.update(watchers)
+        for _ in range(100):
+            partition._note(partition.waiters, 10)
+        while not all(watcher.noted for watcher in watchers):
+            await trio.lowlevel.checkpoint()
+        partition._note(partition.waiters, 7)
+        while not all(sum(watcher.noted) > 1000 for watcher in watchers):
+            await trio.lowlevel.checkpoint()
+        assert [watcher.noted for watcher in watchers] == [[1000, 7]] * COUNT
+
+
+@in_trio
+async def test_an_append_does_not_hide_that_something_else_has_happened(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t")
+        partition = served.worker.partitions.by_name("t", 0)
+        watchers = [Counted() for _ in range(COUNT)]
+        partition.waiters.update(watchers)
+        partition._note(partition.waiters, 10)
+        partition.wake_waiters()
+        partition._note(partition.waiters, 10)
+        while not all(watcher.woken for watcher in watchers):
+            await trio.lowlevel.checkpoint()
+
+
+@in_trio
 async def test_all_hear_that_something_else_has_happened(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         client = await served.connect()
