@@ -24,7 +24,7 @@ from wire.batches import (
     parse_header,
     set_max_timestamp,
 )
-from wire.compression import compress_pieces
+from wire.compression import check_produced, compress_pieces
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.records import check_records, new_walk, record_pieces, record_spans
 from wire.types import Buffer
@@ -90,6 +90,7 @@ def validation(
     walked = 0
     walk = new_walk(header.record_count, header.last_offset_delta, True)
     try:
+        check_produced(header.codec, memoryview(batch)[HEADER_BYTES:])
         for size in check_records(batch, 0, header, walk):
             walked += size
             if walked > MAX_RECORDS_BYTES:

@@ -82,6 +82,19 @@ def decompressed(codec: Codec, data: Buffer) -> Iterator[bytes]:
     return _DECOMPRESS[codec](memoryview(data))
 
 
+def check_produced(codec: Codec, data: Buffer) -> None:
+    """WireError where Java's clients could not read it, though `decompressed` can.
+
+    Source: Kafka's `Lz4BlockOutputStream.FLG`.
+    """
+    if codec is Codec.LZ4 and len(data) > _LZ4_FLAGS_AT:
+        flags = data[_LZ4_FLAGS_AT]
+        if flags & _LZ4_RESTRICTED != _LZ4_INDEPENDENT:
+            raise WireError(
+                f"lz4: flags {flags:#04x}: Kafka takes independent blocks without a dictionary only"
+            )
+
+
 # none
 
 
@@ -216,6 +229,10 @@ def _unsnappy_block(block: memoryview) -> bytes:
 
 
 # lz4, one frame; what follows it is ignored, as Java does
+
+_LZ4_FLAGS_AT: Final = 4
+_LZ4_INDEPENDENT: Final = 0x20
+_LZ4_RESTRICTED: Final = _LZ4_INDEPENDENT | 0x03  # reserved, and a dictionary
 
 
 def _lz4(data: Buffer, level: int | None) -> bytes:

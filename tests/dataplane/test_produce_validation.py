@@ -4,6 +4,7 @@ import random
 import re
 from typing import Any
 
+import lz4.frame
 import pytest
 
 from simulations.lying_batches import LIES, lying_batch, wrong_max_timestamp
@@ -233,5 +234,22 @@ def test_a_refused_batch_of_an_idempotent_producer_is_refused_for_good() -> None
             "t", batch_of(b"d", base_sequence=0, producer_id=7, producer_epoch=1)
         )
         assert row.base_offset == 1
+
+    simulated(story)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_lz4_blocks_that_javas_clients_cannot_read_are_refused(linked: bool) -> None:
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        for topic in ("fast", "whole"):
+            await client.create(topic)
+        batch = batch_of(b"value" * 30_000)  # two blocks
+        body = lz4.frame.compress(batch[HEADER_BYTES:], block_linked=linked)
+        packed = pack_batch(parse_header(batch)._replace(attributes=int(Codec.LZ4)), body)
+        for row in await produce_both_ways(client, bytes(packed)):
+            assert row.error_code == (ErrorCode.INVALID_RECORD if linked else 0), row
+            if linked:
+                assert "independent blocks" in row.error_message
 
     simulated(story)
