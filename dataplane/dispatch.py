@@ -289,7 +289,9 @@ class Dispatcher:
             if type(handled) is not CoroutineType:
                 return cast(Reply, handled)
         answer = await handled
-        return await turns.finish(self._reply_in_pieces(asked, answer), asked.size_bytes)
+        # It is there, with what it was asked in: to wait for room would free none, and whoever goes
+        # first there would keep a large request that is done from being answered.
+        return await turns.finish(self._reply_in_pieces(asked, answer), 0)
 
     def _reply(
         self, route: Route, request: Request, correlation_id: int, size_bytes: int, answer: Answer

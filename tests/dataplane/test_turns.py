@@ -1,13 +1,14 @@
 """Long work in slices: who has the loop for how long is counted on a clock that the test plays."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
-from dataplane.turns import SLICE_CPU_S, Turns, Work, at_once, in_pieces
-from tests.dataplane.serving import in_trio
+from dataplane.turns import SLICE_CPU_S, UNDER_WAY_BYTES, Turns, Work, at_once, in_pieces
+from tests.dataplane.serving import batch_of, in_trio, serving
 
 LOOKS_PER_SLICE = 10
 
@@ -109,3 +110,21 @@ async def test_work_that_is_cancelled_leaves_room_and_turn_to_others(when: str) 
             await setting.turns.finish(endless(), 100)
         await setting.finish("after", 50, 100)
     assert [name for name in setting.told if name.endswith(".")] == ["before.", "after."]
+
+
+@in_trio
+async def test_what_is_done_is_answered_while_other_requests_are_under_way(tmp_path: Path) -> None:
+    """A producer that hears nothing sends again what was appended; others may go on for ever."""
+    batch = batch_of(bytes(UNDER_WAY_BYTES))
+
+    def endless() -> Work[None]:
+        while True:
+            yield
+
+    async with serving(tmp_path) as served, trio.open_nursery() as nursery:
+        client = await served.connect()
+        await client.create("t", max_message_bytes=2 * len(batch))
+        nursery.start_soon(served.worker.turns.finish, endless(), 1)
+        row = await client.produce("t", batch)
+        assert row.base_offset == 0
+        nursery.cancel_scope.cancel()
