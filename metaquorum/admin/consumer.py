@@ -39,8 +39,9 @@ MAX_WAIT_S: Final = 0.5
 # Of one answer; a batch that is larger comes whole nevertheless.
 FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 PARTITION_MAX_BYTES: Final = 1024 * 1024
-# Decoded of one answer, at some 256 KiB each; what is left is asked for again.
-MAX_PIECES: Final = 512
+# Memory for the records decoded of one answer; what is left is asked for again.
+MAX_HELD_BYTES: Final = 1 << 28
+_RECORD_BYTES: Final = 256  # of a record, beside its key and its value
 _NAMES_UNTIL: Final = 12  # from Fetch 13 on topics are named by their ids
 _NO_SESSION_EPOCH: Final = -1
 
@@ -266,13 +267,14 @@ class Consumer:
             return []
         assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded
         records: list[ConsumedRecord] = []
-        pieces = 0
+        held_bytes = 0
         try:
             for batch, position in self._decode(where, data, data.records):
                 records += batch
                 self.positions[where] = position
-                pieces += 1
-                if pieces >= MAX_PIECES:
+                for record in batch:
+                    held_bytes += len(record.key or b"") + len(record.value or b"") + _RECORD_BYTES
+                if held_bytes >= MAX_HELD_BYTES:
                     break
         except (KafkaError, WireError) as error:
             if not records:  # else those before the damage come first, and it is met again

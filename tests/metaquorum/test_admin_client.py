@@ -212,6 +212,20 @@ def test_consumers_start_where_they_are_told(cluster: Cluster, admin: BlockingAd
         assert [r.offset for r in consumer.poll(0.01)] == list(range(offset, 10))
 
 
+def test_one_poll_takes_all_the_small_batches_of_an_answer(
+    cluster: Cluster, admin: BlockingAdmin
+) -> None:
+    topic = new_topic(admin)
+    producer = BlockingProducer(Producer(cluster))
+    values = [b"%d" % number for number in range(600)]
+    for value in values:
+        producer.send(topic, [ProducerRecord(value)])
+    wait_until(lambda: len(read_all(cluster, topic)) == len(values))
+    consumer = BlockingConsumer(Consumer(cluster))
+    consumer.assign({TopicPartition(topic, 0): Start.beginning()})
+    assert [record.value for record in consumer.poll()] == values
+
+
 def test_an_offset_that_is_not_there_is_refused_with_those_that_are(
     cluster: Cluster, admin: BlockingAdmin
 ) -> None:
