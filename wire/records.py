@@ -121,7 +121,10 @@ def record_pieces(
 def _fed(
     pieces: Iterable[bytes], walk: RecordWalk, feed: Callable[[bytes], int]
 ) -> Iterator[bytes]:
-    """What was fed to the walk, piece by piece: whole records, and the beginning of one."""
+    """What was fed to the walk, piece by piece: whole records, and the beginning of one.
+
+    A piece inside a record is held for later, and b"" is given: each step opens one piece.
+    """
     parts: list[bytes] = []  # the beginning of a record, and what follows
     size = wanted = 0
     for piece in pieces:
@@ -129,6 +132,7 @@ def _fed(
             parts.append(piece)
             size += len(piece)
             if size < wanted:
+                yield b""
                 continue
             piece = b"".join(parts)
         used = feed(piece)
@@ -161,7 +165,7 @@ def _fed_plain(
 def check_records(
     buffer: Buffer, position: int, header: BatchHeader, walk: RecordWalk
 ) -> Iterator[int]:
-    """Each step checks some of the records that a producer has sent, so many bytes of them.
+    """Each step opens or checks some of what a producer has sent, so many bytes of records.
 
     `walk` says what was seen so far; at the end all are sound. WireError names what is wrong with a
     record: its structure, their number, offset deltas that are not dense.
@@ -172,8 +176,17 @@ def check_records(
         for window in _fed_plain(body, walk, walk.check):
             yield len(window)
         return
-    for piece in _fed(pieces, walk, walk.check):
-        yield len(piece)
+    opened = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal opened
+        for piece in pieces:
+            opened += len(piece)
+            yield piece
+
+    for _ in _fed(counted(), walk, walk.check):
+        yield opened
+        opened = 0
 
 
 def record_spans(

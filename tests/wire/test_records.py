@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.wire.sample_batches import NOW, rewritten, sample
-from wire.batches import CONTROL, TRANSACTIONAL
-from wire.compression import compress
+from wire.batches import CONTROL, HEADER_BYTES, TRANSACTIONAL
+from wire.compression import PIECE_BYTES, compress
 from wire.errors import KafkaError, WireError
 from wire.records import (
     BatchState,
@@ -355,3 +355,13 @@ def test_a_claimed_length_at_the_end_of_a_piece_is_refused_before_more_is_held(
         steps = check_records(batch, 0, header, new_walk(1, 0, True))
     with pytest.raises(WireError, match="record 0: a length of 2147483647 bytes"):
         list(steps)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_each_step_of_a_check_opens_one_piece_of_a_large_record(codec: Codec) -> None:
+    records = [Record(0, 0, b"k", b"small"), Record(1, 0, b"k", bytes(20 * PIECE_BYTES))]
+    batch = encode_batch(records, codec=codec)
+    header = parse_header(batch)
+    steps = list(check_records(batch, 0, header, new_walk(2, 1, True)))
+    assert max(steps) <= PIECE_BYTES
+    assert sum(steps) == len(encode_batch(records)) - HEADER_BYTES
