@@ -85,8 +85,12 @@ def decompressed(codec: Codec, data: Buffer) -> Iterator[bytes]:
 def check_produced(codec: Codec, data: Buffer) -> None:
     """WireError where Java's clients could not read it, though `decompressed` can.
 
-    Source: Kafka's `Lz4BlockOutputStream.FLG`.
+    Sources: Kafka's `Lz4BlockOutputStream.FLG`; `SnappyInputStream.readHeader` of snappy-java.
     """
+    if codec is Codec.SNAPPY and bytes(data[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+        version = int.from_bytes(data[len(_XERIAL_MAGIC) : _XERIAL_VERSION_END], "big", signed=True)
+        if version < 1:
+            raise WireError(f"snappy: the header is of version {version}, the least is 1")
     if codec is Codec.LZ4 and len(data) > _LZ4_FLAGS_AT:
         flags = data[_LZ4_FLAGS_AT]
         if flags & _LZ4_RESTRICTED != _LZ4_INDEPENDENT:
@@ -152,6 +156,7 @@ def _gzip_stream(level: int | None) -> Compressor:
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_VERSION_END: Final = 12
 _XERIAL_BLOCK_BYTES: Final = 32768
 _SIZE: Final = Struct(">I")
 

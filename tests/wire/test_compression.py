@@ -15,6 +15,7 @@ from wire.compression import (
     MAX_MEMBERS,
     PIECE_BYTES,
     Codec,
+    check_produced,
     compress,
     compress_pieces,
     decompress,
@@ -184,6 +185,17 @@ def test_a_snappy_block_that_claims_4_gb_is_refused() -> None:
     claim = b"\xff\xff\xff\xff\x0f" + b"\0" * 10
     with pytest.raises(WireError, match="the most are"):
         decompress(Codec.SNAPPY, claim, MAX)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 0x80000001])
+def test_a_snappy_header_of_a_version_that_java_does_not_read_is_refused(version: int) -> None:
+    packed = bytearray(compress(Codec.SNAPPY, SAMPLE))
+    struct.pack_into(">I", packed, 8, version)
+    if version in (1, 2):
+        check_produced(Codec.SNAPPY, packed)
+        return
+    with pytest.raises(WireError, match="snappy: the header is of version"):
+        check_produced(Codec.SNAPPY, packed)
 
 
 # lz4, zstd
