@@ -21,6 +21,8 @@ def test_after_a_rolling_restart_leaders_return() -> None:
         await cluster.until(
             lambda: [cluster.state(topic, 1).leader for topic in "abc"] == [1, 2, 3], 25.0
         )
+        # Each worker applies the metadata when they come to it.
+        await cluster.until(lambda: cluster.replica(3, "c").is_leader)
         client = await cluster.connect(3)
         await client.produce("c", batch_of(b"x"))
 

@@ -35,5 +35,12 @@ def test_replicas_agree_after_each_trouble_alone(kind: str) -> None:
 
 def test_a_mistake_in_replication_is_found_and_named() -> None:
     defect = DEFECTS["ack-before-followers"]
-    outcome, _ = run_seed(defect.scenario, 0, defect=defect.name)
-    assert {violated.split()[0] for violated, _ in outcome.violations} & set(defect.found_as)
+
+    def is_found(seed: int) -> bool:
+        outcome, _ = run_seed(defect.scenario, seed, defect=defect.name)
+        return bool(
+            {violated.split()[0] for violated, _ in outcome.violations} & set(defect.found_as)
+        )
+
+    # What a seed draws changes with every fault that is added, and some worlds have no acks=all.
+    assert any(map(is_found, range(6)))
