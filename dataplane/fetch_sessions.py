@@ -132,6 +132,15 @@ class SessionPartition:
             self._aside = _Aside(self)
             partition.waiters.add(self._aside)
 
+    def end(self) -> None:
+        """Its session is closed: it watches nothing, and knows the session no more.
+
+        In a circle both would stay in memory until the garbage collector comes by, which it hardly
+        ever does (`mq-server`).
+        """
+        self.watch(None)
+        self.session = _CLOSED
+
     def stop_aside(self) -> None:
         self._aside = None
 
@@ -247,6 +256,10 @@ class FetchSession:
                 yield partial(self.forget, (name, index))
 
 
+_CLOSED: Final = FetchSession(NO_SESSION, 0.0, has_topic_ids=False)
+_CLOSED.is_open = False
+
+
 class FetchSessions:
     """The sessions of one worker, at most `slots`. Times are the caller's, in seconds."""
 
@@ -346,7 +359,7 @@ class FetchSessions:
         session.is_open = False
         self.partition_count -= len(session.partitions)
         for part in session.partitions.values():
-            part.watch(None)
+            part.end()
         if session.waiter is not None:
             session.waiter.wake()
 

@@ -68,6 +68,14 @@ class FetchWaiter:
     def wake(self) -> None:
         self._woken()
 
+    def end(self) -> None:
+        """Nobody is woken any more, or kept in memory by it."""
+        self._woken = _nobody
+
+
+def _nobody() -> None:
+    pass
+
 
 @dataclass(slots=True, eq=False)
 class _Telling:

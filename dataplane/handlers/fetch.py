@@ -209,6 +209,7 @@ class _Poll(Later):
             self._parked.remove(self)
         self._of_worker.discard(self.waiter)
         self._unwatch(self)
+        self.waiter.end()  # or each would keep the other in memory
 
 
 class _Rows:

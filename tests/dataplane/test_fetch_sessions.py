@@ -1,5 +1,6 @@
 """Fetch sessions: as state, and through a whole node."""
 
+import gc
 from collections.abc import Mapping
 from random import Random
 from typing import Any
@@ -10,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane.connection import Client
-from dataplane.fetch_sessions import MIN_AGE_S, FetchSession, FetchSessions, next_epoch
+from dataplane.fetch_sessions import (
+    MIN_AGE_S,
+    FetchSession,
+    FetchSessions,
+    SessionPartition,
+    next_epoch,
+)
 from dataplane.handlers.fetch import handle_fetch
+from dataplane.partition import FetchWaiter
 from dataplane.turns import at_once
 from dataplane.worker import Request
 from tests.dataplane.serving import RawClient, Simulated, batch_of, records_of, simulated
@@ -459,6 +467,32 @@ def test_what_is_forgotten_while_a_large_answer_is_made_stays_forgotten(piece: i
         assert not any(p.waiters for p in sim.worker.partitions)
 
     simulated(story)
+
+
+def kept() -> int:
+    """Sessions, their partitions and long polls in memory; the collector seldom looks."""
+    kinds = (FetchSession, SessionPartition, FetchWaiter)
+    return sum(type(one) in kinds for one in gc.get_objects())
+
+
+def test_a_session_that_is_over_is_out_of_memory_with_its_long_polls() -> None:
+    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            before = kept()
+            for _ in range(3):
+                session.session_id = session.epoch = 0
+                await session.fetch(ALL)
+                await session.fetch({}, max_wait_ms=100)
+                assert kept() > before
+                await session.fetch(ALL, session_epoch=-1, max_wait_ms=100)
+            assert len(sim.worker.fetch_sessions) == 0
+            assert kept() == before
+        finally:
+            gc.enable()
+
+    in_session(story)
 
 
 # The cache alone
