@@ -335,10 +335,10 @@ class LocalLog:
 
     # Removing what is old
 
-    def _retire_before(self, offset: int) -> int:
-        """Sealed segments that end at or before `offset` are `.deleted`; how many."""
+    def _retire_before(self, offset: int, most: int | None = None) -> int:
+        """Sealed segments that end at or before `offset`, or `most`, are `.deleted`; how many."""
         count = 0
-        while (segment := self._segments.pop_before(offset)) is not None:
+        while count != most and (segment := self._segments.pop_before(offset)) is not None:
             count += 1
             self._retired.append(segment)
             if segment in self._unsynced_segments:

@@ -432,11 +432,19 @@ class PartitionLog(LocalLog):
         Never the active one. `remove_deleted` removes them for good. The names of those that stay
         survive a loss of power before: one that takes the name of a new segment, and leaves the
         others deleted, would leave a log that ends earlier, whose offsets would be given again.
+
+        Of several removals a loss of power may undo any. Behind the recovery point on disk a gap
+        makes recovery drop what follows, so that each removal there is synced before the next.
         """
         kept = self._segments.since(self.log_start_offset)[0].base_offset
         if kept <= self._segments.first_offset or not await self._sync_names(disk, self.folder):
             return 0
-        count = self._retire_before(min(kept, self.log_start_offset))
+        end = min(kept, self.log_start_offset)
+        count = self._retire_before(min(end, self.noted_recovery_point - 1))
+        while one := self._retire_before(end, most=1):
+            count += one
+            if self._segments.first_offset >= end or not await self._sync_names(disk, self.folder):
+                break
         self._folder.drop_snapshots_before(self._segments.first_offset)
         self._folder.write_epochs()
         return count

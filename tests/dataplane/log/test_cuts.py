@@ -219,3 +219,35 @@ def test_a_log_of_which_all_is_deleted_begins_where_it_ended_wherever_power_goes
         assert log.log_end_offset >= 40
 
     crash_everywhere(SMALL_SEGMENTS, deletes, check)
+
+
+def test_synced_records_outlive_a_loss_of_power_while_those_before_them_are_deleted() -> None:
+    """Of several removals any may survive: a gap would make recovery drop what follows it."""
+
+    async def play(fail_at: int | None) -> tuple[CrashDisk, int]:
+        disk = CrashDisk()
+        log_dir = await written(disk, SMALL_SEGMENTS)
+        log = log_dir.partitions[AT]
+        follow(log, *[(offset, 3) for offset in range(40, 80, 2)])
+        await log.flush(disk)  # and the checkpoint does not know yet
+        began = disk.operations
+        if fail_at is not None:
+            disk.fail_at = began + fail_at
+        try:
+            log.advance_log_start(70)
+            assert await log.delete_old_segments(disk) > 3
+            log.remove_deleted()
+        except Crash:
+            pass
+        return disk, disk.operations - began
+
+    _, operations = trio.run(play, None)
+    for at in range(operations + 1):
+        for seed in range(12):
+            disk, _ = trio.run(play, at)
+            found = disk.survivor(Random(1000 * at + seed) if seed else None)
+            log_dir = trio.run(opened, found, SMALL_SEGMENTS)
+            assert not log_dir.offline, (at, seed)
+            log = log_dir.partitions[AT]
+            assert log.log_end_offset == 80, (at, seed)
+            assert found_in(log)[-5:] == [(offset, 3) for offset in range(70, 80, 2)]
