@@ -21,7 +21,8 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(24, 300),
+    "replication": CiShare(22, 300),
+    "damaged-replicas": CiShare(2, 30),
     "quorum": CiShare(13, 150),
     "cluster": CiShare(11, 150),
     "everything": CiShare(11, 150),
@@ -54,6 +55,8 @@ _FEW_FAULTS: Final = (
 
 # Checkers that a scenario plays without giving them anything to compare. `everything` gates all.
 UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
+    "replication": ("DamageStaysWhereItIs",),
+    "damaged-replicas": ("LiveWorkersStay",),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     "disk-full": _FEW_FAULTS,

@@ -42,22 +42,25 @@ def _cut_takes_offline() -> AbstractContextManager[None]:
 
 
 REPLICA_FAULT_DEFECTS: Final = tuple(
-    Defect(name, about, "replication", found_as, plant)
-    for name, about, found_as, plant in (
+    Defect(name, about, scenario, found_as, plant)
+    for name, scenario, about, found_as, plant in (
         (
             "damage-taken-over",
+            "damaged-replicas",
             "a follower does not check the checksums of what its leader sends",
             ("L4",),
             _damage_taken_over,
         ),
         (
             "older-image-believed",
+            "damaged-replicas",
             "a worker that names the broker epoch of any earlier process has all logs",
             ("R2", "R6", "R8"),
             _older_image_believed,
         ),
         (
             "cut-takes-offline",
+            "replication",
             "a follower that is to truncate its log takes it offline on a sound disk",
             ("liveness",),
             _cut_takes_offline,

@@ -51,15 +51,11 @@ REPLACED_WITHIN_S: Final = 3.0
 CUT_WITHIN_S: Final = 4.0
 
 
-REPLICA_KINDS: Final = (
-    "alone",
-    "dark workers",
-    "stumble",
-    "overtaken",
-    "unregister",
-    "data rot",
-    "old image",
-)
+REPLICA_KINDS: Final = ("alone", "dark workers", "stumble", "overtaken", "unregister")
+# What a disk gives back is not what was written to it. `damaged-replicas` draws one of them alone:
+# bits that flip after a clean stop are noticed by nobody until they are read, so that beside other
+# faults the checkers cannot tell yet what may be missing.
+DAMAGE_KINDS: Final = ("data rot", "old image")
 
 
 class _Rot(NamedTuple):

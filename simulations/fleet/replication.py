@@ -34,7 +34,7 @@ from simulations.fleet.replica_clients import (
     ReplicaProducer,
 )
 from simulations.fleet.replica_nation import ReplicationSettings, WatchedNation
-from simulations.fleet.replica_troubles import REPLICA_KINDS, ReplicaTroubles
+from simulations.fleet.replica_troubles import DAMAGE_KINDS, REPLICA_KINDS, ReplicaTroubles
 from simulations.fleet.stage import (
     LIVENESS_S,
     compare,
@@ -52,12 +52,13 @@ from simulations.observing import small_sizes
 from simulations.scenario import Scenario
 from simulations.world import World
 
-# Bits that rot in journals are `quorum`'s.
 CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS)
-_ELSEWHERE: Final = ("bit rot", "stop in snapshot")
+# Bits that rot in journals, and reads of journals that fail, are `quorum`'s. A read of a log that
+# fails takes its partition offline until the worker is restarted, which nobody does here yet.
+_ELSEWHERE: Final = ("bit rot", "stop in snapshot", "failing read")
 KINDS: Final = (*(kind for kind in TROUBLES if kind not in _ELSEWHERE), *REPLICA_KINDS)
 # These come about only where workers are processes of their own, or where somebody reads.
-_OFTEN: Final = ("lost disk", "stumble", "old image", "data rot", "failing read")
+_OFTEN: Final = ("lost disk", "stumble")
 # How many worlds have only what goes for replicas: it comes to what it wants where little else is.
 AIMED: Final = 0.2
 AIMED_TROUBLES: Final = 4
@@ -107,8 +108,29 @@ def draw_settings(draw: Random) -> ReplicationSettings:
     return settings
 
 
+def draw_damaged_settings(draw: Random) -> ReplicationSettings:
+    """Disks of workers that are no voters give back what was not written last, and nothing else."""
+    settings = draw_settings(draw)
+    settings.is_combined = False
+    settings.records, settings.think_s = 150, 0.05
+    kind = (draw.choice(DAMAGE_KINDS),)
+    most = AIMED_TROUBLES
+    settings.troubles = draw_troubles(draw, kind, over_s=settings.trouble_s, most=most)
+    return settings
+
+
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
-    settings = draw_settings(world.stream("settings replication"))
+    await _play_drawn(world, draw_settings(world.stream("settings replication")), leave_out)
+
+
+async def play_damaged(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_damaged_settings(world.stream("settings damaged-replicas"))
+    await _play_drawn(world, settings, leave_out)
+
+
+async def _play_drawn(
+    world: World, settings: ReplicationSettings, leave_out: Collection[int]
+) -> None:
     world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
     settings.troubles = without(settings.troubles, leave_out)
     # From a stream of their own: all else is drawn as it was before there were any.
@@ -258,4 +280,12 @@ REPLICATION: Final = Scenario(
         "lying batches refused",
         *(f"fault: {kind}" for kind in KINDS),
     ),
+)
+
+DAMAGED_REPLICAS: Final = Scenario(
+    "damaged-replicas",
+    "clusters with replicated topics: bits of their logs flip, older images of disks are put back",
+    play_damaged,
+    CHECKERS,
+    gates=("acknowledged records", *(f"fault: {kind}" for kind in DAMAGE_KINDS)),
 )

@@ -9,7 +9,7 @@ from simulations.checkers.metadata import AppliedStays
 from simulations.checkers.retention import RetentionIsDue
 from simulations.fleet.cluster import CLUSTER
 from simulations.fleet.quorum import QUORUM
-from simulations.fleet.replication import REPLICATION
+from simulations.fleet.replication import DAMAGED_REPLICAS, REPLICATION
 from simulations.observing import small_sizes, watched, watched_retirement
 from simulations.quotas import QUOTAS
 from simulations.room import Room, Settings, draw_settings
@@ -259,6 +259,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         QUORUM,
         CLUSTER,
         REPLICATION,
+        DAMAGED_REPLICAS,
         QUOTAS,
     )
 }
