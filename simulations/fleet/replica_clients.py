@@ -386,6 +386,10 @@ class ReplicaProducer(ReplicaClient):
             else:
                 failed = code
                 self.say(f"{self._where}: {number} of {len(crcs)}: {code.name}")
+                if code not in RETRIABLE and code not in _LOST_TRACK:
+                    # It is final, and what came behind it may have been taken: this producer's
+                    # sequences cannot be used again, whether or not the other answers come.
+                    break
         if failed is not None:
             self._refused(place, failed)
 
