@@ -63,6 +63,7 @@ class LogFolder:
         "_names_changed",
         "_segments_changed",
         "_unsynced",
+        "exists",
         "files",
         "is_made",
         "path",
@@ -87,6 +88,8 @@ class LogFolder:
         self._names_changed = bool(unsynced)
         self._segments_changed = bool(unsynced) or not is_made
         self.is_made = is_made
+        # A directory of that name is there, be it one that a full disk kept from being made whole.
+        self.exists = is_made
         self._is_new = False  # its own name has not been synced
 
     @property
@@ -111,7 +114,7 @@ class LogFolder:
         """The folder is there and says whose it is; none of it is synced yet. StorageError."""
         with storage_errors("create", self.path):
             self.files.disk.make_dirs(self.path)
-        self._is_new = True
+        self._is_new = self.exists = True
         self.write(PARTITION_METADATA, encode_partition_metadata(topic_id))
         self.is_made = True
 

@@ -127,9 +127,9 @@ class LocalLog:
             segment.configure(config)
 
     @property
-    def is_made(self) -> bool:
-        """Whether there is a folder yet, or any file."""
-        return self._folder.is_made
+    def has_folder(self) -> bool:
+        """Whether a directory is there, complete or as far as a full disk let it be made."""
+        return self._folder.exists
 
     @property
     def size_bytes(self) -> int:

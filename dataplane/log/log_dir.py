@@ -355,8 +355,8 @@ class LogDir:
         name = retired_folder(topic, partition, unique, ending)
         folder = self._path(partition_folder(topic, partition))
         log = self.partitions.get((topic, partition))
-        is_made = log is None or log.is_made
-        if is_made:
+        has_folder = log is None or log.has_folder
+        if has_folder:
             with storage_errors("rename", folder):
                 self._disk.rename(folder, self._path(name))
         self.partitions.pop((topic, partition), None)
@@ -364,7 +364,7 @@ class LogDir:
             log.moved(self._path(name))
         self.offline.pop((topic, partition), None)
         self.checkpoints.forget((topic, partition))
-        return name if is_made else None
+        return name if has_folder else None
 
     def take_offline(self, partition: Partition, error: StorageError) -> None:
         """The log is in `offline`; its files stay as they are."""

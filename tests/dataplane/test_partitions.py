@@ -123,6 +123,25 @@ async def test_a_topic_that_cannot_be_made_leaves_the_node_and_other_topics_alon
 
 
 @in_trio
+async def test_a_topic_whose_folder_a_full_disk_left_unfinished_can_be_deleted_and_made_again(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create("full")
+        disk.fail("write", "partition.metadata", errno.ENOSPC)
+        await client.produce("full", batch_of(b"x"), error=ErrorCode.KAFKA_STORAGE_ERROR)
+        assert list((tmp_path / "full-0").iterdir())
+        disk.faults.clear()
+        assert await client.delete("full") == ErrorCode.NONE
+        assert not (tmp_path / "full-0").exists()
+        await client.create("full")
+        await client.produce("full", batch_of(b"y"))
+        assert await client.values("full") == [b"y"]
+
+
+@in_trio
 async def test_a_directory_that_cannot_be_synced_does_not_end_the_node(tmp_path: Path) -> None:
     disk = FaultyDisk()
     async with serving(tmp_path, disk=disk) as served:
