@@ -264,6 +264,7 @@ class ReplicaProducer(ReplicaClient):
         self._queue: deque[Batch] = deque()
         self._left = nation.settings.records
         self._written = 0
+        self.timeout_ms = 3000  # for acks=all, until it is told that not all in sync have it
 
     async def run(self, runtime: Runtime) -> None:
         while self._left > 0 or self._queue:
@@ -364,7 +365,10 @@ class ReplicaProducer(ReplicaClient):
             row = PartitionProduceData(index=place.partition, records=data)
             topic = TopicProduceData(name=name, topic_id=place.topic_id, partition_data=[row])
             message = ProduceRequest(
-                transactional_id=None, acks=self._acks, timeout_ms=3000, topic_data=[topic]
+                transactional_id=None,
+                acks=self._acks,
+                timeout_ms=self.timeout_ms,
+                topic_data=[topic],
             )
             await connection.send(ApiKey.PRODUCE, message, answered=self._acks != 0)
         if self._acks == 0:

@@ -9,10 +9,10 @@ peace -> troubles -> calm: within `LIVENESS_S` every partition is led and all it
 sync, all clients are done -> everything is read -> clean stop -> compare
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
@@ -47,11 +47,12 @@ from simulations.fleet.stage import (
     watched,
     within,
 )
-from simulations.fleet.troubles import TROUBLES, calm, play_troubles
+from simulations.fleet.troubles import TROUBLES, Befalls, calm, play_troubles
 from simulations.observing import small_sizes
 from simulations.scenario import Scenario
 from simulations.world import World
 
+KindsOf: TypeAlias = Callable[[WatchedNation], Mapping[str, Befalls]]
 CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS)
 # Bits that rot in journals, and reads of journals that fail, are `quorum`'s. A read of a log that
 # fails takes its partition offline until the worker is restarted, which nobody does here yet.
@@ -138,7 +139,13 @@ async def _play_drawn(
     await play_settings(world, settings)
 
 
-async def play_settings(world: World, settings: ReplicationSettings) -> None:
+async def play_settings(
+    world: World,
+    settings: ReplicationSettings,
+    kinds_of: KindsOf = lambda nation: ReplicaTroubles(nation).kinds,
+    clients_of: "ClientsOf | None" = None,
+) -> None:
+    """One world of these settings; `kinds_of` knows their troubles, `clients_of` has clients."""
     world.say("story", f"{settings}")
     world.internet.default.delay_s = settings.delay_s
     world.internet.default.split = world.stream("links").choice(SPLITS)
@@ -152,12 +159,12 @@ async def play_settings(world: World, settings: ReplicationSettings) -> None:
         async with trio.open_nursery() as nursery:
             for member in nation.members.values():
                 nursery.start_soon(member.kept.run)
-            clients = _start_clients(nation)
+            clients = _start_clients(nation, (clients_of or _clients_of)(nation))
             await world.sleep(settings.peace_s)
             # Who is no voter may lose its disk.
             weak = [m.kept for m in nation.members.values() if not m.config.is_controller]
             stage = scene(nation, clients.names, weak)
-            await play_troubles(stage, settings.troubles, ReplicaTroubles(nation).kinds)
+            await play_troubles(stage, settings.troubles, kinds_of(nation))
             await calm(stage)
             await recover(nation)
             await finish_clients(nation, lambda: clients.are_done)
@@ -172,11 +179,11 @@ async def play_settings(world: World, settings: ReplicationSettings) -> None:
 
 
 @dataclass(slots=True)
-class _Clients:
-    administrators: list[ReplicaAdministrator]
-    producers: list[ReplicaProducer]
-    consumers: list[ReplicaConsumer]
-    attackers: list[ReplicaAttacker]
+class Clients:
+    administrators: list[ReplicaAdministrator] = field(default_factory=list)
+    producers: list[ReplicaProducer] = field(default_factory=list)
+    consumers: list[ReplicaConsumer] = field(default_factory=list)
+    attackers: list[ReplicaAttacker] = field(default_factory=list)
 
     @property
     def all(
@@ -193,9 +200,18 @@ class _Clients:
         return [client.name for client in self.all]
 
 
-def _start_clients(nation: WatchedNation) -> _Clients:
+ClientsOf: TypeAlias = Callable[[WatchedNation], Clients]
+
+
+def _start_clients(nation: WatchedNation, clients: Clients) -> Clients:
+    for client in clients.all:
+        start_client(nation, client.name, client.run)
+    return clients
+
+
+def _clients_of(nation: WatchedNation) -> Clients:
     world, settings = nation.world, nation.settings
-    clients = _Clients([], [], [], [])
+    clients = Clients()
     for number in range(settings.administrators):
         name = f"admin-{number}"
         clients.administrators.append(ReplicaAdministrator(nation, name, world.stream(name)))
@@ -208,8 +224,6 @@ def _start_clients(nation: WatchedNation) -> _Clients:
     for number in range(settings.attackers):
         name = f"attacker-{number}"
         clients.attackers.append(ReplicaAttacker(nation, name, world.stream(name)))
-    for client in clients.all:
-        start_client(nation, client.name, client.run)
     return clients
 
 
