@@ -550,8 +550,14 @@ class ReplicaFetcher:
             )
 
     async def _start_anew(self, connection: BrokerConnection, key: Key, followed: Followed) -> None:
-        """Our log has no offset in common with the leader's, and begins where that one does."""
+        """Our log has no offset in common with the leader's, and begins where that one does.
+
+        An empty log that ends behind the leader's has no epoch either by which to find where to go
+        on: retention or DeleteRecords has removed all of it, and then a replica was elected
+        uncleanly that has less. It gives up nothing.
+        """
         partition = followed.partition
+        plog = partition.log
         request = ListOffsetsRequest(
             replica_id=-1,
             topics=[
@@ -575,7 +581,7 @@ class ReplicaFetcher:
             return
         if row.error_code:
             self._delay(followed, ErrorCode(row.error_code))
-        elif row.offset <= partition.log.log_end_offset:
+        elif row.offset <= plog.log_end_offset and plog.log_start_offset < plog.log_end_offset:
             # It ends before ours does, or begins before: to be told by epochs.
             self._delay(followed, ErrorCode.OFFSET_OUT_OF_RANGE)
         else:

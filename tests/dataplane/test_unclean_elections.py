@@ -5,6 +5,7 @@ import errno
 from metaquorum.config_def import Scope
 from metaquorum.image import NO_LEADER
 from tests.dataplane.serving import RawClient, batch_of
+from tests.dataplane.test_replicas import delete_records
 from tests.dataplane.together import Together, together
 from wire.apis import ApiKey
 from wire.errors import ErrorCode
@@ -74,6 +75,35 @@ def test_nobody_out_of_sync_leads_until_it_is_allowed_and_then_one_does_at_once(
         await cluster.until(lambda: set(cluster.state("t", 1).isr) == {1, 2, 3})
         assert cluster.replica(1, "t").log.log_end_offset == 4, "3 and 4 are cut"
         assert cluster.state("t", 1).unclean_epoch == after.unclean_epoch, "it is remembered"
+
+    together(story, **LAG)
+
+
+def test_an_empty_log_that_ends_behind_the_new_leaders_begins_anew_with_that_one() -> None:
+    """All of its records were deleted, so that it has no epoch by which to find where to go on."""
+
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2))
+        client = await cluster.connect(1)
+        for number in range(3):
+            await client.produce("t", batch_of(b"%d" % number))
+        await cluster.kill(2)
+        await cluster.until(lambda: cluster.state("t", 1).isr == (1,))
+        for number in range(3, 5):
+            await client.produce("t", batch_of(b"%d" % number))
+        row = await delete_records(client, "t", 5)
+        assert (row.error_code, row.low_watermark) == (E.NONE, 5)
+        await cluster.kill(1)
+        await cluster.restart(2)
+        other = await cluster.connect(2)
+        await allow(other, Scope.TOPIC, "t")
+        await cluster.until(lambda: cluster.state("t", 2).leader == 2)
+        await cluster.restart(1)
+        await cluster.until(lambda: set(cluster.state("t", 1).isr) == {1, 2})
+        assert cluster.replica(1, "t").log.log_start_offset == 0
+        assert cluster.replica(1, "t").log.log_end_offset == 3
+        await other.produce("t", batch_of(b"anew"))
+        await cluster.until(lambda: cluster.replica(1, "t").log.log_end_offset == 4)
 
     together(story, **LAG)
 
