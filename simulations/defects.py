@@ -26,6 +26,7 @@ from metaquorum.image import PartitionImage
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import Disk, write_atomically
 from simulations.fault_defects import FAULT_DEFECTS
+from simulations.fleet.cleanup_defects import CLEANUP_DEFECTS
 from simulations.fleet.cut_defects import CUT_DEFECTS
 from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
 from simulations.fleet.fault_defects import REPLICA_FAULT_DEFECTS
@@ -400,6 +401,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         *QUOTA_DEFECTS,
         *REPLICATION_DEFECTS,
         *CUT_DEFECTS,
+        *CLEANUP_DEFECTS,
         *FAULT_DEFECTS,
         *REPLICA_FAULT_DEFECTS,
     )

@@ -21,8 +21,9 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(22, 300),
+    "replication": CiShare(18, 300),
     "damaged-replicas": CiShare(2, 30),
+    "cleaned-replicas": CiShare(4, 30),
     "quorum": CiShare(13, 150),
     "cluster": CiShare(11, 150),
     "everything": CiShare(11, 150),

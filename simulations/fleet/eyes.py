@@ -4,22 +4,37 @@ None of it is behaviour. Whatever a log's files hold when a process opens it is 
 simulated disk by nobody's code but ours.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from dataplane.log import log_dir
 from dataplane.log.files import DiskFullError
-from dataplane.log.names import parse_partition_folder
+from dataplane.log.local_log import LocalLog
+from dataplane.log.names import LOG, SWAP, file_name, parse_partition_folder
 from dataplane.log.partition_log import AppendResult, PartitionLog
+from dataplane.log.segment import Segment, SegmentState
 from dataplane.partition import Partition
+from dataplane.upkeep import Upkeep
 from metaquorum.runtime.seams import StorageError
 from simulations.checkers.log_files import naive_segments
-from simulations.fleet.replicas import Chronicle, Entry, Held, Identity, Name, PartitionStory, Role
+from simulations.fleet.replicas import (
+    Chronicle,
+    Content,
+    Entry,
+    Held,
+    Identity,
+    LogStartMove,
+    Name,
+    PartitionStory,
+    Role,
+)
 from simulations.machine import running_on
 from simulations.planting import swapped
 from simulations.storage import Storage
 from wire.batches import batch_crc, batches, parse_header
+from wire.compression import Codec
+from wire.records import Record, decode_records
 from wire.types import ZERO_UUID
 
 
@@ -31,6 +46,23 @@ def entries_of(records: Any) -> list[Entry]:
             name = Name(header.leader_epoch, header.base_offset + number)
             found.append(Entry(name, Identity(header.crc, number)))
     return found
+
+
+def contents_of(record: Record) -> Content:
+    """A tombstone has its unique text in a header."""
+    if record.value is None:
+        text = record.headers[0][1] if record.headers else b""
+        return Content(record.key, text or b"", is_tombstone=True)
+    return Content(record.key, bytes(record.value), is_tombstone=False)
+
+
+def records_of(records: Any) -> list[tuple[Name, Content]]:
+    """Every record of these batches, opened."""
+    return [
+        (Name(header.leader_epoch, record.offset), contents_of(record))
+        for position, header in batches(records)
+        for record in decode_records(records, position)
+    ]
 
 
 def damaged_in(records: Any) -> list[int]:
@@ -59,9 +91,24 @@ def entries_on_disk(storage: Storage, folder: str, *, damaged: bool = False) -> 
     return found
 
 
+def seen_entries(chronicle: Chronicle, records: Any) -> list[Entry]:
+    """Every record of these batches, known as all records of that world are."""
+    if chronicle.contents is None:
+        return entries_of(records)
+    found = records_of(records)
+    chronicle.contents.update((content.identity, content) for _, content in found)
+    return [Entry(name, content.identity) for name, content in found]
+
+
+def codecs_of(records: Any) -> list[Codec]:
+    return [header.codec for _, header in batches(records)]
+
+
 class Eyes:
     def __init__(self, chronicle: Chronicle) -> None:
         self._chronicle = chronicle
+        # The wall clock that retention goes by at this moment, by log.
+        self._retaining: dict[PartitionLog, int] = {}
         self._members = {m.name: m for m in chronicle.nation.members.values()}
         # Which replica that log is; and which partition, once a worker has said so.
         self._logs: dict[PartitionLog, tuple[PartitionStory, Held]] = {}
@@ -82,9 +129,25 @@ class Eyes:
         start, end = log.log_start_offset, log.log_end_offset
         storage = member.kept.machine.storage
         damaged = held.damaged and held.storage is storage
-        found = entries_on_disk(storage, log.folder, damaged=damaged)
+        if chronicle.contents is None:
+            found = entries_on_disk(storage, log.folder, damaged=damaged)
+        else:
+            found = self._on_disk(storage, log.folder)
         entries = [entry for entry in found if start <= entry.name.offset < end]
         chronicle.opened(story, held, start, end, entries)
+
+    def _on_disk(self, storage: Storage, folder: str) -> list[Entry]:
+        """Records of all sound batches, known by their contents."""
+        return [
+            entry
+            for segment in naive_segments(storage, folder)
+            for entry in seen_entries(
+                self._chronicle,
+                memoryview(bytes(storage.file(f"{segment.path}.log").data))[
+                    : sum(batch.size for batch in segment.batches)
+                ],
+            )
+        ]
 
     def refused(self, folder: str, error: StorageError) -> None:
         """A process could not open the log in that folder."""
@@ -97,9 +160,12 @@ class Eyes:
         if known is None or result.is_duplicate:
             return
         role = self._role(log)
-        self._chronicle.appended(*known, entries_of(records), role)
+        self._chronicle.appended(*known, seen_entries(self._chronicle, records), role)
+        known[1].end = log.log_end_offset  # compaction may have taken the last records of a batch
         if not role.leads:
             self._chronicle.took(*known, damaged_in(records))
+        elif self._chronicle.contents is not None:
+            self._chronicle.stored(*known, codecs_of(records))
 
     def _role(self, log: PartitionLog) -> Role:
         partition = self._partitions[log]
@@ -111,10 +177,44 @@ class Eyes:
             start = min(log.log_start_offset, end)
             self._chronicle.cut(*known, end, start, self._role(log))
 
-    def starts_at(self, log: PartitionLog) -> None:
+    def starts_at(self, log: PartitionLog, before: int) -> None:
         known = self._logs.get(log)
-        if known is not None:
+        if known is None:
+            return
+        if self._chronicle.contents is None:
             self._chronicle.started(known[1], log.log_start_offset)
+            return
+        move = LogStartMove(
+            before,
+            log.log_start_offset,
+            self._partitions[log].high_watermark,
+            log.folder,
+            self._retaining.get(log),
+        )
+        self._chronicle.moved(*known, move)
+
+    @contextmanager
+    def retaining(self, log: PartitionLog, now_ms: int) -> Iterator[None]:
+        self._retaining[log] = now_ms
+        try:
+            yield
+        finally:
+            del self._retaining[log]
+
+    def swapping(self, log: PartitionLog, old: Sequence[Segment], base_offset: int) -> None:
+        """A cleaned segment is about to take the place of these."""
+        known = self._logs.get(log)
+        if known is None or self._chronicle.contents is None:
+            return
+        story, held = known
+        segments = log.segments
+        after = segments.index(old[-1]) + 1
+        first, end = old[0].base_offset, segments[after].base_offset
+        path = f"{log.folder}/{file_name(base_offset, LOG)}{SWAP}"
+        data = held.machine.storage.file(path).data
+        left = {name.offset for name, _ in records_of(memoryview(bytes(data)))}
+        names = [Name(e, o) for o, e in held.epochs.items() if first <= o < end and o not in left]
+        self._chronicle.cleaned(story, held, names)
 
     # Partitions
 
@@ -148,6 +248,8 @@ def watched_replicas(chronicle: Chronicle) -> Iterator[None]:
             (PartitionLog, "append_as_follower", _appends),
             (PartitionLog, "_end_at", _ends_at),
             (PartitionLog, "advance_log_start", _starts_at),
+            (LocalLog, "_swap", _swaps),
+            (Upkeep, "_retain_one", _retains),
             (Partition, "__init__", _made),
             (Partition, "assign", _assigned),
             (Partition, "advance", _advances),
@@ -225,11 +327,35 @@ def _ends_at(eyes: Eyes) -> Wrap:
 def _starts_at(eyes: Eyes) -> Wrap:
     def wrap(right: Any) -> Any:
         def advance_log_start(self: PartitionLog, offset: int) -> bool:
+            before = self.log_start_offset
             moved: bool = right(self, offset)
-            eyes.starts_at(self)
+            eyes.starts_at(self, before)
             return moved
 
         return advance_log_start
+
+    return wrap
+
+
+def _swaps(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def _swap(self: PartitionLog, old: Sequence[Segment], state: SegmentState) -> Segment:
+            eyes.swapping(self, old, state.base_offset)
+            swapped_in: Segment = right(self, old, state)
+            return swapped_in
+
+        return _swap
+
+    return wrap
+
+
+def _retains(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        async def _retain_one(self: Upkeep, partition: Partition, now_ms: int) -> None:
+            with eyes.retaining(partition.log, now_ms):
+                await right(self, partition, now_ms)
+
+        return _retain_one
 
     return wrap
 

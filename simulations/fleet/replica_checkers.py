@@ -5,7 +5,7 @@ other is looked at only where the belief itself is the subject (who leads, what 
 Sources: Kip320.tla (WeakIsr, StrongIsr), KIP-101, KIP-320, KIP-497, KIP-903, KIP-966.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 from metaquorum.config_def import Scope
@@ -67,7 +67,9 @@ class LeadersIsrAgrees(WatchingChecker):
             if epoch is None:
                 continue  # below where the log begins, of which the deletion will be told
             name = Name(epoch, offset)
-            if other is None or other.epochs.get(offset) != epoch:
+            if name in story.cleaned:
+                self.comparisons += 1
+            elif other is None or other.epochs.get(offset) != epoch:
                 excused = other is not None and self.chronicle.may_lack(story, other, name)
                 self.compare(
                     excused,
@@ -164,8 +166,11 @@ class CommittedIsOneSequence(WatchingChecker):
 
     def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
         """What a new leader takes for committed is."""
+        cleaned = {name.offset for name in story.cleaned}
         for offset in range(max(held.start, story.deleted_to), min(term.high_watermark, held.end)):
             name = Name(held.epochs.get(offset, -1), offset)
+            if name.leader_epoch < 0 and offset in cleaned:
+                continue
             self.compare(
                 name in story.ever_committed,
                 "{}: worker {} begins to lead with high watermark {}, and {} never was committed",
@@ -268,7 +273,7 @@ class CutByEpoch(WatchingChecker):
         for name in names:
             self.compare(
                 term is None
-                or name.offset < term.log_start_offset
+                or name.offset < max(term.log_start_offset, story.expired_to)
                 or not term.has(role.leader_epoch, name),
                 "{}: worker {} cuts {}, which the leader of epoch {} has",
                 story,
@@ -528,6 +533,7 @@ class AcknowledgedStays(WatchingChecker):
         for offset, value in found:
             places.setdefault(value, []).append(offset)
         lost = story.lost_records
+        lost |= {(name.offset, story.identities[name]) for name in story.cleaned}
         for value, (offset, identity) in self.acked.get(story.place, {}).items():
             if offset >= story.deleted_to and (offset, identity) not in lost:
                 self.compare(
@@ -549,8 +555,9 @@ class DeliveredOnce(WatchingChecker):
         super().__init__(nation)
         self._sent: dict[tuple[Place, int], set[int]] = {}  # checksums, by producer id
 
-    def sent(self, place: Place, producer_id: int, crc: int) -> None:
-        self._sent.setdefault((place, producer_id), set()).add(crc)
+    def sent(self, place: Place, producer_id: int, crcs: Set[int]) -> None:
+        """In that place, records of these identities (`Identity.crc`)."""
+        self._sent.setdefault((place, producer_id), set()).update(crcs)
 
     def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
         stays = self.nation.checker(AcknowledgedStays)

@@ -5,8 +5,8 @@ version of Produce that has no ids), so that a record in the wrong place shows.
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from metaquorum.runtime.seams import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection
 from simulations.consumer import EARLIEST, LATEST
 from simulations.fleet.cluster_clients import RETRY_S, Administrator, ClusterClient
-from simulations.fleet.eyes import damaged_in, entries_of
+from simulations.fleet.eyes import contents_of, damaged_in, seen_entries
 from simulations.fleet.loss_checkers import DamageStaysWhereItIs
 from simulations.fleet.replica_checkers import (
     MIN_ISR,
@@ -29,9 +29,10 @@ from simulations.fleet.replica_checkers import (
     TopicsAreTheirOwn,
 )
 from simulations.fleet.replica_nation import WatchedNation
-from simulations.fleet.replicas import Identity, Place
+from simulations.fleet.replicas import Content, Identity, Place
 from wire.apis import ApiKey
 from wire.batches import batches, parse_header
+from wire.compression import Codec
 from wire.errors import RETRIABLE, ErrorCode
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -139,10 +140,15 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
         partitions = draw.choice([1, 1, 2, 4])
         topic_id = await self._ask_creation(connection, name, partitions, replicas, overrides)
         if topic_id is not None:
-            self.nation.min_isrs.setdefault(topic_id, set()).add(least)
-            for index in range(partitions):
-                story = self.nation.chronicle.story(topic_id, index)
-                story.is_flushed = "flush.messages" in overrides
+            self._made_as(topic_id, partitions, least, overrides)
+
+    def _made_as(
+        self, topic_id: bytes, partitions: int, least: int, overrides: Mapping[str, str]
+    ) -> None:
+        self.nation.min_isrs.setdefault(topic_id, set()).add(least)
+        for index in range(partitions):
+            story = self.nation.chronicle.story(topic_id, index)
+            story.is_flushed = "flush.messages" in overrides
 
     async def _recreate(self, connection: ClientConnection, name: str) -> None:
         await self._delete(connection, name)
@@ -244,6 +250,7 @@ class Batch:
     base_sequence: int
     timestamp_ms: int
     times_sent: int = 0
+    contents: list[Content] = field(default_factory=list)  # where records have keys
 
 
 class ReplicaProducer(ReplicaClient):
@@ -339,16 +346,26 @@ class ReplicaProducer(ReplicaClient):
         if self._idempotent and batch.base_sequence < 0:
             batch.base_sequence = self._sequences.get(place, 0)
             self._sequences[place] = batch.base_sequence + len(batch.values)
-        records = [
-            Record(number, batch.timestamp_ms, None, value, ())
-            for number, value in enumerate(batch.values)
-        ]
         return encode_batch(
-            records,
+            self._records(batch),
+            codec=self._codec(),
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             base_sequence=batch.base_sequence,
         )
+
+    def _records(self, batch: Batch) -> list[Record]:
+        return [
+            Record(number, batch.timestamp_ms, None, value, ())
+            for number, value in enumerate(batch.values)
+        ]
+
+    def _codec(self) -> Codec:
+        return Codec.NONE
+
+    def _identities(self, batch: Batch, crc: int) -> list[Identity]:
+        """By which checkers know the batch's records."""
+        return [Identity(crc, number) for number in range(len(batch.values))]
 
     async def _send_all(self, connection: ClientConnection, name: str, place: Place) -> None:
         """All that is open is sent, and what is acknowledged is not open any more."""
@@ -356,12 +373,13 @@ class ReplicaProducer(ReplicaClient):
         for batch in self._queue:
             data = self._encoded(batch, place)
             crcs.append(parse_header(memoryview(data), 0).crc)
+            known_as = {identity.crc for identity in self._identities(batch, crcs[-1])}
             if self._by_name:
-                self.nation.checker(TopicsAreTheirOwn).by_name.add(crcs[-1])
+                self.nation.checker(TopicsAreTheirOwn).by_name |= known_as
             self.nation.world.count("batches sent again", batch.times_sent > 0)
             batch.times_sent += 1
             if self._idempotent:
-                self.nation.checker(DeliveredOnce).sent(place, self._producer_id, crcs[-1])
+                self.nation.checker(DeliveredOnce).sent(place, self._producer_id, known_as)
             row = PartitionProduceData(index=place.partition, records=data)
             topic = TopicProduceData(name=name, topic_id=place.topic_id, partition_data=[row])
             message = ProduceRequest(
@@ -408,8 +426,9 @@ class ReplicaProducer(ReplicaClient):
             return  # which topic of that name it is in cannot be known
         story = self.nation.chronicle.story(*place)
         stays = self.nation.checker(AcknowledgedStays).acked.setdefault(place, {})
-        for number, value in enumerate(batch.values):
-            offset, identity = base_offset + number, Identity(crc, number)
+        identities = self._identities(batch, crc)
+        for number, (value, identity) in enumerate(zip(batch.values, identities, strict=True)):
+            offset = base_offset + number
             self.nation.checker(AcknowledgedIsCommitted).acknowledged(story, offset, identity)
             self.nation.checker(SyncedIsKept).acknowledged(story, offset, identity)
             stays[value] = offset, identity
@@ -424,6 +443,16 @@ class ReplicaProducer(ReplicaClient):
         elif not self._retries or code not in RETRIABLE:
             self._give_up()
         raise EOFError(code.name)
+
+
+@dataclass(slots=True)
+class Read:
+    """What one fetch of one partition gave."""
+
+    code: ErrorCode
+    records: list[tuple[int, bytes]] = field(default_factory=list)  # offsets and texts
+    next_offset: int = 0  # behind the last batch, of which compaction may have left no record
+    preferred_read_replica: int = -1
 
 
 class ReplicaReader(ReplicaClient):
@@ -441,40 +470,58 @@ class ReplicaReader(ReplicaClient):
         return int(answer.offset)
 
     async def fetch(
-        self, connection: ClientConnection, name: str, place: Place, offset: int, wait_ms: int
-    ) -> list[tuple[int, bytes]] | None:
-        """Offsets and values; None: there is no such offset."""
+        self,
+        connection: ClientConnection,
+        name: str,
+        place: Place,
+        offset: int,
+        wait_ms: int,
+        *,
+        rack: str = "",
+        leader_epoch: int = -1,
+    ) -> Read:
+        """Records, or OFFSET_OUT_OF_RANGE; with a `rack` also an error, or where to read. BROKEN.
+
+        `leader_epoch` is that of the leader whom the reader takes for the present one.
+        """
         row = FetchPartition(
             partition=place.partition,
+            current_leader_epoch=leader_epoch,
             fetch_offset=offset,
             partition_max_bytes=self._draw.choice([1, 500, 1 << 20]),
         )
         topic = FetchTopic(topic=name, topic_id=place.topic_id, partitions=[row])
-        message = FetchRequest(max_wait_ms=wait_ms, min_bytes=1, max_bytes=1 << 20, topics=[topic])
+        message = FetchRequest(
+            max_wait_ms=wait_ms, min_bytes=1, max_bytes=1 << 20, topics=[topic], rack_id=rack
+        )
         response = await connection.call(ApiKey.FETCH, message)
         code = ErrorCode(response.error_code or response.responses[0].partitions[0].error_code)
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            return None
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE or (rack and code is not ErrorCode.NONE):
+            return Read(code)
         if code is not ErrorCode.NONE:
             raise EOFError(code.name)
         data = response.responses[0].partitions[0]
         buffer = memoryview(data.records or b"")
-        story = self.nation.chronicle.story(*place)
+        chronicle = self.nation.chronicle
+        story = chronicle.story(*place)
         for damaged in damaged_in(buffer):
             self.nation.checker(DamageStaysWhereItIs).read_damaged(story, damaged, self.name)
             raise EOFError(f"the batch at {damaged} is damaged")
-        entries = [entry for entry in entries_of(buffer) if entry.name.offset >= offset]
+        found = seen_entries(chronicle, buffer)
+        entries = [entry for entry in found if entry.name.offset >= offset]
         if connection.version(ApiKey.FETCH) >= TOPIC_IDS_SINCE:
             checker = self.nation.checker(ReadsAreCommitted)
             checker.read(story, int(data.high_watermark), entries, self.name)
-        found = [
-            (record.offset, bytes(record.value or b""))
-            for position, _ in batches(buffer)
-            for record in decode_records(buffer, position)
-            if record.offset >= offset
-        ]
-        self.nation.world.count("records read", len(found))
-        return found
+        read = Read(code, next_offset=offset, preferred_read_replica=data.preferred_read_replica)
+        for position, header in batches(buffer):
+            read.next_offset = max(offset, header.next_offset)
+            read.records += [
+                (record.offset, contents_of(record).text)
+                for record in decode_records(buffer, position)
+                if record.offset >= offset
+            ]
+        self.nation.world.count("records read", len(read.records))
+        return read
 
 
 class ReplicaConsumer(ReplicaReader):
@@ -505,12 +552,12 @@ class ReplicaConsumer(ReplicaReader):
                     self._offsets[place] = 0
                 offset = self._offsets.get(place, 0)
                 wait_ms = self._draw.choice([0, 20, 200])
-                records = await self.fetch(connection, name, place, offset, wait_ms)
-                if records is None:
+                read = await self.fetch(connection, name, place, offset, wait_ms)
+                if read.code is ErrorCode.OFFSET_OUT_OF_RANGE:
                     first = self._draw.choice([EARLIEST, LATEST])
                     offset = await self.list_offset(connection, name, place.partition, first)
-                elif records:
-                    offset = records[-1][0] + 1
+                else:
+                    offset = read.next_offset
                 self._offsets[place] = offset
                 if wait_ms == 0:
                     await sleep(runtime.clock, self._draw.random() * 0.05)
@@ -545,9 +592,9 @@ class ReplicaInspector(ReplicaReader):
             end = await self.list_offset(connection, name, place.partition, LATEST)
             records: list[tuple[int, bytes]] = []
             while offset < end:
-                fetched = await self.fetch(connection, name, place, offset, 0)
-                if not fetched:
+                read = await self.fetch(connection, name, place, offset, 0)
+                if read.next_offset <= offset:
                     raise EOFError(f"nothing at {offset}, before {end}")
-                records += fetched
-                offset = fetched[-1][0] + 1
+                records += read.records
+                offset = read.next_offset
             return records

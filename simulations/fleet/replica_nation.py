@@ -18,6 +18,10 @@ class ReplicationSettings(ClusterSettings):
     unclean: float
     configs: dict[str, str] = field(default_factory=dict)
     attackers: int = 0  # clients that say they are replicas
+    # Topics are compacted, retained and recompressed; records are known by their contents.
+    cleans: bool = False
+    racks: int = 0  # that workers stand in; 0: nobody says
+    near_consumers: int = 0  # that read from the replica in their rack
 
 
 class WatchedNation(Nation):
@@ -31,6 +35,8 @@ class WatchedNation(Nation):
     ) -> None:
         super().__init__(world, settings, checkers)
         self.chronicle = Chronicle(self)
+        if settings.cleans:
+            self.chronicle.contents = {}
         # Every value of min.insync.replicas that may have been in force, by topic id.
         self.min_isrs: dict[bytes, set[int]] = {}
 

@@ -8,15 +8,22 @@ agree where their epochs do.
     appended, cut, opened    a replica's own log has changed, or was read from its disk
     leads, advanced          somebody says that it leads, and that so much is committed
     metadata                 the quorum has committed records; `image` is their fold
+    cleaned, retained        compaction took records of one replica, or retention its oldest ones
+
+Replicas compact and retain on their own, so that what one of them rightly gave up the others need
+not have (`PartitionStory.cleaned`, `expired_to`). Where batches are changed by workers (compaction,
+`compression.type`), a record is known by its contents and not by the checksum of its batch.
 
 A replica may *lose* records that it had: its machine lost power before they were synced, or its
 disk. What it cuts because its leader has them not it has not lost, and neither what it does not
 find any more after kill -9: that would be a mistake.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import crc32c
 
 from metaquorum.batch import Batch
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
@@ -26,6 +33,7 @@ from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.machine import Machine
 from simulations.storage import Storage
+from wire.compression import Codec
 
 
 class Place(NamedTuple):
@@ -50,6 +58,18 @@ class Identity(NamedTuple):
     number: int
 
 
+class Content(NamedTuple):
+    """What one record says, however the batch is compressed that it stands in."""
+
+    key: bytes | None
+    text: bytes  # unique in a world: the value, or what a tombstone carries in a header
+    is_tombstone: bool
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(crc32c.crc32c((self.key or b"") + b"|" + self.text), 0)
+
+
 class Entry(NamedTuple):
     name: Name
     identity: Identity
@@ -62,6 +82,9 @@ class Role(NamedTuple):
     leads: bool
 
 
+# Tombstones that are to stay for so long stay as long as any world: the clocks of two workers never
+# differ by more, wherever troubles set them.
+TOMBSTONES_STAY_MS: Final = 2 * 24 * 3600 * 1000
 # What was on a disk when a process opened it.
 FROM_DISK: Final = Role(-1, leads=False)
 
@@ -117,6 +140,16 @@ class Term:
         return self.epochs.get(name.offset) == name.leader_epoch
 
 
+class LogStartMove(NamedTuple):
+    """Of one replica: its log began at `old`, and begins at `new`."""
+
+    old: int
+    new: int
+    high_watermark: int  # of that replica
+    folder: str
+    retention_now_ms: int | None  # the clock that retention went by; None: it was not retention
+
+
 @dataclass(slots=True, eq=False)
 class PartitionStory:
     place: Place
@@ -135,20 +168,34 @@ class PartitionStory:
     # Committed by a leader that had not heard yet of another, elected uncleanly.
     deposed: set[Name] = field(default_factory=set)
     is_flushed: bool = False  # each record is synced before it counts, since the topic was made
+    # Overrides of the topic's configs when it was made.
+    configs: Mapping[str, str] = field(default_factory=dict)
+    # Names of records that compaction took from some replica, with good reason.
+    cleaned: set[Name] = field(default_factory=set)
+    # Retention has moved the log start of some replica so far, with good reason.
+    expired_to: int = 0
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.place}"
 
     @property
     def deleted_to(self) -> int:
-        """By name, as the request goes: it may meet a topic that has been made again."""
-        return self.deletions.get((self.topic, self.place.partition), 0)
+        """Nobody needs to have a record before it: deleted, or expired by retention.
+
+        Deletions are by name, as the request goes: it may meet a topic that has been made again.
+        """
+        return max(self.deletions.get((self.topic, self.place.partition), 0), self.expired_to)
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.configs.get("cleanup.policy", "")
 
     @property
     def committed_names(self) -> Iterator[Name]:
+        deleted_to = self.deleted_to
         for offset, epoch in self.committed.items():
-            if offset >= self.deleted_to:
-                yield Name(epoch, offset)
+            if offset >= deleted_to and (name := Name(epoch, offset)) not in self.cleaned:
+                yield name
 
     @property
     def lost_records(self) -> set[tuple[int, Identity]]:
@@ -185,6 +232,15 @@ class ReplicaChecker(ClusterChecker):
     def took(self, story: PartitionStory, held: Held, damaged: Sequence[int]) -> None:
         """A follower has taken batches of its leader; those at `damaged` are not as they were."""
 
+    def cleaned(self, story: PartitionStory, held: Held, names: Sequence[Name]) -> None:
+        """Compaction is about to take these records from the replica."""
+
+    def retained(self, story: PartitionStory, held: Held, moved: "LogStartMove") -> None:
+        """The replica's log start has moved."""
+
+    def stored(self, story: PartitionStory, held: Held, codecs: Sequence[Codec]) -> None:
+        """A leader has appended batches compressed so."""
+
     def unregistered(self, worker: RegisterWorkerRecord) -> None:
         """The quorum is about to forget a worker that is so until then."""
 
@@ -200,6 +256,8 @@ class Chronicle:
         self.world = nation.world
         self.image = MetadataImage.empty(CLUSTER_ID)
         self.stories: dict[Place, PartitionStory] = {}
+        # Of all records that were seen, where records are known by their contents; else None.
+        self.contents: dict[Identity, Content] | None = None
         self.unclean_asked: set[tuple[str, int]] = set()
         self.deletions: dict[tuple[str, int], int] = {}
         self._waiting: dict[int, Batch] = {}
@@ -214,6 +272,8 @@ class Chronicle:
         if story is None:
             story = self.stories[place] = PartitionStory(place, self.deletions)
         story.topic = story.topic or self.image.topic_names.get(topic_id, "")
+        if self.contents is not None and not story.configs and topic_id in self.image.topic_names:
+            story.configs = dict(self.image.topic_configs(story.topic))
         return story
 
     def state(self, story: PartitionStory) -> PartitionImage | None:
@@ -301,6 +361,61 @@ class Chronicle:
             self.world.count("truncations")
             self.world.count("records cut by followers", len(names))
 
+    def cleaned(self, story: PartitionStory, held: Held, names: Sequence[Name]) -> None:
+        """Compaction takes these records: what remains is all that the replica has."""
+        for checker in self.checkers:
+            checker.cleaned(story, held, names)
+        self._forget_cleaned(story, held, names)
+
+    def _forget_cleaned(self, story: PartitionStory, held: Held, names: Sequence[Name]) -> None:
+        for name in names:
+            held.epochs.pop(name.offset, None)
+            held.promised.discard(name)
+        story.cleaned.update(names)
+        if names:
+            self.world.count("records compacted away", len(names))
+
+    def is_superseded(
+        self, story: PartitionStory, held: Held, names: Collection[Name]
+    ) -> list[tuple[Name, bool]]:
+        """Of each of these records of a compacted topic: whether compaction may take it.
+
+        A committed record with its key comes later on the same replica, or a tombstone does whose
+        time is up, be it gone by now. How long that is a worker's clock says, which may be set
+        anywhere (`TOMBSTONES_STAY_MS`).
+        """
+        assert self.contents is not None
+        taken = set(names)
+        last: dict[bytes | None, int] = {}
+        for offset, epoch in held.epochs.items():
+            name = Name(epoch, offset)
+            if name not in taken and name in story.ever_committed:
+                key = self.contents[story.identities[name]].key
+                last[key] = max(last.get(key, -1), offset)
+        if int(story.configs.get("delete.retention.ms", 0)) < TOMBSTONES_STAY_MS:
+            for name in (*story.cleaned, *taken):
+                content = self.contents[story.identities[name]]
+                if content.is_tombstone:  # which may take itself along
+                    last[content.key] = max(last.get(content.key, -1), name.offset + 1)
+        return [
+            (name, last.get(self.contents[story.identities[name]].key, -1) > name.offset)
+            for name in names
+        ]
+
+    def moved(self, story: PartitionStory, held: Held, move: LogStartMove) -> None:
+        """The replica's log begins later; what is before that is gone."""
+        if move.new > move.old:
+            for checker in self.checkers:
+                checker.retained(story, held, move)
+            if move.retention_now_ms is not None:
+                story.expired_to = max(story.expired_to, move.new)
+                self.world.count("log starts moved by retention")
+        self.started(held, move.new)
+
+    def stored(self, story: PartitionStory, held: Held, codecs: Sequence[Codec]) -> None:
+        for checker in self.checkers:
+            checker.stored(story, held, codecs)
+
     def started(self, held: Held, start: int) -> None:
         """Nothing before `start` is there any more."""
         if start > held.start:
@@ -313,6 +428,15 @@ class Chronicle:
     ) -> None:
         now = {name.offset: name.leader_epoch for name, _ in entries}
         missing = [Name(e, o) for o, e in held.epochs.items() if o >= start and now.get(o) != e]
+        if missing and self.contents is not None and story.compacts:
+            # A cleaning that a stop has interrupted is completed by the next start.
+            cleaned = [
+                name
+                for name, is_superseded in self.is_superseded(story, held, missing)
+                if is_superseded and name.offset < end and name in story.ever_committed
+            ]
+            self._forget_cleaned(story, held, cleaned)
+            missing = [name for name in missing if name not in story.cleaned]
         if held.is_dark or held.rotten:
             held.lost.update(missing)
             if held.rotten:

@@ -9,7 +9,7 @@ peace -> troubles -> calm: within `LIVENESS_S` every partition is led and all it
 sync, all clients are done -> everything is read -> clean stop -> compare
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, TypeAlias
@@ -17,9 +17,14 @@ from typing import Final, TypeAlias
 import trio
 
 from dataplane.log.names import parse_partition_folder
+from dataplane.nearest_replica import RACK_AWARE_SELECTOR
 from simulations.fleet.attacker import ReplicaAttacker
+from simulations.fleet.cleanup_checkers import CLEANUP_CHECKERS, LastOfEachKeyIsRead
+from simulations.fleet.cleanup_clients import CleanupAdministrator, CleanupProducer
 from simulations.fleet.eyes import watched_replicas
 from simulations.fleet.loss_checkers import LOSS_CHECKERS, LossesAreRecorded, RecordedWasLost
+from simulations.fleet.nation import ClusterChecker
+from simulations.fleet.near_consumer import NEAR_CHECKERS, NearConsumer
 from simulations.fleet.plan import SPLITS, draw_troubles, without
 from simulations.fleet.replica_checkers import (
     REPLICATION_CHECKERS,
@@ -54,6 +59,7 @@ from simulations.world import World
 
 KindsOf: TypeAlias = Callable[[WatchedNation], Mapping[str, Befalls]]
 CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS)
+CLEANED_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *NEAR_CHECKERS)
 # Bits that rot in journals, and reads of journals that fail, are `quorum`'s. A read of a log that
 # fails takes its partition offline until the worker is restarted, which nobody does here yet.
 _ELSEWHERE: Final = ("bit rot", "stop in snapshot", "failing read")
@@ -120,6 +126,25 @@ def draw_damaged_settings(draw: Random) -> ReplicationSettings:
     return settings
 
 
+def draw_cleaned_settings(draw: Random) -> ReplicationSettings:
+    """Few topics of many small segments, which retention and compaction never leave alone."""
+    settings = draw_settings(draw)
+    settings.cleans = True
+    settings.producers = draw.randint(2, 4)
+    settings.records, settings.think_s = 150, draw.choice([0.0, 0.05])
+    settings.changes = draw.choice([3, 8])
+    settings.racks = draw.choice([0, 2, 3])
+    if settings.racks:
+        settings.near_consumers = draw.randint(1, 2)
+        settings.configs["replica.selector.class"] = RACK_AWARE_SELECTOR
+    settings.configs |= {
+        "log.retention.check.interval.ms": draw.choice(["50", "300"]),
+        "log.cleaner.backoff.ms": "20",
+        "log.flush.scheduler.interval.ms": "50",
+    }
+    return settings
+
+
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     await _play_drawn(world, draw_settings(world.stream("settings replication")), leave_out)
 
@@ -139,18 +164,26 @@ async def _play_drawn(
     await play_settings(world, settings)
 
 
+async def play_cleaned(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_cleaned_settings(world.stream("settings cleaned-replicas"))
+    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
+    settings.troubles = without(settings.troubles, leave_out)
+    await play_settings(world, settings, checkers=CLEANED_CHECKERS)
+
+
 async def play_settings(
     world: World,
     settings: ReplicationSettings,
     kinds_of: KindsOf = lambda nation: ReplicaTroubles(nation).kinds,
     clients_of: "ClientsOf | None" = None,
+    checkers: Sequence[type[ClusterChecker]] = CHECKERS,
 ) -> None:
     """One world of these settings; `kinds_of` knows their troubles, `clients_of` has clients."""
     world.say("story", f"{settings}")
     world.internet.default.delay_s = settings.delay_s
     world.internet.default.split = world.stream("links").choice(SPLITS)
-    nation = WatchedNation(world, settings, CHECKERS)
-    settle(nation, settings.workers, settings.configs)
+    nation = WatchedNation(world, settings, checkers)
+    settle(nation, settings.workers, settings.configs, racks=settings.racks)
     with (
         small_sizes(world.stream("sizes")),
         watched(nation, nation.chronicle.applied),
@@ -214,13 +247,18 @@ def _clients_of(nation: WatchedNation) -> Clients:
     clients = Clients()
     for number in range(settings.administrators):
         name = f"admin-{number}"
-        clients.administrators.append(ReplicaAdministrator(nation, name, world.stream(name)))
+        administrator = CleanupAdministrator if settings.cleans else ReplicaAdministrator
+        clients.administrators.append(administrator(nation, name, world.stream(name)))
     for number in range(settings.producers):
         name = f"producer-{number}"
-        clients.producers.append(ReplicaProducer(nation, name, world.stream(name)))
+        producer = CleanupProducer if settings.cleans else ReplicaProducer
+        clients.producers.append(producer(nation, name, world.stream(name)))
     for number in range(settings.consumers):
         name = f"consumer-{number}"
         clients.consumers.append(ReplicaConsumer(nation, name, world.stream(name)))
+    for number in range(settings.near_consumers):
+        name = f"near-{number}"
+        clients.consumers.append(NearConsumer(nation, name, world.stream(name)))
     for number in range(settings.attackers):
         name = f"attacker-{number}"
         clients.attackers.append(ReplicaAttacker(nation, name, world.stream(name)))
@@ -246,6 +284,8 @@ async def _inspect(nation: WatchedNation) -> None:
         nation.checker(AcknowledgedStays).finals(story, found)
         nation.checker(DeliveredOnce).finals(story, found)
         nation.checker(TopicsAreTheirOwn).finals(story, found)
+        if nation.settings.cleans:
+            nation.checker(LastOfEachKeyIsRead).finals(story, found)
 
 
 def _look_at_hosts(nation: WatchedNation) -> None:
@@ -302,4 +342,23 @@ DAMAGED_REPLICAS: Final = Scenario(
     play_damaged,
     CHECKERS,
     gates=("acknowledged records", *(f"fault: {kind}" for kind in DAMAGE_KINDS)),
+)
+
+CLEANED_REPLICAS: Final = Scenario(
+    "cleaned-replicas",
+    "replicated topics with retention, compaction and compression.type; reads from followers",
+    play_cleaned,
+    CLEANED_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "records read",
+        "records compacted away",
+        "log starts moved by retention",
+        "records deleted",
+        "truncations",
+        "fetches from followers that gave records",
+        "followers left for the leader",
+        "fault: overtaken",
+        "fault: alone",
+    ),
 )

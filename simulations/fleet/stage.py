@@ -29,11 +29,12 @@ QUORUM_PORT: Final = 9093
 FIRST_WORKER: Final = 11
 
 
-def settle(
-    nation: Nation,
-    workers: int,
-    configs: Mapping[str, str],
-) -> None:
+def rack_of(worker_id: int, racks: int) -> str | None:
+    """In a cluster whose workers stand in so many racks; None: nobody has said so."""
+    return f"rack-{worker_id % racks}" if racks else None
+
+
+def settle(nation: Nation, workers: int, configs: Mapping[str, str], *, racks: int = 0) -> None:
     """Which machines there are, and which roles they have; `configs` are those of workers."""
     settings = nation.settings
     voters = range(1, settings.controllers + 1)
@@ -53,6 +54,7 @@ def settle(
             cluster_id=CLUSTER_ID,
             secret=SECRET,
             host=f"node-{node_id}",
+            rack=rack_of(node_id, racks),
             configs={
                 "broker.session.timeout.ms": str(settings.session_timeout_ms),
                 "broker.heartbeat.interval.ms": str(settings.session_timeout_ms // 4),

@@ -9,7 +9,7 @@ from simulations.checkers.metadata import AppliedStays
 from simulations.checkers.retention import RetentionIsDue
 from simulations.fleet.cluster import CLUSTER
 from simulations.fleet.quorum import QUORUM
-from simulations.fleet.replication import DAMAGED_REPLICAS, REPLICATION
+from simulations.fleet.replication import CLEANED_REPLICAS, DAMAGED_REPLICAS, REPLICATION
 from simulations.observing import small_sizes, watched, watched_retirement
 from simulations.quotas import QUOTAS
 from simulations.room import Room, Settings, draw_settings
@@ -260,6 +260,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         CLUSTER,
         REPLICATION,
         DAMAGED_REPLICAS,
+        CLEANED_REPLICAS,
         QUOTAS,
     )
 }
