@@ -180,6 +180,7 @@ class _InTurns(PendingReply):
 
     def close(self) -> None:
         self._waiting.close()
+        self._dispatcher.discard(self._answer)
 
 
 def _forgotten(message: Struct) -> Work[None]:
@@ -282,16 +283,26 @@ class Dispatcher:
     ) -> Reply | LaterReply:
         """The reply to what was begun; for whom a connection's task waits."""
         turns, handled = self._turns, cast(Any, waiting)
-        if type(handled) is GeneratorType:
-            handled = await turns.finish(handled, asked.size_bytes)
-            if isinstance(handled, Later):
-                return LaterReply(handled, partial(self._reply_to_given, asked))
-            if type(handled) is not CoroutineType:
-                return cast(Reply, handled)
-        answer = await handled
-        # It is there, with what it was asked in: to wait for room would free none, and whoever goes
-        # first there would keep a large request that is done from being answered.
-        return await turns.finish(self._reply_in_pieces(asked, answer), 0)
+        try:
+            if type(handled) is GeneratorType:
+                handled = await turns.finish(handled, asked.size_bytes)
+                if isinstance(handled, Later):
+                    return LaterReply(handled, partial(self._reply_to_given, asked))
+                if type(handled) is not CoroutineType:
+                    return cast(Reply, handled)
+            answer = await handled
+            # It is there, with what it was asked in: to wait for room would free none, and whoever
+            # goes first there would keep a large request that is done from being answered.
+            return await turns.finish(self._reply_in_pieces(asked, answer), 0)
+        except BaseException:
+            self.discard(asked)
+            raise
+
+    def discard(self, asked: _Asked) -> None:
+        """The request is not answered: its message is forgotten in slices if it is large."""
+        if (message := asked.message) is not None:
+            asked.message = None
+            self._turns.finish_unawaited(_forgotten(message))
 
     def _reply(
         self, route: Route, request: Request, correlation_id: int, size_bytes: int, answer: Answer

@@ -30,7 +30,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from dataplane.partition import NO_ERROR, FetchWaiter, Partition
-from dataplane.turns import PIECE_ROWS, Work
+from dataplane.turns import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
 from wire.types import Uuid
@@ -115,13 +115,17 @@ class SessionPartition:
 
     def watch(self, partition: Partition | None) -> None:
         """Whatever happens to `partition` from now on is news."""
-        if partition is not self.partition and self.partition is not None:
-            self.partition.waiters.discard(self)
-            self.partition.end_waiters.discard(self)
-            if self._aside is not None:
-                self.partition.waiters.discard(self._aside)
-                self._aside = None
-        self.partition = partition
+        before = self.partition
+        if partition is not before:
+            if before is not None:
+                before.waiters.discard(self)
+                before.end_waiters.discard(self)
+                if self._aside is not None:
+                    before.waiters.discard(self._aside)
+                    self._aside = None
+            if self.session.is_open:
+                self.session.present_count += (partition is not None) - (before is not None)
+            self.partition = partition
         if partition is None or not self.session.is_open:
             return
         if not self.session.is_followers:
@@ -192,6 +196,7 @@ class FetchSession:
         "is_open",
         "news",
         "partitions",
+        "present_count",
         "reader",
         "used_s",
         "waiter",
@@ -202,6 +207,7 @@ class FetchSession:
         self.epoch = next_epoch(INITIAL_EPOCH)  # that the next request must have
         self.has_topic_ids = has_topic_ids
         self.partitions: dict[Key, SessionPartition] = {}
+        self.present_count = 0  # of its partitions, while it is open, those that are known here
         self.news: dict[SessionPartition, None] = {}
         self.is_open = True
         self.waiter: FetchWaiter | None = None  # of the long poll under way
@@ -229,6 +235,20 @@ class FetchSession:
         if part is not None:
             self.news.pop(part, None)
             part.watch(None)
+
+    def end(self) -> None:
+        """It is closed: its partitions watch nothing."""
+        for part in self.partitions.values():
+            part.end()
+
+    def end_in_pieces(self) -> Work[None]:
+        """As `end`, and nothing is left of its partitions, for a session of many."""
+        while self.partitions:
+            for _ in range(min(FORGOTTEN_ROWS, len(self.partitions))):
+                _, part = self.partitions.popitem()
+                part.end()
+                self.news.pop(part, None)
+            yield
 
     def read_as(self, reader: tuple[int, int]) -> None:
         """Another isolation level, say, ends elsewhere: everything is looked at again."""
@@ -263,8 +283,16 @@ _CLOSED.is_open = False
 class FetchSessions:
     """The sessions of one worker, at most `slots`. Times are the caller's, in seconds."""
 
-    def __init__(self, slots: int, random: Random, partitions_max: int = PARTITIONS_MAX) -> None:
+    def __init__(
+        self,
+        slots: int,
+        random: Random,
+        partitions_max: int = PARTITIONS_MAX,
+        finish_unawaited: Callable[[Work[None]], object] = at_once,
+    ) -> None:
+        """`finish_unawaited` does work that nobody waits for: the end of a large session."""
         self._slots = slots
+        self._finish_unawaited = finish_unawaited
         self._random = random
         self._partitions_max = partitions_max
         self._sessions: dict[int, FetchSession] = {}  # the one unused longest first
@@ -307,11 +335,12 @@ class FetchSessions:
         if message.topics or message.forgotten_topics_data:
             before = len(session.partitions)
             session.update(message)
+            is_empty = not session.partitions
             self.resized(session, before)
-            if session.partitions and session.id not in self._sessions:
-                raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-            if not session.partitions:
+            if is_empty:
                 return session
+            if session.id not in self._sessions:
+                raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         self._touch(session, now_s)
         session.epoch = next_epoch(session.epoch)
         return session
@@ -329,13 +358,14 @@ class FetchSessions:
             before = len(session.partitions)
             for change in some:
                 change()
+            is_empty = not session.partitions
             self.resized(session, before)
+            if is_empty:
+                break  # it was closed for that
             if session.is_open:
                 yield  # in which it may be closed: its partitions are not counted any more then
             if not session.is_open:
-                if session.partitions:
-                    raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-                break
+                raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
             if session.epoch != epoch:
                 raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         return session
@@ -357,9 +387,12 @@ class FetchSessions:
             return
         self._set_evictable(session, None)
         session.is_open = False
+        session.present_count = 0
         self.partition_count -= len(session.partitions)
-        for part in session.partitions.values():
-            part.end()
+        if len(session.partitions) > FORGOTTEN_ROWS:
+            self._finish_unawaited(session.end_in_pieces())
+        else:
+            session.end()
         if session.waiter is not None:
             session.waiter.wake()
 

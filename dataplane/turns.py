@@ -13,11 +13,16 @@ their connection was read share one slice in each turn of the loop, however many
 so many bytes of frames are under way at a time (`UNDER_WAY_BYTES`), the smallest first, and the
 others wait as the bytes they came in, not as objects.
 
-Promised: a turn of the loop is late by one slice for all long requests together, and by the slices
-of the connections that have brought something in that turn. Not promised: that a long request is
-quick, or that its rows are of one instant.
+To free many objects takes long, too: lists, dicts and sets of a long request are not left to the
+end of a function but given to `Turns.discard`, which empties them in slices of `DISCARD_CPU_S`, one
+in each turn of the loop. It frees objects several times as fast as requests make them.
+
+Promised: a turn of the loop is late by one slice for all long requests together, by one of
+`DISCARD_CPU_S`, and by the slices of the connections that have brought something in that turn. Not
+promised: that a long request is quick, or that its rows are of one instant.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import chain, islice
@@ -32,13 +37,17 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 Work: TypeAlias = Generator[None, None, T]
+Rows: TypeAlias = list[Any] | dict[Any, Any] | set[Any]
+CallAfter: TypeAlias = Callable[[float, Callable[[], object]], object]
 
 # Half of what a slice of the loop may take (10 ms), as a piece of work ends behind it.
 SLICE_CPU_S: Final = 0.005
 # Rows between two looks at the clock, each of which takes some microseconds.
 PIECE_ROWS: Final = 64
-FORGOTTEN_ROWS: Final = 2048
+FORGOTTEN_ROWS: Final = 1024
 SORTED_ROWS: Final = 1000
+# Of each turn of the loop, for work that no request waits for.
+DISCARD_CPU_S: Final = 0.002
 _END: Final[Any] = object()
 # Frames of requests that are worked on in turns: as objects they take some ten times as much.
 UNDER_WAY_BYTES: Final = 4 << 20
@@ -81,6 +90,21 @@ def each_of(
     return done
 
 
+def for_each_of(
+    groups: Iterable[T], rows_of: Callable[[T], Iterable[A]], work: Callable[[T, A], object]
+) -> Work[None]:
+    """`work` was called with each group and each of its rows."""
+    left = PIECE_ROWS
+    for group in groups:
+        for row in chain(rows_of(group), (_END,)):
+            left -= 1
+            if not left:
+                left = PIECE_ROWS
+                yield
+            if row is not _END:
+                work(group, row)
+
+
 def in_order(names: Iterable[str]) -> Work[Iterator[str]]:
     """The names, sorted; what is left to be done for each is done when it is asked for."""
     left = iter(names)
@@ -91,10 +115,22 @@ def in_order(names: Iterable[str]) -> Work[Iterator[str]]:
     return merge(*runs)
 
 
-def emptied(rows: list[Any]) -> Work[None]:
-    """Nothing is in the list. To forget many objects takes half as long as to make them."""
+def row_count(groups: Sequence[T], rows_of: Callable[[T], Sequence[A]]) -> int:
+    """Groups and their rows, counted no further than to more than PIECE_ROWS."""
+    return sum([1 + len(rows_of(group)) for group in groups[: PIECE_ROWS + 1]])
+
+
+def emptied(rows: Rows) -> Work[None]:
+    """Nothing is in `rows`. To free many objects takes half as long as to make them."""
+    if isinstance(rows, list):
+        while rows:
+            del rows[-FORGOTTEN_ROWS:]
+            yield
+        return
+    take: Callable[[], object] = rows.popitem if isinstance(rows, dict) else rows.pop
     while rows:
-        del rows[-FORGOTTEN_ROWS:]
+        for _ in range(min(FORGOTTEN_ROWS, len(rows))):
+            take()
         yield
 
 
@@ -109,13 +145,23 @@ def at_once(work: Work[T]) -> T:
 
 
 class Turns:
-    """Of one loop. `cpu_s` is the CPU time of its thread."""
+    """Of one loop. `cpu_s` is the CPU time of its thread.
 
-    def __init__(self, cpu_s: Callable[[], float], under_way_bytes: int = UNDER_WAY_BYTES) -> None:
+    `call_after` schedules the work that no request waits for; without it that is done at once.
+    """
+
+    def __init__(
+        self,
+        cpu_s: Callable[[], float],
+        under_way_bytes: int = UNDER_WAY_BYTES,
+        call_after: CallAfter | None = None,
+    ) -> None:
         self._cpu_s = cpu_s
         self._ends_s = 0.0
         self._turn = trio.Lock()  # whose waiters are served in their order
         self._room = RequestMemory(under_way_bytes)
+        self._call_after = call_after
+        self._unawaited: deque[Work[Any]] = deque()
 
     def start(self) -> None:
         """A slice begins; the clock is not asked before somebody asks whether it is over."""
@@ -138,6 +184,42 @@ class Turns:
                     return None
         except StopIteration as done:
             return (done.value,)
+
+    def discard(self, *rows: Rows) -> None:
+        """Nothing is left in `rows`, which the caller uses no more, after some turns of the loop.
+
+        Short ones are left alone: they are freed with the last reference to them.
+        """
+        for some in rows:
+            if len(some) > FORGOTTEN_ROWS:
+                self.finish_unawaited(emptied(some))
+
+    @property
+    def has_unawaited(self) -> bool:
+        """Whether any work that no request waits for is left."""
+        return bool(self._unawaited)
+
+    def finish_unawaited(self, work: Work[Any]) -> None:
+        """`work` is done after some turns of the loop, in slices; the caller does not wait."""
+        if self._call_after is None:
+            at_once(work)
+            return
+        self._unawaited.append(work)
+        if len(self._unawaited) == 1:
+            self._call_after(0.0, self._work_unawaited)
+
+    def _work_unawaited(self) -> None:
+        assert self._call_after is not None
+        ends_s = self._cpu_s() + DISCARD_CPU_S
+        while self._unawaited:
+            try:
+                next(self._unawaited[0])
+            except StopIteration:
+                self._unawaited.popleft()
+            if self._cpu_s() >= ends_s:
+                break
+        if self._unawaited:
+            self._call_after(0.0, self._work_unawaited)
 
     async def each(self, rows: Sequence[A], work: Callable[[A], B]) -> list[B]:
         """What `work` says of each row, for a coroutine: at once where there are few."""

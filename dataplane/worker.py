@@ -105,12 +105,14 @@ class Worker:
         self.opening_batch = trio.Lock()
         self.fetch_waiters: set[FetchWaiter] = set()
         self.parked = ParkedRequests()
-        self.fetch_sessions = FetchSessions(
-            self.configs.integer("max.incremental.fetch.session.cache.slots"), runtime.random
-        )
         self.topic_rows = TopicRows()
         self.timers = Timers(runtime.clock)
-        self.turns = Turns(runtime.clock.cpu_s)
+        self.turns = Turns(runtime.clock.cpu_s, call_after=self.timers.call_after)
+        self.fetch_sessions = FetchSessions(
+            self.configs.integer("max.incremental.fetch.session.cache.slots"),
+            runtime.random,
+            finish_unawaited=self.turns.finish_unawaited,
+        )
         self.cleaner = CleanerStatistics()
         self.removals = Removals(runtime.clock)
         self.stopping = False

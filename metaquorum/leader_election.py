@@ -37,12 +37,11 @@ class LeaderWish:
     election_type: int
 
 
-def wishes_for_all(image: MetadataImage, election_type: int) -> Iterator[LeaderWish]:
-    """For every partition that such an election may change."""
-    for topic in image.topics.values():
-        for index, partition in enumerate(topic.partitions):
-            if _is_worthwhile(partition, election_type):
-                yield LeaderWish(topic.name, index, election_type)
+def wishes_of(topic: TopicImage, election_type: int) -> Iterator[LeaderWish]:
+    """A wish for each partition of `topic` that such an election may change."""
+    for index, partition in enumerate(topic.partitions):
+        if _is_worthwhile(partition, election_type):
+            yield LeaderWish(topic.name, index, election_type)
 
 
 def _is_worthwhile(partition: PartitionImage, election_type: int) -> bool:

@@ -33,6 +33,8 @@ REQUEST_MAX_ELEMENTS: Final = 100_000  # some 0.5 s of the loop, at 5 us each
 RESPONSE_MAX_ELEMENTS: Final = 10_000_000
 # What is coded in pieces may be interrupted after so many elements, some microseconds each.
 PIECE_ELEMENTS: Final = 64
+# And after so many numbers of an array of numbers, which are read together.
+PIECE_NUMBERS: Final = 4096
 
 
 class Source:

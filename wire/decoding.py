@@ -15,6 +15,7 @@ from typing import Any, Final
 from wire.compiling import (
     FIXED,
     PIECE_ELEMENTS,
+    PIECE_NUMBERS,
     REQUEST_MAX_ELEMENTS,
     RESPONSE_MAX_ELEMENTS,
     STRING_MAX_BYTES,
@@ -392,6 +393,16 @@ class _Generator:
         elif code == "16s":
             cut = f"[data[i:i + 16].tobytes() for i in range(p, p + {count} * 16, 16)]"
             self.source.line(f"{target} = {cut}")
+        elif self.in_pieces:
+            items, stop = self.source.name("items"), self.source.name("stop")
+            self.source.line(f"{target} = {items} = []")
+            self.source.line(f"{stop} = p + {count} * {width}")
+            with self.source.block(f"for i in range(p, {stop}, {PIECE_NUMBERS * width}):"):
+                self.source.line(f"{count} = min({PIECE_NUMBERS}, ({stop} - i) // {width})")
+                self.source.line(f"{items} += unpack_from('>%d{code}' % {count}, data, i)")
+                self.source.line(f"if {count} == {PIECE_NUMBERS}: yield")
+            self.source.line(f"p = {stop}")
+            return
         else:
             self.source.line(f"{target} = [*unpack_from('>%d{code}' % {count}, data, p)]")
         self.source.line(f"p += {count} * {width}")

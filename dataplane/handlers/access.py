@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Final
 
-from dataplane.turns import Work, in_pieces, pieces
+from dataplane.turns import Turns, Work, in_pieces, pieces
 from dataplane.worker import Request, Worker
 from metaquorum.records import ScramCredentialRecord
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange
@@ -77,9 +77,11 @@ def handle_describe_user_scram_credentials(
         known.setdefault(name, []).append(info)
 
     yield from in_pieces(worker.image.scram.in_order(), know)
-    for piece in pieces([user.name for user in message.users or ()] or list(known)):
-        asked.update(piece)
+    for users in pieces(message.users or ()):
+        asked.update([user.name for user in users])
         yield
+    if not asked:
+        asked.update(known.keys())
 
     def describe(name: str) -> DescribeUserScramCredentialsResult:
         count = asked[name]
@@ -100,22 +102,30 @@ def handle_describe_user_scram_credentials(
         return result
 
     results = yield from in_pieces(asked, describe)
+    worker.turns.discard(known, asked)
     return DescribeUserScramCredentialsResponse(results=results)
 
 
 async def handle_alter_user_scram_credentials(
     worker: Worker, request: Request, message: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:
+    turns = worker.turns
     count = len(message.deletions) + len(message.upsertions)
-    changes = await worker.turns.do(_scram_changes(message), count)
-    outcomes = await worker.gateway.change_scram_credentials(
-        request.asker, changes, timeout_s=ALTER_S
-    )
-    results = await worker.turns.each(list(zip(changes, outcomes, strict=True)), _scram_result)
+    changes = await turns.do(_scram_changes(turns, message), count)
+    try:
+        outcomes = await worker.gateway.change_scram_credentials(
+            request.asker, changes, timeout_s=ALTER_S
+        )
+        work = in_pieces(zip(changes, outcomes, strict=True), _scram_result)
+        results = await turns.do(work, len(changes))
+    finally:
+        turns.discard(changes)
     return AlterUserScramCredentialsResponse(results=results)
 
 
-def _scram_changes(message: AlterUserScramCredentialsRequest) -> Work[list[UserScramChange]]:
+def _scram_changes(
+    turns: Turns, message: AlterUserScramCredentialsRequest
+) -> Work[list[UserScramChange]]:
     deletions: dict[str, list[int]] = {}
     upsertions: dict[str, list[ScramUpsertion]] = {}
 
@@ -132,16 +142,20 @@ def _scram_changes(message: AlterUserScramCredentialsRequest) -> Work[list[UserS
             )
         )
 
+    def change(name: str) -> None:
+        if name not in changes:
+            changes[name] = UserScramChange(
+                name, tuple(deletions.get(name, ())), tuple(upsertions.get(name, ()))
+            )
+
     yield from in_pieces(message.deletions, delete)
     yield from in_pieces(message.upsertions, upsert)
-    names = (*deletions, *(name for name in upsertions if name not in deletions))
-    changes = yield from in_pieces(
-        names,
-        lambda name: UserScramChange(
-            name, tuple(deletions.get(name, ())), tuple(upsertions.get(name, ()))
-        ),
-    )
-    return changes
+    changes: dict[str, UserScramChange] = {}
+    yield from in_pieces(deletions, change)
+    yield from in_pieces(upsertions, change)
+    in_order = list(changes.values())
+    turns.discard(deletions, upsertions, changes)
+    return in_order
 
 
 def _scram_result(

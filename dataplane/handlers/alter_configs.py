@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from dataplane.handlers.configs import config_scope
-from dataplane.turns import each_of, in_pieces
+from dataplane.turns import each_of, in_pieces, row_count
 from dataplane.worker import Request, Worker
 from metaquorum.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
 from metaquorum.config_def import Scope
@@ -42,65 +42,70 @@ class _Asked:
 async def handle_incremental_alter_configs(
     worker: Worker, request: Request, message: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    found = await _changes_of(
+    asked = await _asked(
         worker,
         message.resources,
         lambda c: ConfigChange(c.name, c.config_operation, c.value),
+        replace=False,
     )
-    asked = await worker.turns.each(
-        found, lambda each: _Asked(each[0].resource_type, each[0].resource_name, each[1], False)
-    )
-    outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
-    responses = await _answers(
-        worker, incremental_alter_configs.AlterConfigsResourceResponse, asked, outcomes
+    responses = await _change(
+        worker,
+        request,
+        asked,
+        incremental_alter_configs.AlterConfigsResourceResponse,
+        validate_only=message.validate_only,
     )
     return IncrementalAlterConfigsResponse(responses=responses)
 
 
-async def _changes_of(
-    worker: Worker, resources: list[Any], change: Callable[[Any], ConfigChange]
-) -> list[tuple[Any, list[ConfigChange]]]:
-    count = sum([1 + len(resource.configs) for resource in resources])
+async def _asked(
+    worker: Worker,
+    resources: list[Any],
+    change: Callable[[Any], ConfigChange],
+    *,
+    replace: bool,
+) -> list[_Asked]:
+    count = row_count(resources, lambda resource: resource.configs)
     work = each_of(resources, lambda resource: resource.configs, lambda _, config: change(config))
-    return await worker.turns.do(work, count)
+    found = await worker.turns.do(work, count)
+    try:
+        return await worker.turns.each(
+            found,
+            lambda each: _Asked(each[0].resource_type, each[0].resource_name, each[1], replace),
+        )
+    finally:
+        worker.turns.discard(found)
 
 
 async def handle_alter_configs(
     worker: Worker, request: Request, message: AlterConfigsRequest
 ) -> AlterConfigsResponse:
-    found = await _changes_of(
-        worker, message.resources, lambda c: ConfigChange(c.name, ConfigOp.SET, c.value)
+    asked = await _asked(
+        worker,
+        message.resources,
+        lambda c: ConfigChange(c.name, ConfigOp.SET, c.value),
+        replace=True,
     )
-    asked = await worker.turns.each(
-        found, lambda each: _Asked(each[0].resource_type, each[0].resource_name, each[1], True)
+    responses = await _change(
+        worker,
+        request,
+        asked,
+        alter_configs.AlterConfigsResourceResponse,
+        validate_only=message.validate_only,
     )
-    outcomes = await _change(worker, request, asked, validate_only=message.validate_only)
-    responses = await _answers(worker, alter_configs.AlterConfigsResourceResponse, asked, outcomes)
     return AlterConfigsResponse(responses=responses)
 
 
-async def _answers(
-    worker: Worker,
-    kind: type[_Answer],
-    asked: Sequence[_Asked],
-    outcomes: Sequence[KafkaError | None],
-) -> list[_Answer]:
-    def answer(outcome: tuple[_Asked, KafkaError | None]) -> _Answer:
-        resource, error = outcome
-        return kind(
-            error_code=ErrorCode.NONE if error is None else error.code,
-            error_message=None if error is None else error.message,
-            resource_type=resource.resource_type,
-            resource_name=resource.resource_name,
-        )
-
-    return await worker.turns.each(list(zip(asked, outcomes, strict=True)), answer)
-
-
 async def _change(
-    worker: Worker, request: Request, asked: Sequence[_Asked], *, validate_only: bool
-) -> list[KafkaError | None]:
-    """For each resource: None, or why nothing of it was changed."""
+    worker: Worker,
+    request: Request,
+    asked: list[_Asked],
+    kind: type[_Answer],
+    *,
+    validate_only: bool,
+) -> list[_Answer]:
+    """For each resource what became of it; `asked` is discarded."""
+    turns = worker.turns
     outcomes: dict[int, KafkaError | None] = {}
     wishes: dict[int, ResourceChange] = {}
     counts: Counter[tuple[int, str]] = Counter()
@@ -116,18 +121,35 @@ async def _change(
         except KafkaError as error:
             outcomes[number] = error
 
-    await worker.turns.each(
-        asked, lambda each: counts.update(((each.resource_type, each.resource_name),))
-    )
-    await worker.turns.do(in_pieces(enumerate(asked), take), len(asked))
-    answers = await worker.gateway.change_configs(
-        request.asker,
-        list(wishes.values()),
-        validate_only=validate_only,
-        timeout_s=CHANGE_S,
-    )
-    outcomes |= zip(wishes, answers, strict=True)
-    return [outcomes[number] for number in range(len(asked))]
+    def count(each: _Asked) -> None:
+        counts[each.resource_type, each.resource_name] += 1
+
+    def keep(answered: tuple[int, KafkaError | None]) -> None:
+        outcomes[answered[0]] = answered[1]
+
+    def answer(numbered: tuple[int, _Asked]) -> _Answer:
+        number, resource = numbered
+        error = outcomes[number]
+        return kind(
+            error_code=ErrorCode.NONE if error is None else error.code,
+            error_message=None if error is None else error.message,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+        )
+
+    try:
+        await turns.each(asked, count)
+        await turns.do(in_pieces(enumerate(asked), take), len(asked))
+        answers = await worker.gateway.change_configs(
+            request.asker,
+            list(wishes.values()),
+            validate_only=validate_only,
+            timeout_s=CHANGE_S,
+        )
+        await turns.do(in_pieces(zip(wishes, answers, strict=True), keep), len(wishes))
+        return await turns.do(in_pieces(enumerate(asked), answer), len(asked))
+    finally:
+        turns.discard(asked, outcomes, wishes, counts)
 
 
 def _wish(worker: Worker, asked: _Asked) -> ResourceChange:

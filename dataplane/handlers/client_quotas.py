@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import trio
 
+from dataplane.turns import in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import MAX_WISHES, TOO_MANY
 from metaquorum.image import MetadataImage
@@ -32,18 +33,27 @@ SLICE_ENTITIES: Final = 1000  # looked at before the loop gets its turn
 async def handle_alter_client_quotas(
     worker: Worker, request: Request, message: AlterClientQuotasRequest
 ) -> AlterClientQuotasResponse:
+    turns, entries = worker.turns, message.entries
     changes: list[QuotaChange] = []
-    if any(max(len(entry.entity), len(entry.ops)) > MAX_WISHES for entry in message.entries):
-        outcomes = [(entry, TOO_MANY) for entry in message.entries]
-        return AlterClientQuotasResponse(entries=await worker.turns.each(outcomes, _altered))
-    for entry in message.entries:
-        changes.append(_change(entry))
-        await worker.turns.pause()
-    errors = await worker.gateway.change_quotas(
-        request.asker, changes, validate_only=message.validate_only, timeout_s=CHANGE_S
-    )
-    told = list(zip(message.entries, errors, strict=True))
-    return AlterClientQuotasResponse(entries=await worker.turns.each(told, _altered))
+    errors: list[KafkaError | None] = []
+    try:
+        if any(await turns.each(entries, _is_too_long)):
+            errors = [TOO_MANY] * len(entries)
+        else:
+            for entry in entries:
+                changes.append(_change(entry))
+                await turns.pause()
+            errors = await worker.gateway.change_quotas(
+                request.asker, changes, validate_only=message.validate_only, timeout_s=CHANGE_S
+            )
+        work = in_pieces(zip(entries, errors, strict=True), _altered)
+        return AlterClientQuotasResponse(entries=await turns.do(work, len(entries)))
+    finally:
+        turns.discard(changes)
+
+
+def _is_too_long(entry: alter_client_quotas.EntryData) -> bool:
+    return max(len(entry.entity), len(entry.ops)) > MAX_WISHES
 
 
 def _altered(outcome: tuple[alter_client_quotas.EntryData, KafkaError | None]) -> AlteredEntry:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dataplane.turns import Work, in_pieces
+from dataplane.turns import PIECE_ROWS, Work, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.config import is_of_listener, shown_keys
 from metaquorum.config_changes import ALL_WORKERS
@@ -36,24 +36,31 @@ def handle_describe_configs(
     worker: Worker, request: Request, message: DescribeConfigsRequest
 ) -> Work[DescribeConfigsResponse]:
     """A resource that is asked for twice with the same keys is told once: clients look by name."""
-    asked: dict[tuple[int, str, tuple[str, ...] | None], DescribeConfigsResource] = {}
-
-    def keep(resource: DescribeConfigsResource) -> None:
-        keys = resource.configuration_keys
-        wanted = None if keys is None else tuple(keys)
+    asked: dict[tuple[int, str, frozenset[str] | None], DescribeConfigsResource] = {}
+    for number, resource in enumerate(message.resources, 1):
+        wanted: frozenset[str] | None = None
+        if (keys := resource.configuration_keys) is not None:
+            names: set[str] = set()
+            yield from in_pieces(keys, names.add)
+            wanted = frozenset(names)
         asked.setdefault((resource.resource_type, resource.resource_name, wanted), resource)
-
-    yield from in_pieces(message.resources, keep)
+        if number % PIECE_ROWS == 0:
+            yield
     results: list[DescribeConfigsResult] = []
-    for resource in asked.values():
-        result = yield from _describe(worker, message, resource)
+    for (_, _, wanted), resource in asked.items():
+        result = yield from _describe(worker, message, resource, wanted)
         results.append(result)
+    worker.turns.discard(asked)
     return DescribeConfigsResponse(results=results)
 
 
 def _describe(
-    worker: Worker, message: DescribeConfigsRequest, resource: DescribeConfigsResource
+    worker: Worker,
+    message: DescribeConfigsRequest,
+    resource: DescribeConfigsResource,
+    wanted: frozenset[str] | None,
 ) -> Work[DescribeConfigsResult]:
+    """The configs of one resource; of all keys if `wanted` is None."""
     yield
     result = DescribeConfigsResult(
         resource_type=resource.resource_type, resource_name=resource.resource_name
@@ -64,8 +71,6 @@ def _describe(
         result.error_code = error.code
         result.error_message = error.message
         return result
-    keys = resource.configuration_keys
-    wanted = None if keys is None else frozenset(keys)
     for number, resolved in enumerate(configs, 1):
         if wanted is None or resolved.key.name in wanted:
             result.configs.append(_entry(resolved, message))

@@ -1,12 +1,11 @@
 """ElectLeaders: elections that a client asks for."""
 
-from collections.abc import Iterable
-from itertools import groupby
+from collections.abc import Sequence
 
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.turns import Work, each_of, in_pieces
+from dataplane.turns import Work, for_each_of, in_pieces, row_count
 from dataplane.worker import Request, Worker
-from metaquorum.leader_election import ElectionType, LeaderWish, wishes_for_all
+from metaquorum.leader_election import ElectionType, LeaderWish, wishes_of
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.elect_leaders import (
     ElectLeadersRequest,
@@ -25,43 +24,50 @@ async def handle_elect_leaders(
     if kind not in _TYPES:
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     asked = message.topic_partitions
-    if asked is None:
-        wishes = list(wishes_for_all(worker.image, kind))
-    else:
-        wishes = []
-        await worker.turns.do(
-            each_of(
-                asked,
-                lambda topic: topic.partitions,
-                lambda topic, index: wishes.append(LeaderWish(topic.topic, index, kind)),
-            ),
-            sum([1 + len(topic.partitions) for topic in asked]),
+    wishes: list[LeaderWish] = []
+    answers: list[KafkaError | None] = []
+    turns = worker.turns
+    try:
+        if asked is None:
+            topics = list(worker.image.topics.values())
+            await turns.do(
+                in_pieces(topics, lambda topic: wishes.extend(wishes_of(topic, kind))),
+                row_count(topics, lambda topic: topic.partitions),
+            )
+        else:
+            await turns.do(
+                for_each_of(
+                    asked,
+                    lambda topic: topic.partitions,
+                    lambda topic, index: wishes.append(LeaderWish(topic.topic, index, kind)),
+                ),
+                row_count(asked, lambda topic: topic.partitions),
+            )
+        answers = await worker.gateway.elect_leaders(
+            request.asker, wishes, timeout_s=timeout_seconds(message.timeout_ms)
         )
-    answers = await worker.gateway.elect_leaders(
-        request.asker, wishes, timeout_s=timeout_seconds(message.timeout_ms)
-    )
-    results: list[tuple[LeaderWish, KafkaError | None]] = []
-
-    def take(result: tuple[LeaderWish, KafkaError | None]) -> None:
-        # Who asks for all hears of those alone of which there is something to say.
-        answer = result[1]
-        if asked is not None or answer is None or answer.code != ErrorCode.ELECTION_NOT_NEEDED:
-            results.append(result)
-
-    await worker.turns.do(in_pieces(zip(wishes, answers, strict=True), take), len(wishes))
-    topics = await worker.turns.do(_by_topic(results), len(results))
-    return ElectLeadersResponse(replica_election_results=topics)
+        work = _by_topic(wishes, answers, hears_all=asked is not None)
+        return ElectLeadersResponse(replica_election_results=await turns.do(work, len(wishes)))
+    finally:
+        turns.discard(wishes, answers)
 
 
 def _by_topic(
-    results: Iterable[tuple[LeaderWish, KafkaError | None]],
+    wishes: Sequence[LeaderWish], answers: Sequence[KafkaError | None], *, hears_all: bool
 ) -> Work[list[ReplicaElectionResult]]:
-    found = yield from each_of(
-        groupby(results, key=lambda row: row[0].topic),
-        lambda topic: topic[1],
-        lambda _, row: _result(*row),
-    )
-    return [ReplicaElectionResult(topic=topic[0], partition_result=rows) for topic, rows in found]
+    """A result for each wish; without those that are not needed, unless the client `hears_all`."""
+    results: list[ReplicaElectionResult] = []
+
+    def take(answered: tuple[LeaderWish, KafkaError | None]) -> None:
+        wish, answer = answered
+        if not hears_all and answer is not None and answer.code == ErrorCode.ELECTION_NOT_NEEDED:
+            return
+        if not results or results[-1].topic != wish.topic:
+            results.append(ReplicaElectionResult(topic=wish.topic))
+        results[-1].partition_result.append(_result(wish, answer))
+
+    yield from in_pieces(zip(wishes, answers, strict=True), take)
+    return results
 
 
 def _result(wish: LeaderWish, answer: KafkaError | None) -> PartitionResult:

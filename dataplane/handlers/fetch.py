@@ -32,7 +32,7 @@ from dataplane.log.files import ColdError
 from dataplane.parked import ParkedRequests
 from dataplane.partition import NO_ERROR, FetchWaiter, Partition, Watcher
 from dataplane.replica_authentication import fetch_claim_error
-from dataplane.turns import PIECE_ROWS, Work, at_once, emptied, pieces
+from dataplane.turns import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once, in_pieces, pieces
 from dataplane.worker import Request, Worker
 from metaquorum.image import MetadataImage
 from metaquorum.runtime import StorageError
@@ -172,7 +172,7 @@ def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
 class _Poll(Later):
     """A long poll: answered when enough has come, its time is over, or something has happened."""
 
-    __slots__ = ("_answer", "_of_worker", "_parked", "_timer", "_unwatch", "waiter")
+    __slots__ = ("_answer", "_dropped", "_of_worker", "_parked", "_timer", "_unwatch", "waiter")
 
     def __init__(
         self,
@@ -181,12 +181,17 @@ class _Poll(Later):
         missing_bytes: int,
         answer: Callable[[], FetchResponse | Work[FetchResponse]],
         unwatch: Callable[["_Poll"], None],
+        dropped: Callable[[], None] | None = None,
     ) -> None:
-        """Somebody is to watch for `waiter`, until `unwatch`."""
+        """Somebody is to watch for `waiter`, until `unwatch`.
+
+        `dropped` is called if the answer is not wanted any more.
+        """
         super().__init__()
         self.waiter = FetchWaiter(missing_bytes, self.ready)
         self._answer = answer
         self._unwatch = unwatch
+        self._dropped = dropped
         self._parked: ParkedRequests | None = None
         self._of_worker = worker.fetch_waiters
         self._of_worker.add(self.waiter)
@@ -200,10 +205,16 @@ class _Poll(Later):
         return self
 
     def give(self) -> FetchResponse | Work[FetchResponse]:
-        self.drop()
+        self.end()
         return self._answer()
 
     def drop(self) -> None:
+        self.end()
+        if self._dropped is not None:
+            self._dropped()
+
+    def end(self) -> None:
+        """It waits no more."""
         self._timer.cancel()
         if self._parked is not None:
             self._parked.remove(self)
@@ -241,6 +252,19 @@ class _Rows:
     def response(self, reader: FetchReader) -> FetchResponse:
         reader.count_given()
         return FetchResponse(responses=self.responses, node_endpoints=reader.endpoints())
+
+
+def _unwatched(watched: list[set[Watcher]], waiter: FetchWaiter) -> Work[None]:
+    """`waiter` is in none of them; `watched` is empty."""
+    while watched:
+        for watchers in watched[-FORGOTTEN_ROWS:]:
+            watchers.discard(waiter)
+        del watched[-FORGOTTEN_ROWS:]
+        yield
+
+
+def _forget_partitions(topic: FetchTopic) -> None:
+    topic.partitions = []
 
 
 def _each(topics: Iterable[FetchTopic]) -> Iterator[_Asked]:
@@ -324,8 +348,9 @@ class _Whole:
         while some := list(islice(each, PIECE_ROWS)):
             self._keep_last(asked, some)
             yield
-        for topic in self.message.topics:
-            topic.partitions = []  # what was named twice is not held while this waits
+        # What was named twice is not held while this waits.
+        yield from in_pieces(self.message.topics, _forget_partitions)
+        self.worker.turns.discard(self.message.topics)
         self.message.topics = []
         poll = self._poll(_min_bytes(self.message, self.allowed)) if self._may_wait else None
         is_waiting = False
@@ -334,6 +359,7 @@ class _Whole:
             for piece in pieces(list(asked.values())):
                 self.found += self._look(reader, piece, poll)
                 yield
+            self.worker.turns.discard(asked)
             if reader.cold:
                 return self._answer_cold(reader)
             if poll is not None and self.watched and not self._is_enough(reader):
@@ -342,7 +368,7 @@ class _Whole:
                 return poll.park(self.worker.parked, len(self.found))
         finally:
             if poll is not None and not is_waiting:
-                poll.drop()
+                poll.end()
         return (yield from self._respond_in_pieces(reader))
 
     @property
@@ -353,7 +379,17 @@ class _Whole:
         return reader.must_answer or reader.size_bytes >= _min_bytes(self.message, self.allowed)
 
     def _poll(self, missing_bytes: int) -> _Poll:
-        return _Poll(self.worker, self.message, missing_bytes, self._answer_again, self._unwatch)
+        return _Poll(
+            self.worker,
+            self.message,
+            missing_bytes,
+            self._answer_again,
+            self._unwatch,
+            self._dropped,
+        )
+
+    def _dropped(self) -> None:
+        self.worker.turns.discard(self.found)
 
     def _watch(self, poll: _Poll, partition: Partition | None) -> None:
         if partition is not None:
@@ -363,9 +399,12 @@ class _Whole:
             self.watched.append(watchers)
 
     def _unwatch(self, poll: _Poll) -> None:
-        for watchers in self.watched:
+        watched, self.watched = self.watched, []
+        if len(watched) > FORGOTTEN_ROWS:
+            self.worker.turns.finish_unawaited(_unwatched(watched, poll.waiter))
+            return
+        for watchers in watched:
             watchers.discard(poll.waiter)
-        self.watched.clear()
 
     def _answer_again(self) -> FetchResponse | Work[FetchResponse]:
         if self.allowed.ask_again():
@@ -468,6 +507,7 @@ class _Whole:
             again += self._look_again(reader, piece)
             if len(piece) == PIECE_ROWS:
                 yield
+        self.worker.turns.discard(self.found)
         self.found = again
 
     def _respond(self, reader: FetchReader) -> FetchResponse:
@@ -489,7 +529,7 @@ class _Whole:
         response = rows.response(reader)
         if self.message.session_epoch == INITIAL_EPOCH:
             response.session_id = yield from self._new_session(reader)
-        yield from emptied(self.found)
+        self.worker.turns.discard(self.found)
         return response
 
     def _new_session(self, reader: FetchReader) -> Work[int]:
@@ -579,7 +619,11 @@ class _Continued:
         self.epoch = session.epoch
 
     def answer(self) -> Answer | Work[Answer]:
-        if len(self.session.news) > PIECE_ROWS:
+        session = self.session
+        if len(session.news) > PIECE_ROWS or (
+            len(session.partitions) > PIECE_ROWS
+            and session.reader != (replica_of(self.message), self.message.isolation_level)
+        ):
             return self._answer_many()
         reader = self._reader()
         looked = self._look(reader, list(self.session.news))
@@ -590,8 +634,12 @@ class _Continued:
         return self._poll(_min_bytes(self.message, self.allowed) - reader.size_bytes)
 
     def _answer_many(self) -> Work[Answer]:
+        yield from self._read_as()
+        if (overtaken := self._overtaken()) is not None:
+            return overtaken
         poll = self._poll(_min_bytes(self.message, self.allowed)) if self._may_wait else None
         is_waiting = False
+        looked: list[Looked] = []
         try:
             reader = self._reader()
             looked = yield from self._look_in_pieces(reader)
@@ -606,7 +654,9 @@ class _Continued:
                 return poll
         finally:
             if poll is not None and not is_waiting:
-                poll.drop()
+                poll.end()
+            if is_waiting:
+                self.worker.turns.discard(looked)
         return (yield from self._respond_in_pieces(reader, looked))
 
     @property
@@ -614,7 +664,7 @@ class _Continued:
         return (
             self.message.max_wait_ms > 0
             and not self.worker.stopping
-            and any(part.partition for part in self.session.partitions.values())
+            and self.session.present_count > 0
         )
 
     def _is_enough(self, reader: FetchReader) -> bool:
@@ -675,6 +725,20 @@ class _Continued:
         reader.may_block = may_block
         self.session.read_as((reader.replica_id, self.message.isolation_level))
         return reader
+
+    def _read_as(self) -> Work[None]:
+        """As the request reads: everything is looked at again if the one before read otherwise."""
+        session = self.session
+        reader = (replica_of(self.message), self.message.isolation_level)
+        if session.reader == reader:
+            return
+        session.reader = None  # a request that overtakes this one looks at everything again
+        for piece in pieces(list(session.partitions.values())):
+            session.news.update(dict.fromkeys(piece))
+            yield
+            if self._overtaken() is not None:
+                return
+        session.reader = reader
 
     def _look_in_pieces(self, reader: FetchReader, *, is_first: bool = True) -> Work[list[Looked]]:
         """It stops where another request goes on with the session."""
@@ -745,6 +809,7 @@ class _Continued:
                 # The other request may have forgotten partitions that would be news again here.
                 if (overtaken := self._overtaken()) is not None:
                     return overtaken
+        self.worker.turns.discard(looked)
         return self._response(reader, rows)
 
     def _response(self, reader: FetchReader, rows: _Rows) -> FetchResponse:

@@ -5,6 +5,7 @@ and then begins where `auto.offset.reset` says. librdkafka 2.16 crashes where th
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, TypeVar
 
 from dataplane.turns import PIECE_ROWS, Work, in_pieces
@@ -39,7 +40,7 @@ def handle_offset_fetch(
     if request.version < _GROUPS_SINCE:
         topics = yield from _of_topics(
             message.topics or (),
-            _row_before_groups,
+            lambda _: _row_before_groups,
             lambda topic, rows: OffsetFetchResponseTopic(name=topic.name, partitions=rows),
         )
         return OffsetFetchResponse(topics=topics)
@@ -54,24 +55,28 @@ def handle_offset_fetch(
 def _of_group(
     worker: Worker, request: Request, group: OffsetFetchRequestGroup
 ) -> Work[OffsetFetchResponseGroup]:
+    def row_of(topic: OffsetFetchRequestTopics) -> Callable[[int], OffsetFetchResponsePartitions]:
+        if request.version >= _TOPIC_IDS_SINCE and topic.topic_id not in worker.image.topic_names:
+            return partial(_row, ErrorCode.UNKNOWN_TOPIC_ID)
+        return partial(_row, ErrorCode.NONE)
+
     def answered(
         topic: OffsetFetchRequestTopics, rows: list[OffsetFetchResponsePartitions]
     ) -> OffsetFetchResponseTopics:
-        if request.version >= _TOPIC_IDS_SINCE and topic.topic_id not in worker.image.topic_names:
-            for row in rows:
-                row.error_code = ErrorCode.UNKNOWN_TOPIC_ID
         return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=rows)
 
-    topics = yield from _of_topics(group.topics or (), _row, answered)
+    topics = yield from _of_topics(group.topics or (), row_of, answered)
     return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
 
 
 def _of_topics(
-    topics: Iterable[T], row: Callable[[int], P], answered: Callable[[T, list[P]], A]
+    topics: Iterable[T],
+    row_of: Callable[[T], Callable[[int], P]],
+    answered: Callable[[T, list[P]], A],
 ) -> Work[list[A]]:
     done: list[A] = []
     for topic in topics:
-        rows = yield from in_pieces(topic.partition_indexes, row)
+        rows = yield from in_pieces(topic.partition_indexes, row_of(topic))
         done.append(answered(topic, rows))
         if len(done) % PIECE_ROWS == 0:
             yield
@@ -84,7 +89,10 @@ def _row_before_groups(index: int) -> OffsetFetchResponsePartition:
     )
 
 
-def _row(index: int) -> OffsetFetchResponsePartitions:
+def _row(code: ErrorCode, index: int) -> OffsetFetchResponsePartitions:
     return OffsetFetchResponsePartitions(
-        partition_index=index, committed_offset=NOTHING_COMMITTED, metadata=""
+        partition_index=index,
+        committed_offset=NOTHING_COMMITTED,
+        metadata="",
+        error_code=code,
     )

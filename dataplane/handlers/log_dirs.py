@@ -7,6 +7,7 @@ import trio
 
 from dataplane.log.log_dir import LogDir
 from dataplane.partition import Partition
+from dataplane.turns import Work, for_each_of, in_pieces, row_count
 from dataplane.worker import Request, Worker
 from wire.errors import ErrorCode
 from wire.messages.describe_log_dirs import (
@@ -66,17 +67,8 @@ async def _wanted(
     """Those of `topics` (None: all) that are here and usable, each once, topic by topic."""
     partitions: Iterable[Partition] = worker.partitions
     if topics is not None:
-        asked: dict[str, set[int]] = {}
-
-        def keep(topic: DescribableLogDirTopic) -> None:
-            asked.setdefault(topic.topic, set()).update(topic.partitions)
-
-        await worker.turns.each(topics, keep)
-        partitions = (
-            partition
-            for name, indexes in asked.items()
-            for partition in worker.partitions.of_topic(name)
-            if partition.index in indexes
+        partitions = await worker.turns.do(
+            _asked(worker, topics), row_count(topics, lambda topic: topic.partitions)
         )
     for number, partition in enumerate(partitions, 1):
         log_dir = worker.partitions.log_dirs.dir_of((partition.topic, partition.index))
@@ -84,3 +76,29 @@ async def _wanted(
             yield log_dir, partition
         if number % SLICE_PARTITIONS == 0:
             await trio.lowlevel.checkpoint()
+
+
+def _asked(worker: Worker, topics: list[DescribableLogDirTopic]) -> Work[list[Partition]]:
+    """The partitions that are here and asked for, each once, topic by topic."""
+    here: dict[str, dict[int, Partition]] = {}
+    asked: dict[str, dict[int, Partition]] = {}
+
+    def find(topic: DescribableLogDirTopic) -> None:
+        if topic.topic not in here:
+            found = {one.index: one for one in worker.partitions.of_topic(topic.topic)}
+            if found:
+                here[topic.topic] = found
+
+    def keep(topic: DescribableLogDirTopic, index: int) -> None:
+        if (found := here.get(topic.topic)) is not None and (one := found.get(index)) is not None:
+            asked.setdefault(topic.topic, {})[index] = one
+
+    yield from in_pieces(topics, find)
+    yield from for_each_of(topics, lambda topic: topic.partitions, keep)
+    partitions: list[Partition] = []
+
+    def take(name: str) -> None:
+        partitions.extend([one for index, one in here[name].items() if index in asked[name]])
+
+    yield from in_pieces(asked, take)
+    return partitions

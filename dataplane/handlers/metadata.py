@@ -11,7 +11,7 @@ from dataplane.handlers.cluster import CLUSTER_OPERATIONS
 from dataplane.topic_rows import PARTITIONS_PER_SLICE, TOPICS_PER_SLICE, Form, View
 from dataplane.turns import PIECE_ROWS, Work, in_pieces
 from dataplane.worker import Request, Worker
-from metaquorum.decisions import NewTopic
+from metaquorum.decisions import NewTopic, TopicOutcome
 from metaquorum.image import MetadataImage, TopicImage
 from metaquorum.topic_names import check_topic_name
 from wire.errors import ErrorCode, KafkaError
@@ -80,6 +80,7 @@ def _tell_of_many(
 
     yield from in_pieces(asked, keep)
     message.topics = list(once.values())
+    worker.turns.discard(asked, once)
     if message.allow_auto_topic_creation and worker.auto_create_topics:
         wanted = yield from in_pieces(message.topics, partial(_new_name, worker))
         names = [name for name in wanted if name]
@@ -131,11 +132,24 @@ async def _create_first(
     worker: Worker, request: Request, message: MetadataRequest, names: list[str]
 ) -> MetadataResponse:
     """Unknown topics are made before the answer, which then shows them with their leaders."""
-    wishes = await worker.turns.each(list(dict.fromkeys(names)), NewTopic)
+    once: dict[str, NewTopic] = {}
+
+    def wish(name: str) -> None:
+        if name not in once:
+            once[name] = NewTopic(name)
+
+    await worker.turns.each(names, wish)
+    wishes = list(once.values())
     counts = await worker.turns.each(wishes, partial(mutations.partitions_of_new, worker))
     allowed = await mutations.allowed(worker, request, counts, is_strict=False)
     outcomes = await worker.gateway.create_topics(request.asker, wishes, timeout_s=AUTO_CREATE_S)
-    refused = {o.name: o for o in outcomes if o.code is not ErrorCode.NONE}
+    refused: dict[str | None, TopicOutcome] = {}
+
+    def note(outcome: TopicOutcome) -> None:
+        if outcome.code is not ErrorCode.NONE:
+            refused[outcome.name] = outcome
+
+    await worker.turns.each(outcomes, note)
     assert message.topics is not None
 
     def find(asked: MetadataRequestTopic) -> Found:
@@ -149,6 +163,7 @@ async def _create_first(
         return each
 
     found = await worker.turns.each(message.topics, find)
+    worker.turns.discard(names, once, wishes, outcomes, refused)
     response = await _tell_in_slices(worker, request, message, found)
     response.throttle_time_ms = allowed.throttle_ms
     return response
@@ -216,7 +231,7 @@ def _tell(
 
 
 async def _tell_in_slices(
-    worker: Worker, request: Request, message: MetadataRequest, found: Sequence[Found]
+    worker: Worker, request: Request, message: MetadataRequest, found: list[Found]
 ) -> MetadataResponse:
     rows, form = worker.topic_rows, _form(request, message)
     told: list[Told] = []
@@ -227,13 +242,14 @@ async def _tell_in_slices(
             told.append(each)
         if number % TOPICS_PER_SLICE == 0:
             await trio.lowlevel.checkpoint()
+    worker.turns.discard(found)
     return _response(worker, request, message, told)
 
 
 def _tell_all(
     worker: Worker, request: Request, message: MetadataRequest
 ) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
-    found = list(worker.image.topics.values())
+    found: list[Found] = list(worker.image.topics.values())
     if _is_much(worker, request, message, found):
         return _tell_in_slices(worker, request, message, found)
     return _tell(worker, request, message, found)

@@ -10,7 +10,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.timestamps import Candidate, TimestampOffset, youngest_of
 from dataplane.partition import Partition
 from dataplane.replica_authentication import claim_error
-from dataplane.turns import Work, each_of, in_pieces
+from dataplane.turns import Work, each_of, for_each_of, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import File, StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -54,12 +54,14 @@ def handle_list_offsets(
     """As in Kafka, a partition that is asked for twice is told INVALID_REQUEST each time."""
     seen: set[tuple[str, int]] = set()
     lookup = _Lookup(worker, request, message)
-    yield from each_of(message.topics, _partitions_of, partial(_note_twice, seen, lookup.twice))
+    note = partial(_note_twice, seen, lookup.twice)
+    yield from for_each_of(message.topics, _partitions_of, note)
     found = yield from each_of(message.topics, _partitions_of, lookup.row)
     topics = yield from in_pieces(
         found, lambda each: ListOffsetsTopicResponse(name=each[0].name, partitions=each[1])
     )
     response = ListOffsetsResponse(topics=topics)
+    worker.turns.discard(seen, lookup.twice, found)
     return lookup.search(response) if lookup.searches else response
 
 
@@ -141,6 +143,7 @@ class _Lookup:
                 answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             except EOFError:  # the segment was removed in the meantime
                 answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
+        worker.turns.discard(self.searches)
         return response
 
 
@@ -226,6 +229,7 @@ def handle_offset_for_leader_epoch(
     topics = yield from in_pieces(
         found, lambda each: OffsetForLeaderTopicResult(topic=each[0].topic, partitions=each[1])
     )
+    worker.turns.discard(found)
     return OffsetForLeaderEpochResponse(topics=topics)
 
 

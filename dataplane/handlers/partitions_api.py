@@ -11,7 +11,16 @@ from dataplane.handlers.metadata import view_of
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.log.producers import ProducerEntry
 from dataplane.topic_rows import TOPIC_OPERATIONS, describe
-from dataplane.turns import PIECE_ROWS, Work, each_of, in_order, in_pieces, pieces
+from dataplane.turns import (
+    PIECE_ROWS,
+    Turns,
+    Work,
+    for_each_of,
+    in_order,
+    in_pieces,
+    pieces,
+    row_count,
+)
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import MAX_WISHES, TOO_MANY, MorePartitions
 from metaquorum.image import NO_LEADER, TopicImage
@@ -51,30 +60,33 @@ async def handle_create_partitions(
     worker: Worker, request: Request, message: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     topic_count = len(message.topics)
-    outcomes, wishes = await worker.turns.do(_wishes(message.topics), topic_count)
-    allowed = mutations.Allowed(len(wishes))
-    if not message.validate_only:
-        counts_more = await worker.turns.each(
-            wishes, partial(mutations.partitions_more, worker.image)
+    turns = worker.turns
+    outcomes, wishes = await turns.do(_wishes(turns, message.topics), topic_count)
+    try:
+        allowed = mutations.Allowed(len(wishes))
+        if not message.validate_only:
+            counts_more = await turns.each(wishes, partial(mutations.partitions_more, worker.image))
+            is_strict = request.version >= _STRICT_SINCE
+            allowed = await mutations.allowed(worker, request, counts_more, is_strict=is_strict)
+        answers = await worker.gateway.create_partitions(
+            request.asker,
+            wishes[: allowed.count],
+            validate_only=message.validate_only,
+            timeout_s=timeout_seconds(message.timeout_ms),
         )
-        is_strict = request.version >= _STRICT_SINCE
-        allowed = await mutations.allowed(worker, request, counts_more, is_strict=is_strict)
-    answers = await worker.gateway.create_partitions(
-        request.asker,
-        wishes[: allowed.count],
-        validate_only=message.validate_only,
-        timeout_s=timeout_seconds(message.timeout_ms),
-    )
-    answers += [mutations.EXCEEDED] * (len(wishes) - allowed.count)
-    told = zip(wishes, answers, strict=True)
-    await worker.turns.do(
-        in_pieces(told, lambda each: outcomes.update({each[0].topic: each[1]})), len(wishes)
-    )
-    results = await worker.turns.do(in_pieces(outcomes.items(), _result), topic_count)
+        answers += [mutations.EXCEEDED] * (len(wishes) - allowed.count)
+        told = zip(wishes, answers, strict=True)
+        await turns.do(
+            in_pieces(told, lambda each: outcomes.update({each[0].topic: each[1]})), len(wishes)
+        )
+        results = await turns.do(in_pieces(outcomes.items(), _result), topic_count)
+    finally:
+        turns.discard(outcomes, wishes)
     return CreatePartitionsResponse(throttle_time_ms=allowed.throttle_ms, results=results)
 
 
 def _wishes(
+    turns: Turns,
     topics: list[CreatePartitionsTopic],
 ) -> Work[tuple[dict[str, KafkaError | None], list[MorePartitions]]]:
     """What is wished for once; and for every name an outcome, that of those that are not."""
@@ -94,6 +106,7 @@ def _wishes(
             wishes.append(_wish(topic))
 
     yield from in_pieces(topics, take)
+    turns.discard(counts)
     return outcomes, wishes
 
 
@@ -122,6 +135,7 @@ def handle_describe_topic_partitions(
     yield from in_pieces(message.topics, lambda topic: asked.add(topic.name))
     if cursor is not None and not _is_sound(cursor, asked):
         topics = yield from in_pieces((yield from in_order(asked)), _refuse_cursor)
+        worker.turns.discard(asked)
         return DescribeTopicPartitionsResponse(topics=topics)
     response = DescribeTopicPartitionsResponse()
     left = max(1, min(message.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
@@ -146,6 +160,7 @@ def handle_describe_topic_partitions(
         if topic is not None and first + count < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=first + count)
             break
+    worker.turns.discard(asked)
     return response
 
 
@@ -206,18 +221,22 @@ async def handle_describe_producers(
     def keep(topic: TopicRequest, index: int) -> None:
         asked.setdefault(topic.name, {})[index] = None
 
-    count = sum([1 + len(topic.partition_indexes) for topic in message.topics])
+    count = row_count(message.topics, lambda topic: topic.partition_indexes)
     await worker.turns.do(
-        each_of(message.topics, lambda topic: topic.partition_indexes, keep), count
+        for_each_of(message.topics, lambda topic: topic.partition_indexes, keep), count
     )
     response = DescribeProducersResponse()
-    for name, indexes in asked.items():
-        topic = TopicResponse(name=name)
-        response.topics.append(topic)
-        for index in indexes:
-            topic.partitions.append(await _producers(worker, name, index))
-            if count > PIECE_ROWS:
-                await worker.turns.pause()
+    try:
+        for name, indexes in asked.items():
+            topic = TopicResponse(name=name)
+            response.topics.append(topic)
+            for index in indexes:
+                topic.partitions.append(await _producers(worker, name, index))
+                if count > PIECE_ROWS:
+                    await worker.turns.pause()
+            worker.turns.discard(indexes)
+    finally:
+        worker.turns.discard(asked)
     return response
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.turns import Work, each_of, in_pieces
+from dataplane.turns import Turns, Work, each_of, in_pieces, row_count
 from dataplane.worker import Request, Worker
 from metaquorum.decisions import MAX_WISHES, TOO_MANY
 from metaquorum.features import FeatureUpdate, UpgradeType
@@ -54,8 +54,8 @@ async def handle_describe_quorum(
     worker: Worker, request: Request, message: DescribeQuorumRequest
 ) -> DescribeQuorumResponse:
     if not _asks_for_metadata(message.topics):
-        count = sum([1 + len(topic.partitions) for topic in message.topics])
-        return await worker.turns.do(_unknown(message.topics), count)
+        count = row_count(message.topics, lambda topic: topic.partitions)
+        return await worker.turns.do(_unknown(worker.turns, message.topics), count)
     try:
         found = await worker.gateway.describe_quorum(timeout_s=TIMEOUT_S)
     except KafkaError as error:
@@ -82,7 +82,7 @@ def _asks_for_metadata(topics: list[DescribeQuorumTopic]) -> bool:
     return len(asked) == 1 and asked[0].partition_index == METADATA_PARTITION
 
 
-def _unknown(topics: list[DescribeQuorumTopic]) -> Work[DescribeQuorumResponse]:
+def _unknown(turns: Turns, topics: list[DescribeQuorumTopic]) -> Work[DescribeQuorumResponse]:
     found = yield from each_of(
         topics,
         lambda topic: topic.partitions,
@@ -95,6 +95,7 @@ def _unknown(topics: list[DescribeQuorumTopic]) -> Work[DescribeQuorumResponse]:
     told = yield from in_pieces(
         found, lambda each: TopicData(topic_name=each[0].topic_name, partitions=each[1])
     )
+    turns.discard(found)
     return DescribeQuorumResponse(topics=told)
 
 

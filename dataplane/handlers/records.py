@@ -6,7 +6,7 @@ import trio
 
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.partition import Partition
-from dataplane.turns import each_of
+from dataplane.turns import for_each_of, row_count
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
 from wire.errors import ErrorCode, KafkaError
@@ -27,33 +27,36 @@ async def handle_delete_records(
     worker: Worker, request: Request, message: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
     deadline = trio.current_time() + timeout_seconds(message.timeout_ms)
-    topics = [await _of_topic(worker, topic) for topic in await _once(worker, message)]
-    deleted = [p for topic in topics for p in topic.partitions if not p.error_code]
+    asked = await _once(worker, message)
+    deleted: list[tuple[str, DeleteRecordsPartitionResult]] = []
+    try:
+        topics = [await _of_topic(worker, *each, deleted) for each in asked.items()]
+    finally:
+        worker.turns.discard(asked)
     if deleted:
         try:
             await worker.partitions.log_dirs.checkpoint()
         except StorageError:
-            for result in deleted:
+            for _, result in deleted:
                 result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
                 result.low_watermark = _NO_OFFSET
-    for topic in topics:
-        for result in topic.partitions:
-            if not result.error_code:
-                with trio.CancelScope(deadline=deadline):
-                    await _everywhere(worker, topic.name, result)
+    for name, result in deleted:
+        if not result.error_code:
+            with trio.CancelScope(deadline=deadline):
+                await _everywhere(worker, name, result)
     return DeleteRecordsResponse(topics=topics)
 
 
-async def _once(worker: Worker, message: DeleteRecordsRequest) -> list[tuple[str, dict[int, int]]]:
+async def _once(worker: Worker, message: DeleteRecordsRequest) -> dict[str, dict[int, int]]:
     """Each partition of each topic with the last offset that is asked for, as in Kafka."""
     asked: dict[str, dict[int, int]] = {}
 
     def keep(topic: DeleteRecordsTopic, data: DeleteRecordsPartition) -> None:
         asked.setdefault(topic.name, {})[data.partition_index] = data.offset
 
-    count = sum([1 + len(topic.partitions) for topic in message.topics])
-    await worker.turns.do(each_of(message.topics, lambda topic: topic.partitions, keep), count)
-    return list(asked.items())
+    count = row_count(message.topics, lambda topic: topic.partitions)
+    await worker.turns.do(for_each_of(message.topics, lambda topic: topic.partitions, keep), count)
+    return asked
 
 
 async def _everywhere(worker: Worker, topic: str, result: DeleteRecordsPartitionResult) -> None:
@@ -80,13 +83,24 @@ async def _everywhere(worker: Worker, topic: str, result: DeleteRecordsPartition
     result.low_watermark = _NO_OFFSET
 
 
-async def _of_topic(worker: Worker, topic: tuple[str, dict[int, int]]) -> DeleteRecordsTopicResult:
-    name, asked = topic
-    result = DeleteRecordsTopicResult(name=name)
-    for index, offset in asked.items():
-        await worker.turns.pause()
-        result.partitions.append(await _of_partition(worker, name, index, offset))
-    return result
+async def _of_topic(
+    worker: Worker,
+    name: str,
+    asked: dict[int, int],
+    deleted: list[tuple[str, DeleteRecordsPartitionResult]],
+) -> DeleteRecordsTopicResult:
+    """Results of the topic; those of partitions whose log was advanced are in `deleted`, too."""
+    topic = DeleteRecordsTopicResult(name=name)
+    try:
+        for index, offset in asked.items():
+            await worker.turns.pause()
+            result = await _of_partition(worker, name, index, offset)
+            topic.partitions.append(result)
+            if not result.error_code:
+                deleted.append((name, result))
+    finally:
+        worker.turns.discard(asked)
+    return topic
 
 
 async def _of_partition(

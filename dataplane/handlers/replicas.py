@@ -8,6 +8,7 @@ from dataplane.leadership import Follower
 from dataplane.ledger import Entry
 from dataplane.partition import Partition
 from dataplane.replica_authentication import ReplicaAuthenticationError
+from dataplane.turns import Work, in_pieces
 from dataplane.worker import Request, Worker
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.authenticate_replica import (
@@ -49,13 +50,19 @@ def handle_authenticate_replica(
 
 def handle_describe_truncations(
     worker: Worker, request: Request, message: DescribeTruncationsRequest
-) -> DescribeTruncationsResponse:
+) -> Work[DescribeTruncationsResponse]:
     ledger = worker.replication.ledger
-    topics = None if message.topics is None else set(message.topics)
-    return DescribeTruncationsResponse(
-        has_forgotten=ledger.has_forgotten,
-        truncations=[_described(e) for e in ledger if topics is None or e.topic in topics],
-    )
+    topics: set[str] = set()
+    response = DescribeTruncationsResponse(has_forgotten=ledger.has_forgotten)
+
+    def describe(entry: Entry) -> None:
+        if message.topics is None or entry.topic in topics:
+            response.truncations.append(_described(entry))
+
+    yield from in_pieces(message.topics or (), topics.add)
+    yield from in_pieces(list(ledger), describe)
+    worker.turns.discard(topics)
+    return response
 
 
 def _described(entry: Entry) -> DescribedTruncation:

@@ -5,7 +5,7 @@ from typing import Final
 
 from dataplane import mutations
 from dataplane.handlers.configs import resolve_all
-from dataplane.turns import PIECE_ROWS, Work, in_pieces, pieces
+from dataplane.turns import PIECE_ROWS, Turns, Work, in_pieces, pieces
 from dataplane.worker import Request, Worker
 from metaquorum.config_def import to_text
 from metaquorum.decisions import MAX_WISHES, TOO_MANY, NewTopic, TopicOutcome
@@ -21,8 +21,9 @@ from wire.messages.delete_topics import (
     DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
+    DeleteTopicState,
 )
-from wire.types import ZERO_UUID
+from wire.types import ZERO_UUID, Uuid
 
 _CONFIGS_SINCE: Final = 5
 _BY_ID_SINCE: Final = 6
@@ -36,8 +37,11 @@ async def handle_create_topics(
     worker: Worker, request: Request, message: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     created, throttle_ms = await _create(worker, request, message)
-    work = _all_created(worker, request, message, created)
-    topics = await worker.turns.do(work, len(message.topics))
+    try:
+        work = _all_created(worker, request, message, created)
+        topics = await worker.turns.do(work, len(message.topics))
+    finally:
+        worker.turns.discard(created)
     return CreateTopicsResponse(throttle_time_ms=throttle_ms, topics=topics)
 
 
@@ -59,6 +63,7 @@ def _all_created(
         # The configs of one that was made take half a millisecond.
         if len(results) % PIECE_ROWS == 0 or results[-1].configs:
             yield
+    worker.turns.discard(outcomes, names)
     return results
 
 
@@ -66,25 +71,31 @@ async def _create(
     worker: Worker, request: Request, message: CreateTopicsRequest
 ) -> tuple[list[TopicOutcome], int]:
     """An outcome for each name, and the throttle time."""
-    todo, refused = await worker.turns.do(_wishes(message.topics), len(message.topics))
-    allowed = mutations.Allowed(len(todo))
-    if not message.validate_only:
-        counts = await worker.turns.each(todo, partial(mutations.partitions_of_new, worker))
-        is_strict = request.version >= _STRICT_CREATION_SINCE
-        allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
-    outcomes = await worker.gateway.create_topics(
-        request.asker,
-        todo[: allowed.count],
-        validate_only=message.validate_only,
-        timeout_s=timeout_seconds(message.timeout_ms),
-    )
-    exceeded = await worker.turns.each(
-        todo[allowed.count :], lambda wish: TopicOutcome.refused(mutations.EXCEEDED, wish.name)
-    )
+    turns = worker.turns
+    todo, refused = await turns.do(_wishes(turns, message.topics), len(message.topics))
+    try:
+        allowed = mutations.Allowed(len(todo))
+        if not message.validate_only:
+            counts = await turns.each(todo, partial(mutations.partitions_of_new, worker))
+            is_strict = request.version >= _STRICT_CREATION_SINCE
+            allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
+        outcomes = await worker.gateway.create_topics(
+            request.asker,
+            todo[: allowed.count],
+            validate_only=message.validate_only,
+            timeout_s=timeout_seconds(message.timeout_ms),
+        )
+        exceeded = await turns.each(
+            todo[allowed.count :], lambda wish: TopicOutcome.refused(mutations.EXCEEDED, wish.name)
+        )
+    finally:
+        turns.discard(todo)
     return [*refused, *outcomes, *exceeded], allowed.throttle_ms
 
 
-def _wishes(topics: list[CreatableTopic]) -> Work[tuple[list[NewTopic], list[TopicOutcome]]]:
+def _wishes(
+    turns: Turns, topics: list[CreatableTopic]
+) -> Work[tuple[list[NewTopic], list[TopicOutcome]]]:
     """What is wished for, and what is refused already."""
     refused: dict[str, TopicOutcome] = {}
     wishes: dict[str, NewTopic] = {}
@@ -102,7 +113,9 @@ def _wishes(topics: list[CreatableTopic]) -> Work[tuple[list[NewTopic], list[Top
     for some in pieces(list(wishes.values())):
         todo += [wish for wish in some if wish.name not in refused]
         yield
-    return todo, list(refused.values())
+    outcomes = list(refused.values())
+    turns.discard(wishes, refused)
+    return todo, outcomes
 
 
 def _wish(topic: CreatableTopic) -> NewTopic:
@@ -157,22 +170,33 @@ def _configs(worker: Worker, outcome: TopicOutcome) -> list[CreatableTopicConfig
 async def handle_delete_topics(
     worker: Worker, request: Request, message: DeleteTopicsRequest
 ) -> DeleteTopicsResponse:
-    if request.version >= _BY_ID_SINCE:
-        asked = [(t.name, None if t.name is not None else t.topic_id) for t in message.topics]
-    else:
-        asked = [(name, None) for name in message.topic_names]
-    asked = list(dict.fromkeys(asked))
-    counts = await worker.turns.each(
-        asked, lambda each: mutations.partitions_of(worker.image, *each)
-    )
-    is_strict = request.version >= _STRICT_DELETION_SINCE
-    allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
-    outcomes = await worker.gateway.delete_topics(
-        request.asker, asked[: allowed.count], timeout_s=timeout_seconds(message.timeout_ms)
-    )
-    outcomes += [TopicOutcome.refused(mutations.EXCEEDED, *each) for each in asked[allowed.count :]]
-    responses = await worker.turns.each(outcomes, _deleted)
+    turns = worker.turns
+    once: dict[tuple[str | None, Uuid | None], None] = {}
+    outcomes: list[TopicOutcome] = []
+    try:
+        if request.version >= _BY_ID_SINCE:
+            await turns.each(message.topics, lambda t: once.setdefault(_named(t)))
+        else:
+            await turns.each(message.topic_names, lambda name: once.setdefault((name, None)))
+        asked = list(once)
+        counts = await turns.each(asked, lambda each: mutations.partitions_of(worker.image, *each))
+        is_strict = request.version >= _STRICT_DELETION_SINCE
+        allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
+        outcomes = await worker.gateway.delete_topics(
+            request.asker, asked[: allowed.count], timeout_s=timeout_seconds(message.timeout_ms)
+        )
+        outcomes += await turns.each(
+            asked[allowed.count :], lambda each: TopicOutcome.refused(mutations.EXCEEDED, *each)
+        )
+        responses = await turns.each(outcomes, _deleted)
+    finally:
+        turns.discard(once, outcomes)
     return DeleteTopicsResponse(throttle_time_ms=allowed.throttle_ms, responses=responses)
+
+
+def _named(topic: DeleteTopicState) -> tuple[str | None, Uuid | None]:
+    """By its name where it has one, or else by its id."""
+    return topic.name, None if topic.name is not None else topic.topic_id
 
 
 def _deleted(outcome: TopicOutcome) -> DeletableTopicResult:

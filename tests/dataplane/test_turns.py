@@ -1,5 +1,6 @@
 """Long work in slices: who has the loop for how long is counted on a clock that the test plays."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -7,7 +8,16 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.turns import SLICE_CPU_S, UNDER_WAY_BYTES, Turns, Work, at_once, in_pieces
+from dataplane.turns import (
+    DISCARD_CPU_S,
+    FORGOTTEN_ROWS,
+    SLICE_CPU_S,
+    UNDER_WAY_BYTES,
+    Turns,
+    Work,
+    at_once,
+    in_pieces,
+)
 from tests.dataplane.serving import batch_of, in_trio, serving
 
 LOOKS_PER_SLICE = 10
@@ -52,6 +62,35 @@ def test_rows_are_worked_on_in_pieces_and_in_order() -> None:
     assert [next(work) for _ in range(3)] == [None] * 3
     assert at_once(in_pieces(range(10), str, piece_rows=3)) == [str(n) for n in range(10)]
     work.close()
+
+
+def test_discarded_rows_are_freed_in_slices_and_not_by_the_caller() -> None:
+    calls: list[Callable[[], object]] = []
+    turns = Turns(Setting().cpu_s, call_after=lambda _, call: calls.append(call))
+    count = 20 * FORGOTTEN_ROWS
+    rows, by_number, numbers = list(range(count)), dict.fromkeys(range(count)), set(range(count))
+
+    def left() -> int:
+        return len(rows) + len(by_number) + len(numbers)
+
+    turns.discard(rows, by_number, numbers)
+    assert left() == 3 * count
+    pieces_per_slice = LOOKS_PER_SLICE * DISCARD_CPU_S / SLICE_CPU_S + 1
+    while turns.has_unawaited:
+        before = left()
+        calls.pop()()
+        assert before - left() <= pieces_per_slice * FORGOTTEN_ROWS
+    assert not left()
+    assert not calls
+
+
+def test_discarded_rows_that_are_few_are_left_to_their_last_reference() -> None:
+    calls: list[Callable[[], object]] = []
+    turns = Turns(Setting().cpu_s, call_after=lambda _, call: calls.append(call))
+    rows = list(range(FORGOTTEN_ROWS))
+    turns.discard(rows)
+    assert not calls
+    assert len(rows) == FORGOTTEN_ROWS
 
 
 @in_trio

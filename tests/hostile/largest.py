@@ -4,7 +4,7 @@ For each array of a request one with as many elements in it as the decoder allow
 same, which name something that there is, and once each another, most of which name nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,9 +12,11 @@ from wire.apis import APIS, Api
 from wire.compiling import REQUEST_MAX_ELEMENTS
 from wire.headers import encode_request
 from wire.message import Field, Message, Struct
+from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 
 TOPIC: Final = "t"
 PARTITIONS: Final = 20
+MOST_FETCHED: Final = REQUEST_MAX_ELEMENTS - 10  # partitions of one topic in one request
 # What makes a request go all the way where zero or nothing would end it, by the field's name.
 _HINTS: Final[dict[str, Any]] = {
     "acks": -1,
@@ -90,6 +92,31 @@ def all_largest(most: int = REQUEST_MAX_ELEMENTS) -> Iterator[Largest]:
     for api in APIS.values():
         for version in sorted({api.min_version, api.max_version}):
             yield from largest_of(api, version, most)
+
+
+def fetch_of(
+    indexes: Iterable[int],
+    session_id: int = 0,
+    session_epoch: int = 0,
+    *,
+    forgotten: Iterable[int] = (),
+    isolation_level: int = 0,
+) -> FetchRequest:
+    """Of a fetch session: partitions of TOPIC that are asked for, or not any more."""
+    asked = [
+        FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20)
+        for index in indexes
+    ]
+    gone = list(forgotten)
+    return FetchRequest(
+        max_wait_ms=0,
+        min_bytes=1,
+        isolation_level=isolation_level,
+        session_id=session_id,
+        session_epoch=session_epoch,
+        topics=[FetchTopic(topic=TOPIC, partitions=asked)] if asked else [],
+        forgotten_topics_data=[ForgottenTopic(topic=TOPIC, partitions=gone)] if gone else [],
+    )
 
 
 def _filled(

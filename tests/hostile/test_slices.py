@@ -1,29 +1,36 @@
 """No request holds the loop: the largest legal ones of every API that is served, watched.
 
-In the node's own process and thread; the requests come from another thread.
+In the node's own process and thread; the requests come from another thread. The bound is on CPU
+time of the loop's thread, not on time that has passed, and three times what a slice takes where
+nothing else runs. On a busy machine a slice may still exceed it now and then, as caches are shared
+and the host may count time that it gave to others. A slice of ours that is too long comes back each
+time it is asked for; so a request that had one is asked again, and fails the test only if each of
+`ATTEMPTS` has had one.
 """
 
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 import trio
 
-from tests.dataplane.serving import batch_of, in_trio, serving
-from tests.hostile.largest import PARTITIONS, TOPIC, Largest, largest_of
+from dataplane.fetch_sessions import FINAL_EPOCH
+from tests.dataplane.serving import Served, batch_of, in_trio, serving
+from tests.hostile.largest import MOST_FETCHED, PARTITIONS, TOPIC, fetch_of, largest_of
 from tests.hostile.slices import MAX_SLICE_S, Watch, WatchedNetwork
 from tests.nodes import PATIENCE_S
-from wire.apis import APIS, Api
+from wire.apis import APIS, Api, ApiKey
 from wire.compiling import REQUEST_MAX_ELEMENTS
+from wire.headers import encode_request
+from wire.messages.fetch import FetchRequest
 
-# What a slice takes of the processor goes by what else the machine does: caches are shared. Without
-# slices these requests take from 30 to 10,000 ms.
+# Without slices these requests take from 30 to 10,000 ms.
 TOLERANCE: Final = 3
+ATTEMPTS: Final = 3
+SESSION_VERSION: Final = 12  # the last in which partitions are asked for by their topic's name
+SESSION_AT: Final = 5  # behind the correlation id and the tags: throttle time, error, session
 # Requests that do not go through the dispatcher of a listener without authentication.
 _WITHOUT_ARRAYS: Final = frozenset(
     (
@@ -40,30 +47,41 @@ _WITHOUT_ARRAYS: Final = frozenset(
 )
 
 
-def answer_bytes(address: tuple[str, int], frame: bytes) -> int:
-    """How long the answer is; 0 if the connection is closed instead."""
+def answer(address: tuple[str, int], frame: bytes) -> bytes:
+    """Without its size; empty if the connection is closed instead."""
     with socket.create_connection(address, timeout=PATIENCE_S) as sock:
         try:
             sock.sendall(frame)
             head = sock.recv(4, socket.MSG_WAITALL)
             if len(head) < 4:
-                return 0
+                return b""
             (size,) = struct.unpack(">i", head)
+            pieces: list[bytes] = []
             left: int = size
             while left and (piece := sock.recv(min(left, 1 << 20))):
+                pieces.append(piece)
                 left -= len(piece)
         except ConnectionError:
-            return 0
-        return 0 if left else size
+            return b""
+        return b"" if left else b"".join(pieces)
 
 
-@contextmanager
-def watched(watch: Watch, request: Largest) -> Iterator[None]:
+async def watched_answer(watch: Watch, served: Served, frame: bytes) -> bytes:
+    """`watch` has seen all slices of the request, and of what is freed behind its answer."""
     watch.start()
-    yield
-    found = [(f"{1000 * took_s:.1f} ms", whose) for took_s, whose in watch.longest]
-    longest_s = max([took_s for took_s, _ in watch.longest], default=0.0)
-    assert longest_s < TOLERANCE * MAX_SLICE_S, (str(request), found)
+    found = await trio.to_thread.run_sync(answer, served.node.address, frame)
+    while served.worker.turns.has_unawaited:
+        await trio.lowlevel.checkpoint()
+    return found
+
+
+def too_long(watch: Watch) -> list[str]:
+    """The slices above the bound, the longest first."""
+    return [
+        f"{1000 * took_s:.1f} ms: {whose}"
+        for took_s, whose in watch.longest
+        if took_s >= TOLERANCE * MAX_SLICE_S
+    ]
 
 
 def test_every_api_has_requests_here_or_none_that_can_be_long() -> None:
@@ -85,10 +103,53 @@ async def test_no_slice_is_long(tmp_path: Path, api: Api) -> None:
         for partition in range(PARTITIONS):
             await client.produce(TOPIC, batch_of(b"x" * 100), partition=partition)
         requests = list(largest_of(api, api.max_version, REQUEST_MAX_ELEMENTS))
-        ask = partial(trio.to_thread.run_sync, answer_bytes)
         for small in largest_of(api, api.max_version, 10):  # what is made at first use is there
-            await ask(served.node.address, small.frame)
+            await watched_answer(watch, served, small.frame)
         with watch.watching():
             for request in requests:
-                with watched(watch, request):
-                    assert await ask(served.node.address, request.frame), str(request)
+                for _ in range(ATTEMPTS):
+                    assert await watched_answer(watch, served, request.frame), str(request)
+                    if not (found := too_long(watch)):
+                        break
+                assert not found, (str(request), found)
+
+
+@in_trio
+async def test_no_slice_of_a_large_fetch_session_is_long(tmp_path: Path) -> None:
+    """It is made by two of the largest requests, read otherwise, half forgotten, and closed."""
+    watch = Watch()
+    async with serving(tmp_path, network=WatchedNetwork(watch)) as served:
+        client = await served.connect()
+        await client.create(TOPIC, PARTITIONS)
+        found = await slices_of_session(watch, served, 10)  # what is made at first use is there
+        with watch.watching():
+            for _ in range(ATTEMPTS):
+                if not (found := await slices_of_session(watch, served, MOST_FETCHED)):
+                    break
+        assert not found
+
+
+async def slices_of_session(watch: Watch, served: Served, count: int) -> list[str]:
+    """The slices above the bound, with what was asked; of a session of 2 * `count` partitions."""
+    found: list[str] = []
+
+    async def fetch(what: str, request: FetchRequest) -> int:
+        frame = encode_request(ApiKey.FETCH, SESSION_VERSION, 7, "largest", request)
+        data = await watched_answer(watch, served, frame)
+        _, error_code, session_id = struct.unpack_from(">ihi", data, SESSION_AT)
+        assert not error_code, what
+        found.extend(f"{what}: {text}" for text in too_long(watch))
+        return int(session_id)
+
+    sessions = served.worker.fetch_sessions
+    session_id = await fetch("made", fetch_of(range(count)))
+    assert session_id
+    await fetch("enlarged", fetch_of(range(count, 2 * count), session_id, 1))
+    assert sessions.partition_count == 2 * count
+    await fetch("read otherwise", fetch_of((), session_id, 2, isolation_level=1))
+    await fetch("forgotten", fetch_of((), session_id, 3, forgotten=range(count)))
+    assert sessions.partition_count == count
+    await fetch("enlarged again", fetch_of(range(count), session_id, 4))
+    await fetch("closed", fetch_of((0,), session_id, FINAL_EPOCH))
+    assert not sessions.partition_count
+    return found
