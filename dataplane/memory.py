@@ -9,7 +9,7 @@ while others wait, a request has to come in at a rate (`Tardy`) or its connectio
 import heapq
 import itertools
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
@@ -20,18 +20,32 @@ LEAST_BYTES_PER_S: Final = 128 * 1024
 WHOLE_WITHIN_S: Final = 60.0
 
 
+class _Waiter(NamedTuple):
+    """Compared by its size first, and then by its age."""
+
+    size_bytes: int
+    serial: int
+    granted: trio.Event
+    granted_before_bytes: int  # to all others when it began to wait
+
+
 class RequestMemory:
     """A budget in bytes that large requests draw on while they arrive, the smallest first.
 
-    One larger than the budget passes when it has the budget to itself.
+    One larger than the budget passes when it has the budget to itself. With `ages`, the request
+    that has waited longest goes first once others have got as many bytes as it asks for, so that
+    smaller ones cannot keep it waiting for ever. That is for requests that have arrived: sizes that
+    are only claimed must not go before honest ones.
     Source: queued.max.request.bytes (KIP-72).
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, ages: bool = False) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._ages = ages
+        self._granted_bytes = 0
         self._serial = itertools.count()
-        self._waiting: list[tuple[int, int, trio.Event]] = []
+        self._waiting: list[_Waiter] = []  # a heap
         self._short = trio.Event()
 
     @property
@@ -56,18 +70,17 @@ class RequestMemory:
         if self.has_room(size_bytes):
             self.used_bytes += size_bytes
             return
-        entry = (size_bytes, next(self._serial), trio.Event())
-        heapq.heappush(self._waiting, entry)
+        waiter = _Waiter(size_bytes, next(self._serial), trio.Event(), self._granted_bytes)
+        heapq.heappush(self._waiting, waiter)
         self._grant()
         self._short.set()
         try:
-            await entry[2].wait()
+            await waiter.granted.wait()
         except trio.Cancelled:
-            if entry[2].is_set():
+            if waiter.granted.is_set():
                 self.release(size_bytes)
             else:
-                self._waiting.remove(entry)
-                heapq.heapify(self._waiting)
+                self._remove(waiter)
                 self._grant()
             raise
 
@@ -77,10 +90,29 @@ class RequestMemory:
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size_bytes, _, granted = heapq.heappop(self._waiting)
-            self.used_bytes += size_bytes
-            granted.set()
+        while self._waiting and self._fits((waiter := self._next()).size_bytes):
+            self._remove(waiter)
+            self.used_bytes += waiter.size_bytes
+            self._granted_bytes += waiter.size_bytes
+            waiter.granted.set()
+
+    def _next(self) -> _Waiter:
+        if self._ages:
+            oldest = min(self._waiting, key=_serial_of)
+            if self._granted_bytes - oldest.granted_before_bytes >= oldest.size_bytes:
+                return oldest
+        return self._waiting[0]
+
+    def _remove(self, waiter: _Waiter) -> None:
+        if waiter is self._waiting[0]:
+            heapq.heappop(self._waiting)
+        else:
+            self._waiting.remove(waiter)
+            heapq.heapify(self._waiting)
+
+
+def _serial_of(waiter: _Waiter) -> int:
+    return waiter.serial
 
 
 class Holder(Protocol):

@@ -11,7 +11,8 @@ is of the time at which it looked at each row.
 A slice ends by the CPU time of the loop's thread. Requests that need more than the slice in which
 their connection was read share one slice in each turn of the loop, however many there are; of these
 so many bytes of frames are under way at a time (`UNDER_WAY_BYTES`), the smallest first, and the
-others wait as the bytes they came in, not as objects.
+others wait as the bytes they came in, not as objects. The one that has waited longest goes first
+once others have taken as many bytes, since it began to wait, as it has itself.
 
 To free many objects takes long, too: lists, dicts and sets of a long request are not left to the
 end of a function but given to `Turns.discard`, which empties them in slices of `DISCARD_CPU_S`, one
@@ -159,7 +160,7 @@ class Turns:
         self._cpu_s = cpu_s
         self._ends_s = 0.0
         self._turn = trio.Lock()  # whose waiters are served in their order
-        self._room = RequestMemory(under_way_bytes)
+        self._room = RequestMemory(under_way_bytes, ages=True)
         self._call_after = call_after
         self._unawaited: deque[Work[Any]] = deque()
 

@@ -4,10 +4,20 @@ import trio
 
 from dataplane.later import Later
 from dataplane.parked import ROW_BYTES, UNCOUNTED_ROWS, ParkedRequests
-from tests.dataplane.serving import FETCH_VERSION, Simulated, fetch_message, simulated
+from tests.dataplane.serving import (
+    FETCH_VERSION,
+    RawClient,
+    Simulated,
+    batch_of,
+    fetch_message,
+    simulated,
+)
 from wire.apis import ApiKey
 
 ROWS = 1000
+PRESENT = 100  # partitions that there are, of those that are asked for
+POLLS = 50
+PATIENCE_S = 60
 
 
 def test_the_oldest_goes_and_nobody_is_counted_twice() -> None:
@@ -64,6 +74,39 @@ def test_fetches_that_wait_are_bounded_by_what_they_hold() -> None:
             await client.answer(ApiKey.FETCH, FETCH_VERSION)
             assert sim.now - began >= 59
         assert parked.used_bytes == 0
+
+    simulated(story)
+
+
+def test_all_polls_of_many_partitions_are_answered_after_one_append() -> None:
+    """Fifty connections wait for the same thousand partitions, and hear of one batch each."""
+
+    async def story(sim: Simulated) -> None:
+        producer = await sim.connect()
+        await producer.create("t", PRESENT)
+        clients = [await sim.connect() for _ in range(POLLS)]
+        message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=600_000)
+        for client in clients:
+            await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
+        parked = sim.worker.parked
+        while len(parked) < POLLS:
+            await trio.sleep(0.01)
+        answered: list[list[int]] = []
+
+        async def take(client: RawClient) -> None:
+            answer = await client.answer(ApiKey.FETCH, FETCH_VERSION)
+            rows = answer.responses[0].partitions
+            assert len(rows) == ROWS
+            answered.append([row.partition_index for row in rows if row.records])
+
+        with trio.move_on_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                for client in clients:
+                    nursery.start_soon(take, client)
+                await producer.produce("t", batch_of(b"x"), partition=PRESENT - 1)
+        assert answered == [[PRESENT - 1]] * POLLS
+        assert not parked.used_bytes
+        assert not sim.worker.fetch_waiters
 
     simulated(story)
 

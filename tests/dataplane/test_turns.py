@@ -131,6 +131,29 @@ async def test_work_waits_for_room_and_the_smallest_goes_first() -> None:
     assert ended == ["first.", "small.", "middle.", "large.", "huge."]
 
 
+@in_trio
+async def test_smaller_requests_do_not_keep_a_large_one_waiting_for_ever() -> None:
+    """Room is never empty here; those that come while it waits overtake it by its size at most."""
+    setting = Setting(under_way_bytes=100)
+    large_bytes, small_bytes, enough = 1000, 60, 200
+
+    async def small(nursery: trio.Nursery, number: int) -> None:
+        if "large." in setting.told or number > enough:
+            return
+        nursery.start_soon(small, nursery, number + 1)
+        await setting.finish(f"small {number}", 3 * LOOKS_PER_SLICE, small_bytes)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.finish, "first", 3 * LOOKS_PER_SLICE, small_bytes)
+        while not setting.told:
+            await trio.lowlevel.checkpoint()
+        nursery.start_soon(setting.finish, "large", 1, large_bytes)
+        for _ in range(4):  # chains of requests: the next one comes when one begins to wait
+            nursery.start_soon(small, nursery, 0)
+    ended = [name for name in setting.told if name.endswith(".")]
+    assert ended.index("large.") <= large_bytes // small_bytes + 2
+
+
 @pytest.mark.parametrize("when", ["waits", "works"])
 @in_trio
 async def test_work_that_is_cancelled_leaves_room_and_turn_to_others(when: str) -> None:
