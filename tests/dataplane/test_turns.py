@@ -151,7 +151,8 @@ async def test_smaller_requests_do_not_keep_a_large_one_waiting_for_ever() -> No
         for _ in range(4):  # chains of requests: the next one comes when one begins to wait
             nursery.start_soon(small, nursery, 0)
     ended = [name for name in setting.told if name.endswith(".")]
-    assert ended.index("large.") <= large_bytes // small_bytes + 2
+    # Those that take as many bytes, the one that exceeds them, and two that began before it came.
+    assert ended.index("large.") <= large_bytes // small_bytes + 1 + 2
 
 
 @pytest.mark.parametrize("when", ["waits", "works"])
