@@ -162,6 +162,8 @@ def follow(partition: Partition, high_watermark: int, log_start_offset: int) -> 
     """What the leader says is committed, or gone at the start, is so here."""
     partition.follow_to(high_watermark)
     log = partition.log
+    # As the leader's log never begins above its high watermark, this waits for no more than the
+    # records themselves: with these here, `follow_to` has made the high watermark reach as far.
     if log.log_start_offset < log_start_offset <= partition.high_watermark:
         log.advance_log_start(log_start_offset)
         partition.log_start_moved()

@@ -177,7 +177,12 @@ class Leadership:
         )
 
     def forget(self, replica_id: int) -> None:
-        """What that replica had is gone: only what it fetches from now on counts."""
+        """What that replica had is gone: only what it fetches from now on counts.
+
+        This spares wishes that would be refused. The controller takes no replica into an ISR that
+        is offline, and it is offline until its worker is another process, whose broker epoch is
+        not the one that was seen here (KIP-903).
+        """
         if replica_id in self._followers:
             self._followers[replica_id] = Follower(replica_id, float("-inf"))
 

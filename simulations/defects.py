@@ -26,11 +26,12 @@ from metaquorum.image import PartitionImage
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import Disk, write_atomically
 from simulations.fault_defects import FAULT_DEFECTS
+from simulations.fleet.check_defects import CHECK_DEFECTS
 from simulations.fleet.cleanup_defects import CLEANUP_DEFECTS
 from simulations.fleet.cut_defects import CUT_DEFECTS
 from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
 from simulations.fleet.fault_defects import REPLICA_FAULT_DEFECTS
-from simulations.fleet.replica_defects import REPLICATION_DEFECTS
+from simulations.fleet.replica_defects import REGISTRATION_DEFECTS, REPLICATION_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
 from simulations.quota_defects import QUOTA_DEFECTS
 from simulations.upkeep_defects import UPKEEP_DEFECTS
@@ -400,8 +401,10 @@ DEFECTS: Final[dict[str, Defect]] = {
         *CLUSTER_DEFECTS,
         *QUOTA_DEFECTS,
         *REPLICATION_DEFECTS,
+        *REGISTRATION_DEFECTS,
         *CUT_DEFECTS,
         *CLEANUP_DEFECTS,
+        *CHECK_DEFECTS,
         *FAULT_DEFECTS,
         *REPLICA_FAULT_DEFECTS,
     )

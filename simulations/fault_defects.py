@@ -76,14 +76,14 @@ FAULT_DEFECTS: Final = tuple(
         (
             "sync-all-not-done",
             "a clean stop that is to sync a whole file system does not",
-            "single-node-power",
+            "syncs",
             ("R6", "L4", "L5", "liveness"),
             _sync_all_not_done,
         ),
         (
             "end-noted-by-the-thread",
             "a log is synced to where it ends once its folder is, and not to where it ended before",
-            "single-node-power",
+            "syncs",
             ("R6", "L4", "L5"),
             _end_noted_by_the_thread,
         ),

@@ -114,6 +114,15 @@ async def restart(stage: Stage) -> None:
     await stage.up()
 
 
+async def power_after_stop(stage: Stage) -> None:
+    """Power goes once it has stopped: what a clean stop says is durable has to be."""
+    await stage.node.stop()
+    stage.machine.power_cut()
+    stage.count("power after a clean stop")
+    count_losses(stage)
+    await stage.up()
+
+
 async def full(stage: Stage) -> None:
     """The disk is full for a while, at a byte that the seed draws."""
     storage = stage.machine.storage
@@ -178,6 +187,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "power at retirement": power_at_retirement,
     "stop while starting": stop_while_starting,
     "restart": restart,
+    "power after stop": power_after_stop,
     "full": full,
     "pause": pause,
     "cut": cut,

@@ -21,14 +21,16 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(18, 300),
+    "replication": CiShare(15, 300),
+    "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
     "cleaned-replicas": CiShare(4, 30),
     "quorum": CiShare(13, 150),
     "cluster": CiShare(11, 150),
     "everything": CiShare(11, 150),
     "quotas": CiShare(8, 60),
-    "single-node-power": CiShare(5, 100),
+    "single-node-power": CiShare(4, 100),
+    "syncs": CiShare(1, 40),
     "compaction": CiShare(5, 100),
     "failing-disk": CiShare(5, 60),
     "log-dirs": CiShare(4, 60),
@@ -58,8 +60,16 @@ _FEW_FAULTS: Final = (
 UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "replication": ("DamageStaysWhereItIs",),
     "damaged-replicas": ("LiveWorkersStay",),
+    # No attackers, no records that are synced at once, no topics made again, no damage.
+    "crossings": (
+        "ClaimsAreRefused",
+        "LiesStayOut",
+        "SyncedIsKept",
+        "DamageStaysWhereItIs",
+    ),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
+    "syncs": _FEW_FAULTS,
     "disk-full": _FEW_FAULTS,
     "restart": _FEW_FAULTS,
     "hostile": (*_NO_COMPACTION, *_NO_RETENTION, *_NO_BROKEN_DEVICE),

@@ -16,6 +16,7 @@ from metaquorum.batch import Batch
 from metaquorum.journal import Journal
 from metaquorum.loader import MetadataLoader
 from metaquorum.raft.voter import RaftVoter
+from metaquorum.rpc.feed import RecentBatches
 from simulations.storage import Storage
 
 Seen = Callable[[Batch], None]
@@ -57,17 +58,31 @@ def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def small_sizes(draw: Random) -> Iterator[None]:
+def few_recent_batches(most: int) -> Iterator[None]:
+    """Controllers keep so many batches for those who follow them: others need a snapshot."""
+    recent: Any = RecentBatches.__init__
+    before = recent.__defaults__
+    recent.__defaults__ = before[0], most
+    try:
+        yield
+    finally:
+        recent.__defaults__ = before
+
+
+@contextmanager
+def small_sizes(draw: Random, *, many_logs: int | None = None) -> Iterator[None]:
+    """`many_logs`: from how many on they are synced at once, where that is not to be drawn."""
     journal: Any = Journal.__init__
     voter: Any = RaftVoter.__init__
     logs: Any = log_dir
     before = journal.__defaults__, dict(voter.__kwdefaults__)
-    many_logs = logs.MANY_LOGS
-    logs.MANY_LOGS = draw.choice([1, many_logs])
+    shipped = logs.MANY_LOGS
+    drawn = draw.choice([1, shipped])
+    logs.MANY_LOGS = drawn if many_logs is None else many_logs
     journal.__defaults__ = (draw.choice([300, 2000, 1 << 20]),)
     voter.__kwdefaults__["snapshot_interval_bytes"] = draw.choice([500, 3000, 1 << 20])
     try:
         yield
     finally:
         journal.__defaults__, voter.__kwdefaults__ = before
-        logs.MANY_LOGS = many_logs
+        logs.MANY_LOGS = shipped

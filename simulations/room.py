@@ -59,6 +59,10 @@ class Settings:
     faults: list[str] = field(default_factory=list)
     fault_gap_s: float = 0.4
     node_configs: dict[str, str] = field(default_factory=dict)
+    # Where the world is not to draw them: as in `DiskFaults`, and how many logs are synced at once.
+    syncs_all: bool | None = None
+    interleaved: float | None = None
+    many_logs: int | None = None
 
 
 def draw_settings(draw: Random) -> Settings:
@@ -96,6 +100,10 @@ class Room:
             skew_s=world.stream("skew").uniform(-300, 300),
             rate=1 + world.stream("rate").uniform(-1e-4, 1e-4),
         )
+        if settings.syncs_all is not None:
+            self.node.faults.syncs_all = settings.syncs_all
+        if settings.interleaved is not None:
+            self.node.faults.interleaved = settings.interleaved
         self.checkers = [checker(self) for checker in checkers]
         self.order = self.checker(AnswersInOrder)
         # How far the node's clock was put forward, in all.

@@ -256,9 +256,13 @@ class Batch:
 class ReplicaProducer(ReplicaClient):
     """Sends several batches ahead to one partition, then to another."""
 
-    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
+    def __init__(
+        self, nation: WatchedNation, name: str, draw: Random, *, is_idempotent: bool | None = None
+    ) -> None:
+        """`is_idempotent`: where it is not to be drawn."""
         super().__init__(nation, name, draw)
-        self._idempotent = draw.random() < 0.5
+        drawn = draw.random() < 0.5
+        self._idempotent = drawn if is_idempotent is None else is_idempotent
         self._acks = ALL if self._idempotent else draw.choice([ALL, ALL, 1, 0])
         self._retries = self._idempotent or draw.random() < 0.5
         if self._idempotent:

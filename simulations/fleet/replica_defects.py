@@ -434,6 +434,13 @@ REPLICATION_DEFECTS: Final = tuple(
             ("L4",),
             _records_not_validated,
         ),
+    )
+)
+
+# Found where somebody is unregistered, which a tenth of those worlds has and nothing else.
+REGISTRATION_DEFECTS: Final = tuple(
+    Defect(name, about, "crossings", found_as, plant)
+    for name, about, found_as, plant in (
         (
             "first-broker-epoch-kept",
             "a worker that has registered again replicates with the broker epoch it began with",

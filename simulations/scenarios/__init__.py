@@ -8,6 +8,7 @@ from simulations.checkers.all import CHECKERS
 from simulations.checkers.metadata import AppliedStays
 from simulations.checkers.retention import RetentionIsDue
 from simulations.fleet.cluster import CLUSTER
+from simulations.fleet.crossings import CROSSINGS_SCENARIO
 from simulations.fleet.quorum import QUORUM
 from simulations.fleet.replication import CLEANED_REPLICAS, DAMAGED_REPLICAS, REPLICATION
 from simulations.observing import small_sizes, watched, watched_retirement
@@ -36,7 +37,7 @@ def _single_node(
         with (
             watched(room.checker(AppliedStays).seen),
             watched_retirement(room.checker(RetentionIsDue).retired),
-            small_sizes(world.stream("sizes")),
+            small_sizes(world.stream("sizes"), many_logs=settings.many_logs),
         ):
             await play(room)
 
@@ -56,6 +57,21 @@ def _single_node_power(settings: Settings, draw: Random) -> None:
     )
     if draw.random() < 0.4:  # what a clean stop left behind meets an unclean one
         settings.faults[:0] = ["restart", draw.choice(["power", "power at change"])]
+
+
+def _syncs(settings: Settings, draw: Random) -> None:
+    """Records are synced while others are appended; or all at once, by a stop."""
+    settings.big_value, settings.think_s = 0.0, draw.choice([0.0, 0.005])
+    settings.topics, settings.producers, settings.pipeline = 1, 3, draw.choice([1, 5])
+    settings.consumers, settings.sessions = 1, 0
+    settings.records, settings.fault_gap_s = 60, 0.1
+    if draw.random() < 0.5:
+        settings.flush, settings.interleaved = 1.0, 1.0
+        settings.faults = draw.choices(["power", "power at change"], k=6)
+    else:
+        settings.flush, settings.syncs_all, settings.many_logs = draw.choice([0.0, 0.5]), True, 1
+        more = draw.choices(["power after stop", "restart", "power"], k=2)
+        settings.faults = ["power after stop", *more]
 
 
 def _disk_full(settings: Settings, draw: Random) -> None:
@@ -189,6 +205,12 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             ),
         ),
         _single_node(
+            "syncs",
+            "losses of power while logs are synced, and after clean stops that sync a file system",
+            _syncs,
+            (*_WORKED, "fault: power", "fault: power after a clean stop", "power took bytes"),
+        ),
+        _single_node(
             "disk-full",
             "a disk that takes a part of a write and then nothing, until there is room again",
             _disk_full,
@@ -261,6 +283,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         REPLICATION,
         DAMAGED_REPLICAS,
         CLEANED_REPLICAS,
+        CROSSINGS_SCENARIO,
         QUOTAS,
     )
 }

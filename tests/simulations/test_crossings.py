@@ -1,0 +1,55 @@
+"""Single interleavings of replication: each comes about, and what it is for is found there."""
+
+import pytest
+
+from simulations.defects import DEFECTS
+from simulations.fleet import crossings
+from simulations.fleet.check_defects import CHECK_DEFECTS
+from simulations.fleet.crossing_troubles import CROSSINGS
+from simulations.planting import Defect, planted
+from simulations.world import World
+
+# In which of them each mistake shows.
+SHOWS_IN = {
+    "cut-for-another-leader": "unwanted cut",
+    "commit-of-another-epoch": "pair",
+    "uncommitted-acknowledged": "impatient",
+    "duplicate-not-awaited": "impatient",
+    "high-watermark-above-cut": "unclean",
+    "high-watermark-above-end": "half way",
+    "unused-epochs-kept": "uneven",
+    "older-isr-replaced": "late wish",
+    "fenced-in-isr": "dead wish",
+    "joins-behind-epoch-start": "heir",
+    "deletions-missed": "left behind",
+}
+SEEDS = range(12)
+
+
+def played(kind: str, seed: int, defect: Defect | None = None) -> World:
+    world = World(seed)
+    with planted(defect):
+        world.run(lambda world: crossings.play_kind(world, kind))
+    return world
+
+
+@pytest.mark.parametrize("kind", list(CROSSINGS))
+def test_each_crossing_comes_about_and_leaves_nothing_wrong(kind: str) -> None:
+    worlds = [played(kind, seed) for seed in range(3)]
+    assert not [world.violations for world in worlds if world.violations]
+    assert any(world.counts.get(f"fault: {kind}") for world in worlds)
+
+
+@pytest.mark.parametrize("name", list(SHOWS_IN))
+def test_a_mistake_shows_in_the_crossing_that_is_for_it(name: str) -> None:
+    defect = DEFECTS[name]
+
+    def is_found(seed: int) -> bool:
+        violations = played(SHOWS_IN[name], seed, defect).violations
+        return any(each.invariant.split()[0] in defect.found_as for each in violations)
+
+    assert any(map(is_found, SEEDS))
+
+
+def test_each_of_these_mistakes_has_its_crossing() -> None:
+    assert {defect.name for defect in CHECK_DEFECTS} == set(SHOWS_IN)
