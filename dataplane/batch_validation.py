@@ -24,14 +24,15 @@ from wire.batches import (
     parse_header,
     set_max_timestamp,
 )
-from wire.compression import check_produced, compress_pieces
+from wire.compression import check_produced, compress_pieces, piece_sizes
 from wire.errors import ErrorCode, KafkaError, WireError
 from wire.records import check_records, new_walk, record_pieces, record_spans
 from wire.types import Buffer
 from wire.walk_form import is_compiled
 
 Batch: TypeAlias = bytearray | memoryview
-# The bytes of records looked at in each slice; at last, the batch as it is to be stored.
+# The bytes of records looked at in each slice, or above COMMON_BYTES those that are about to be
+# opened in one piece; at last, the batch as it is to be stored.
 Validation: TypeAlias = Generator[int, None, tuple[Batch, BatchHeader]]
 
 # Of the records that are refused, so many are named.
@@ -44,6 +45,9 @@ INLINE_COMPILED_RECORDS: Final = 20_000
 # What the records of a batch may have, decompressed: no client makes more, as all count them in 31
 # bits. It bounds what a decompression bomb costs.
 MAX_RECORDS_BYTES: Final = (1 << 31) - 1
+# Batches with more bytes of records than this, decompressed, are validated one at a time.
+COMMON_BYTES: Final = 4 << 20
+_BLOCKS_PER_SLICE: Final = 1000  # whose sizes are looked at, a microsecond each
 _MAX_TIMESTAMP: Final = (1 << 63) - 1
 _RECORD_COUNT_AT: Final = 57
 _ATTRIBUTES_LOW_AT: Final = 22
@@ -91,6 +95,7 @@ def validation(
     walk = new_walk(header.record_count, header.last_offset_delta, True)
     try:
         check_produced(header.codec, memoryview(batch)[HEADER_BYTES:])
+        yield from _announced(batch, header)
         for size in check_records(batch, 0, header, walk):
             walked += size
             if walked > MAX_RECORDS_BYTES:
@@ -114,6 +119,16 @@ def validation(
     if config.codec is None or config.codec == header.codec:
         return batch, header
     return (yield from _recompressed(batch, header, config, partition))
+
+
+def _announced(batch: Batch, header: BatchHeader) -> Generator[int, None, None]:
+    """The size of the first block that is too large to be opened beside others, before it is."""
+    for number, size in enumerate(piece_sizes(header.codec, memoryview(batch)[HEADER_BYTES:]), 1):
+        if size > COMMON_BYTES:
+            yield size
+            return
+        if number % _BLOCKS_PER_SLICE == 0:
+            yield 0
 
 
 def _refuse_records(

@@ -225,16 +225,40 @@ def _unsnappy_block(block: memoryview) -> bytes:
     from cramjam import DecompressionError, snappy
 
     try:
-        size = snappy.decompress_raw_len(block)
-        if size > MAX_BLOCK_BYTES:
-            raise WireError(f"snappy: a block of {size} bytes, the most are {MAX_BLOCK_BYTES}")
+        _unsnappy_size(block)
         return bytes(snappy.decompress_raw(block))
     except DecompressionError as error:
         raise WireError(f"snappy: {error}") from None
 
 
+def _unsnappy_size(block: memoryview) -> int:
+    """How many bytes the block claims to have, decompressed. WireError if it may not."""
+    from cramjam import DecompressionError, snappy
+
+    try:
+        size: int = snappy.decompress_raw_len(block)
+    except DecompressionError as error:
+        raise WireError(f"snappy: {error}") from None
+    if size > MAX_BLOCK_BYTES:
+        raise WireError(f"snappy: a block of {size} bytes, the most are {MAX_BLOCK_BYTES}")
+    return size
+
+
+def piece_sizes(codec: Codec, data: Buffer) -> Iterator[int]:
+    """How many bytes each piece of `decompressed` would have that may exceed PIECE_BYTES.
+
+    That is, what each block of snappy claims; nothing is decompressed. WireError.
+    """
+    if codec is not Codec.SNAPPY:
+        return
+    view = memoryview(data)
+    is_framed = bytes(view[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC
+    yield from map(_unsnappy_size, _xerial_blocks(view) if is_framed else (view,))
+
+
 # lz4, one frame; what follows it is ignored, as Java does
 
+_LZ4_CHUNK_BYTES: Final = 65536
 _LZ4_FLAGS_AT: Final = 4
 _LZ4_INDEPENDENT: Final = 0x20
 _LZ4_RESTRICTED: Final = _LZ4_INDEPENDENT | 0x03  # reserved, and a dictionary
@@ -274,17 +298,19 @@ def _unlz4(data: memoryview) -> Iterator[bytes]:
     from lz4 import frame
 
     stream = frame.LZ4FrameDecompressor()
-    chunk: Buffer = data
+    position, end = 0, len(data)
     while not stream.eof:
+        # The library copies what it has not used at each step, so it is given little at a time.
+        chunk = data[position : position + _LZ4_CHUNK_BYTES] if stream.needs_input else data[:0]
+        position += len(chunk)
         try:
             piece = bytes(stream.decompress(chunk, max_length=PIECE_BYTES))
         except (RuntimeError, ValueError, EOFError) as error:
             raise WireError(f"lz4: {error}") from None
         if piece:
             yield piece
-        elif not stream.eof:
+        elif not (chunk or stream.eof) and (position == end or not stream.needs_input):
             raise WireError("lz4: the frame is cut short")
-        chunk = b""
 
 
 # zstd

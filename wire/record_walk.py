@@ -359,7 +359,7 @@ class RecordWalk:
                 self._at = at
                 return raw
             shift += 7
-        self._fail(_VARINT, max_bytes, 0, at)
+        self._fail(_VARINT, max_bytes, 32 if max_bytes == 5 else 64, at)
         return 0
 
     def _fail(self, problem: int, found: int, most: int, position: int) -> int:

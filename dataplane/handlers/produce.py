@@ -11,7 +11,14 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
 
-from dataplane.batch_validation import Batch, Validation, is_slow, validated, validation
+from dataplane.batch_validation import (
+    COMMON_BYTES,
+    Batch,
+    Validation,
+    is_slow,
+    validated,
+    validation,
+)
 from dataplane.connection import Client, CloseConnectionError, LaterReply
 from dataplane.handlers.produce_outcome import (
     Answer,
@@ -54,8 +61,6 @@ from wire.produce_one import Appended, decode_one, encode_one
 _TOPIC_IDS_SINCE: Final = 13
 # Pieces of a quarter of a megabyte that a worker thread validates before others have their turn.
 PIECES_PER_SLICE: Final = 8
-# Batches with more records than this, decompressed, are validated one at a time.
-COMMON_BYTES: Final = 4 << 20
 _API: Final = APIS[ApiKey.PRODUCE]
 _MIN_VERSION: Final = _API.min_version
 _MAX_VERSION: Final = _API.max_version
@@ -328,6 +333,8 @@ def _run_slice(
     try:
         for _ in range(PIECES_PER_SLICE):
             done_bytes += next(slices)
+            if done_bytes > COMMON_BYTES:
+                break  # who waits for its turn to go on does so before the next piece
     except StopIteration as stop:
         result = stop.value
     except KafkaError as error:

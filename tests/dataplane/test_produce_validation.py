@@ -2,10 +2,12 @@
 
 import random
 import re
+import struct
 from typing import Any
 
 import lz4.frame
 import pytest
+import trio
 
 from simulations.lying_batches import LIES, lying_batch, wrong_max_timestamp
 from tests.dataplane.serving import (
@@ -26,6 +28,7 @@ from wire.messages.produce import TopicProduceData
 from wire.records import Record, batches, check_batch, decode_pieces, encode_batch
 
 HOUR_MS = 3_600_000
+XERIAL_HEADER = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 COMPRESSED = [codec for codec in Codec if codec]
 
 
@@ -251,5 +254,29 @@ def test_lz4_blocks_that_javas_clients_cannot_read_are_refused(linked: bool) -> 
             assert row.error_code == (ErrorCode.INVALID_RECORD if linked else 0), row
             if linked:
                 assert "independent blocks" in row.error_message
+
+    simulated(story)
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_a_large_snappy_block_is_opened_by_one_request_at_a_time(framed: bool) -> None:
+    """It is decompressed as a whole, however large it claims to be; so its request waits before."""
+
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t")
+        block = b"\x80\x80\x80\x20" + b"nonsense"  # claims 64 MiB
+        body = XERIAL_HEADER + struct.pack(">I", len(block)) + block if framed else block
+        header = parse_header(batch_of(b"x"))
+        batch = pack_batch(header._replace(attributes=Codec.SNAPPY), body)
+        opening = sim.worker.opening_batch
+        async with opening:
+            await client.ask(ApiKey.PRODUCE, produce_message("t", batch), 9)
+            with trio.fail_after(60):
+                while not opening.statistics().tasks_waiting:
+                    await trio.sleep(0.01)
+        answer = (await client.answer(ApiKey.PRODUCE, 9)).responses[0].partition_responses[0]
+        assert answer.error_code == ErrorCode.INVALID_RECORD
+        assert "snappy" in answer.error_message
 
     simulated(story)

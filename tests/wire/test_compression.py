@@ -4,6 +4,7 @@ import gzip
 import random
 import struct
 import tracemalloc
+from collections.abc import Callable
 
 import lz4.frame
 import pytest
@@ -213,6 +214,31 @@ def test_every_kind_of_lz4_frame_is_read(linked: bool, checksum: bool, size: boo
         store_size=size,
     )
     assert decompress(Codec.LZ4, packed, MAX) == SAMPLE
+
+
+@pytest.mark.parametrize("make", [random.Random(7).randbytes, bytes])
+@pytest.mark.parametrize("linked", [False, True])
+def test_lz4_input_that_waits_is_never_copied_whole(
+    make: Callable[[int], bytes], linked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library copies what it has not used yet at each step: all of it takes quadratic time."""
+    waiting: list[int] = []
+
+    class Watched(lz4.frame.LZ4FrameDecompressor):  # type: ignore[misc]
+        def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+            found = super().decompress(data, max_length=max_length)
+            waiting.append(len(self._unconsumed_data or b""))
+            return bytes(found)
+
+    data = make(10 * PIECE_BYTES + 1)
+    packed = lz4.frame.compress(data, block_linked=linked, content_checksum=True)
+    monkeypatch.setattr(lz4.frame, "LZ4FrameDecompressor", Watched)
+    assert b"".join(decompressed(Codec.LZ4, packed + b"ignored")) == data
+    assert max(waiting) <= PIECE_BYTES
+    for cut in (1, 4, 5, 11, PIECE_BYTES):
+        if cut < len(packed):
+            with pytest.raises(WireError, match="cut short"):
+                list(decompressed(Codec.LZ4, packed[:-cut]))
 
 
 @pytest.mark.parametrize("checksum", [False, True])

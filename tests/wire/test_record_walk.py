@@ -201,6 +201,23 @@ def test_varints_that_are_longer_than_they_need_be_are_read_alike(form: type[Rec
         hold_against_the_naive_walk(form, mutated(dice, data), count, count - 1, True, [])
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (b"\xff" * 4 + b"\x10", "a varint is longer than 5 bytes or exceeds 32 bits"),
+        (b"\x30\x00" + b"\xff" * 10, "a varint is longer than 10 bytes or exceeds 64 bits"),
+    ],
+)
+def test_a_varint_that_is_too_large_is_named_with_its_limits(
+    form: type[RecordWalk], record: bytes, said: str
+) -> None:
+    data = record + bytes(30)
+    walk = form(1, 0, True)
+    with pytest.raises(WireError, match=said):
+        walk.finish(len(data) - walk.check(data))
+
+
 def test_the_short_cuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a mistake in when they are tried would only be slow."""
     dice = random.Random(1)
