@@ -1,12 +1,12 @@
 """The files of a log, read by nobody's code but this."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import crc32c
 
-from simulations.checkers import Checker
+from simulations.checkers import Checker, Comparing
 from simulations.history import Final, Read
 from simulations.storage import Inode, Storage
 
@@ -108,30 +108,34 @@ class LookupsFindEverything(Checker):
         )
 
 
-class IndexIsScan(Checker):
-    """After a clean stop every segment is sound to its end, and its indexes say what it holds."""
+class ScansLogs(Comparing):
+    """Segments and their indexes, as they lie on a disk, beside a scan of the batches."""
 
-    invariant = "L5"
+    def scan(
+        self,
+        name: str,
+        segments: list[Segment],
+        *,
+        may_skip: bool,
+        sparse_bytes: int,
+        restarts: int,
+        rotten_indexes: Collection[str] = (),
+    ) -> int:
+        """Every segment is sound to its end, and its indexes say what it holds; where all ends.
 
-    def scanned(self, final: Final, segments: list[Segment]) -> None:
-        name = f"{final.topic}-{final.partition}"
+        `may_skip`: compaction may have left gaps. An index has an entry after `sparse_bytes`, and
+        a batch more, but where the count of these was forgotten, so many times.
+        """
         expected = segments[0].base_offset if segments else 0
-        rotten = self.room.history.rotten_indexes
         for segment in segments:
-            self._sound(name, segment, expected, final.topic.is_compacted)
+            self._sound(name, segment, expected, may_skip)
             # Both go when one turns out to be wrong, and are made anew by the next start.
-            if segment.path not in rotten:
-                self._offsets(name, segment)
+            if segment.path not in rotten_indexes:
+                self._offsets(name, segment, sparse_bytes, restarts)
                 self._times(name, segment)
             if segment.batches:
                 expected = segment.batches[-1].last_offset + 1
-        self.compare(
-            expected == final.log_end_offset,
-            "{} ends at {} on disk and at {} for clients",
-            name,
-            expected,
-            final.log_end_offset,
-        )
+        return expected
 
     def _sound(self, name: str, segment: Segment, expected: int, may_skip: bool) -> None:
         end = sum(batch.size for batch in segment.batches)
@@ -160,7 +164,7 @@ class IndexIsScan(Checker):
             )
             expected = batch.last_offset + 1
 
-    def _offsets(self, name: str, segment: Segment) -> None:
+    def _offsets(self, name: str, segment: Segment, sparse_bytes: int, restarts: int) -> None:
         ends = {batch.position: batch.last_offset for batch in segment.batches}
         last = -1
         for relative, position in struct.iter_unpack(
@@ -176,13 +180,12 @@ class IndexIsScan(Checker):
                 ends.get(position),
             )
             last = position
-        self._dense(name, segment)
+        self._dense(name, segment, sparse_bytes, restarts)
 
-    def _dense(self, name: str, segment: Segment) -> None:
+    def _dense(self, name: str, segment: Segment, sparse_bytes: int, restarts: int) -> None:
         """An entry is due once so many bytes came since the last; a start may forget its count."""
-        interval = self.room.settings.index_interval_bytes
         biggest = max((batch.size for batch in segment.batches), default=0)
-        bound = self.room.node.runs * (interval + biggest)
+        bound = restarts * (sparse_bytes + biggest)
         data = segment.offsets[: _whole(segment.offsets, 8)]
         entries = {position for _, position in struct.iter_unpack(">ii", data)}
         since = 0
@@ -226,6 +229,30 @@ class IndexIsScan(Checker):
             segment.base_offset,
             last_timestamp,
             newest,
+        )
+
+
+class IndexIsScan(ScansLogs, Checker):
+    """After a clean stop every segment is sound to its end, and its indexes say what it holds."""
+
+    invariant = "L5"
+
+    def scanned(self, final: Final, segments: list[Segment]) -> None:
+        name = f"{final.topic}-{final.partition}"
+        end = self.scan(
+            name,
+            segments,
+            may_skip=final.topic.is_compacted,
+            sparse_bytes=self.room.settings.index_interval_bytes,
+            restarts=self.room.node.runs,
+            rotten_indexes=self.room.history.rotten_indexes,
+        )
+        self.compare(
+            end == final.log_end_offset,
+            "{} ends at {} on disk and at {} for clients",
+            name,
+            end,
+            final.log_end_offset,
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 from dataplane import batch_validation, cleaner, upkeep
 from dataplane.fetch_reader import FetchReader
 from dataplane.log.config import NEVER
+from dataplane.log.index import TimeIndex
 from dataplane.log.partition_log import PartitionLog
 from simulations.planting import Defect, swapped
 from wire.batches import parse_header
@@ -67,6 +68,16 @@ def _codec_of_producer_kept() -> AbstractContextManager[None]:
     return swapped(batch_validation, "_recompressed", wrong)
 
 
+def _index_kept_behind_cut() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def truncate_to(self: Any, relative_offset: int) -> None:
+            pass
+
+        return truncate_to
+
+    return swapped(TimeIndex, "truncate_to", wrong)
+
+
 CLEANUP_DEFECTS: Final = tuple(
     Defect(name, about, "cleaned-replicas", found_as, plant)
     for name, about, found_as, plant in (
@@ -99,6 +110,12 @@ CLEANUP_DEFECTS: Final = tuple(
             "batches are stored with the codec they came with, whatever compression.type says",
             ("M3",),
             _codec_of_producer_kept,
+        ),
+        (
+            "index-kept-behind-cut",
+            "a follower that cuts its log leaves the time index as it is",
+            ("L5",),
+            _index_kept_behind_cut,
         ),
     )
 )

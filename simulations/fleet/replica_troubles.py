@@ -144,7 +144,7 @@ class ReplicaTroubles:
             for name in sorted(storage.folder(DATA).entries):
                 at = parse_partition_folder(name)
                 folder = f"{DATA}/{name}"
-                topic_id = None if at is None else _topic_id(storage, folder)
+                topic_id = None if at is None else topic_id_of(storage, folder)
                 if at is None or topic_id is None:
                     continue
                 held = self._nation.chronicle.story(topic_id, at[1]).held.get(worker_id)
@@ -180,7 +180,7 @@ class ReplicaTroubles:
                 folder: rot
                 for folder, rot in rotten.items()
                 if kept.machine.storage is storage
-                and _topic_id(storage, folder) == rot.topic_id
+                and topic_id_of(storage, folder) == rot.topic_id
                 and _is_damaged(storage, folder)
             }
             for rot in rotten.values():
@@ -192,7 +192,7 @@ class ReplicaTroubles:
                     rot.held.rotten, rot.held.storage = True, Storage()
             storage.sync_dir(DATA)
             kept.release()
-            if all(_topic_id(storage, folder) is None for folder in rotten):
+            if all(topic_id_of(storage, folder) is None for folder in rotten):
                 return
             await act.world.sleep(LOOK_AGAIN_S)
 
@@ -432,7 +432,8 @@ class ReplicaTroubles:
         return False
 
 
-def _topic_id(storage: Storage, folder: str) -> bytes | None:
+def topic_id_of(storage: Storage, folder: str) -> bytes | None:
+    """Of the log in that folder, as its files say; None: they do not."""
     try:
         data = storage.file(f"{folder}/{PARTITION_METADATA}").data
         return decode_partition_metadata(bytes(data))

@@ -110,6 +110,7 @@ class Held:
     storage: Storage | None = None  # as it was opened
     has_new_disk: bool = False  # all that it has it has got since
     images_put_back: int = 0  # of the disk that was opened
+    cuts: int = 0  # of the end of the log
     # Names of records that it had synced when they were acknowledged.
     promised: set[Name] = field(default_factory=set)
 
@@ -356,6 +357,7 @@ class Chronicle:
             del held.epochs[name.offset]
             held.promised.discard(name)
         held.end = end
+        held.cuts += 1
         self.started(held, start)
         if names:
             self.world.count("truncations")
