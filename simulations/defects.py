@@ -32,6 +32,7 @@ from simulations.fleet.cut_defects import CUT_DEFECTS
 from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
 from simulations.fleet.fault_defects import REPLICA_FAULT_DEFECTS
 from simulations.fleet.replica_defects import REGISTRATION_DEFECTS, REPLICATION_DEFECTS
+from simulations.fleet.throttling_defects import THROTTLING_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
 from simulations.quota_defects import QUOTA_DEFECTS
 from simulations.upkeep_defects import UPKEEP_DEFECTS
@@ -405,6 +406,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         *CUT_DEFECTS,
         *CLEANUP_DEFECTS,
         *CHECK_DEFECTS,
+        *THROTTLING_DEFECTS,
         *FAULT_DEFECTS,
         *REPLICA_FAULT_DEFECTS,
     )

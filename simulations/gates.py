@@ -21,11 +21,12 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(15, 300),
+    "replication": CiShare(13, 300),
     "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
     "cleaned-replicas": CiShare(4, 30),
-    "quorum": CiShare(13, 150),
+    "throttled-replicas": CiShare(3, 20),
+    "quorum": CiShare(12, 150),
     "cluster": CiShare(11, 150),
     "everything": CiShare(11, 150),
     "quotas": CiShare(8, 60),
@@ -67,6 +68,8 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
         "SyncedIsKept",
         "DamageStaysWhereItIs",
     ),
+    "cleaned-replicas": ("ClaimsAreRefused", "LiesStayOut"),
+    "throttled-replicas": ("ClaimsAreRefused", "LiesStayOut", "PositionsStayValid"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
     "syncs": _FEW_FAULTS,

@@ -42,6 +42,9 @@ class ClusterClient:
         self.nation = nation
         self.name = name
         self.done = False
+        # The worker that it was connected with last, and how often it was with any.
+        self.worker_id = -1
+        self.connections = 0
         self._draw = draw
         self._versions = draw_versions(draw)
 
@@ -61,6 +64,7 @@ class ClusterClient:
         address = known[worker_id].name, known[worker_id].config.listen[1]
         order = self.nation.checker(AnswersInTheirOrder)
         connection = await connect(runtime, address, self.name, dict(self._versions), order)
+        self.worker_id, self.connections = worker_id, self.connections + 1
         try:
             yield connection
         finally:

@@ -4,7 +4,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from dataplane import following
+from dataplane.log import files
 from dataplane.log.local_log import LocalLog
+from dataplane.partition import Partition
 from metaquorum import registrations
 from metaquorum.runtime.seams import StorageError
 from simulations.planting import Defect, swapped
@@ -41,6 +43,32 @@ def _cut_takes_offline() -> AbstractContextManager[None]:
     return swapped(LocalLog, "_cut", wrong)
 
 
+def _failed_read_is_a_bug() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def storage_error(error: OSError, action: str, path: str) -> Exception:
+            if action == "read":
+                return KeyError(path)
+            result: Exception = right(error, action, path)
+            return result
+
+        return storage_error
+
+    return swapped(files, "storage_error", wrong)
+
+
+def _unclean_for_ever() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def advance(self: Any) -> None:
+            state = self.state
+            if self.leadership is not None and 0 <= state.unclean_epoch <= state.leader_epoch:
+                self._commit(self.log.log_end_offset)
+            right(self)
+
+        return advance
+
+    return swapped(Partition, "advance", wrong)
+
+
 REPLICA_FAULT_DEFECTS: Final = tuple(
     Defect(name, about, scenario, found_as, plant)
     for name, scenario, about, found_as, plant in (
@@ -64,6 +92,20 @@ REPLICA_FAULT_DEFECTS: Final = tuple(
             "a follower that is to truncate its log takes it offline on a sound disk",
             ("liveness",),
             _cut_takes_offline,
+        ),
+        (
+            "failed-read-is-a-bug",
+            "replication",
+            "a read that fails raises KeyError instead of taking the partition offline",
+            ("bug",),
+            _failed_read_is_a_bug,
+        ),
+        (
+            "unclean-for-ever",
+            "replication",
+            "after an unclean election leaders of the partition commit what they alone have",
+            ("R1", "R2", "R6"),
+            _unclean_for_ever,
         ),
     )
 )

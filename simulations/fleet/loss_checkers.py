@@ -7,13 +7,13 @@ from dataplane.ledger import FILE_NAME, OLD_FILE_NAME, Acknowledged, Reason, dec
 from dataplane.ledger import Entry as Line
 from dataplane.log.names import parse_partition_folder
 from metaquorum.records import RegisterWorkerRecord
-from simulations.fleet.keeper import Kept
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.fleet.replica_checkers import WatchingChecker
 from simulations.fleet.replicas import Held, Name, PartitionStory, Role
 from simulations.storage import Inode, Storage
 
 _DATA: Final = "/data"
+_OF_UNCLEAN_ELECTIONS: Final = (Reason.UNCLEAN_ELECTION, Reason.LEADER_LOST_IT)
 
 
 class LedgerChecker(WatchingChecker):
@@ -82,8 +82,9 @@ class RecordedWasLost(LedgerChecker):
     """The ledgers tell of no loss of acknowledged records where nobody can have lost any.
 
     A process that was paused, cut off, killed, stopped or unregistered has lost nothing of what it
-    wrote. Its machine may, with its power or its disk, and a replica of which bits have changed
-    there; and so may an election that somebody wanted.
+    wrote. A replica may, whose machine has lost power or its disk, or failed to sync, since the
+    replica is there; and one of which bits have changed on the disk. An election that was unclean
+    excuses entries of such elections, and of what their leaders had not, and no others.
 
     Excused are entries of lost logs of which nothing was noted (a new directory cannot tell of a
     partition that it was given before its first checkpoint that no other directory had it), and of
@@ -94,18 +95,20 @@ class RecordedWasLost(LedgerChecker):
 
     def finals(self) -> None:
         for story in self.chronicle.stories.values():
-            replicas = [self.nation.members[worker_id].kept for worker_id in story.held]
-            if story.gone or story.was_unclean or any(map(_may_have_lost, replicas)):
+            at = story.topic, story.place.partition
+            if any(
+                held.may_have_lost or (worker_id, at) in self.chronicle.moved_away
+                for worker_id, held in story.held.items()
+            ):
                 continue
-            if any(held.was_damaged for held in story.held.values()):
-                continue  # and perhaps moved away by whoever did as the log says
             told = [
                 (kept.name, line.reason.value, line.range_text, line.detail)
-                for kept in replicas
+                for kept in (self.nation.members[worker_id].kept for worker_id in story.held)
                 for line in self._lines(kept.machine.storage)
                 if (line.topic_id, line.partition) == story.place
                 and line.acknowledged is not Acknowledged.NO
                 and not (line.reason is Reason.LOST_LOG and line.high_watermark < 0)
+                and not (story.was_unclean and line.reason in _OF_UNCLEAN_ELECTIONS)
                 and not _is_torn_tail(line)
             ]
             self.compare(
@@ -120,15 +123,6 @@ def _is_torn_tail(line: Line) -> bool:
     the machine has been up since (start marks), in which case the tail was acknowledged to nobody.
     """
     return line.reason is Reason.RECOVERY and line.acknowledged is Acknowledged.PERHAPS
-
-
-def _may_have_lost(kept: Kept) -> bool:
-    return (
-        bool(kept.machine.power_cuts)
-        or kept.machine.faults.failures > 0
-        or kept.rotten
-        or kept.ruined
-    )
 
 
 class LiveWorkersStay(WatchingChecker):
@@ -176,7 +170,11 @@ class DamageStaysWhereItIs(WatchingChecker):
 
 
 class SoundLogsOpen(WatchingChecker):
-    """A log that does not open lies on a disk that has changed it, or has failed to sync."""
+    """A log that a process does not open lies on a disk that has changed it, or refuses to read it.
+
+    Or on one that has lost power, or its process, after it failed to sync: what was to be durable
+    then may be gone in parts.
+    """
 
     invariant = "L4"
 
@@ -186,14 +184,18 @@ class SoundLogsOpen(WatchingChecker):
     def refused(self, worker_id: int, folder: str, reason: str) -> None:
         kept = self.nation.members[worker_id].kept
         at = parse_partition_folder(folder.rsplit("/", 1)[1])
-        has_changed = any(
-            held.damaged or held.rotten
+        replicas = [
+            held
             for story in self.chronicle.stories.values()
             if (story.topic, story.place.partition) == at
             and (held := story.held.get(worker_id)) is not None
+        ]
+        has_changed = any(
+            held.damaged or held.rotten or held.sync_failures > held.earlier_sync_failures
+            for held in replicas
         )
         self.compare(
-            has_changed or kept.impaired or bool(kept.machine.faults.happened.get("sync failed")),
+            has_changed or kept.impaired,
             "worker {} refuses {}, whose disk did nothing wrong: {}",
             worker_id,
             folder,

@@ -30,6 +30,7 @@ from simulations.fleet.replica_checkers import (
 )
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.replicas import Content, Identity, Place
+from simulations.fleet.throttling import FASTEST, ClientRatesHold, MutesHold
 from wire.apis import ApiKey
 from wire.batches import batches, parse_header
 from wire.compression import Codec
@@ -70,6 +71,8 @@ _LOST_TRACK: Final = (
 
 class ReplicaClient(ClusterClient):
     nation: WatchedNation
+    # By which of its connections, until when, for how long.
+    _to_wait: tuple[int, float, float] = (-1, 0.0, 0.0)
 
     def place(self) -> tuple[str, Place] | None:
         """A partition of a topic that is to be there."""
@@ -86,6 +89,22 @@ class ReplicaClient(ClusterClient):
         if told is None or told[0] != place.topic_id:
             return True
         return self.nation.calm and self.nation.is_stuck(self.nation.chronicle.story(*place))
+
+    def throttled(self, api: ApiKey, size_bytes: int, throttle_ms: int) -> None:
+        """Its last connection was answered: so much was moved, and so long it is to wait."""
+        nation = self.nation
+        if not nation.settings.throttles:
+            return
+        known, not_before, throttle_s = self._to_wait
+        if known == self.connections and throttle_s:
+            early_s = not_before - nation.world.now
+            nation.checker(MutesHold).answered(self.name, early_s, throttle_s)
+        # By the worker's clock, which may be fast.
+        throttle_s = throttle_ms / 1000
+        self._to_wait = self.connections, nation.world.now + throttle_s / FASTEST, throttle_s
+        checker = nation.checker(ClientRatesHold)
+        checker.used(self.name, api, self.worker_id, self.connections, size_bytes)
+        nation.world.count("answers that throttle", throttle_ms > 0)
 
     async def leader(self, runtime: Runtime, name: str, place: Place) -> int:
         async with self.connected(runtime) as connection:
@@ -374,8 +393,10 @@ class ReplicaProducer(ReplicaClient):
     async def _send_all(self, connection: ClientConnection, name: str, place: Place) -> None:
         """All that is open is sent, and what is acknowledged is not open any more."""
         crcs: list[int] = []
+        sizes: list[int] = []
         for batch in self._queue:
             data = self._encoded(batch, place)
+            sizes.append(len(data))
             crcs.append(parse_header(memoryview(data), 0).crc)
             known_as = {identity.crc for identity in self._identities(batch, crcs[-1])}
             if self._by_name:
@@ -401,9 +422,13 @@ class ReplicaProducer(ReplicaClient):
             return
         failed: ErrorCode | None = None
         for number, (batch, crc) in enumerate(zip(list(self._queue), crcs, strict=True)):
-            answer = (await connection.receive()).responses[0].partition_responses[0]
+            response = await connection.receive()
+            answer = response.responses[0].partition_responses[0]
             code = ErrorCode(answer.error_code)
             self.nation.world.count(f"produce: {code.name}")
+            self.throttled(ApiKey.PRODUCE, sizes[number], response.throttle_time_ms)
+            if self._acks == ALL and response.throttle_time_ms and code is ErrorCode.NONE:
+                self.nation.world.count("acknowledged with acks=all, and throttled")
             if failed is not None:
                 continue  # behind one that failed: all go again, in order
             if code is ErrorCode.NONE:
@@ -499,6 +524,11 @@ class ReplicaReader(ReplicaClient):
             max_wait_ms=wait_ms, min_bytes=1, max_bytes=1 << 20, topics=[topic], rack_id=rack
         )
         response = await connection.call(ApiKey.FETCH, message)
+        rows = [row for topic in response.responses for row in topic.partitions]
+        size_bytes = sum(len(row.records or b"") for row in rows)
+        self.throttled(ApiKey.FETCH, size_bytes, response.throttle_time_ms)
+        if not rows and not response.error_code:
+            return Read(ErrorCode.NONE, next_offset=offset)  # throttled: it gets nothing now
         code = ErrorCode(response.error_code or response.responses[0].partitions[0].error_code)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE or (rack and code is not ErrorCode.NONE):
             return Read(code)

@@ -18,8 +18,11 @@ class ReplicationSettings(ClusterSettings):
     unclean: float
     configs: dict[str, str] = field(default_factory=dict)
     attackers: int = 0  # clients that say they are replicas
+    # Somebody restarts workers whose disks have failed, once all is calm.
+    has_operator: bool = False
     # Topics are compacted, retained and recompressed; records are known by their contents.
     cleans: bool = False
+    throttles: bool = False  # clients have quotas
     racks: int = 0  # that workers stand in; 0: nobody says
     near_consumers: int = 0  # that read from the replica in their rack
 

@@ -189,6 +189,7 @@ class ReplicaTroubles:
                 if _noted(storage, rot.at):
                     _remove(storage, rot.folder)
                     kept.machine.say(f"{rot.folder} is moved away")
+                    self._nation.chronicle.moved_away.add((rot.held.worker_id, rot.at))
                     rot.held.rotten, rot.held.storage = True, Storage()
             storage.sync_dir(DATA)
             kept.release()

@@ -111,6 +111,9 @@ class Held:
     has_new_disk: bool = False  # all that it has it has got since
     images_put_back: int = 0  # of the disk that was opened
     cuts: int = 0  # of the end of the log
+    # Of its machine, of which its worker had told before the topic was made.
+    earlier_power_cuts: int = 0
+    earlier_sync_failures: int = 0
     # Names of records that it had synced when they were acknowledged.
     promised: set[Name] = field(default_factory=set)
 
@@ -118,6 +121,23 @@ class Held:
     def is_dark(self) -> bool:
         """Its machine has lost power, and nobody has looked at the log since."""
         return self.power_cuts != len(self.machine.power_cuts)
+
+    @property
+    def sync_failures(self) -> int:
+        """Of its machine, so far."""
+        return self.machine.faults.happened.get("sync failed", 0)
+
+    @property
+    def may_have_lost(self) -> bool:
+        """Something has befallen its disk since the topic is there that may take what was written.
+
+        What fails to be read, or finds no room, has taken nothing.
+        """
+        return (
+            len(self.machine.power_cuts) > self.earlier_power_cuts
+            or self.sync_failures > self.earlier_sync_failures
+            or self.was_damaged
+        )
 
     def holds(self, name: Name) -> bool:
         return self.epochs.get(name.offset) == name.leader_epoch
@@ -168,6 +188,8 @@ class PartitionStory:
     was_unclean: bool = False  # somebody led who was neither in sync, nor eligible, nor the last
     # Committed by a leader that had not heard yet of another, elected uncleanly.
     deposed: set[Name] = field(default_factory=set)
+    # By worker, before the topic was made: losses of power, and syncs that failed.
+    earlier_troubles: dict[int, tuple[int, int]] = field(default_factory=dict)
     is_flushed: bool = False  # each record is synced before it counts, since the topic was made
     # Overrides of the topic's configs when it was made.
     configs: Mapping[str, str] = field(default_factory=dict)
@@ -259,9 +281,13 @@ class Chronicle:
         self.stories: dict[Place, PartitionStory] = {}
         # Of all records that were seen, where records are known by their contents; else None.
         self.contents: dict[Identity, Content] | None = None
+        # By worker and (topic, partition): damaged logs that somebody has moved away, as workers'
+        # logs say; whose topic that was, checkpoints do not tell.
+        self.moved_away: set[tuple[int, tuple[str, int]]] = set()
         self.unclean_asked: set[tuple[str, int]] = set()
         self.deletions: dict[tuple[str, int], int] = {}
         self._waiting: dict[int, Batch] = {}
+        self._registered_at: dict[int, float] = {}  # workers, in the metadata
 
     @property
     def checkers(self) -> list[ReplicaChecker]:
@@ -272,10 +298,24 @@ class Chronicle:
         story = self.stories.get(place)
         if story is None:
             story = self.stories[place] = PartitionStory(place, self.deletions)
+            story.earlier_troubles = self._told_troubles()
         story.topic = story.topic or self.image.topic_names.get(topic_id, "")
         if self.contents is not None and not story.configs and topic_id in self.image.topic_names:
             story.configs = dict(self.image.topic_configs(story.topic))
         return story
+
+    def _told_troubles(self) -> dict[int, tuple[int, int]]:
+        """By worker: how often it lost power, and failed to sync, and has registered since."""
+        return {
+            member.config.node_id: (
+                len(machine.power_cuts),
+                machine.faults.happened.get("sync failed", 0),
+            )
+            for member in self.nation.workers
+            if (machine := member.kept.machine).running
+            and self._registered_at.get(member.config.node_id, -1.0)
+            > max(machine.power_cuts, default=-2.0)
+        }
 
     def state(self, story: PartitionStory) -> PartitionImage | None:
         """As the quorum has it; None when the topic is not there (any more)."""
@@ -298,6 +338,8 @@ class Chronicle:
             machine = self.nation.members[worker_id].kept.machine
             held = story.held[worker_id] = Held(worker_id, machine)
             held.power_cuts = len(machine.power_cuts)
+            earlier = story.earlier_troubles.get(worker_id, (0, 0))
+            held.earlier_power_cuts, held.earlier_sync_failures = earlier
         return held
 
     def may_lack(self, story: PartitionStory, held: Held, name: Name) -> bool:
@@ -496,6 +538,9 @@ class Chronicle:
             before, steps = self.image, Replay(self.image)
             records = list(due.records())
             self._unregistered(records)
+            for record in records:
+                if isinstance(record, RegisterWorkerRecord):
+                    self._registered_at[record.worker_id] = self.world.now
             steps.apply(records)
             self.image, delta = steps.finish()
             self._elected(before)

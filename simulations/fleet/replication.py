@@ -10,6 +10,7 @@ sync, all clients are done -> everything is read -> clean stop -> compare
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, TypeAlias
@@ -25,7 +26,8 @@ from simulations.fleet.eyes import watched_replicas
 from simulations.fleet.loss_checkers import LOSS_CHECKERS, LossesAreRecorded, RecordedWasLost
 from simulations.fleet.nation import ClusterChecker
 from simulations.fleet.near_consumer import NEAR_CHECKERS, NearConsumer
-from simulations.fleet.plan import SPLITS, draw_troubles, without
+from simulations.fleet.plan import SPLITS, Trouble, draw_troubles, without
+from simulations.fleet.quota_administrator import QuotaAdministrator
 from simulations.fleet.replica_checkers import (
     REPLICATION_CHECKERS,
     AcknowledgedStays,
@@ -53,7 +55,8 @@ from simulations.fleet.stage import (
     watched,
     within,
 )
-from simulations.fleet.troubles import TROUBLES, Befalls, calm, play_troubles
+from simulations.fleet.throttling import QUOTA_CHECKERS, watched_quotas
+from simulations.fleet.troubles import STOP_WITHIN_S, TROUBLES, Befalls, calm, play_troubles
 from simulations.observing import small_sizes
 from simulations.scenario import Scenario
 from simulations.world import World
@@ -63,9 +66,11 @@ CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS, ReplicaIndexIsScan)
 # Bytes between two entries of an index: with Kafka's 4096 the small segments here have hardly any.
 # None: as it was before, so that half of the worlds are what they were.
 INDEX_INTERVALS: Final = (None, None, "1", "200")
+THROTTLED_CHECKERS: Final = (*CHECKERS, *QUOTA_CHECKERS, *NEAR_CHECKERS)
+# The least quota of a worker lets all that a producer may have left through in this time.
+THROTTLED_S: Final = 90.0
 CLEANED_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *NEAR_CHECKERS)
-# Bits that rot in journals, and reads of journals that fail, are `quorum`'s. A read of a log that
-# fails takes its partition offline until the worker is restarted, which nobody does here yet.
+# Bits that rot in journals are `quorum`'s; for reads that fail see `draw_failing_reads`.
 _ELSEWHERE: Final = ("bit rot", "stop in snapshot", "failing read")
 KINDS: Final = (*(kind for kind in TROUBLES if kind not in _ELSEWHERE), *REPLICA_KINDS)
 # These come about only where workers are processes of their own, or where somebody reads.
@@ -74,6 +79,9 @@ _OFTEN: Final = ("lost disk", "stumble")
 AIMED: Final = 0.2
 AIMED_TROUBLES: Final = 4
 OVERTAKEN: Final = 0.4  # of those
+FAILING_READS: Final = 0.25  # of all worlds
+MOST_FAILING_READS: Final = 4
+FIRST_FAILING_READ: Final = 100  # the number of that trouble
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
@@ -149,8 +157,40 @@ def draw_cleaned_settings(draw: Random) -> ReplicationSettings:
     return settings
 
 
+def draw_throttled_settings(draw: Random) -> ReplicationSettings:
+    """Clients want more than they may have, and acks=all more than others."""
+    settings = draw_settings(draw)
+    settings.throttles = True
+    settings.producers, settings.consumers = draw.randint(2, 4), draw.randint(1, 2)
+    settings.records, settings.think_s = draw.choice([60, 120]), 0.0
+    settings.configs["quota.window.num"] = draw.choice(["2", "5"])
+    settings.racks = draw.choice([0, 2])
+    if settings.racks:
+        settings.near_consumers = 1
+        settings.configs["replica.selector.class"] = RACK_AWARE_SELECTOR
+    return settings
+
+
+def draw_failing_reads(draw: Random, over_s: float) -> tuple[Trouble, ...]:
+    """In a quarter of the worlds, besides what else befalls them."""
+    if draw.random() >= FAILING_READS:
+        return ()
+    begins = sorted(draw.uniform(0.2, over_s) for _ in range(draw.randint(1, MOST_FAILING_READS)))
+    return tuple(
+        Trouble(
+            FIRST_FAILING_READ + number, "failing read", round(at_s, 3), draw.choice([0.3, 1.5])
+        )
+        for number, at_s in enumerate(begins)
+    )
+
+
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
-    await _play_drawn(world, draw_settings(world.stream("settings replication")), leave_out)
+    settings = draw_settings(world.stream("settings replication"))
+    failing = draw_failing_reads(world.stream("failing reads"), settings.trouble_s)
+    settings.troubles += failing
+    # A read that fails takes its partition offline until the worker is restarted.
+    settings.has_operator = bool(failing)
+    await _play_drawn(world, settings, leave_out)
 
 
 async def play_damaged(world: World, leave_out: Collection[int] = ()) -> None:
@@ -166,6 +206,13 @@ async def _play_drawn(
     # From a stream of their own: all else is drawn as it was before there were any.
     settings.attackers = world.stream("attackers").choice([0, 0, 1, 2])
     await play_settings(world, settings)
+
+
+async def play_throttled(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_throttled_settings(world.stream("settings throttled-replicas"))
+    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
+    settings.troubles = without(settings.troubles, leave_out)
+    await play_settings(world, settings, checkers=THROTTLED_CHECKERS)
 
 
 async def play_cleaned(world: World, leave_out: Collection[int] = ()) -> None:
@@ -195,6 +242,7 @@ async def play_settings(
         small_sizes(world.stream("sizes")),
         watched(nation, nation.chronicle.applied),
         watched_replicas(nation.chronicle),
+        watched_quotas(nation) if settings.throttles else nullcontext(),
     ):
         async with trio.open_nursery() as nursery:
             for member in nation.members.values():
@@ -206,8 +254,11 @@ async def play_settings(
             stage = scene(nation, clients.names, weak)
             await play_troubles(stage, settings.troubles, kinds_of(nation))
             await calm(stage)
+            if settings.has_operator:
+                await restart_impaired(nation)
             await recover(nation)
-            await finish_clients(nation, lambda: clients.are_done)
+            throttled_s = THROTTLED_S if settings.throttles else 0.0
+            await finish_clients(nation, lambda: clients.are_done, throttled_s=throttled_s)
             await within(nation, LIVENESS_S, "all in sync", nation.is_in_sync)
             await _inspect(nation)
             _look_at_hosts(nation)
@@ -219,17 +270,36 @@ async def play_settings(
     world.count("events", len(world.trace.events))
 
 
+async def restart_impaired(nation: WatchedNation) -> None:
+    """An operator has done as the logs say: workers whose disks failed them are other processes."""
+    for member in nation.workers:
+        kept = member.kept
+        if not kept.impaired or not kept.machine.running:
+            continue
+        kept.machine.say("is restarted by an operator, as its disk has failed it")
+        nation.world.count("workers restarted by an operator")
+        fate = kept.machine.fate
+        kept.stop()
+        with trio.move_on_after(STOP_WITHIN_S):
+            await fate.done.wait()
+        if not fate.done.is_set():
+            kept.machine.kill()
+
+
+AnyClient: TypeAlias = (
+    ReplicaAdministrator | QuotaAdministrator | ReplicaProducer | ReplicaConsumer | ReplicaAttacker
+)
+
+
 @dataclass(slots=True)
 class Clients:
-    administrators: list[ReplicaAdministrator] = field(default_factory=list)
+    administrators: list[ReplicaAdministrator | QuotaAdministrator] = field(default_factory=list)
     producers: list[ReplicaProducer] = field(default_factory=list)
     consumers: list[ReplicaConsumer] = field(default_factory=list)
     attackers: list[ReplicaAttacker] = field(default_factory=list)
 
     @property
-    def all(
-        self,
-    ) -> list[ReplicaAdministrator | ReplicaProducer | ReplicaConsumer | ReplicaAttacker]:
+    def all(self) -> list[AnyClient]:
         return [*self.administrators, *self.producers, *self.consumers, *self.attackers]
 
     @property
@@ -264,6 +334,8 @@ def _clients_of(nation: WatchedNation) -> Clients:
     for number in range(settings.consumers):
         name = f"consumer-{number}"
         clients.consumers.append(ReplicaConsumer(nation, name, world.stream(name)))
+    if settings.throttles:
+        clients.administrators.append(QuotaAdministrator(nation, "quotas", world.stream("quotas")))
     for number in range(settings.near_consumers):
         name = f"near-{number}"
         clients.consumers.append(NearConsumer(nation, name, world.stream(name)))
@@ -341,6 +413,8 @@ REPLICATION: Final = Scenario(
         "claims of strangers",
         "claims of late processes",
         "lying batches refused",
+        "fault: failing read",
+        "workers restarted by an operator",
         *(f"fault: {kind}" for kind in KINDS),
     ),
 )
@@ -369,5 +443,19 @@ CLEANED_REPLICAS: Final = Scenario(
         "followers left for the leader",
         "fault: overtaken",
         "fault: alone",
+    ),
+)
+
+THROTTLED_REPLICAS: Final = Scenario(
+    "throttled-replicas",
+    "replicated topics whose clients have quotas: byte rates and request percentages, acks=all",
+    play_throttled,
+    THROTTLED_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "acknowledged with acks=all, and throttled",
+        "answers that throttle",
+        "records read",
+        "muted",
     ),
 )

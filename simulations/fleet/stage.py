@@ -142,13 +142,15 @@ async def recover(nation: Nation) -> None:
     nation.world.count("recovered within ms, in all", round((nation.world.now - began) * 1000))
 
 
-async def finish_clients(nation: Nation, are_done: Callable[[], bool]) -> None:
-    """Clients have done what they were to do, and are gone."""
+async def finish_clients(
+    nation: Nation, are_done: Callable[[], bool], *, throttled_s: float = 0.0
+) -> None:
+    """Clients have done what they were to do, and are gone; quotas may keep them for so long."""
     nation.calm = True
     settings = nation.settings
     wish_s = settings.think_s + DELAYS_OF_A_WISH * (settings.disk_delay_s + settings.delay_s)
     leisure_s = max(settings.records, settings.changes) * wish_s
-    await within(nation, LIVENESS_S + leisure_s, "all clients done", are_done)
+    await within(nation, LIVENESS_S + leisure_s + throttled_s, "all clients done", are_done)
     nation.closing = True
     for fate in nation.fates:
         await fate.done.wait()

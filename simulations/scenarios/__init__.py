@@ -10,7 +10,12 @@ from simulations.checkers.retention import RetentionIsDue
 from simulations.fleet.cluster import CLUSTER
 from simulations.fleet.crossings import CROSSINGS_SCENARIO
 from simulations.fleet.quorum import QUORUM
-from simulations.fleet.replication import CLEANED_REPLICAS, DAMAGED_REPLICAS, REPLICATION
+from simulations.fleet.replication import (
+    CLEANED_REPLICAS,
+    DAMAGED_REPLICAS,
+    REPLICATION,
+    THROTTLED_REPLICAS,
+)
 from simulations.observing import small_sizes, watched, watched_retirement
 from simulations.quotas import QUOTAS
 from simulations.room import Room, Settings, draw_settings
@@ -284,6 +289,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         DAMAGED_REPLICAS,
         CLEANED_REPLICAS,
         CROSSINGS_SCENARIO,
+        THROTTLED_REPLICAS,
         QUOTAS,
     )
 }
