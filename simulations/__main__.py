@@ -86,8 +86,14 @@ def run(
 @click.option("--defect", type=click.Choice(list(DEFECTS)))
 @click.option("--seconds", type=float)
 @click.option("--always", default=0)
-def work(scenario: str, defect: str | None, seconds: float | None, always: int) -> None:
-    """Play the seeds named on standard input; print an outcome a line."""
+@click.option("--enough", type=int)
+def work(
+    scenario: str, defect: str | None, seconds: float | None, always: int, enough: int | None
+) -> None:
+    """Play the seeds named on standard input; print an outcome a line.
+
+    With `--enough`, stop once so many of them have found the defect.
+    """
     seeds = [int(word) for word in sys.stdin.read().split()]
     began = time.monotonic()
     gc.disable()
@@ -99,6 +105,10 @@ def work(scenario: str, defect: str | None, seconds: float | None, always: int) 
         outcome = run_seed(scenario, seed, defect=defect)[0]
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(outcome.as_json()), flush=True)
+        if defect is not None and enough is not None and _finds(outcome, DEFECTS[defect]):
+            enough -= 1
+            if not enough:
+                break
         # Only what this world has made; and now and then what is left of others.
         gc.collect(2 if number % ALL_GARBAGE_EVERY == 0 else 0)
 
@@ -190,36 +200,57 @@ def shrink(scenario: str, seed: int, defect: str | None, last: int) -> None:
 @click.option("--count", default=DEFECT_SEEDS, show_default=True, help="Seeds for each.")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True)
 @click.option("--only", type=click.Choice(list(DEFECTS)), help="This defect alone.")
-def defects(scenario: str | None, count: int, jobs: int, only: str | None) -> None:
+@click.option(
+    "--enough", type=click.IntRange(min=1), help="Stop a job once it has found a defect so often."
+)
+def defects(
+    scenario: str | None, count: int, jobs: int, only: str | None, enough: int | None
+) -> None:
     """Plant every defect in turn; exit with 1 when one is not found."""
     missed = 0
     click.echo(f"{'defect':<32} {'scenario':<18} {'found by':>12} {'first':>6}  as")
     for defect in DEFECTS.values():
         if scenario not in (None, defect.scenario) or only not in (None, defect.name):
             continue
-        found = _hunt(defect, count, jobs)
+        found, played = _hunt(defect, count, jobs, enough)
         missed += not found
-        click.echo(_defect_line(defect, found, count))
+        click.echo(_defect_line(defect, found, played))
     sys.exit(1 if missed else 0)
 
 
-def _hunt(defect: Defect, count: int, jobs: int) -> dict[int, Outcome]:
+def _finds(outcome: Outcome, defect: Defect) -> bool:
+    return any(name.split()[0] in defect.found_as for name, _ in outcome.violations)
+
+
+def _hunt(
+    defect: Defect, count: int, jobs: int, enough: int | None
+) -> tuple[dict[int, Outcome], int]:
+    """The seeds that find the defect, and how many seeds were played."""
     found: dict[int, Outcome] = {}
+    played = 0
 
     def heard(outcome: Outcome) -> None:
-        if any(name.split()[0] in defect.found_as for name, _ in outcome.violations):
+        nonlocal played
+        played += 1
+        if _finds(outcome, defect):
             found[outcome.seed] = outcome
 
     work = [
-        Job(defect.scenario, list(range(number, count, jobs)), number + 1, defect.name)
+        Job(
+            defect.scenario,
+            list(range(number, count, jobs)),
+            number + 1,
+            defect.name,
+            enough=enough,
+        )
         for number in range(jobs)
     ]
     run_jobs(work, heard)
-    return found
+    return found, played
 
 
-def _defect_line(defect: Defect, found: dict[int, Outcome], count: int) -> str:
-    head = f"{defect.name:<32} {defect.scenario:<18} {len(found):>5} of {count:>3}"
+def _defect_line(defect: Defect, found: dict[int, Outcome], played: int) -> str:
+    head = f"{defect.name:<32} {defect.scenario:<18} {len(found):>5} of {played:>3}"
     if not found:
         return f"{head} {'-':>6}  NOT FOUND"
     names: dict[str, int] = {}

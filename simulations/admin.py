@@ -51,7 +51,7 @@ def draw_plan(room: Room, draw: Random, number: int) -> Plan:
         configs["cleanup.policy"] = "compact"
         configs["min.cleanable.dirty.ratio"] = draw.choice(["0.0", "0.3"])
         configs["delete.retention.ms"] = str(settings.delete_retention_ms)
-    return Plan(f"topic-{number}", draw.randint(1, 3), configs)
+    return Plan(f"topic-{number}", draw.randint(1, settings.max_partitions), configs)
 
 
 class Admin:

@@ -28,6 +28,7 @@ class Job:
     hash_seed: int
     defect: str | None = None
     always: int = 0  # so many of the first seeds are played whatever the time
+    enough: int | None = None  # the job ends once so many seeds have found the defect
 
 
 @dataclass(slots=True)
@@ -129,6 +130,7 @@ def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
     command = [*own_command("simulations"), "work", "--scenario", job.scenario]
     if job.defect is not None:
         command += ["--defect", job.defect]
+        command += [] if job.enough is None else ["--enough", str(job.enough)]
     if seconds is not None:
         command += ["--seconds", str(seconds), "--always", str(job.always)]
     process = subprocess.Popen(  # noqa: S603 - this very package

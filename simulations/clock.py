@@ -9,6 +9,8 @@ from simulations.timeline import Timeline
 EPOCH_S: Final = 1_704_067_200.0
 # Of CPU, between two looks at how much was used.
 PIECE_CPU_S: Final = 20e-6
+# The same in a worker thread, which is given what takes long.
+THREAD_PIECE_CPU_S: Final = 2e-3
 
 
 class MachineClock:
@@ -50,7 +52,7 @@ class ProcessClock:
     def __init__(self, machine: MachineClock, process: Process) -> None:
         self._machine = machine
         self._process = process
-        self._cpu_s = 0.0
+        self._cpu_s = self._thread_cpu_s = 0.0
 
     def now_ms(self) -> int:
         self._process.check()
@@ -65,6 +67,9 @@ class ProcessClock:
 
         The dead may ask, too: nothing that is being unwound is interrupted for it.
         """
+        if self._process.is_in_thread:
+            self._thread_cpu_s += THREAD_PIECE_CPU_S
+            return self._thread_cpu_s
         self._cpu_s += PIECE_CPU_S
         return self._cpu_s
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.connection import ClientConnection
+from dataplane.connection import ClientConnection, LaterReply
 from dataplane.log import cleaning, recovery
 from dataplane.log.compaction import BatchFilter
 from dataplane.log.local_log import LocalLog
@@ -33,6 +33,7 @@ from simulations.fleet.defects import CLUSTER_DEFECTS, QUORUM_DEFECTS
 from simulations.fleet.fault_defects import REPLICA_FAULT_DEFECTS
 from simulations.fleet.replica_defects import REGISTRATION_DEFECTS, REPLICATION_DEFECTS
 from simulations.fleet.throttling_defects import THROTTLING_DEFECTS
+from simulations.log_defects import LOG_DEFECTS
 from simulations.planting import Deaf, Defect, planted, swapped
 from simulations.quota_defects import QUOTA_DEFECTS
 from simulations.upkeep_defects import UPKEEP_DEFECTS
@@ -181,7 +182,12 @@ def _answers_out_of_order() -> AbstractContextManager[None]:
                     break
                 self._unfinished = self._answer_now()
             for later in slow:
-                await self._send_reply(later if isinstance(later, list) else await later)
+                reply = later if isinstance(later, list) else await later
+                if isinstance(reply, LaterReply):
+                    self._laters.append(reply)
+                else:
+                    await self._send_reply(reply)
+            await self._send_laters(may_rest=False)
             if unfinished is not None:
                 raise unfinished.failure
 
@@ -397,6 +403,7 @@ DEFECTS: Final[dict[str, Defect]] = {
             _deleted_keys_come_back,
         ),
         *UPKEEP_DEFECTS,
+        *LOG_DEFECTS,
         *VALIDATION_DEFECTS,
         *QUORUM_DEFECTS,
         *CLUSTER_DEFECTS,

@@ -353,8 +353,10 @@ class ProcessDisk:
         try:
             if faults.interleaved and self.random.random() < faults.interleaved:
                 return await self._run_beside(function)
+            self.process.is_in_thread = True
             return function()
         finally:
+            self.process.is_in_thread = False
             if self.process.alive:
                 await self.process.wait_until(self.process.timeline.now + after, shielded=True)
 

@@ -13,6 +13,8 @@ from simulations.room import Room
 
 STOP_WITHIN_S: Final = 3.0
 NEWS_TRIES: Final = 5
+# How often a disk that has little room has enough again, and then little.
+LITTLE_ROOMS: Final = 8
 
 Fault = Callable[["Stage"], Awaitable[None]]
 
@@ -78,6 +80,11 @@ async def power_at_retirement(stage: Stage) -> None:
     await _stop_at_change(stage, "power", stage.draw.randint(1, 6), DELETED)
 
 
+async def power_at_removals(stage: Stage) -> None:
+    """As `power_at_retirement`, after several segments were renamed."""
+    await _stop_at_change(stage, "power", stage.draw.randint(4, 40), DELETED)
+
+
 async def _stop_at_change(stage: Stage, how: How, number: int, path: str = "") -> None:
     stage.machine.stop_at_disk_change(number, how, path)
     with trio.move_on_after(STOP_WITHIN_S):
@@ -105,6 +112,17 @@ async def stop_while_starting(stage: Stage) -> None:
             break
         stage.count("stop while starting")
     await stage.up()
+
+
+async def power_after_recovery(stage: Stage) -> None:
+    """The process is killed at a change of a log, and the power fails soon after the next start.
+
+    The checkpoint of recovery points was written in between. What the killed process wrote and did
+    not sync is durable then only if recovery synced it.
+    """
+    await _stop_at_change(stage, "kill", stage.draw.randint(5, 40), ".log")
+    await stage.room.world.sleep(stage.draw.uniform(0.21, 0.5))
+    await power(stage)
 
 
 async def restart(stage: Stage) -> None:
@@ -139,6 +157,23 @@ async def full(stage: Stage) -> None:
         stage.count("disk full")
     if stage.draw.random() < 0.5:
         stage.machine.kill()
+    await stage.up()
+    stage.disk_impaired = False
+
+
+async def little_room(stage: Stage) -> None:
+    """Time and again, the disk has room for a small batch and none for a large one."""
+    storage, world, draw = stage.machine.storage, stage.room.world, stage.draw
+    before = stage.machine.faults.happened.get("disk full", 0)
+    stage.disk_impaired = True
+    for _ in range(LITTLE_ROOMS):
+        storage.capacity_bytes = storage.used_bytes() + draw.randint(0, 4000)
+        stage.machine.say(f"disk full at {storage.capacity_bytes} bytes")
+        await world.sleep(draw.uniform(0.01, 0.05))
+        storage.capacity_bytes = None
+        await world.sleep(draw.uniform(0.01, 0.05))
+    if stage.machine.faults.happened.get("disk full", 0) > before:
+        stage.count("disk full")
     await stage.up()
     stage.disk_impaired = False
 
@@ -185,10 +220,13 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill at change": kill_at_change,
     "power at change": power_at_change,
     "power at retirement": power_at_retirement,
+    "power at removals": power_at_removals,
     "stop while starting": stop_while_starting,
+    "power after recovery": power_after_recovery,
     "restart": restart,
     "power after stop": power_after_stop,
     "full": full,
+    "little room": little_room,
     "pause": pause,
     "cut": cut,
     "slow disk": slow_disk,

@@ -65,6 +65,8 @@ class Attempt:
     key: bytes | None = None
     is_deletion: bool = False
     times_sent: int = 0
+    # Its producer awaits no answer any more: this batch, or one before it, was refused for good.
+    given_up: bool = False
     # By a version without topic ids: it may land in the topic that has the name by then.
     sent_by_name: bool = False
     first_sent_at: float = 0.0

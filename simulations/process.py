@@ -98,6 +98,8 @@ class Process:
         self.number = number
         self.alive = True
         self.paused = False
+        # A function that was given to a worker thread runs.
+        self.is_in_thread = False
         self.scope = trio.CancelScope()
         self.waits: dict[Wait, None] = {}
         self.holdings: dict[Closable, None] = {}

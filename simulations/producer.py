@@ -81,7 +81,7 @@ class Producer:
         self._idempotent = draw.random() < room.settings.idempotent
         self._acks = -1 if self._idempotent else draw.choice([-1, 1, 1, 0])
         self._retries = self._idempotent or draw.random() < 0.5
-        self._codec = draw.choice(list(Codec))
+        self._codec = draw.choice(room.settings.codecs)
         self._producer_id, self._epoch = -1, -1
         self._sequences: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
@@ -106,6 +106,7 @@ class Producer:
             await sleep(runtime.clock, RETRY_S * self._draw.random())
             if self.room.closing:
                 break
+        self._give_up(*self._unanswered)
         self.done = True
 
     def _say(self, text: str) -> None:
@@ -130,6 +131,7 @@ class Producer:
                     break
             if self._unanswered:
                 await self._answer(connection)
+                self._perhaps_begin_anew()
             elif not self.room.history.topics:
                 await sleep(runtime.clock, RETRY_S)
             await sleep(runtime.clock, self._draw.random() * self.room.settings.think_s)
@@ -146,6 +148,19 @@ class Producer:
         self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
         self._sequences.clear()
         self._say(f"is producer {self._producer_id} epoch {self._epoch}")
+
+    def _give_up(self, *batches: Batch) -> None:
+        if self._idempotent:
+            for batch in batches:
+                for attempt in batch.attempts:
+                    attempt.given_up = True
+
+    def _perhaps_begin_anew(self) -> None:
+        """As a client that was restarted. EOFError if so."""
+        share = self.room.settings.begins_anew
+        if share and self._idempotent and not self._unanswered and self._draw.random() < share:
+            self._producer_id = -1
+            raise EOFError("begins anew")
 
     def _next_batch(self, runtime: Runtime, connection: ClientConnection) -> Batch | None:
         topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
@@ -233,6 +248,8 @@ class Producer:
             # Those behind it cannot succeed before it does: all of them go again, in order.
             raise EOFError(f"to be tried again: {code.name}")
         self._unanswered.popleft()
+        if code not in _LOST_TRACK:
+            self._give_up(batch, *self._unanswered)
         if self._idempotent:
             # The sequence behind a hole is refused for ever: a new id, and what is open is lost.
             if code in _LOST_TRACK:

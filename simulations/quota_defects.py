@@ -6,6 +6,8 @@ from typing import Any, Final
 from dataplane import client_quotas
 from dataplane.client_quotas import ClientQuotas
 from dataplane.connection import ClientConnection
+from dataplane.cpu_meter import CpuMeter
+from dataplane.handlers.produce_outcome import Outcome
 from dataplane.muting import Mute
 from dataplane.server import Server
 from metaquorum.mutation_quotas import TokenBucket
@@ -75,6 +77,25 @@ def _mutations_not_counted() -> AbstractContextManager[None]:
     return swapped(TokenBucket, "take", lambda right: lambda self, amount, quota, now: None)
 
 
+def _waited_for_nothing() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def answer(self: Any) -> Any:
+            quotas = self._worker.quotas
+            is_on, quotas.is_on = quotas.is_on, False
+            try:
+                return right(self)
+            finally:
+                quotas.is_on = is_on
+
+        return answer
+
+    return swapped(Outcome, "answer", wrong)
+
+
+def _threads_for_nothing() -> AbstractContextManager[None]:
+    return swapped(CpuMeter, "add", lambda right: lambda self, client, used_s: None)
+
+
 def _ended_connections_count() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         async def serve_one(self: Any, served: Any) -> None:
@@ -123,6 +144,18 @@ QUOTA_DEFECTS: Final = tuple(
             "connections that have ended count against max.connections",
             ("Q9",),
             _ended_connections_count,
+        ),
+        (
+            "waited-for-nothing",
+            "a produce request whose answer had to wait is not charged to its quota",
+            ("Q1",),
+            _waited_for_nothing,
+        ),
+        (
+            "threads-for-nothing",
+            "the CPU time of worker threads is not charged to the client's request quota",
+            ("Q1",),
+            _threads_for_nothing,
         ),
     )
 )

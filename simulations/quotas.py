@@ -19,7 +19,7 @@ from metaquorum.quota_changes import (
     CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
 )
-from metaquorum.quota_rules import CLIENT_ID, USER
+from metaquorum.quota_rules import CLIENT_ID, REQUEST_PERCENTAGE, USER
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Runtime
 from simulations.checkers import Comparing
@@ -37,6 +37,7 @@ from simulations.checkers.quotas import (
     resolved,
 )
 from simulations.client import BROKEN, ClientConnection
+from simulations.clock import THREAD_PIECE_CPU_S
 from simulations.node import NodeOnMachine
 from simulations.scenario import Scenario
 from simulations.world import World
@@ -50,8 +51,9 @@ from wire.messages.alter_client_quotas import (
 )
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.messages.init_producer_id import InitProducerIdRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Record, batches, encode_batch
+from wire.records import Codec, Record, batches, encode_batch
 
 C = TypeVar("C", bound=Comparing)
 Entity: TypeAlias = tuple[str | None, str | None]  # user and client id
@@ -70,6 +72,10 @@ ANSWER_LIMIT_S: Final = 300.0
 REST_S: Final = 2.0  # beyond what a delay explains
 FRAME_BYTES: Final = 40  # of a produce request, beside its batch, at least
 BATCH_OVERHEAD_BYTES: Final = 100  # of a batch with one record, at most
+# Of the worlds: those with a group whose batches are refused, and those with a walker.
+SKIPPING: Final = 0.2
+WALKING: Final = 0.2
+WALKER_PERCENT: Final = 0.5
 KEYS: Final = {"produce": PRODUCER_BYTE_RATE, "fetch": CONSUMER_BYTE_RATE}
 
 
@@ -88,6 +94,8 @@ class Group:
     progressed_at: float = 0.0
     moves: list[tuple[float, int]] = field(default_factory=list)
     conns: list["Conn"] = field(default_factory=list)
+    # Its batches are refused, as sequences before them are missing; they count all the same.
+    skips_sequences: bool = False
 
     @property
     def key(self) -> str:
@@ -136,6 +144,11 @@ class Quotas:
         draw = world.stream("quotas")
         self.draw = draw
         self.groups = draw_groups(draw)
+        # Of few worlds, and from a stream of its own: the others stay what they were.
+        narrow = world.stream("narrow world")
+        self.groups[0].skips_sequences = narrow.random() < SKIPPING
+        self.has_walker = narrow.random() < WALKING
+        self.producer_ids: dict[ClientConnection, tuple[int, int]] = {}
         self.samples = draw.choice([1, 2, 5, 11])
         self.window_s = float(self.samples)
         self.length_s = 40.0
@@ -184,6 +197,8 @@ class Quotas:
                 group.conns.append(conn)
                 program = self._client(conn)
                 fates.append(world.machine(f"{group.client_id}-{number}").start(program))
+        if self.has_walker:
+            fates.append(world.machine("walker").start(self._walk))
         await world.sleep(self.length_s / 2)
         for fault in self.faults:
             await self._fault(fault)
@@ -232,6 +247,9 @@ class Quotas:
         for group in self.groups:
             entity = (None, group.client_id)
             await self._change(connection, entity, {group.key: self._rate()})
+        if self.has_walker:
+            await self._create(connection, "walked", 1)
+            await self._change(connection, (None, "walker"), {REQUEST_PERCENTAGE: WALKER_PERCENT})
         connection.close()
 
     def _rate(self) -> float:
@@ -247,7 +265,15 @@ class Quotas:
     # What quotas are for
 
     async def _produce(self, connection: ClientConnection, group: Group) -> tuple[Any, int]:
-        batch = encode_batch([Record(0, 0, None, bytes(group.batch_bytes))])
+        producer_id, sequence = -1, -1
+        if group.skips_sequences:
+            producer_id, sequence = await self._next_sequence(connection)
+        batch = encode_batch(
+            [Record(0, 0, None, bytes(group.batch_bytes))],
+            producer_id=producer_id,
+            producer_epoch=min(producer_id, 0),
+            base_sequence=sequence,
+        )
         asked = ProduceRequest(
             acks=1,
             timeout_ms=5000,
@@ -260,10 +286,26 @@ class Quotas:
         )
         answer = await connection.call(ApiKey.PRODUCE, asked, ANSWER_LIMIT_S)
         row = answer.responses[0].partition_responses[0]
-        if row.error_code:
+        if sequence > 0 and row.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            self.world.count("sequences refused")
+        elif row.error_code:
             raise EOFError(f"refused: {row.error_code}")
-        self.world.count("acknowledged records")
+        else:
+            self.world.count("acknowledged records")
         return answer, len(batch) + FRAME_BYTES
+
+    async def _next_sequence(self, connection: ClientConnection) -> tuple[int, int]:
+        """A producer id of the connection's own, and a sequence: the first is 0, none is next."""
+        producer_id, sequence = self.producer_ids.get(connection, (-1, -1))
+        if producer_id < 0:
+            asked = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-1)
+            answer = await connection.call(ApiKey.INIT_PRODUCER_ID, asked, ANSWER_LIMIT_S)
+            if answer.error_code:
+                raise EOFError(f"no producer id: {answer.error_code}")
+            producer_id = answer.producer_id
+        sequence = 0 if sequence < 0 else sequence + 2
+        self.producer_ids[connection] = producer_id, sequence
+        return producer_id, sequence
 
     async def _fetch(
         self,
@@ -325,7 +367,7 @@ class Quotas:
                 answer, size_bytes, offset = await self._fetch(connection, group, offset)
             conn.is_waiting = False
             was_stable = was_stable and self.before is None and limit == self._limit(group)
-            self._answered(conn, asked_at, answer.throttle_time_ms, size_bytes)
+            self._answered(conn, asked_at, answer.throttle_time_ms, size_bytes, was_stable)
             if was_stable:
                 self._limited(group, limit, answer.throttle_time_ms, size_bytes)
             if conn.heeds:
@@ -338,7 +380,14 @@ class Quotas:
     def _limit(self, group: Group) -> Resolved | None:
         return resolved(self.rules, group.key, USER_NAME, group.client_id)
 
-    def _answered(self, conn: Conn, asked_at: float, throttle_ms: int, size_bytes: int) -> None:
+    def _answered(
+        self,
+        conn: Conn,
+        asked_at: float,
+        throttle_ms: int,
+        size_bytes: int,
+        was_stable: bool,  # no quota has changed since it asked
+    ) -> None:
         group, now = conn.group, self.world.now
         late_s = now - max(conn.due, asked_at + 0.1)
         if conn.is_freed:
@@ -346,8 +395,10 @@ class Quotas:
         elif conn.due > 0:
             self.checker(MutesEnd).answered(group.client_id, conn.not_before - now, late_s)
         conn.is_freed = False
-        conn.not_before = now + throttle_ms / 1000 if throttle_ms else 0.0
-        conn.due = max(conn.not_before, now)
+        until = now + throttle_ms / 1000
+        # A change may have freed it while this answer was on its way.
+        conn.not_before = until if throttle_ms and was_stable else 0.0
+        conn.due = until
         group.moves.append((now, size_bytes))
         if size_bytes:
             self._progress(group)
@@ -424,6 +475,31 @@ class Quotas:
                 self.checker(NobodyStarves).progressed(group.client_id, waited_s, at_most_s)
 
     # Who else there is
+
+    async def _walk(self, runtime: Runtime) -> None:
+        """A client whose batches are opened in a worker thread asks for more than its share of CPU.
+
+        What the thread is said to have used, and nothing else, counts here. Judged by twice the
+        quota: a request is charged with the next one, and no throttle time is longer than a sample.
+        """
+        quota = Resolved(2 * WALKER_PERCENT, (REQUEST_PERCENTAGE, None, "walker"))
+        records = [Record(number, 0, None, bytes(10)) for number in range(20)]
+        batch = encode_batch(records, codec=Codec.GZIP)
+        rows = [PartitionProduceData(index=0, records=batch)]
+        topic = TopicProduceData(name="walked", partition_data=rows)
+        asked = ProduceRequest(acks=1, timeout_ms=5000, topic_data=[topic])
+        while not self.closing:
+            with suppress(*BROKEN):
+                connection = await self.connect(runtime, "walker")
+                try:
+                    while not self.closing:
+                        await connection.call(ApiKey.PRODUCE, asked, ANSWER_LIMIT_S)
+                        used = THREAD_PIECE_CPU_S * 100
+                        self.checker(RateHolds).used(quota, self.window_s, 1, used)
+                        await trio.sleep(THINK_S)
+                finally:
+                    connection.close()
+            await trio.sleep(0.1)
 
     async def _mutate(self, runtime: Runtime) -> None:
         while not self.closing:

@@ -12,6 +12,7 @@ from simulations.client import ClientConnection, connect, draw_versions
 from simulations.history import Attempt, Fetched, History
 from simulations.machine import Machine
 from simulations.world import World
+from wire.records import Codec
 
 C = TypeVar("C", bound=Checker)
 
@@ -27,6 +28,7 @@ class Settings:
     consumers: int = 1
     hostiles: int = 0
     topics: int = 2
+    max_partitions: int = 3
     # How many records each producer tries to write.
     records: int = 60
     max_batch_records: int = 6
@@ -37,6 +39,9 @@ class Settings:
     think_s: float = 0.01
     flush: float = 0.5
     idempotent: float = 0.6
+    # How often an idempotent producer whose batches are all answered takes another producer id.
+    begins_anew: float = 0.0
+    codecs: tuple[Codec, ...] = tuple(Codec)
     segment_bytes: int = 4096
     index_interval_bytes: int = 512
     retention: float = 0.0

@@ -28,6 +28,8 @@ _CHECKSUM_AT, _RECORDS_AT = 17, 61
 _LOW_BYTE: Final = 3
 # So soon what lies on sound devices must be served, whatever others do.
 INSPECTION_S: Final = 20.0
+# For so long a trouble waits for a batch that can rot.
+ROT_WITHIN_S: Final = 3.0
 
 
 async def sync_failure(stage: Stage) -> None:
@@ -86,6 +88,25 @@ async def read_failure(stage: Stage) -> None:
     await stage.up()
 
 
+async def unreadable_start(stage: Stage) -> None:
+    """After a kill, segments cannot be read while the node starts; then they can, and it does."""
+    faults, bad = stage.machine.faults, Random(stage.draw.random())
+    share = stage.draw.choice([1.0, 0.5])
+    before = faults.happened.get("reads failed", 0)
+    stage.machine.kill()
+    stage.disk_impaired = True
+    faults.failing_read = lambda path: path.endswith(".log") and bad.random() < share
+    await stage.node.start()
+    await stage.room.world.sleep(stage.draw.uniform(0.0, 0.3))
+    faults.failing_read = None
+    if faults.happened.get("reads failed", 0) > before:
+        stage.count("read failure")
+    stage.machine.kill()
+    await stage.pause_between()
+    stage.disk_impaired = False
+    await stage.up()
+
+
 async def bit_rot(stage: Stage) -> None:
     """Bits flip: in indexes, or in batches that are complete and synced, where a checksum is."""
     stops = stage.draw.random() < 0.6
@@ -136,6 +157,51 @@ def _rot_batch(stage: Stage, topic: Topic, partition: int, segment: Segment) -> 
     rot = Rot(batch.base_offset, batch.last_offset, in_header)
     stage.room.history.rotten.setdefault(place, []).append(rot)
     _flip(stage, f"{segment.path}.log", batch.position + stage.draw.randrange(start, end))
+
+
+async def rot_before_cleaning(stage: Stage) -> None:
+    """A bit flips in each value of some batches that compaction has not read yet."""
+    with trio.move_on_after(ROT_WITHIN_S):
+        while not (found := _uncompressed(stage)):
+            await stage.room.world.sleep(0.01)
+    if not found:
+        return
+    stops = stage.draw.random() < 0.5
+    if stops:
+        stage.machine.kill()
+    for topic, partition, segment, batch in found[-FLIPS:]:
+        place = PartitionOf(topic.topic_id, partition)
+        rot = Rot(batch.base_offset, batch.last_offset, in_header=False)
+        stage.room.history.rotten.setdefault(place, []).append(rot)
+        for position in _value_ends(stage, place, segment, batch):
+            _flip(stage, f"{segment.path}.log", position)
+    if stops:
+        await stage.pause_between()
+    await stage.up()
+
+
+def _uncompressed(stage: Stage) -> list[tuple[Topic, int, Segment, NaiveBatch]]:
+    """Batches of several records with readable values, below the recovery point, newest last."""
+    found = [
+        (topic, partition, segment, batch)
+        for topic, partition, segment in _sealed(stage)
+        for batch in segment.batches
+        if batch.last_offset > batch.base_offset
+        and len(_value_ends(stage, PartitionOf(topic.topic_id, partition), segment, batch)) > 1
+    ]
+    return sorted(found, key=lambda each: each[3].base_offset)
+
+
+def _value_ends(stage: Stage, place: PartitionOf, segment: Segment, batch: NaiveBatch) -> list[int]:
+    """Positions in the segment of the last bytes of the batch's values."""
+    data = bytes(stage.machine.storage.file(f"{segment.path}.log").data)
+    start, end = batch.position, batch.position + batch.size
+    found = (
+        (data.find(attempt.value, start, end), len(attempt.value))
+        for attempt in stage.room.history.attempts.values()
+        if attempt.place == place
+    )
+    return [at + size - 1 for at, size in found if at >= 0]
 
 
 def _rot_index(stage: Stage, path: str) -> None:
@@ -246,7 +312,9 @@ class Inspector:
 TROUBLES: Final[dict[str, Fault]] = {
     "sync failure": sync_failure,
     "read failure": read_failure,
+    "unreadable start": unreadable_start,
     "bit rot": bit_rot,
+    "rot before cleaning": rot_before_cleaning,
     "clock jump": clock_jump,
     "broken device": broken_device,
 }

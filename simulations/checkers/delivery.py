@@ -1,6 +1,7 @@
 """What is acknowledged is there, once, in order, unchanged, for ever."""
 
 from bisect import bisect_right
+from collections import Counter
 
 from simulations.checkers import Checker
 from simulations.checkers.deletion import DeletedStaysDeleted
@@ -293,6 +294,50 @@ class OrderOfSending(Checker):
                         before.number < attempt.number, "{} stands behind {}", attempt, before
                     )
                 last[attempt.incarnation] = attempt
+
+
+class NoGaps(Checker):
+    """Where a batch of an idempotent producer is, all that it sent before under that id is, too.
+
+    A batch that is refused with an error upon which it is sent again keeps back those behind it;
+    with another error, its producer does not wait for the answers to those. Not compared where
+    records, and what the log knew of their producers, may have gone since: by a loss of power,
+    damage, deletion or compaction.
+    """
+
+    invariant = "T1"
+
+    def finished(self) -> None:
+        history = self.room.history
+        if self.room.node.power_cuts:
+            return
+        names = Counter(topic.name for topic in history.topics.values())
+        places = history.attempts_by_place()
+        for place, final in history.finals.items():
+            is_whole = not (final.log_start_offset or final.topic.is_compacted)
+            if is_whole and place not in history.rotten and names[final.topic.name] == 1:
+                self._check(final, places.get(place, []))
+
+    def _check(self, final: Final, attempts: list[Attempt]) -> None:
+        there = {read.value for read in final.reads}
+        sent = [each for each in attempts if each.idempotent and each.times_sent]
+        last: dict[int, int] = {}
+        given_up: dict[int, int] = {}  # from which number on
+        for attempt in sent:
+            number, incarnation = attempt.number, attempt.incarnation
+            if attempt.value in there:
+                last[incarnation] = max(last.get(incarnation, -1), number)
+            if attempt.given_up:
+                given_up[incarnation] = min(given_up.get(incarnation, number), number)
+        for attempt in sent:
+            end = last.get(attempt.incarnation, -1)
+            if attempt.number < min(end, given_up.get(attempt.incarnation, end)):
+                self.compare(
+                    attempt.value in there,
+                    "{} is not there, and record {} of the same producer id is",
+                    attempt,
+                    last[attempt.incarnation],
+                )
 
 
 class EveryOffsetOnce(Checker):

@@ -38,7 +38,7 @@ class Account:
     window_s: float
     since: float
     level: float = 0.0
-    largest: int = 0
+    largest: float = 0
     clients: int = 0
 
 
@@ -55,21 +55,21 @@ class RateHolds(Comparing):
         """What was counted is forgotten: the node has."""
         self._accounts.clear()
 
-    def used(self, of: Resolved, window_s: float, clients: int, size_bytes: int) -> None:
+    def used(self, of: Resolved, window_s: float, clients: int, amount: float) -> None:
         """So much was given to one of so many connections, of all that share."""
         now = self.world.now
         account = self._accounts.get(of.sharers)
         if account is None or account.quota != of.quota:
             account = self._accounts[of.sharers] = Account(of.quota, window_s, now)
-        account.level = max(0.0, account.level - of.quota * (now - account.since)) + size_bytes
+        account.level = max(0.0, account.level - of.quota * (now - account.since)) + amount
         account.since = now
-        account.largest = max(account.largest, size_bytes)
+        account.largest = max(account.largest, amount)
         account.clients = max(account.clients, clients)
         # And one that was under way when the quota came.
         most = of.quota * (window_s + SLACK_S) + 2 * account.clients * account.largest
         self.compare(
             account.level <= most,
-            "{} got {:.0f} bytes more than {:g} a second gives, allowed are {:.0f} of {} clients",
+            "{} got {:g} more than {:g} a second gives, allowed are {:g} of {} clients",
             of.sharers,
             account.level,
             of.quota,

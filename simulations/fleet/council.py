@@ -43,6 +43,9 @@ class QuorumSettings:
     weak: tuple[int, ...]
     has_stranger: bool
     troubles: tuple[Trouble, ...] = ()
+    # Of each voter, and what each of them waits between two reads, at most.
+    readers: int = 1
+    read_think_s: float = 0.3
 
 
 class CouncilChecker(Comparing):

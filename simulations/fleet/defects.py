@@ -25,6 +25,7 @@ from metaquorum.raft.state import DiskState
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.records import ConfigRecord
 from metaquorum.replay import Replay
+from metaquorum.runtime.seams import StorageError
 from simulations.fleet.council import WatchedLoader
 from simulations.planting import Deaf, Defect, swapped
 
@@ -252,6 +253,49 @@ def _rot_believed() -> AbstractContextManager[None]:
     )
 
 
+def _round_of_before() -> AbstractContextManager[None]:
+    return swapped(Replication, "want_round", lambda right: lambda self: right(self) - 1)
+
+
+class _NotesFailedReads:
+    def __init__(self, disk: Any) -> None:
+        self._disk = disk
+        self.has_failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def read_file(self, path: str) -> bytes:
+        try:
+            return bytes(self._disk.read_file(path))
+        except OSError:
+            self.has_failed = True
+            raise
+
+
+def _unreadable_journal_begun_anew() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def open_(self: Journal) -> None:
+            disk = self._disk
+            self._disk = noting = _NotesFailedReads(disk)
+            try:
+                right(self)
+            except StorageError:
+                if not noting.has_failed:
+                    raise
+                for name in disk.list(self._directory):
+                    if name.endswith(journal.SUFFIX):
+                        disk.remove(f"{self._directory}/{name}")
+                Journal.__init__(self, disk, self._directory, self._cluster_id, self._segment_bytes)
+                right(self)
+            finally:
+                self._disk = disk
+
+        return open_
+
+    return swapped(Journal, "open", wrong)
+
+
 QUORUM_DEFECTS: Final = tuple(
     Defect(name, about, "quorum", found_as, plant)
     for name, about, found_as, plant in (
@@ -321,6 +365,18 @@ QUORUM_DEFECTS: Final = tuple(
             "checksums of frames are not looked at",
             ("L4", "M2", "M4"),
             _rot_believed,
+        ),
+        (
+            "round-of-before",
+            "a read is confirmed by answers that were given before it was asked for",
+            ("M5",),
+            _round_of_before,
+        ),
+        (
+            "unreadable-journal-begun-anew",
+            "a voter whose journal cannot be read at a start begins an empty one",
+            ("M1", "M2", "M3"),
+            _unreadable_journal_begun_anew,
         ),
     )
 )

@@ -28,7 +28,7 @@ from simulations.fleet.checkers import (
 from simulations.fleet.council import CLUSTER_ID, Council, QuorumSettings, Voter, image_of
 from simulations.fleet.disks import METADATA_DIR
 from simulations.fleet.keeper import Kept
-from simulations.fleet.plan import SPLITS, draw_troubles, without
+from simulations.fleet.plan import SPLITS, Trouble, draw_troubles, without
 from simulations.fleet.troubles import TROUBLES, Scene, calm, play_troubles
 from simulations.fleet.voting import SECRET, STRANGER, stranger_program, voter_program
 from simulations.scenario import Scenario
@@ -38,6 +38,8 @@ from simulations.world import World
 LIVENESS_S: Final = 10.0
 LOOK_EVERY_S: Final = 0.3
 STOP_LIMIT_S: Final = 30.0
+# Of the seeds, those that have nothing but long syncs of leaders (`simulations/narrow.py`).
+NARROW: Final = 0.08
 
 # A voter whose disk is replaced by an empty one has forgotten its vote and what it acknowledged.
 _NOT_YET: Final = ("lost disk",)
@@ -69,8 +71,26 @@ def draw_settings(draw: Random) -> QuorumSettings:
     )
 
 
+def _long_syncs(settings: QuorumSettings, draw: Random) -> None:
+    """A narrow world: leaders that are replaced while their disks sync, and many readers."""
+    settings.voters, settings.weak, settings.has_stranger = 3, (), False
+    settings.drivers, settings.think_s, settings.acts = 2, 0.1, 2000
+    settings.readers, settings.read_think_s = 12, 3.0
+    settings.delay_s, settings.jitter_s = 0.0002, 0.0003
+    settings.disk_delay_s, settings.slow = 0.0005, 0.0
+    settings.timings = RaftTimings()
+    settings.segment_bytes = settings.snapshot_interval_bytes = 1 << 20
+    settings.peace_s = 1.5
+    settings.troubles = tuple(
+        Trouble(number, "long sync", 3.0 * number, 0.0) for number in range(draw.randint(2, 4))
+    )
+
+
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings quorum"))
+    narrow = world.stream("narrow")
+    if narrow.random() < NARROW:
+        _long_syncs(settings, narrow)
     world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
     settings.troubles = without(settings.troubles, leave_out)
     await play_settings(world, settings)

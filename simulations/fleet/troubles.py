@@ -20,6 +20,8 @@ from simulations.storage import Storage
 from simulations.world import World
 
 STOP_WITHIN_S: Final = 3.0
+# Of a slow sync at most: twice as long as followers wait for a leader that says nothing.
+LONG_SYNC_S: Final = 2.0
 Pairs = list[tuple[str, str]]
 
 
@@ -431,6 +433,26 @@ async def _delayed(act: Act, pairs: Pairs) -> None:
         link.delay_s, link.jitter_s = default.delay_s, default.jitter_s
 
 
+async def long_sync(act: Act) -> None:
+    """The leader's disk takes so long for a sync that another leader is elected meanwhile.
+
+    The old one sends nothing until the sync is over, and has not looked at what came: whoever asks
+    it for its standing then must not be content with answers from before the sync.
+    """
+    leader = act.scene.leader()
+    if leader is None:
+        return
+    faults = leader.machine.faults
+    before = faults.slow, faults.slow_s
+    faults.slow, faults.slow_s = 1.0, LONG_SYNC_S
+    with trio.move_on_after(2 * LONG_SYNC_S):
+        while act.scene.leader() is leader:
+            await act.world.sleep(0.02)
+        act.count()
+        await act.world.sleep(0.2)
+    faults.slow, faults.slow_s = before
+
+
 async def resets(act: Act) -> None:
     """The connections of one machine break, once or for a while over and over."""
     one = act.victim().name
@@ -479,8 +501,14 @@ TROUBLES: Final[dict[str, Befalls]] = {
 }
 
 
+# Of narrow worlds alone: a kind more in `TROUBLES` would make every seed another world.
+NARROW_TROUBLES: Final[dict[str, Befalls]] = {"long sync": long_sync}
+
+
 async def play_troubles(
-    scene: Scene, troubles: Sequence[Trouble], kinds: Mapping[str, Befalls] = TROUBLES
+    scene: Scene,
+    troubles: Sequence[Trouble],
+    kinds: Mapping[str, Befalls] = TROUBLES | NARROW_TROUBLES,
 ) -> None:
     """Each begins at its time; all are over."""
     began = scene.world.now

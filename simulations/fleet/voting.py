@@ -89,8 +89,10 @@ class VoterProgram:
                 driver = Driver(council, raft, controller, loader, draw)
                 driver.name = f"{voter.voter_id}-{voter.runs}-{number}"
                 nursery.start_soon(driver.run, runtime)
-            draw = council.world.stream(f"reader {voter.voter_id} {voter.runs}")
-            nursery.start_soon(Reader(council, raft, loader, draw).run, runtime)
+            for number in range(settings.readers):
+                name = f"reader {voter.voter_id} {voter.runs}" + (f" {number}" if number else "")
+                draw = council.world.stream(name)
+                nursery.start_soon(Reader(council, raft, loader, draw).run, runtime)
             await self.stopping.wait()
             nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
@@ -284,7 +286,9 @@ class Reader:
 
     async def run(self, runtime: Runtime) -> None:
         while not self._council.closing:
-            await sleep(runtime.clock, self._draw.uniform(0.02, 0.3))
+            await sleep(
+                runtime.clock, self._draw.uniform(0.02, self._council.settings.read_think_s)
+            )
             await self._quorum.wait_active()
             told = self._council.acknowledged_offset
             try:

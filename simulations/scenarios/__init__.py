@@ -16,6 +16,7 @@ from simulations.fleet.replication import (
     REPLICATION,
     THROTTLED_REPLICAS,
 )
+from simulations.narrow import narrow
 from simulations.observing import small_sizes, watched, watched_retirement
 from simulations.quotas import QUOTAS
 from simulations.room import Room, Settings, draw_settings
@@ -36,6 +37,10 @@ def _single_node(
         draw = world.stream(f"settings {name}")
         settings = draw_settings(draw)
         shape(settings, draw)
+        purpose = narrow(name, settings, world.stream("narrow"))
+        if purpose is not None:
+            world.say("story", f"narrow world: {purpose}")
+            world.count(f"narrow: {purpose}")
         world.faults = dict(enumerate(settings.faults))
         settings.faults = [f for number, f in world.faults.items() if number not in leave_out]
         room = Room(world, settings, CHECKERS)

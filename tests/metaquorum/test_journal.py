@@ -1,5 +1,6 @@
 """The journal beside a list of entries, and against every tear and every flipped byte."""
 
+import errno
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -243,6 +244,30 @@ def test_a_missing_segment_is_noticed() -> None:
     del disk.files[segment_names(disk)[1]]
     with pytest.raises(DamagedError, match="is missing"):
         opened(disk)
+
+
+def test_a_journal_that_cannot_be_read_is_kept_as_it_is() -> None:
+    """A voter that began an empty one would have forgotten its vote and what it acknowledged."""
+
+    class Unreadable(CrashDisk):
+        failing = ""
+
+        def read_file(self, path: str) -> bytes:
+            if path == self.failing:
+                raise OSError(errno.EIO, "Input/output error", path)
+            return super().read_file(path)
+
+    disk = Unreadable()
+    entries = written(disk, 20)
+    before = {name: bytes(disk.files[name].data) for name in segment_names(disk)}
+    for name in before:
+        disk.failing = name
+        with pytest.raises(StorageError, match="Input/output error"):
+            opened(disk)
+        assert {name: bytes(disk.files[name].data) for name in segment_names(disk)} == before
+    disk.failing = ""
+    journal = opened(disk)
+    assert (entries_of(journal), journal.hard_state) == (entries, HardState(1, 7))
 
 
 def test_another_clusters_journal_and_a_newer_format_are_refused() -> None:

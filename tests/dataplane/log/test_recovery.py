@@ -1,3 +1,4 @@
+import errno
 import logging
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ import trio
 from dataplane.log.config import NEVER, LogConfig
 from dataplane.log.names import LOG, SNAPSHOT, file_name
 from dataplane.log.partition_log import PartitionLog
+from dataplane.log.recovery import load_log
 from metaquorum.runtime.seams import StorageError
 from tests.dataplane.log.logs import (
     EPOCH,
@@ -24,6 +26,7 @@ from tests.dataplane.log.logs import (
     open_log,
     read_headers,
 )
+from tests.dataplane.serving import FaultyDisk
 
 ONE_SEGMENT = LogConfig(index_interval_bytes=150)
 
@@ -107,6 +110,31 @@ def test_damage_in_what_had_been_synced_is_not_cut_but_reported(tmp_path: Path) 
         with pytest.raises(StorageError, match=rf"{path.name} is damaged at position \d+"):
             load(tmp_path, recovery_point=60)
     assert path.read_bytes() == before[:-3]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_segment_that_cannot_be_read_is_not_taken_for_a_shorter_one(
+    tmp_path: Path, clean: bool
+) -> None:
+    log = written(tmp_path)
+    if clean:
+        trio.run(close_clean, log)
+    before = {path.name: path.read_bytes() for path in log_files(tmp_path)}
+    disk = FaultyDisk()
+    for path in log_files(tmp_path)[-2:]:
+        disk.fail("read", path.name, errno.EIO)
+        with pytest.raises(StorageError, match="Input/output error"):
+            load_log(
+                disk,
+                str(tmp_path),
+                SMALL,
+                clean=False,
+                recovery_point=0,
+                log_start_offset=0,
+                now_ms=0,
+            )
+    assert {path.name: path.read_bytes() for path in log_files(tmp_path)} == before
+    assert open_log(tmp_path, clean=clean).log_end_offset == 60
 
 
 def test_damage_in_a_complete_segment_takes_what_follows_it(
