@@ -3,9 +3,12 @@
 from bisect import bisect_right
 from collections import Counter
 
+from dataplane.log.names import LOG, file_name
 from simulations.checkers import Checker
 from simulations.checkers.deletion import DeletedStaysDeleted
+from simulations.checkers.log_files import naive_batches
 from simulations.history import Attempt, Fetched, Final, PartitionOf
+from simulations.node import log_folder
 from simulations.room import Room
 
 
@@ -113,6 +116,36 @@ class AckedOffsetIsIts(Checker):
                     attempt,
                     read.offset,
                 )
+
+
+class AcknowledgedIsDurable(Checker):
+    """With flush.messages=1 a loss of power just when an answer comes takes nothing that it names.
+
+    It looks at the medium, not at what the node says. For scenarios in which nothing else takes
+    records away.
+    """
+
+    invariant = "R6"
+
+    def acked(self, attempts: list[Attempt]) -> None:
+        for attempt in attempts:
+            if attempt.flush_promised and attempt.offset is not None and attempt.acks != 0:
+                self.compare(
+                    self._is_durable(attempt, attempt.offset),
+                    "{} is acknowledged and not synced",
+                    attempt,
+                )
+
+    def _is_durable(self, attempt: Attempt, offset: int) -> bool:
+        storage = self.room.node.storage
+        folder = log_folder(storage, attempt.topic.name, attempt.partition)
+        files = storage.durable_files(folder)
+        bases = [int(name.removesuffix(LOG)) for name in files if name.endswith(LOG)]
+        base = max((base for base in bases if base <= offset), default=None)
+        return base is not None and any(
+            batch.base_offset <= offset <= batch.last_offset
+            for batch in naive_batches(bytes(files[file_name(base, LOG)].durable))
+        )
 
 
 class AcknowledgedIsKept(Checker):

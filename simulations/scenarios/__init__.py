@@ -4,7 +4,9 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Final
 
+from simulations.checkers import Checker
 from simulations.checkers.all import CHECKERS
+from simulations.checkers.delivery import AcknowledgedIsDurable
 from simulations.checkers.metadata import AppliedStays
 from simulations.checkers.retention import RetentionIsDue
 from simulations.fleet.cluster import CLUSTER
@@ -30,6 +32,7 @@ def _single_node(
     about: str,
     shape: Callable[[Settings, Random], None],
     gates: tuple[str, ...],
+    checkers: tuple[type[Checker], ...] = CHECKERS,
 ) -> Scenario:
     """One node; `shape` changes what a seed has drawn to what the scenario is about."""
 
@@ -43,7 +46,7 @@ def _single_node(
             world.count(f"narrow: {purpose}")
         world.faults = dict(enumerate(settings.faults))
         settings.faults = [f for number, f in world.faults.items() if number not in leave_out]
-        room = Room(world, settings, CHECKERS)
+        room = Room(world, settings, checkers)
         with (
             watched(room.checker(AppliedStays).seen),
             watched_retirement(room.checker(RetentionIsDue).retired),
@@ -51,7 +54,7 @@ def _single_node(
         ):
             await play(room)
 
-    return Scenario(name, about, tell, CHECKERS, gates)
+    return Scenario(name, about, tell, checkers, gates)
 
 
 _WORKED: Final = ("acknowledged records", "records read", "topics created")
@@ -74,9 +77,11 @@ def _syncs(settings: Settings, draw: Random) -> None:
     settings.big_value, settings.think_s = 0.0, draw.choice([0.0, 0.005])
     settings.topics, settings.producers, settings.pipeline = 1, 3, draw.choice([1, 5])
     settings.consumers, settings.sessions = 1, 0
-    settings.records, settings.fault_gap_s = 60, 0.1
+    settings.records, settings.fault_gap_s, settings.changes = 60, 0.1, 0.0
     if draw.random() < 0.5:
-        settings.flush, settings.interleaved = 1.0, 1.0
+        # With each new segment a sync has a second step, within which others append.
+        settings.flush, settings.interleaved, settings.segment_bytes = 1.0, 1.0, 1000
+        settings.max_value_bytes, settings.max_batch_records = 300, 1
         settings.faults = draw.choices(["power", "power at change"], k=6)
     else:
         settings.flush, settings.syncs_all, settings.many_logs = draw.choice([0.0, 0.5]), True, 1
@@ -219,6 +224,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             "losses of power while logs are synced, and after clean stops that sync a file system",
             _syncs,
             (*_WORKED, "fault: power", "fault: power after a clean stop", "power took bytes"),
+            (*CHECKERS, AcknowledgedIsDurable),
         ),
         _single_node(
             "disk-full",
