@@ -61,8 +61,9 @@ _FEW_FAULTS: Final = (
 UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "replication": ("DamageStaysWhereItIs",),
     "damaged-replicas": ("LiveWorkersStay",),
-    # No attackers, no records that are synced at once, no topics made again, no damage.
+    # No administrators, no attackers, no records that are synced at once, no damage.
     "crossings": (
+        "CreatedIsVisible",
         "ClaimsAreRefused",
         "LiesStayOut",
         "SyncedIsKept",
