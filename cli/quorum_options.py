@@ -7,6 +7,7 @@ from cli.usage import UsageError, address
 from dataplane.node_config import ALL_ROLES, CONTROLLER, WORKER, Address
 from metaquorum.channel.identity import SecretError, read_secret
 from metaquorum.tls_files import TlsFiles
+from metaquorum.whole_numbers import whole_number
 
 QUORUM_SIZES: Final = (1, 3, 5)
 KAFKAS_ROLES: Final = {WORKER: "broker", CONTROLLER: "controller"}
@@ -64,12 +65,13 @@ def _controllers(text: str | None, node_id: int, roles: frozenset[str]) -> dict[
     controllers: dict[int, Address] = {}
     for item in text.split(","):
         voter, at, where = item.strip().partition("@")
-        if not at or not voter.isascii() or not voter.isdigit():
+        voter_id = whole_number(voter, 2**31 - 1)
+        if not at or voter_id is None:
             raise UsageError(f"--quorum takes ID@HOST:PORT,..., not {text!r}")
-        if int(voter) in controllers:
+        if voter_id in controllers:
             raise UsageError(f"--quorum names controller {voter} twice")
-        controllers[int(voter)] = address(where, "--quorum")
-        if not controllers[int(voter)][1]:
+        controllers[voter_id] = address(where, "--quorum")
+        if not controllers[voter_id][1]:
             raise UsageError("--quorum takes ports that others can connect to, not 0")
     if len(controllers) not in QUORUM_SIZES:
         raise UsageError(f"--quorum takes 1, 3 or 5 controllers, not {len(controllers)}")

@@ -1,5 +1,7 @@
 """What a person who starts a node may get wrong, and how an address is read."""
 
+from metaquorum.whole_numbers import whole_number
+
 
 class UsageError(Exception):
     """A mistake of the person who starts the node; the message is the sentence to show."""
@@ -8,9 +10,10 @@ class UsageError(Exception):
 def address(text: str, option: str) -> tuple[str, int]:
     """Host and port; UsageError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+    number = whole_number(port, 65_535) if colon else None
+    if number is None:
         raise UsageError(f"{option} takes HOST:PORT with a port from 0 to 65535, not {text!r}")
-    return without_brackets(host, option) or "0.0.0.0", int(port)  # noqa: S104
+    return without_brackets(host, option) or "0.0.0.0", number  # noqa: S104
 
 
 def without_brackets(host: str, option: str) -> str:

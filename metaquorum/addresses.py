@@ -2,6 +2,8 @@
 
 from ipaddress import IPv6Address, ip_address
 
+from metaquorum.whole_numbers import whole_number
+
 
 def canonical(text: str) -> str:
     """As connections from that address are told apart; ValueError for what is no address.
@@ -27,11 +29,11 @@ def counts_by_address(text: str) -> dict[str, int]:
     counts = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         host, _, count = item.rpartition(":")
-        if not (count.isascii() and count.isdigit() and int(count) < 2**31):
+        if (number := whole_number(count, 2**31 - 1)) is None:
             raise ValueError(f"{item!r} is not ADDRESS:COUNT")
         try:
             address = canonical(host.strip("[]"))
         except ValueError:
             raise ValueError(f"{item!r} has no address of a host (names are not taken)") from None
-        counts[address] = int(count)
+        counts[address] = number
     return counts

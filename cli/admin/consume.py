@@ -9,11 +9,12 @@ import click
 
 from cli.admin.output import yaml_lines
 from cli.admin.record_text import TextError, formatter, to_json
-from cli.admin.session import INT32_MAX, Session, session_command, topic_argument
+from cli.admin.session import INT32_MAX, INT64_MAX, Session, session_command, topic_argument
 from cli.admin.times import time_value
 from metaquorum.admin.blocking import BlockingConsumer, wait
 from metaquorum.admin.cluster import TopicPartition
 from metaquorum.admin.consumer import ConsumedRecord, Consumer, Start
+from metaquorum.whole_numbers import whole_number
 
 DEFAULT_FORMAT: Final = r"{value}\n"
 
@@ -98,9 +99,9 @@ def _start(text: str | None) -> Start:
     if text == "end":
         return Start.end()
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()) or int(digits) >= 2**63:
+    if (number := whole_number(digits, INT64_MAX)) is None:
         raise click.UsageError(f"--from takes beginning, end, an offset or -N, not {text!r}")
-    return Start.last(int(digits)) if text.startswith("-") else Start.at_offset(int(digits))
+    return Start.last(number) if text.startswith("-") else Start.at_offset(number)
 
 
 def _writer(output: str, form: str | None) -> Callable[[ConsumedRecord], bytes]:

@@ -17,6 +17,7 @@ from cli.admin.times import time_value
 from metaquorum.admin.admin import HIGH_WATERMARK
 from metaquorum.admin.blocking import wait
 from metaquorum.admin.cluster import TopicPartition
+from metaquorum.whole_numbers import whole_number
 
 _COLUMNS = (Column("topic"), Column("partition"), Column("start_offset"))
 
@@ -84,9 +85,9 @@ def delete(
 def _offset(text: str) -> int:
     if text == "end":
         return HIGH_WATERMARK
-    if not (text.isascii() and text.isdigit()) or int(text) > INT64_MAX:
+    if (offset := whole_number(text, INT64_MAX)) is None:
         raise click.UsageError(f"--before takes an offset or `end`, not {text!r}")
-    return int(text)
+    return offset
 
 
 def _offsets_at(

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-_AGO: Final = re.compile(r"(\d+)(s|m|h|d)")
+_AGO: Final = re.compile(r"(\d{1,18})(s|m|h|d)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EPOCH_DIGITS: Final = re.compile(r"\d{11,15}")
 

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from dataplane.handlers.configs import config_scope
+from dataplane.handlers.configs import MAX_WORKER_ID, config_scope
 from dataplane.turns import each_of, in_pieces, row_count
 from dataplane.worker import Request, Worker
 from metaquorum.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
 from metaquorum.config_def import Scope
 from metaquorum.decisions import MAX_WISHES, TOO_MANY
+from metaquorum.whole_numbers import whole_number
 from wire.errors import ErrorCode, KafkaError
 from wire.messages import alter_configs, incremental_alter_configs
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
@@ -158,11 +159,11 @@ def _wish(worker: Worker, asked: _Asked) -> ResourceChange:
     scope = config_scope(asked.resource_type)
     name = asked.resource_name
     if scope is Scope.WORKER and name != ALL_WORKERS:
-        if not (name.isascii() and name.isdigit()):
+        if (worker_id := whole_number(name, MAX_WORKER_ID)) is None:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}"
             )
-        if int(name) != worker.worker_id:
+        if worker_id != worker.worker_id:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
                 f"Unexpected broker id, expected {worker.worker_id}, but received {name}",

@@ -10,6 +10,7 @@ from metaquorum.config_changes import ALL_WORKERS
 from metaquorum.config_def import ConfigType, Scope, to_text
 from metaquorum.config_layers import Configs, Resolved
 from metaquorum.topic_names import check_topic_name
+from metaquorum.whole_numbers import whole_number
 from wire.errors import ErrorCode, KafkaError
 from wire.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -25,6 +26,7 @@ from wire.messages.list_config_resources import (
     ListConfigResourcesResponse,
 )
 
+MAX_WORKER_ID: Final = 2**31 - 1  # an int32 in the protocol
 _CLIENT_METRICS: Final = 16
 # Of these there are none here: loggers, client metrics, groups.
 _OTHER_RESOURCE_TYPES: Final = frozenset((8, _CLIENT_METRICS, 32))
@@ -88,11 +90,11 @@ def _resolved(worker: Worker, resource: DescribeConfigsResource) -> Iterator[Res
         return resolve_all(worker.layers.topic_configs(worker.image.topic_configs(name)))
     if name == ALL_WORKERS:
         return worker.layers.set_for_all_workers()
-    if not (name.isascii() and name.isdigit()):
+    if (worker_id := whole_number(name, MAX_WORKER_ID)) is None:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}"
         )
-    if int(name) != worker.worker_id:
+    if worker_id != worker.worker_id:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
             f"Unexpected broker id, expected {worker.worker_id} or empty string, but received"

@@ -54,6 +54,7 @@ from metaquorum.admin.values import (
 )
 from metaquorum.quota_rules import CLIENT_ID, IP, USER, Part, QuotaEntity
 from metaquorum.scram import DEFAULT_ITERATIONS
+from metaquorum.whole_numbers import whole_number
 from wire.errors import ErrorCode
 from wire.message import Message
 from wire.messages.metadata import MetadataResponseTopic
@@ -549,11 +550,12 @@ class AdminClient:
             return ANY_BROKER
         if not resource.name:
             return ANY_BROKER
-        if not resource.name.isascii() or not resource.name.isdigit():
+        node_id = whole_number(resource.name, 2**31 - 1)
+        if node_id is None:
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST, "a node is named by its number", str(resource)
             )
-        return int(resource.name)
+        return node_id
 
     # What changes something
 

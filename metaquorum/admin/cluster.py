@@ -21,6 +21,7 @@ from metaquorum.admin.errors import (
 from metaquorum.admin.security import Login
 from metaquorum.admin.throttling import ThrottleTimes
 from metaquorum.admin.transport import BROKEN, AllFailedError, Attempt, Transport
+from metaquorum.whole_numbers import whole_number
 from wire.errors import ErrorCode
 from wire.message import Message
 from wire.messages.metadata import (
@@ -77,13 +78,7 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
             host, port = item, str(DEFAULT_PORT)
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
-        if (
-            not host
-            or "[" in host
-            or "]" in host
-            or not (port.isascii() and port.isdigit())
-            or not 0 < int(port) < 65_536
-        ):
+        if not host or "[" in host or "]" in host or not whole_number(port, 65_535):
             raise ValueError(f"{item!r} is not HOST:PORT")
         addresses.append((host, int(port)))
     if not addresses:

@@ -15,7 +15,12 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.dataplane.test_admin import create, topic
+from wire.apis import ApiKey
 from wire.errors import ErrorCode
+from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResource
+from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from wire.messages.incremental_alter_configs import AlterConfigsResource as IncrementalResource
+from wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 
 ROOT = Path(__file__).parents[2]
 # Have one value here, which is what happens: batches are kept as they came, and keys are PEM.
@@ -122,3 +127,28 @@ def test_min_isr_is_that_of_the_first_start_and_another_is_said_not_to_count(
         )
 
     test()
+
+
+@pytest.mark.parametrize(
+    "digits", ["1" * 5000, "1" * 11, "0" * 5000 + "2", "-1", "\N{SUPERSCRIPT ONE}"]
+)
+@in_trio
+async def test_a_worker_that_is_named_by_any_digits_is_refused_alone(
+    tmp_path: Path, digits: str
+) -> None:
+    """`int` raises for more than 4300 digits, which once ended the node."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        asked = [DescribeConfigsResource(resource_type=4, resource_name=digits)]
+        told = await client.call(ApiKey.DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=asked))
+        assert told.results[0].error_code == ErrorCode.INVALID_REQUEST
+        replaced = AlterConfigsRequest(
+            resources=[AlterConfigsResource(resource_type=4, resource_name=digits)]
+        )
+        told = await client.call(ApiKey.ALTER_CONFIGS, replaced)
+        assert told.responses[0].error_code == ErrorCode.INVALID_REQUEST
+        changed = IncrementalAlterConfigsRequest(
+            resources=[IncrementalResource(resource_type=4, resource_name=digits)]
+        )
+        told = await client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, changed)
+        assert told.responses[0].error_code == ErrorCode.INVALID_REQUEST
