@@ -170,10 +170,10 @@ class Upkeep:
                 partition.log.expire_producers(now_ms)
 
     async def checkpoint(self) -> None:
-        await self._log_dirs.checkpoint(self.high_watermarks())
+        await self._log_dirs.checkpoint(self.high_watermarks)
 
     async def _keep_high_watermarks(self) -> None:
-        await self._log_dirs.write_high_watermarks(self.high_watermarks())
+        await self._log_dirs.write_high_watermarks(self.high_watermarks)
 
     def high_watermarks(self) -> dict[tuple[str, int], int]:
         return {(p.topic, p.index): p.high_watermark for p in self._worker.partitions}

@@ -56,6 +56,7 @@ class LocalLog:
         "_truncations",
         "_unsynced_segments",
         "_writing",
+        "least_noted_recovery_point",
         "log_end_offset",
         "noted_recovery_point",
         "partition",
@@ -78,8 +79,10 @@ class LocalLog:
         self.topic_id = loaded.topic_id or bytes(16)
         self.log_end_offset = loaded.log_end_offset
         self.recovery_point = loaded.recovery_point
-        # The checkpoint on disk says this, or less: `OffsetCheckpoints` keeps it.
+        # The checkpoint on disk says `noted_recovery_point`, or less, and while one is written may
+        # say `least_noted_recovery_point`, or more: `OffsetCheckpoints` keeps both.
         self.noted_recovery_point = loaded.noted.recovery_point
+        self.least_noted_recovery_point = loaded.noted.recovery_point
         self._opened_end_offset = loaded.log_end_offset
         self._files = files
         self._folder = LogFolder(

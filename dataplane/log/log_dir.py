@@ -47,7 +47,7 @@ from dataplane.log.names import (
     stray_since_ms,
     stray_unique,
 )
-from dataplane.log.offset_checkpoints import OffsetCheckpoints
+from dataplane.log.offset_checkpoints import HighWatermarks, OffsetCheckpoints
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
 from dataplane.log.segment import SegmentState
@@ -154,7 +154,8 @@ class LogDir:
         """
         for partition in begun_anew:
             self.checkpoints.forget(partition)
-        await self.checkpoints.write(self.partitions, self.checkpoints.high_watermarks)
+        known = self.checkpoints.high_watermarks
+        await self.checkpoints.write(self.partitions, lambda: known)
         self.is_new = False
 
     def note_start(self, broker_epoch: int) -> None:
@@ -399,7 +400,7 @@ class LogDir:
         with storage_errors("remove a deleted log in", self.path):
             await self._disk.run(remove)
 
-    async def checkpoint(self, high_watermarks: Mapping[Partition, int] | None = None) -> None:
+    async def checkpoint(self, high_watermarks: HighWatermarks | None = None) -> None:
         """Recovery points and log starts, and high watermarks if given, survive a loss of power.
 
         StorageError.
@@ -433,7 +434,7 @@ class LogDir:
         if not await self._sync_closing(closing):
             clean = False
             self._marks.forget_start()
-        await self.checkpoint(high_watermarks)
+        await self.checkpoint(lambda: high_watermarks)
         if clean:
             with storage_errors("mark", self.path):
                 await self._disk.run(partial(self._marks.mark_clean, broker_epoch))

@@ -19,6 +19,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from random import Random
 from typing import Final, Protocol
 
@@ -28,6 +29,7 @@ from dataplane.log.checkpoints import LogOffsets, Partition
 from dataplane.log.files import MAX_OPEN_FILES, DirectoryFailedError, UnreadableError
 from dataplane.log.log_dir import ConfigOf, LogDir, NewPartition
 from dataplane.log.names import parse_partition_folder
+from dataplane.log.offset_checkpoints import HighWatermarks
 from dataplane.log.opening_dirs import AbsentDir, open_dirs
 from dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime.seams import Disk, StorageError
@@ -334,7 +336,7 @@ class LogDirs:
 
     # Checkpoints
 
-    async def checkpoint(self, high_watermarks: Mapping[Partition, int] | None = None) -> None:
+    async def checkpoint(self, high_watermarks: HighWatermarks | None = None) -> None:
         """Recovery points and log starts, and high watermarks if given, survive a loss of power.
 
         The first StorageError, after all directories had their turn.
@@ -349,11 +351,13 @@ class LogDirs:
             raise failures[0]
 
     async def checkpoint_one(
-        self, log_dir: LogDir, high_watermarks: Mapping[Partition, int] | None = None
+        self, log_dir: LogDir, high_watermarks: HighWatermarks | None = None
     ) -> None:
         """As `checkpoint`, for that directory."""
         with self._watched(log_dir):
-            await log_dir.checkpoint(_of_dir(log_dir, high_watermarks))
+            await log_dir.checkpoint(
+                None if high_watermarks is None else partial(_of_dir, log_dir, high_watermarks)
+            )
 
     @asynccontextmanager
     async def cutting(
@@ -377,13 +381,13 @@ class LogDirs:
                     failures |= dict.fromkeys(some, error)
             yield failures
 
-    async def write_high_watermarks(self, high_watermarks: Mapping[Partition, int]) -> None:
+    async def write_high_watermarks(self, high_watermarks: HighWatermarks) -> None:
         """They survive a loss of power. The first StorageError, after all had their turn."""
         failures: list[StorageError] = []
         for log_dir in list(self.online):
             try:
                 with self._watched(log_dir):
-                    noted = _of_dir(log_dir, high_watermarks) or {}
+                    noted = partial(_of_dir, log_dir, high_watermarks)
                     await log_dir.checkpoints.write_high_watermarks(noted)
             except StorageError as error:
                 failures.append(error)
@@ -421,7 +425,7 @@ class LogDirs:
 
         async def close(log_dir: LogDir) -> None:
             try:
-                of_dir = _of_dir(log_dir, high_watermarks) or {}
+                of_dir = _of_dir(log_dir, lambda: high_watermarks)
                 await log_dir.close(of_dir, broker_epoch=broker_epoch)
             except StorageError as error:
                 failures.append(error)
@@ -441,9 +445,6 @@ class LogDirs:
             storage.close()
 
 
-def _of_dir(
-    log_dir: LogDir, offsets: Mapping[Partition, int] | None
-) -> Mapping[Partition, int] | None:
-    if offsets is None:
-        return None
-    return {at: offset for at, offset in offsets.items() if at in log_dir.partitions}
+def _of_dir(log_dir: LogDir, high_watermarks: HighWatermarks) -> Mapping[Partition, int]:
+    offsets = high_watermarks()
+    return {at: offsets[at] for at in log_dir.partitions if at in offsets}

@@ -16,8 +16,9 @@ leaves a promise about bytes that are cut, and about the bytes that are appended
 
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 import trio
 
@@ -31,6 +32,10 @@ from dataplane.log.names import (
 )
 from dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime.seams import Disk, StorageError, write_atomically
+
+# Asked at the moment of a write: a log may be deleted, and another made under its name, while the
+# write waits for its turn.
+HighWatermarks: TypeAlias = Callable[[], Mapping[Partition, int]]
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +89,7 @@ class OffsetCheckpoints:
     async def write(
         self,
         logs: Mapping[Partition, PartitionLog],
-        high_watermarks: Mapping[Partition, int] | None,
+        high_watermarks: HighWatermarks | None,
     ) -> None:
         """Recovery points and log starts, and high watermarks if given."""
         async with self._writing:
@@ -101,15 +106,16 @@ class OffsetCheckpoints:
                     starts[partition] = start
                 # A write that fails, or is given up, may have reached the disk or not.
                 log.noted_recovery_point = max(log.noted_recovery_point, point)
+                log.least_noted_recovery_point = min(log.least_noted_recovery_point, point)
                 log.noted_log_start_offset = max(log.noted_log_start_offset, start)
             contents = {RECOVERY_POINT_CHECKPOINT: points, LOG_START_CHECKPOINT: starts}
             if high_watermarks is not None:
-                contents[HIGH_WATERMARK_CHECKPOINT] = self._with_offline(high_watermarks)
+                contents[HIGH_WATERMARK_CHECKPOINT] = self._with_offline(high_watermarks())
             await self._write_files(contents)
             if high_watermarks is not None:
                 self.high_watermarks = contents[HIGH_WATERMARK_CHECKPOINT]
             for partition, log in logs.items():
-                log.noted_recovery_point = points[partition]
+                log.noted_recovery_point = log.least_noted_recovery_point = points[partition]
                 log.noted_log_start_offset = starts.get(partition, 0)
 
     async def write_deletions(self, logs: Mapping[Partition, PartitionLog]) -> None:
@@ -120,7 +126,8 @@ class OffsetCheckpoints:
         """
         deleted = set(self._deleted)
         if deleted:
-            await self.write(logs, self.high_watermarks)
+            known = self.high_watermarks  # without those of the deleted logs
+            await self.write(logs, lambda: known)
             await self.write_cleaner_offsets()
             self._deleted -= deleted
 
@@ -151,10 +158,10 @@ class OffsetCheckpoints:
                 offsets = LogOffsets(*map(min, offsets, most))
         return offsets
 
-    async def write_high_watermarks(self, high_watermarks: Mapping[Partition, int]) -> None:
+    async def write_high_watermarks(self, high_watermarks: HighWatermarks) -> None:
         """Those of partitions that cannot be opened are kept."""
         async with self._writing:
-            offsets = self._with_offline(high_watermarks)
+            offsets = self._with_offline(high_watermarks())
             if offsets == self.high_watermarks:
                 return
             await self._write_files({HIGH_WATERMARK_CHECKPOINT: offsets})

@@ -440,7 +440,7 @@ class PartitionLog(LocalLog):
         if kept <= self._segments.first_offset or not await self._sync_names(disk, self.folder):
             return 0
         end = min(kept, self.log_start_offset)
-        count = self._retire_before(min(end, self.noted_recovery_point - 1))
+        count = self._retire_before(min(end, self.least_noted_recovery_point - 1))
         while one := self._retire_before(end, most=1):
             count += one
             if self._segments.first_offset >= end or not await self._sync_names(disk, self.folder):

@@ -76,6 +76,7 @@ def cut(log: PartitionLog, offset: int) -> None:
     """The log is cut as within `LogDirs.cutting`: checkpoints hold no more than what is left."""
     kept = log.kept_by_cut(offset)
     log.noted_recovery_point = min(log.noted_recovery_point, kept.recovery_point)
+    log.least_noted_recovery_point = min(log.least_noted_recovery_point, kept.recovery_point)
     log.noted_log_start_offset = min(log.noted_log_start_offset, kept.log_start_offset)
     log.truncate_to(offset)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from random import Random
+from typing import TypeVar
 
 import pytest
 import trio
@@ -16,6 +17,7 @@ from metaquorum.runtime.seams import StorageError
 from tests.dataplane.log.logs import headers_of, make_batch, read_headers
 from tests.metaquorum.crash_disk import Crash, CrashDisk
 
+T = TypeVar("T")
 AT = ("t", 0)
 ONE_SEGMENT = LogConfig(segment_bytes=100_000, index_interval_bytes=150)
 SMALL_SEGMENTS = LogConfig(segment_bytes=300, index_interval_bytes=150)
@@ -47,7 +49,7 @@ async def written(disk: CrashDisk, config: LogConfig, log_start: int = 0) -> Log
     follow(log, *OLD)
     await log.flush(disk)
     log.advance_log_start(log_start)
-    await log_dir.checkpoint({AT: 40})
+    await log_dir.checkpoint(lambda: {AT: 40})
     assert log.noted_recovery_point == 40
     return log_dir
 
@@ -221,24 +223,49 @@ def test_a_log_of_which_all_is_deleted_begins_where_it_ended_wherever_power_goes
     crash_everywhere(SMALL_SEGMENTS, deletes, check)
 
 
-def test_synced_records_outlive_a_loss_of_power_while_those_before_them_are_deleted() -> None:
-    """Of several removals any may survive: a gap would make recovery drop what follows it."""
+class HeldDisk(CrashDisk):
+    """The next call that is made beside the loop, once `holds`, does not begin."""
+
+    holds = False
+
+    async def run(self, function: Callable[[], T]) -> T:
+        if self.holds:
+            self.holds = False
+            await trio.sleep_forever()
+        return await super().run(function)
+
+
+@pytest.mark.parametrize("is_being_noted", [False, True])
+def test_synced_records_outlive_a_loss_of_power_while_those_before_them_are_deleted(
+    is_being_noted: bool,
+) -> None:
+    """Of several removals any may survive: a gap would make recovery drop what follows it.
+
+    So it would where a checkpoint that says more is being written, and is not on the disk yet.
+    """
 
     async def play(fail_at: int | None) -> tuple[CrashDisk, int]:
-        disk = CrashDisk()
+        disk = HeldDisk()
         log_dir = await written(disk, SMALL_SEGMENTS)
         log = log_dir.partitions[AT]
         follow(log, *[(offset, 3) for offset in range(40, 80, 2)])
         await log.flush(disk)  # and the checkpoint does not know yet
-        began = disk.operations
-        if fail_at is not None:
-            disk.fail_at = began + fail_at
-        try:
-            log.advance_log_start(70)
-            assert await log.delete_old_segments(disk) > 3
-            log.remove_deleted()
-        except Crash:
-            pass
+        async with trio.open_nursery() as nursery:
+            if is_being_noted:
+                disk.holds = True
+                nursery.start_soon(log_dir.checkpoint)
+                await trio.testing.wait_all_tasks_blocked()
+            began = disk.operations
+            if fail_at is not None:
+                disk.fail_at = began + fail_at
+            try:
+                log.advance_log_start(70)
+                assert await log.delete_old_segments(disk) > 3
+                log.remove_deleted()
+            except Crash:
+                pass
+            nursery.cancel_scope.cancel()
+        assert recovery_point_of(disk) == 40
         return disk, disk.operations - began
 
     _, operations = trio.run(play, None)

@@ -90,7 +90,7 @@ def test_a_damaged_log_is_offline_alone_and_stays_so(tmp_path: Path) -> None:
         for log in log_dir.partitions.values():
             append_many(log, 5)
             await log.flush(RealDisk())
-        await log_dir.checkpoint({})
+        await log_dir.checkpoint(dict)
         log_dir.abandon()
         path = log_files(tmp_path / "a-0")[-1]
         damaged = bytearray(path.read_bytes())
@@ -537,7 +537,7 @@ def test_what_a_sync_did_not_keep_is_written_again(
     async def recovers(log_dir: LogDir, machine: Machine) -> None:
         log = log_dir.partitions["a", 0]
         assert log.synced_offset == log.log_end_offset == 40
-        await log_dir.checkpoint({})
+        await log_dir.checkpoint(dict)
 
     async def reads(log_dir: LogDir, machine: Machine) -> None:
         assert not log_dir.offline

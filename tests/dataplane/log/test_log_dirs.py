@@ -3,11 +3,14 @@
 import errno
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+import trio
+import trio.testing
 
 from dataplane.log.files import DirectoryFailedError, UnreadableError, storage_error
 from dataplane.log.known_dirs import KNOWN_DIRS
@@ -20,6 +23,7 @@ from metaquorum.storage import StorageIdentityError, open_storage
 from tests.dataplane.log.logs import SMALL, append_many
 from tests.dataplane.serving import FaultyDisk, in_trio
 
+T = TypeVar("T")
 TOPIC_ID = bytes(range(16))
 
 
@@ -302,7 +306,7 @@ async def test_a_directory_that_does_not_take_a_write_fails_alone_and_the_last_e
         await create(dirs, "t", 4)
         disk.fail("write", f"{a}/", errno.EIO)
         with pytest.raises(DirectoryFailedError, match=str(a)):
-            await dirs.checkpoint({("t", 0): 7, ("t", 1): 8})
+            await dirs.checkpoint(lambda: {("t", 0): 7, ("t", 1): 8})
         assert failures.directories == [str(a)]
         assert dirs.offline_ids == dirs.ids[:1]
         assert (b / "replication-offset-checkpoint").read_text() == "0\n1\nt 1 8\n"
@@ -320,6 +324,43 @@ async def test_a_directory_that_does_not_take_a_write_fails_alone_and_the_last_e
             await dirs.checkpoint()
         with pytest.raises(StorageError, match=f"no log directory is left.*{b}"):
             await dirs.wait_none_left()
+
+
+class SlowDisk(RealDisk):
+    """Calls beside the loop wait until they may go on, once `holds`."""
+
+    def __init__(self) -> None:
+        self.may_go_on = trio.Event()
+        self.holds = False
+
+    async def run(self, function: Callable[[], T]) -> T:
+        if self.holds:
+            self.holds = False
+            await self.may_go_on.wait()
+        return await super().run(function)
+
+
+@in_trio
+async def test_no_checkpoint_of_a_slow_round_tells_of_a_topic_that_was_made_anew(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    """While one directory is written, a topic of the next one goes, and comes back by its name."""
+    data, a, b = folders
+    disk = SlowDisk()
+    high_watermarks = {("t", 0): 7, ("t", 1): 8}
+    with opened(data, a, b, disk=disk) as dirs:
+        await load(dirs)
+        await create(dirs, "t", 2)
+        async with trio.open_nursery() as nursery:
+            disk.holds = True
+            nursery.start_soon(dirs.checkpoint, lambda: high_watermarks)
+            await trio.testing.wait_all_tasks_blocked()
+            dirs.delete("t", 1, random.Random(1))
+            await create(dirs, "t", 1, first=1)
+            high_watermarks["t", 1] = 0
+            disk.may_go_on.set()
+        assert (a / "replication-offset-checkpoint").read_text() == "0\n1\nt 0 7\n"
+        assert (b / "replication-offset-checkpoint").read_text() == "0\n1\nt 1 0\n"
 
 
 @in_trio

@@ -29,7 +29,7 @@ async def made_again(path: Path) -> LogDir:
     append_many(log, 20)
     await log.flush(UnsyncedDisk())
     log.advance_log_start(30)
-    await log_dir.checkpoint({AT: 40})
+    await log_dir.checkpoint(lambda: {AT: 40})
     log_dir.delete(*AT, Random(1))
     await log_dir.create([NewPartition(*AT, SECOND, SMALL)], 0)
     return log_dir
@@ -71,7 +71,7 @@ async def begun_anew_in_place_of_a_lost_one(path: Path) -> LogDirs:
     await log_dir.create([NewPartition(*AT, FIRST, SMALL)], 0)
     append_many(log_dir.partitions[AT], 20)
     await log_dir.partitions[AT].flush(UnsyncedDisk())
-    await log_dir.checkpoint({AT: 40})
+    await log_dir.checkpoint(lambda: {AT: 40})
     log_dir.abandon()
     shutil.rmtree(path / "t-0")
     dirs = LogDirs([await opened(path)], (), ())
