@@ -73,7 +73,14 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     "throttled-replicas": ("ClaimsAreRefused", "LiesStayOut", "PositionsStayValid"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,
-    "syncs": _FEW_FAULTS,
+    # Each world loses power, and none has changes of configs, or sessions.
+    "syncs": (
+        *_FEW_FAULTS,
+        "NoGaps",
+        "ConfigsStay",
+        "ConfigsInForce",
+        "SessionsDeliverEverything",
+    ),
     "disk-full": _FEW_FAULTS,
     "restart": _FEW_FAULTS,
     "hostile": (*_NO_COMPACTION, *_NO_RETENTION, *_NO_BROKEN_DEVICE),
