@@ -23,6 +23,11 @@ class OneLeaderPerTerm(CouncilChecker):
         self.leaders: dict[int, int] = {}
         self._votes: dict[tuple[int, int], int] = {}
 
+    def forget_votes(self, voter_id: int) -> None:
+        """That voter has lost its disk, and may vote again in terms in which it had voted."""
+        for each in [each for each in self._votes if each[0] == voter_id]:
+            del self._votes[each]
+
     def _leads(self, voter_id: int, term: int) -> None:
         known = self.leaders.setdefault(term, voter_id)
         self.compare(known == voter_id, "{} and {} lead in term {}", known, voter_id, term)

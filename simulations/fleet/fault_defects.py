@@ -8,6 +8,7 @@ from dataplane.log import files
 from dataplane.log.local_log import LocalLog
 from dataplane.partition import Partition
 from metaquorum import registrations
+from metaquorum.raft.progress import Progress
 from metaquorum.runtime.seams import StorageError
 from simulations.planting import Defect, swapped
 from wire.batches import parse_header
@@ -69,6 +70,16 @@ def _unclean_for_ever() -> AbstractContextManager[None]:
     return swapped(Partition, "advance", wrong)
 
 
+def _matched_for_ever() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def refused(self: Any, next_index: int, next_round: int) -> None:
+            right(self, max(next_index, self.matched_index + 1), next_round)
+
+        return refused
+
+    return swapped(Progress, "refused", wrong)
+
+
 REPLICA_FAULT_DEFECTS: Final = tuple(
     Defect(name, about, scenario, found_as, plant)
     for name, scenario, about, found_as, plant in (
@@ -92,6 +103,13 @@ REPLICA_FAULT_DEFECTS: Final = tuple(
             "a follower that is to truncate its log takes it offline on a sound disk",
             ("liveness",),
             _cut_takes_offline,
+        ),
+        (
+            "matched-for-ever",
+            "rebuilt-voter",
+            "a leader never sends a voter again what that voter once had",
+            ("liveness",),
+            _matched_for_ever,
         ),
         (
             "failed-read-is-a-bug",

@@ -4,9 +4,9 @@ peace -> troubles, many at a time -> calm: within `LIVENESS_S` a leader is activ
 runs has everything, and a new topic can be made -> clean stop -> images, logs and disks compared
 """
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
@@ -41,7 +41,10 @@ STOP_LIMIT_S: Final = 30.0
 # Of the seeds, those that have nothing but long syncs of leaders (`simulations/narrow.py`).
 NARROW: Final = 0.08
 
-# A voter whose disk is replaced by an empty one has forgotten its vote and what it acknowledged.
+Befall: TypeAlias = Callable[[Council, Scene], Awaitable[None]]
+
+# A voter whose disk is replaced by an empty one has forgotten its vote and what it acknowledged:
+# `rebuilt-voter` has that where the others do as the docs say.
 _NOT_YET: Final = ("lost disk",)
 KINDS: Final = tuple(kind for kind in TROUBLES if kind not in _NOT_YET)
 # These come about only where the seed has weak voters, or little is amiss otherwise.
@@ -97,6 +100,17 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 
 
 async def play_settings(world: World, settings: QuorumSettings) -> None:
+    async def trouble(council: Council, scene: Scene) -> None:
+        async with trio.open_nursery() as troubles:
+            troubles.start_soon(play_troubles, scene, settings.troubles)
+            if settings.has_stranger:
+                troubles.start_soon(_stranger, council)
+
+    await play_council(world, settings, trouble)
+
+
+async def play_council(world: World, settings: QuorumSettings, trouble: Befall) -> None:
+    """One world of these settings, in which `trouble` befalls the voters between peace and calm."""
     world.say("story", f"{settings}")
     council = Council(world, settings, QUORUM_CHECKERS)
     link = world.internet.default
@@ -110,10 +124,7 @@ async def play_settings(world: World, settings: QuorumSettings) -> None:
         nursery.start_soon(_look, council)
         await world.sleep(settings.peace_s)
         scene = _scene(council)
-        async with trio.open_nursery() as troubles:
-            troubles.start_soon(play_troubles, scene, settings.troubles)
-            if settings.has_stranger:
-                troubles.start_soon(_stranger, council)
+        await trouble(council, scene)
         await calm(scene)
         await _recover(council)
         council.looked()

@@ -12,6 +12,7 @@ from simulations.checkers.retention import RetentionIsDue
 from simulations.fleet.cluster import CLUSTER
 from simulations.fleet.crossings import CROSSINGS_SCENARIO
 from simulations.fleet.quorum import QUORUM
+from simulations.fleet.rebuilt_voter import REBUILT_VOTER
 from simulations.fleet.replication import (
     CLEANED_REPLICAS,
     DAMAGED_REPLICAS,
@@ -295,6 +296,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             (*_WORKED, "fault: cut", "fault: pause", "fault: power", "fault: disk full"),
         ),
         QUORUM,
+        REBUILT_VOTER,
         CLUSTER,
         REPLICATION,
         DAMAGED_REPLICAS,
