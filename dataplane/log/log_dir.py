@@ -101,6 +101,7 @@ class LogDir:
         self._marks = StartMarks(disk, path)
         self._deleted: list[str] = []
         self._strays: list[str] = []
+        self._tells_of_deleted = False  # checkpoints on disk do, and it has been logged
 
     @classmethod
     def open(
@@ -290,16 +291,20 @@ class LogDir:
                 await self._in_calls(made, 1)
 
     async def write_deletions(self) -> None:
-        """Checkpoints tell nothing of logs that were deleted, or that they do is logged.
+        """Checkpoints tell nothing of logs that were deleted, or that they do is logged once.
 
-        DirectoryFailedError. A full disk keeps nobody from making another log of such a name.
+        DirectoryFailedError. A full disk keeps nobody from making another log of such a name. The
+        next line is logged after a write that succeeds: clients that make topics cause each write.
         """
         try:
             await self.checkpoints.write_deletions(self.partitions)
+            self._tells_of_deleted = False
         except DirectoryFailedError:
             raise
         except StorageError as error:
-            logger.warning("checkpoints in %s tell of deleted logs: %s", self.path, error)
+            if not self._tells_of_deleted:
+                logger.warning("checkpoints in %s tell of deleted logs: %s", self.path, error)
+            self._tells_of_deleted = True
 
     def _create_log(self, new: NewPartition, now_ms: int) -> Callable[[], object]:
         partition = (new.topic, new.partition)

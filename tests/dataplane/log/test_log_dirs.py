@@ -326,6 +326,30 @@ async def test_a_directory_that_does_not_take_a_write_fails_alone_and_the_last_e
             await dirs.wait_none_left()
 
 
+@in_trio
+async def test_a_full_disk_whose_checkpoints_tell_of_deleted_logs_is_logged_once(
+    folders: tuple[Path, Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each topic that a client makes tries to write them; the log is not to grow by each."""
+    data, _, _ = folders
+    disk = FaultyDisk()
+
+    def lines() -> int:
+        return sum("tell of deleted logs" in record.getMessage() for record in caplog.records)
+
+    with opened(data, data, disk=disk) as dirs:
+        await load(dirs)
+        for expected in (1, 2):
+            await create(dirs, "t", 1)
+            dirs.delete("t", 0, random.Random(expected))
+            disk.fail("write", f"{data}/", errno.ENOSPC)
+            for name in "uvw":
+                await create(dirs, f"{name}{expected}", 1)
+            assert lines() == expected
+            disk.faults.clear()
+            await dirs.write_deletions()  # what fails later is news again
+
+
 class SlowDisk(RealDisk):
     """Calls beside the loop wait until they may go on, once `holds`."""
 
