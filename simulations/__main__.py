@@ -105,6 +105,8 @@ def work(
         outcome = run_seed(scenario, seed, defect=defect)[0]
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(outcome.as_json()), flush=True)
+        if defect is not None and _is_misfit(outcome):
+            break
         if defect is not None and enough is not None and _finds(outcome, DEFECTS[defect]):
             enough -= 1
             if not enough:
@@ -212,14 +214,27 @@ def defects(
     for defect in DEFECTS.values():
         if scenario not in (None, defect.scenario) or only not in (None, defect.name):
             continue
-        found, played = _hunt(defect, count, jobs, enough)
+        try:
+            found, played = _hunt(defect, count, jobs, enough)
+        except click.ClickException as error:
+            missed += 1
+            error.show()
+            continue
         missed += not found
         click.echo(_defect_line(defect, found, played))
     sys.exit(1 if missed else 0)
 
 
+# In the text of an error: a planted function does not fit the code that calls it any more.
+_MISFIT: Final = ".wrong.<locals>."
+
+
 def _finds(outcome: Outcome, defect: Defect) -> bool:
     return any(name.split()[0] in defect.found_as for name, _ in outcome.violations)
+
+
+def _is_misfit(outcome: Outcome) -> bool:
+    return any("TypeError" in text and _MISFIT in text for _, text in outcome.violations)
 
 
 def _hunt(
@@ -227,11 +242,14 @@ def _hunt(
 ) -> tuple[dict[int, Outcome], int]:
     """The seeds that find the defect, and how many seeds were played."""
     found: dict[int, Outcome] = {}
+    misfits: list[Outcome] = []
     played = 0
 
     def heard(outcome: Outcome) -> None:
         nonlocal played
         played += 1
+        if _is_misfit(outcome):
+            misfits.append(outcome)
         if _finds(outcome, defect):
             found[outcome.seed] = outcome
 
@@ -246,6 +264,10 @@ def _hunt(
         for number in range(jobs)
     ]
     run_jobs(work, heard)
+    if misfits:
+        raise click.ClickException(
+            f"{defect.name} does not fit the code that it is planted into: {misfits[0].violations}"
+        )
     return found, played
 
 

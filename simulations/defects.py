@@ -83,8 +83,8 @@ def _index_not_rebuilt() -> AbstractContextManager[None]:
 
 def _torn_tail_served() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
-        def scan_segment(file: Any, *rest: Any) -> SegmentScan:
-            result: SegmentScan = right(file, *rest)
+        def scan_segment(file: Any, *rest: Any, **named: Any) -> SegmentScan:
+            result: SegmentScan = right(file, *rest, **named)
             state = result.state._replace(size_bytes=file.size())
             return result._replace(state=state, damage=None)
 
