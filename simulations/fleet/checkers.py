@@ -251,7 +251,9 @@ class ImagesAreOne(CouncilChecker):
         folds: dict[int, tuple[int, list[bytes]]] = {}
         for who, image in images.items():
             offset, found = image.end_offset, content(image)
-            wanted = folds.setdefault(offset, content(log.fold(offset)))
+            if offset not in folds:
+                folds[offset] = content(log.fold(offset))
+            wanted = folds[offset]
             differing = set(found[1]) ^ set(wanted[1])
             self.compare(
                 found == wanted,

@@ -73,44 +73,55 @@ class DurableLogs:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[object, DurableLog]] = {}
+        self._segments: dict[tuple[str, str], _Segment] = {}
 
     def of(self, name: str, storage: Storage) -> DurableLog:
         files = storage.durable_files(METADATA_DIR)
         state = tuple((path, id(inode), inode.version) for path, inode in files.items())
         known = self._known.get(name)
         if known is None or known[0] != state:
-            known = state, _read(files)
+            known = state, self._read(name, files)
             self._known[name] = known
         return known[1]
 
+    def _read(self, name: str, files: dict[str, Inode]) -> DurableLog:
+        log = DurableLog()
+        for path, inode in files.items():
+            if path.endswith(SUFFIX) and path.removesuffix(SUFFIX).isdecimal():
+                segment = self._segments.setdefault((name, path), _Segment())
+                for op in segment.ops_of(bytes(inode.durable)):
+                    log.take(op)
+        for path, inode in files.items():
+            suffix = next((s for s in (SNAPSHOT_SUFFIX, _RECEIVED) if path.endswith(s)), None)
+            if suffix is None or not _is_whole(bytes(inode.durable)):
+                continue
+            end_offset, index, term = map(int, path.removesuffix(suffix).split("-"))
+            position = LogPosition(index, term)
+            if suffix == SNAPSHOT_SUFFIX or position == log.base:
+                log.snapshots.append((end_offset, position))
+        log.payloads = frozenset(entry.payload for entry in log.entries.values())
+        return log
 
-def _read(files: dict[str, Inode]) -> DurableLog:
-    log = DurableLog()
-    for name, inode in files.items():
-        if name.endswith(SUFFIX) and name.removesuffix(SUFFIX).isdecimal():
-            for op in _ops(bytes(inode.durable)):
-                log.take(op)
-    for name, inode in files.items():
-        suffix = next((each for each in (SNAPSHOT_SUFFIX, _RECEIVED) if name.endswith(each)), None)
-        if suffix is None or not _is_whole(bytes(inode.durable)):
-            continue
-        end_offset, index, term = map(int, name.removesuffix(suffix).split("-"))
-        position = LogPosition(index, term)
-        if suffix == SNAPSHOT_SUFFIX or position == log.base:
-            log.snapshots.append((end_offset, position))
-    log.payloads = frozenset(entry.payload for entry in log.entries.values())
-    return log
 
+class _Segment:
+    """A segment of a journal as it was read last: most have only grown since."""
 
-@lru_cache(maxsize=256)
-def _ops(data: bytes) -> tuple[Op, ...]:
-    """Up to where no frame can be read, as a voter would after the loss."""
-    found: list[Op] = []
-    position = 0
-    while (frame := read_frame(MAGIC, data, position)) is not None:
-        found += _decoded(bytes(frame.body))
-        position = frame.end
-    return tuple(found)
+    __slots__ = ("_data", "_end", "_ops")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._end = 0
+        self._ops: list[Op] = []
+
+    def ops_of(self, data: bytes) -> list[Op]:
+        """Up to where no frame can be read, as a voter would after the loss."""
+        if not data.startswith(self._data[: self._end]):
+            self._end, self._ops = 0, []
+        while (frame := read_frame(MAGIC, data, self._end)) is not None:
+            self._ops += _decoded(bytes(frame.body))
+            self._end = frame.end
+        self._data = data
+        return self._ops
 
 
 @lru_cache(maxsize=4096)
