@@ -24,7 +24,7 @@ from wire.messages.alter_client_quotas import (
 )
 
 RATES: Final = (500.0, 2000.0, 10_000.0)
-PERCENTAGES: Final = (None, None, 1.0, 10.0)
+PERCENTAGES: Final = (None, 0.02, 0.1)
 UNLIMITED: Final = 1e12
 INSPECTOR: Final = "inspector"  # who reads everything in the end, and has all that it wants
 

@@ -713,6 +713,30 @@ class TopicsAreTheirOwn(WatchingChecker):
             )
 
 
+class TimesAreFound(WatchingChecker):
+    """A leader finds the first record of a timestamp or later where a scan of the log would."""
+
+    invariant = "L5"
+
+    def looked_up(
+        self,
+        story: PartitionStory,
+        timestamp_ms: int,
+        found: int,
+        times: Sequence[tuple[int, int]],
+    ) -> None:
+        """`times`: of all records, in the order of their offsets."""
+        first = next((offset for known_ms, offset in times if known_ms >= timestamp_ms), -1)
+        self.compare(
+            found == first,
+            "{}: the first record of {} or later is at {}, the leader says {}",
+            story,
+            timestamp_ms,
+            first,
+            found,
+        )
+
+
 REPLICATION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     AnswersInTheirOrder,
     ClusterIsOneLog,
@@ -740,4 +764,5 @@ REPLICATION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
     JoinsAreEarned,
     ElectionsAreClean,
     TopicsAreTheirOwn,
+    TimesAreFound,
 )

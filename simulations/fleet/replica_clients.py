@@ -26,6 +26,7 @@ from simulations.fleet.replica_checkers import (
     DeliveredOnce,
     ReadsAreCommitted,
     SyncedIsKept,
+    TimesAreFound,
     TopicsAreTheirOwn,
 )
 from simulations.fleet.replica_nation import WatchedNation
@@ -60,6 +61,7 @@ from wire.records import Record, decode_records, encode_batch
 TOPIC_IDS_SINCE: Final = 13  # of Produce, and of Fetch
 BY_NAME: Final = "by name"
 ALL: Final = -1
+LOOKUPS: Final = 4  # of timestamps, of each partition in the end
 _TOPIC: Final = 2  # as a kind of resource
 _LOST_TRACK: Final = (
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -482,6 +484,7 @@ class Read:
     records: list[tuple[int, bytes]] = field(default_factory=list)  # offsets and texts
     next_offset: int = 0  # behind the last batch, of which compaction may have left no record
     preferred_read_replica: int = -1
+    times: list[tuple[int, int]] = field(default_factory=list)  # timestamps in ms, and offsets
 
 
 class ReplicaReader(ReplicaClient):
@@ -549,11 +552,10 @@ class ReplicaReader(ReplicaClient):
         read = Read(code, next_offset=offset, preferred_read_replica=data.preferred_read_replica)
         for position, header in batches(buffer):
             read.next_offset = max(offset, header.next_offset)
-            read.records += [
-                (record.offset, contents_of(record).text)
-                for record in decode_records(buffer, position)
-                if record.offset >= offset
-            ]
+            for record in decode_records(buffer, position):
+                if record.offset >= offset:
+                    read.records.append((record.offset, contents_of(record).text))
+                    read.times.append((record.timestamp_ms, record.offset))
         self.nation.world.count("records read", len(read.records))
         return read
 
@@ -625,10 +627,36 @@ class ReplicaInspector(ReplicaReader):
             offset = await self.list_offset(connection, name, place.partition, EARLIEST)
             end = await self.list_offset(connection, name, place.partition, LATEST)
             records: list[tuple[int, bytes]] = []
+            times: list[tuple[int, int]] = []
+            start = offset
             while offset < end:
                 read = await self.fetch(connection, name, place, offset, 0)
                 if read.next_offset <= offset:
                     raise EOFError(f"nothing at {offset}, before {end}")
                 records += read.records
+                times += read.times
                 offset = read.next_offset
+            await self._look_up(connection, name, place, start, times)
             return records
+
+    async def _look_up(
+        self,
+        connection: ClientConnection,
+        name: str,
+        place: Place,
+        start: int,
+        times: list[tuple[int, int]],
+    ) -> None:
+        """Some timestamps are found where they were read, unless the log has changed meanwhile."""
+        story = self.nation.chronicle.story(*place)
+        if story.compacts:
+            return
+        draw = self.nation.world.stream(f"lookups {story}")
+        asked = [timestamp for timestamp, _ in draw.sample(times, min(len(times), LOOKUPS))]
+        found = [
+            await self.list_offset(connection, name, place.partition, timestamp)
+            for timestamp in asked
+        ]
+        if await self.list_offset(connection, name, place.partition, EARLIEST) == start:
+            for timestamp, offset in zip(asked, found, strict=True):
+                self.nation.checker(TimesAreFound).looked_up(story, timestamp, offset, times)

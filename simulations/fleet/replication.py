@@ -456,6 +456,8 @@ THROTTLED_REPLICAS: Final = Scenario(
         "acknowledged with acks=all, and throttled",
         "answers that throttle",
         "records read",
-        "muted",
+        "muted by producer_byte_rate",
+        "muted by consumer_byte_rate",
+        "muted by request_percentage",
     ),
 )

@@ -102,7 +102,7 @@ class ReplicationIsNotThrottled(WatchingChecker):
         )
 
     def muted(self, client: Client, key: str, seconds: float) -> None:
-        self.nation.world.count("muted")
+        self.nation.world.count(f"muted by {key}")
         self.compare(
             not client.is_follower,
             "the connection of worker {} is muted for {:.3f} s by {}",
