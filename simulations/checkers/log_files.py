@@ -45,11 +45,15 @@ class Segment(NamedTuple):
     path: str  # of its files, without their endings
 
 
-def naive_segments(storage: Storage, folder: str) -> list[Segment]:
+def naive_segments(storage: Storage, folder: str, *, swapping: bool = False) -> list[Segment]:
+    """`swapping`: also those that compaction has put in the place of others, not by name yet."""
     try:
         files = {path.rsplit("/", 1)[1]: inode for path, inode in storage.files(folder).items()}
     except FileNotFoundError:
         return []  # the first append makes the folder of a log
+    if swapping:
+        settled = {name.removesuffix(".swap"): inode for name, inode in files.items()}
+        files = settled | {name: inode for name, inode in files.items() if name in settled}
     segments: list[Segment] = []
     for name, inode in sorted(files.items()):
         if name.endswith(".log"):

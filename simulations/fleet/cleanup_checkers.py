@@ -125,7 +125,7 @@ class ReplicaRetentionIsDue(WatchingChecker):
         )
         if move.new <= story.deleted_to:
             return
-        segments = naive_segments(held.machine.storage, move.folder)
+        segments = naive_segments(held.machine.storage, move.folder, swapping=True)
         going = [
             (segment, segments[number + 1 :])
             for number, segment in enumerate(segments)

@@ -61,6 +61,8 @@ from wire.records import Record, decode_records, encode_batch
 TOPIC_IDS_SINCE: Final = 13  # of Produce, and of Fetch
 BY_NAME: Final = "by name"
 ALL: Final = -1
+# What a leader says that may commit nothing, as fewer than min.insync.replicas are in sync.
+NOT_KNOWN: Final = ErrorCode.OFFSET_NOT_AVAILABLE.name
 LOOKUPS: Final = 4  # of timestamps, of each partition in the end
 _TOPIC: Final = 2  # as a kind of resource
 _LOST_TRACK: Final = (
@@ -619,6 +621,8 @@ class ReplicaInspector(ReplicaReader):
                         self.found[place] = await self._read(runtime, name, place)
                     except BROKEN as error:
                         self.say(f"{name}-{partition}: {error!r}")
+                        if NOT_KNOWN in error.args and self.is_over(name, place):
+                            break
                         await sleep(runtime.clock, RETRY_S)
 
     async def _read(self, runtime: Runtime, name: str, place: Place) -> list[tuple[int, bytes]]:

@@ -79,6 +79,7 @@ _OFTEN: Final = ("lost disk", "stumble")
 AIMED: Final = 0.2
 AIMED_TROUBLES: Final = 4
 OVERTAKEN: Final = 0.4  # of those
+OPERATORS: Final = 0.5  # of worlds whose disks fail
 FAILING_READS: Final = 0.25  # of all worlds
 MOST_FAILING_READS: Final = 4
 FIRST_FAILING_READ: Final = 100  # the number of that trouble
@@ -154,6 +155,7 @@ def draw_cleaned_settings(draw: Random) -> ReplicationSettings:
         "log.cleaner.backoff.ms": "20",
         "log.flush.scheduler.interval.ms": "50",
     }
+    settings.has_operator = draw.random() < OPERATORS
     return settings
 
 
