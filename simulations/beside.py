@@ -19,19 +19,26 @@ from typing import Any, Final
 _here = threading.local()
 
 
+def _taken_lock() -> threading.Lock:
+    """To be released by one thread and acquired by another: a cheaper `Semaphore(0)`."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class Beside:
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function: Final = function
-        self._may_run = threading.Semaphore(0)
-        self._has_stopped = threading.Semaphore(0)
+        self._may_run = _taken_lock()
+        self._has_stopped = _taken_lock()
         self._on_loop: Callable[[], None] | None = None
         self._context = copy_context()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._carrier = _idle.pop() if _idle else _Carrier()
         self.locks = 0
         self.is_done = False
         self.error: BaseException | None = None
         self.result: Any = None
-        self._thread.start()
+        self._carrier.carry(self)
 
     # On the loop
 
@@ -45,7 +52,7 @@ class Beside:
                 break
             asked()
         if self.is_done:
-            self._thread.join()
+            _idle.append(self._carrier)
 
     # In the thread
 
@@ -63,7 +70,8 @@ class Beside:
         self._has_stopped.release()
         self._may_run.acquire()
 
-    def _run(self) -> None:
+    def carried(self) -> None:
+        """The function has run, in the thread that calls this."""
         self._may_run.acquire()
         _here.beside = self
         try:
@@ -72,6 +80,30 @@ class Beside:
             self.error = error
         self.is_done = True
         self._has_stopped.release()
+
+
+class _Carrier:
+    """A thread for one function after another: to start one costs more than most functions do."""
+
+    def __init__(self) -> None:
+        self._has_work = _taken_lock()
+        self._next: Beside | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def carry(self, beside: Beside) -> None:
+        self._next = beside
+        self._has_work.release()
+
+    def _run(self) -> None:
+        while True:
+            self._has_work.acquire()
+            beside, self._next = self._next, None
+            assert beside is not None
+            beside.carried()
+            del beside
+
+
+_idle: Final[list[_Carrier]] = []
 
 
 def current() -> Beside | None:
