@@ -26,6 +26,7 @@ from metaquorum.image import PartitionImage
 from metaquorum.journal import Journal
 from metaquorum.runtime.seams import Disk, write_atomically
 from simulations.fault_defects import FAULT_DEFECTS
+from simulations.fetch_defects import FETCH_DEFECTS
 from simulations.fleet.check_defects import CHECK_DEFECTS
 from simulations.fleet.cleanup_defects import CLEANUP_DEFECTS
 from simulations.fleet.cut_defects import CUT_DEFECTS
@@ -403,6 +404,7 @@ DEFECTS: Final[dict[str, Defect]] = {
             _deleted_keys_come_back,
         ),
         *UPKEEP_DEFECTS,
+        *FETCH_DEFECTS,
         *LOG_DEFECTS,
         *VALIDATION_DEFECTS,
         *QUORUM_DEFECTS,

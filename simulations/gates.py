@@ -40,7 +40,8 @@ CI: Final[Mapping[str, CiShare]] = {
     "single-node-kill": CiShare(3, 60),
     "hostile": CiShare(3, 60),
     "disk-full": CiShare(2, 60),
-    "restart": CiShare(2, 60),
+    "restart": CiShare(1, 60),
+    "long-polls": CiShare(1, 60),
 }
 
 _NO_HOSTILE_CLIENTS: Final = (
@@ -86,6 +87,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "disk-full": _FEW_FAULTS,
     "restart": _FEW_FAULTS,
+    "long-polls": (*_FEW_FAULTS, "ConfigsStay", "ConfigsInForce", "SessionsDeliverEverything"),
     "hostile": (*_NO_COMPACTION, *_NO_RETENTION, *_NO_BROKEN_DEVICE),
     "compaction": (*_NO_HOSTILE_CLIENTS, *_NO_BROKEN_DEVICE),
     "administration": (*_NO_HOSTILE_CLIENTS, *_NO_COMPACTION, *_NO_BROKEN_DEVICE),

@@ -50,6 +50,8 @@ class Settings:
     changes: float = 0.0
     # How many of the consumers fetch by sessions.
     sessions: int = 0
+    # How many clients send fetches that wait for seconds, some of them of many partitions.
+    long_pollers: int = 0
     # How far records' timestamps go back and forth; topics that take the node's time instead.
     time_scatter_ms: int = 3
     append_time: float = 0.0

@@ -29,6 +29,7 @@ from simulations.consumer import Consumer
 from simulations.faults import FAULTS, Stage
 from simulations.history import PartitionOf
 from simulations.hostile import Hostile, Liar, Prober
+from simulations.long_poller import LongPoller
 from simulations.machine import Fate
 from simulations.node import DATA_DIR, LOG_DIRS, NodeOnMachine, log_folder
 from simulations.producer import Producer
@@ -99,6 +100,9 @@ def _start_clients(room: Room) -> Clients:
         name = f"session-{number}"
         clients.sessions.append(SessionConsumer(room, name, world.stream(name)))
         start(name, clients.sessions[-1].run)
+    for number in range(settings.long_pollers):
+        name = f"long-poller-{number}"
+        start(name, LongPoller(room, name, world.stream(name)).run)
     for number in range(settings.hostiles):
         name = f"hostile-{number}"
         start(name, Hostile(room, name, world.stream(name)).run)

@@ -413,6 +413,16 @@ class SessionsDeliverEverything(Checker):
         self.compare(not missing, "not delivered in {:.0f} s: {}", seconds, missing[:3])
 
 
+class LongPollsAreWoken(Checker):
+    """A fetch that waits for records is answered when enough of them have come."""
+
+    invariant = "liveness"
+
+    def answered(self, who: str, late: list[str]) -> None:
+        """`late`: records that had been acknowledged long before the answer."""
+        self.compare(not late, "{} was not woken by {} records: {}", who, len(late), late[:1])
+
+
 class OtherDirectoriesLive(Checker):
     """A broken log directory leaves the node, and the partitions in the others, as they were."""
 

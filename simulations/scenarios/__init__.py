@@ -6,7 +6,7 @@ from typing import Final
 
 from simulations.checkers import Checker
 from simulations.checkers.all import CHECKERS
-from simulations.checkers.delivery import AcknowledgedIsDurable
+from simulations.checkers.delivery import AcknowledgedIsDurable, LongPollsAreWoken
 from simulations.checkers.metadata import AppliedStays
 from simulations.checkers.retention import RetentionIsDue
 from simulations.fleet.cluster import CLUSTER
@@ -26,6 +26,7 @@ from simulations.room import Room, Settings, draw_settings
 from simulations.scenario import Scenario
 from simulations.story import play
 from simulations.world import World
+from wire.records import Codec
 
 
 def _single_node(
@@ -169,6 +170,16 @@ def _log_dirs(settings: Settings, draw: Random) -> None:
     settings.faults = draw.choices(kinds, k=draw.randint(1, 5))
 
 
+def _long_polls(settings: Settings, draw: Random) -> None:
+    """Few records, each of which some fetch waits for; no faults."""
+    settings.long_pollers = draw.randint(2, 4)
+    settings.consumers = settings.sessions = 0
+    settings.changes = settings.big_value = settings.append_time = 0.0
+    settings.records, settings.max_batch_records = 12, 2
+    settings.max_value_bytes, settings.think_s = 300, draw.choice([0.05, 0.5])
+    settings.codecs = (Codec.NONE,)
+
+
 def _everything(settings: Settings, draw: Random) -> None:
     kinds = draw.sample(sorted(_EVERY_FAULT), draw.randint(1, 5))
     settings.faults = draw.choices(kinds, k=draw.randint(1, 6))
@@ -288,6 +299,13 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             "three log directories, of which one fails or is full; the others are served",
             _log_dirs,
             (*_WORKED, "fault: broken device", "fault: sync failure", "fault: disk full"),
+        ),
+        _single_node(
+            "long-polls",
+            "fetches that wait for seconds, by sessions or not, of few and of many partitions",
+            _long_polls,
+            (*_WORKED, "long polls"),
+            (*CHECKERS, LongPollsAreWoken),
         ),
         _single_node(
             "everything",

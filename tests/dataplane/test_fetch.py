@@ -158,6 +158,22 @@ def test_a_long_poll_ends_when_enough_has_come_over_all_its_partitions() -> None
     simulated(story)
 
 
+def test_a_long_poll_that_still_misses_bytes_after_an_append_hears_of_the_next() -> None:
+    async def story(sim: Simulated) -> None:
+        client, producer = await sim.connect(), await sim.connect()
+        await client.create("t")
+        message = fetch_message({"t": [(0, 0)]}, min_bytes=2500, max_wait_ms=60_000)
+        await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
+        began = sim.now
+        for _ in range(3):
+            await fill(producer, "t", 1, 1000)
+        answer = await client.answer(ApiKey.FETCH, FETCH_VERSION)
+        assert len(sizes_of(answer.responses[0].partitions[0])) == 3
+        assert sim.now - began < 1
+
+    simulated(story)
+
+
 @pytest.mark.parametrize("what", ["deleted", "stopped"])
 def test_a_long_poll_ends_when_its_partition_or_the_node_goes(what: str) -> None:
     async def story(sim: Simulated) -> None:
