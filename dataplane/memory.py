@@ -26,16 +26,16 @@ class _Waiter(NamedTuple):
     size_bytes: int
     serial: int
     granted: trio.Event
-    granted_before_bytes: int  # to all others when it began to wait
 
 
 class RequestMemory:
     """A budget in bytes that large requests draw on while they arrive, the smallest first.
 
-    One larger than the budget passes when it has the budget to itself. With `ages`, the request
-    that has waited longest goes first once others have got as many bytes as it asks for, so that
-    smaller ones cannot keep it waiting for ever. That is for requests that have arrived: sizes that
-    are only claimed must not go before honest ones.
+    One larger than the budget passes when it has the budget to itself; one that asks for nothing
+    passes at once. With `ages`, the request that has waited longest goes first once others have
+    overtaken it with as many bytes as it asks for, so that smaller ones cannot keep it waiting for
+    ever; then the smallest go first again, so that they do not wait for all large ones either. That
+    is for requests that have arrived: sizes that are only claimed must not go before honest ones.
     Source: queued.max.request.bytes (KIP-72).
     """
 
@@ -43,7 +43,9 @@ class RequestMemory:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._ages = ages
-        self._granted_bytes = 0
+        self._overtaking_bytes = (
+            0  # granted to others since the oldest that waited was last granted
+        )
         self._serial = itertools.count()
         self._waiting: list[_Waiter] = []  # a heap
         self._short = trio.Event()
@@ -63,14 +65,14 @@ class RequestMemory:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether `reserve` would not wait."""
-        return not self._waiting and self._fits(size_bytes)
+        return not size_bytes or (not self._waiting and self._fits(size_bytes))
 
     async def reserve(self, size_bytes: int) -> None:
         """`size_bytes` are the caller's until it releases them."""
         if self.has_room(size_bytes):
             self.used_bytes += size_bytes
             return
-        waiter = _Waiter(size_bytes, next(self._serial), trio.Event(), self._granted_bytes)
+        waiter = _Waiter(size_bytes, next(self._serial), trio.Event())
         heapq.heappush(self._waiting, waiter)
         self._grant()
         self._short.set()
@@ -90,18 +92,18 @@ class RequestMemory:
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self._fits((waiter := self._next()).size_bytes):
+        while self._waiting:
+            waiter = self._waiting[0]
+            oldest = min(self._waiting, key=_serial_of) if self._ages else waiter
+            if self._overtaking_bytes >= oldest.size_bytes:
+                waiter = oldest
+            if not self._fits(waiter.size_bytes):
+                return
+            overtaking_bytes = self._overtaking_bytes + waiter.size_bytes
+            self._overtaking_bytes = 0 if waiter is oldest else overtaking_bytes
             self._remove(waiter)
             self.used_bytes += waiter.size_bytes
-            self._granted_bytes += waiter.size_bytes
             waiter.granted.set()
-
-    def _next(self) -> _Waiter:
-        if self._ages:
-            oldest = min(self._waiting, key=_serial_of)
-            if self._granted_bytes - oldest.granted_before_bytes >= oldest.size_bytes:
-                return oldest
-        return self._waiting[0]
 
     def _remove(self, waiter: _Waiter) -> None:
         if waiter is self._waiting[0]:

@@ -12,7 +12,8 @@ A slice ends by the CPU time of the loop's thread. Requests that need more than 
 their connection was read share one slice in each turn of the loop, however many there are; of these
 so many bytes of frames are under way at a time (`UNDER_WAY_BYTES`), the smallest first, and the
 others wait as the bytes they came in, not as objects. The one that has waited longest goes first
-once others have taken as many bytes, since it began to wait, as it has itself.
+once others have overtaken it with as many bytes as it has itself. An answer waits for its turn, but
+for no room.
 
 To free many objects takes long, too: lists, dicts and sets of a long request are not left to the
 end of a function but given to `Turns.discard`, which empties them in slices of `DISCARD_CPU_S`, one

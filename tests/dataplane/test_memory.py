@@ -46,6 +46,55 @@ async def test_whoever_gives_up_waiting_leaves_nothing_behind() -> None:
     await memory.reserve(100)
 
 
+@in_trio
+async def test_a_small_request_does_not_wait_for_all_large_ones_that_came_before_it() -> None:
+    """None of the large ones has been overtaken, so the smallest goes first."""
+    memory = RequestMemory(100, ages=True)
+    await memory.reserve(100)
+    granted: list[int] = []
+
+    async def want(size_bytes: int) -> None:
+        await memory.reserve(size_bytes)
+        granted.append(size_bytes)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(want, 100)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(3):
+            memory.release(100)
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(want, 60)
+        await trio.testing.wait_all_tasks_blocked()
+        assert granted == [100, 100, 100]
+        while memory.used_bytes:
+            memory.release(granted[-1])
+            await trio.testing.wait_all_tasks_blocked()
+    assert granted.index(60) == 3
+    assert len(granted) == 21
+
+
+@in_trio
+async def test_who_needs_nothing_never_waits() -> None:
+    memory = RequestMemory(100, ages=True)
+    await memory.reserve(1000)  # larger than all that there is
+    with trio.move_on_after(0) as waited:
+        await memory.reserve(0)
+    assert not waited.cancelled_caught
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(memory.reserve, 1000)
+        await trio.testing.wait_all_tasks_blocked()
+        assert memory.is_short
+        with trio.move_on_after(0) as waited:
+            await memory.reserve(0)
+        assert not waited.cancelled_caught
+        memory.release(0)
+        memory.release(1000)
+    memory.release(0)
+    memory.release(1000)
+    assert (memory.used_bytes, memory.is_short) == (0, False)
+
+
 class Sender:
     def __init__(self, size_bytes: int) -> None:
         self.reserved_bytes = self.missing_bytes = size_bytes

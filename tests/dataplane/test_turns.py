@@ -144,15 +144,29 @@ async def test_smaller_requests_do_not_keep_a_large_one_waiting_for_ever() -> No
         await setting.finish(f"small {number}", 3 * LOOKS_PER_SLICE, small_bytes)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(setting.finish, "first", 3 * LOOKS_PER_SLICE, small_bytes)
+        nursery.start_soon(setting.finish, "first", 10 * LOOKS_PER_SLICE, small_bytes)
         while not setting.told:
             await trio.lowlevel.checkpoint()
         nursery.start_soon(setting.finish, "large", 1, large_bytes)
+        for _ in range(2):  # after which it waits
+            await trio.lowlevel.checkpoint()
         for _ in range(4):  # chains of requests: the next one comes when one begins to wait
             nursery.start_soon(small, nursery, 0)
     ended = [name for name in setting.told if name.endswith(".")]
     # Those that take as many bytes, the one that exceeds them, and two that began before it came.
     assert ended.index("large.") <= large_bytes // small_bytes + 1 + 2
+
+
+@in_trio
+async def test_an_answer_does_not_wait_for_room_that_a_large_request_has() -> None:
+    setting = Setting(under_way_bytes=100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.finish, "large", 20 * LOOKS_PER_SLICE, 5000)
+        while not setting.told:
+            await trio.lowlevel.checkpoint()
+        nursery.start_soon(setting.finish, "answer", 1, 0)
+    ended = [name for name in setting.told if name.endswith(".")]
+    assert ended == ["answer.", "large."]
 
 
 @pytest.mark.parametrize("when", ["waits", "works"])
