@@ -592,6 +592,9 @@ class Chronicle:
                     del story.committed[name.offset]
                     story.gone[name] = held.worker_id, held.machine.storage
                     self.world.count("committed records lost by the last replica in sync")
+            for offset, epoch in list(story.committed.items()):
+                if offset >= held.end and Name(epoch, offset) in story.cleaned:
+                    del story.committed[offset]  # compacted away before, and behind what is left
 
 
 def changed_partitions(
