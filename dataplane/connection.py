@@ -32,6 +32,7 @@ from dataplane.memory import RequestMemory
 from dataplane.muting import Mute, Name
 from dataplane.sasl_session import SaslSession
 from dataplane.turns import Turns
+from dataplane.unread import UNCOUNTED_BYTES, UnreadAnswers
 from metaquorum.certificate_names import CertificateError
 from metaquorum.one_line import one_line
 from metaquorum.rpc.methods import ANONYMOUS
@@ -241,9 +242,11 @@ class ClientConnection:
         turns: Turns,
         meter: CpuMeter[Client] = OFF,
         lines: LineLimit | None = None,
+        unread: UnreadAnswers | None = None,
     ) -> None:
         self.client = Client(connection.peer, entrance.listener)
         self._lines = lines
+        self._unread = UnreadAnswers() if unread is None else unread
         self.progress = 0  # the server's sweep for idle connections watches it move
         self._connection = connection
         self._handle = entrance.handle
@@ -299,6 +302,12 @@ class ClientConnection:
     def close_idle(self) -> None:
         if not self._scope.cancel_called:
             self._log_end(logging.INFO, "idle")
+        self._is_known = True  # no second line
+        self.abort()
+
+    def close_unread(self, unread_bytes: int) -> None:
+        """Its answer is given up: others need the memory, and it has read nothing for longest."""
+        self._log_end(logging.WARNING, f"{unread_bytes} bytes of an answer were not read")
         self._is_known = True  # no second line
         self.abort()
 
@@ -597,10 +606,23 @@ class ClientConnection:
             self._memory.release(self.reserved_bytes)
             self.reserved_bytes = 0
 
-    async def _send(self, data: Buffer) -> None:
+    async def _send(self, data: Buffer, behind_bytes: int = 0) -> None:
+        """`behind_bytes` of the same answer are in memory, and follow."""
         sent = self._connection.send_nowait(data)
-        if sent < len(data):
-            await self._connection.send(memoryview(data)[sent:])
+        if sent == len(data):
+            return
+        rest = memoryview(data)[sent:]
+        held_bytes = len(data) + behind_bytes  # for as long as any of `data` is left
+        if held_bytes <= UNCOUNTED_BYTES:
+            await self._connection.send(rest)
+            return
+        try:
+            while rest:
+                self._unread.note(self, held_bytes)
+                await self._connection.send(rest[:SEND_AT_BYTES])
+                rest = rest[SEND_AT_BYTES:]
+        finally:
+            self._unread.remove(self)
 
     async def _send_reply(self, reply: Reply) -> None:
         if isinstance(reply, list):
@@ -611,12 +633,16 @@ class ClientConnection:
     async def _send_parts(self, parts: list[bytes | RecordsHole]) -> None:
         gathered: list[bytes] = []
         gathered_bytes = 0
-        for part in parts:
-            if not isinstance(part, bytes):
+        behind_bytes = sum([len(part) for part in parts if isinstance(part, bytes)])
+        for index, part in enumerate(parts):
+            if isinstance(part, bytes):
+                behind_bytes -= len(part)
+                parts[index] = b""  # it is not held when it is sent
+            else:
                 assert isinstance(part, LogSlice)
                 if part.size_bytes > COPY_LIMIT_BYTES:
                     if gathered:
-                        await self._send(b"".join(gathered))
+                        await self._send(b"".join(gathered), behind_bytes)
                         gathered, gathered_bytes = [], 0
                     await self._send_slice(part)
                     continue
@@ -624,7 +650,7 @@ class ClientConnection:
             gathered.append(part)
             gathered_bytes += len(part)
             if gathered_bytes > SEND_AT_BYTES:
-                await self._send(b"".join(gathered))
+                await self._send(b"".join(gathered), behind_bytes)
                 gathered, gathered_bytes = [], 0
         if gathered:
             await self._send(gathered[0] if len(gathered) == 1 else b"".join(gathered))

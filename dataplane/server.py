@@ -16,6 +16,7 @@ from dataplane.line_limit import LineLimit
 from dataplane.memory import RequestMemory, Tardy
 from dataplane.places import MAX_ON_TRIAL, TRIAL_S, Peers, Placed, PlaceLimits, Places, Trial
 from dataplane.turns import Turns
+from dataplane.unread import UnreadAnswers
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
 from wire.frames import BufferPool
 
@@ -81,6 +82,7 @@ class Server:
         self._lines = LineLimit(trio.current_time())
         self._memory = RequestMemory(limits.max_queued_request_bytes)
         self._buffers = BufferPool()
+        self.unread = UnreadAnswers()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
         self._places = Places(limits.places, peers)
         self._on_trial: dict[ClientConnection, Trial] = {}  # in the order of their coming
@@ -221,6 +223,7 @@ class Server:
             self._turns,
             self._meter,
             self._lines,
+            self.unread,
         )
         self._connections[served] = 0
         self.accepted_counts[entrance.listener] += 1

@@ -136,7 +136,7 @@ def test_min_isr_is_that_of_the_first_start_and_another_is_said_not_to_count(
 async def test_a_worker_that_is_named_by_any_digits_is_refused_alone(
     tmp_path: Path, digits: str
 ) -> None:
-    """`int` raises for more than 4300 digits, which once ended the node."""
+    """`int` raises for more than 4300 digits, which ended the connection with a traceback."""
     async with serving(tmp_path) as served:
         client = await served.connect()
         asked = [DescribeConfigsResource(resource_type=4, resource_name=digits)]

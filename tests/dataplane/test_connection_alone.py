@@ -24,10 +24,13 @@ from dataplane.connection import (
 from dataplane.later import Later
 from dataplane.memory import RequestMemory
 from dataplane.turns import SLICE_CPU_S, Turns
+from dataplane.unread import UnreadAnswers
 from metaquorum.runtime import Buffer, File
 from metaquorum.runtime.real import RealDisk
 from tests.dataplane.serving import in_trio
 from wire.frames import BufferPool
+
+LARGE_BYTES = 1 << 20
 
 
 class PlayedConnection:
@@ -130,6 +133,10 @@ class Handler:
                 later = Promised(data[:8], lets_others=data[:1] == b"P")
                 self.laters.append(later)
                 return LaterReply(later, lambda answer: answer)
+            case b"B":
+                return bytes(LARGE_BYTES)
+            case b"D":  # the same in pieces
+                return [bytes(LARGE_BYTES // 8) for _ in range(8)]
             case b"x":
                 raise CloseConnectionError("nonsense")
         return data[:8]
@@ -149,6 +156,7 @@ class Setting:
         self.handler = Handler()
         self.memory = RequestMemory(memory_bytes)
         self.buffers = BufferPool()
+        self.unread = UnreadAnswers(int(2.5 * LARGE_BYTES))
         self.used_s = 0.0
         self.connection = self.another(self.network)
 
@@ -161,6 +169,7 @@ class Setting:
             self.buffers,
             1 << 24,
             Turns(self.cpu_s),
+            unread=self.unread,
         )
 
     def cpu_s(self) -> float:
@@ -177,6 +186,64 @@ async def test_an_answer_to_wait_for_is_closed_when_what_goes_before_it_cannot_b
     await setting.connection.serve()
     assert setting.network.is_closed
     gc.collect()  # a coroutine that was never awaited is a warning, and warnings are errors
+
+
+@pytest.mark.parametrize("request_", [b"B", b"D"])
+@in_trio
+async def test_who_has_read_nothing_for_longest_is_closed_when_large_answers_are_too_many(
+    request_: bytes,
+) -> None:
+    setting = Setting()
+    networks = [PlayedConnection() for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+        for network in networks:
+            network.window_bytes = 1000
+            network.feed(framed(request_))
+            nursery.start_soon(setting.another(network).serve)
+            await trio.testing.wait_all_tasks_blocked()
+        assert [network.is_closed for network in networks] == [True, False, False]
+        assert len(setting.unread) == 2
+        assert 1.5 * LARGE_BYTES <= setting.unread.used_bytes <= 2 * LARGE_BYTES
+        nursery.cancel_scope.cancel()
+    assert (len(setting.unread), setting.unread.used_bytes) == (0, 0)
+
+
+@in_trio
+async def test_an_answer_that_is_read_at_once_or_small_is_not_counted() -> None:
+    setting = Setting()
+    setting.network.window_bytes = LARGE_BYTES + 5
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.connection.serve)
+        setting.network.feed(framed(b"B"))
+        setting.network.feed(framed(b"a" * 8))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(setting.network.sent) == LARGE_BYTES + 5
+        assert not setting.unread.used_bytes
+        nursery.cancel_scope.cancel()
+
+
+def test_whoever_reads_goes_behind_those_who_do_not() -> None:
+    closed: list[str] = []
+
+    class Reader:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close_unread(self, unread_bytes: int) -> None:
+            closed.append(f"{self.name} {unread_bytes}")
+
+    a, b, c = Reader("a"), Reader("b"), Reader("c")
+    unread = UnreadAnswers(100)
+    unread.note(a, 60)
+    unread.note(b, 30)
+    unread.note(a, 50)
+    unread.note(c, 40)
+    assert closed == ["b 30"]
+    unread.note(c, 500)  # alone it may be larger than all
+    assert closed == ["b 30", "a 50"]
+    unread.remove(c)
+    unread.remove(c)
+    assert unread.used_bytes == 0
 
 
 @in_trio
