@@ -15,6 +15,9 @@ moment. A crossing that does not get to its state within some seconds gives up, 
     dead wish    an ISR arrives at the controller when the worker that is to join is fenced
     heir         a new leader does not know yet what was committed, and a follower lags behind it
     left behind  a worker hears nothing of the metadata until it needs a snapshot
+    reborn wish  an ISR arrives at the controller when the worker that is to join has lost power
+    cut back     a leader is replaced, cuts what it had synced, and stops
+    namesake     a topic is made again under its name, and a worker killed soon after
     unregister   as the trouble of that name, with a partition that nobody else has
 """
 
@@ -65,6 +68,8 @@ UNKNOWN_PARTITIONS: Final = -1
 REPLICATED: Final = "crossing"
 # Topics made and deleted while somebody hears of none of it: more than snapshots wait for.
 GONE: Final = 6
+# High watermarks are noted by then, and seldom in between.
+NAMESAKE_NOTED_S: Final = 0.6
 # Batches of which each replica is sent one at a time.
 BURST: Final = 4
 
@@ -113,10 +118,13 @@ class Hand(ReplicaReader):
             configs=[CreatableTopicConfig(name=key, value=text) for key, text in configs.items()],
         )
         told = self.nation.told
+        told.asked.add(name)
+        for outcomes in told.deletion_asked, told.deleted, told.refused:  # of an earlier one
+            outcomes.discard(name)
+        told.created.pop(name, None)
 
         async def work(runtime: Runtime) -> None:
             while name not in told.created:
-                told.asked.add(name)
                 message = CreateTopicsRequest(topics=[topic], timeout_ms=3000)
                 async with self.connected(runtime, replicas[0][0]) as connection:
                     answer = (await connection.call(ApiKey.CREATE_TOPICS, message)).topics[0]
@@ -193,7 +201,8 @@ class Hand(ReplicaReader):
         for story in stories:
             self._sent += 1
             value = f"{story.place.topic_id.hex()} {self.name} {self._sent}".encode()
-            data = encode_batch([Record(0, runtime.clock.now_ms(), None, value, ())])
+            now_ms = runtime.clock.now_ms()
+            data = encode_batch([Record(0, now_ms, None, value, ())])
             crc = parse_header(memoryview(data), 0).crc
             identities[story.place.partition] = story, Identity(crc, 0)
             rows.append(PartitionProduceData(index=story.place.partition, records=data))
@@ -244,10 +253,17 @@ class Crossing:
         return ids
 
     async def topic(
-        self, *replicas: Sequence[int], least: int = 1, name: str = REPLICATED, records: int = 3
+        self,
+        *replicas: Sequence[int],
+        least: int = 1,
+        name: str = REPLICATED,
+        records: int = 3,
+        is_flushed: bool = False,
     ) -> list[PartitionStory]:
         """A topic, all its replicas in sync, with some records committed that producers write."""
         configs = {MIN_ISR: str(least), "internal.segment.bytes": "1000000"}
+        if is_flushed:
+            configs["flush.messages"] = "1"
         place = await self.hand.create(name, replicas, configs)
         assert place is not None
         chronicle = self.nation.chronicle
@@ -704,6 +720,77 @@ async def unregistered(this: Crossing) -> bool:
     return False  # it counts itself
 
 
+async def reborn_wish(this: Crossing) -> bool:
+    """What a leader asked for arrives when the worker that is to join is another process.
+
+    That one has less than the process for which it was asked, as power went between.
+    """
+    leader, staying, joining, *_ = this.workers()
+    (story,) = await this.topic((leader, staying, joining))
+    if not await _about_to_join(this, story, leader, joining):
+        return False
+    this.stall_replication(leader, joining)
+    kept = this.nation.members[joining].kept
+    this.kill(joining)
+    stop_machine(this.act, kept, "power")
+    this.release(joining)
+    await this.world.sleep(LATE_S + 0.2)
+    return True
+
+
+async def cut_back(this: Crossing) -> bool:
+    """A leader that is replaced has synced more than its successor; it is stopped after its cut.
+
+    What checkpoints say of it, and what a loss of power may bring back, is for the next start.
+    """
+    leader, successor, other, *_ = this.workers()
+    (story,) = await this.topic((leader, successor, other), is_flushed=True)
+    for client in this.clients():
+        if client != this.hand.name:
+            for worker in (leader, successor, other):
+                this.part(this.name(worker), client)
+    for worker in (successor, other):
+        this.part(this.name(leader), this.name(worker))
+    await this.hand.does(lambda r: this.hand.burst(r, leader, story, BURST))
+    await this.world.sleep(NOTICED_S)  # that is synced, and noted
+    this.part_from_controller(leader)
+    if not await this.until(lambda: this.leads(successor, story)):
+        return False
+    await this.hand.does(lambda r: this.hand.burst(r, successor, story, BURST))
+    this.join(this.name(leader), CONTROLLER)
+    if not await this.until(lambda: this.knows_leader(leader, story)):
+        return False
+    end = this.end(leader, story)
+    last = story.held[leader].epochs.get(end - 1)
+    this.slow_disk(leader, 0.1)  # a while passes between what is changed and its sync
+    for worker in (successor, other):
+        this.join(this.name(leader), this.name(worker))
+    if not await this.until(lambda: story.held[leader].epochs.get(end - 1) != last):
+        return False
+    stop_machine(
+        this.act, this.nation.members[leader].kept, this.draw.choice(["kill", "kill", "power"])
+    )
+    this.disk_as_before(leader)
+    return True
+
+
+async def namesake(this: Crossing) -> bool:
+    """A topic is made again under its name, and a worker is killed before it has noted anything."""
+    one, other, *_ = this.workers()
+    await this.topic((other, one))
+    await this.topic((one, other), name="again", records=8)
+    await this.world.sleep(NAMESAKE_NOTED_S)
+    await this.hand.delete("again", one)
+    if "again" not in this.nation.told.deleted:
+        return False
+    (story,) = await this.topic((one, other), name="again", records=0)
+    await this.hand.does(lambda r: this.hand.burst(r, one, story, 1))
+    this.kill(one)
+    this.release(one)
+    await this.some(0.1)
+    return True
+
+
 CROSSINGS: Final[dict[str, Callable[[Crossing], Awaitable[bool]]]] = {
     "uneven": uneven,
     "unwanted cut": unwanted_cut,
@@ -715,5 +802,8 @@ CROSSINGS: Final[dict[str, Callable[[Crossing], Awaitable[bool]]]] = {
     "dead wish": dead_wish,
     "heir": heir,
     "left behind": left_behind,
+    "reborn wish": reborn_wish,
+    "cut back": cut_back,
+    "namesake": namesake,
     "unregister": unregistered,
 }

@@ -50,10 +50,11 @@ def draw_settings(draw: Random, kind: str | None = None) -> ReplicationSettings:
         configs={
             "replica.lag.time.max.ms": "300" if kind == "late wish" else "3000",
             "replica.fetch.wait.max.ms": draw.choice(["50", "500"]),
-            "replica.fetch.max.bytes": "100"
-            if kind in SMALL_ANSWERS
-            else draw.choice(["100", "1048576"]),
-            "replica.high.watermark.checkpoint.interval.ms": "100",
+            "replica.fetch.max.bytes": draw.choice(
+                ["100"] if kind in SMALL_ANSWERS else ["100", "1048576"]
+            ),
+            "replica.high.watermark.checkpoint.interval.ms": "500" if kind == "namesake" else "100",
+            "log.flush.offset.checkpoint.interval.ms": "100" if kind == "cut back" else "60000",
             "log.segment.delete.delay.ms": "0",
         },
         troubles=(Trouble(0, kind, 0.0, round(draw.uniform(0.02, 0.5), 3)),),

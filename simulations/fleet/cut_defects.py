@@ -42,7 +42,7 @@ def _deleted_topics_noted() -> AbstractContextManager[None]:
 
 
 CUT_DEFECTS: Final = tuple(
-    Defect(name, about, "replication", found_as, plant)
+    Defect(name, about, "crossings", found_as, plant)
     for name, about, found_as, plant in (
         (
             "recovery-point-above-cut",

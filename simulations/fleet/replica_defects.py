@@ -387,12 +387,6 @@ REPLICATION_DEFECTS: Final = tuple(
             _maximal_isr_ignored,
         ),
         (
-            "stale-broker-epoch-accepted",
-            "who has become another process since a leader saw it joins the ISR, as before KIP-903",
-            ("R2", "R8"),
-            _stale_broker_epoch_accepted,
-        ),
-        (
             "truncation-without-epochs",
             "a follower does not tell its leader of which epoch its last record is",
             ("R1", "R2", "R7"),
@@ -437,10 +431,16 @@ REPLICATION_DEFECTS: Final = tuple(
     )
 )
 
-# Found where somebody is unregistered, which a tenth of those worlds has and nothing else.
+# Found where somebody registers again, at the very moment: worlds of their own have that.
 REGISTRATION_DEFECTS: Final = tuple(
     Defect(name, about, "crossings", found_as, plant)
     for name, about, found_as, plant in (
+        (
+            "stale-broker-epoch-accepted",
+            "who has become another process since a leader saw it joins the ISR, as before KIP-903",
+            ("R2", "R8"),
+            _stale_broker_epoch_accepted,
+        ),
         (
             "first-broker-epoch-kept",
             "a worker that has registered again replicates with the broker epoch it began with",
