@@ -153,6 +153,24 @@ class PendingReply:
         self._answer.close()
 
 
+class _PendingThen(PendingReply):
+    """The same reply; `call` is made once it is there."""
+
+    __slots__ = ("_call", "_pending")
+
+    def __init__(self, pending: PendingReply, call: Callable[[], object]) -> None:
+        self._pending = pending
+        self._call = call
+
+    def __await__(self) -> "Generator[Any, Any, Reply | LaterReply]":
+        reply = yield from self._pending.__await__()
+        self._call()
+        return reply
+
+    def close(self) -> None:
+        self._pending.close()
+
+
 class LaterReply:
     """The reply that a `Later` gives, perhaps after more work."""
 
@@ -179,8 +197,11 @@ class LaterReply:
 
     def give(self) -> Reply | PendingReply:
         reply = self._reply_of(self._later.give())
-        if self._given is not None:
-            self._given()
+        if self._given is None:
+            return reply
+        if isinstance(reply, PendingReply):
+            return _PendingThen(reply, self._given)
+        self._given()
         return reply
 
     def drop(self) -> None:

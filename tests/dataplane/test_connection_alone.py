@@ -209,6 +209,22 @@ async def test_who_has_read_nothing_for_longest_is_closed_when_large_answers_are
 
 
 @in_trio
+async def test_a_later_reply_that_takes_more_work_is_given_when_that_is_done() -> None:
+    """Else the metrics of a long poll of many partitions leave out what it takes to answer it."""
+    handler = Handler()
+    later = Promised(b"wait", lets_others=False)
+    reply = LaterReply(later, lambda data: PendingReply(handler._later(data), lambda done: done))
+    given: list[str] = []
+    reply.when_given(lambda: given.append("given"))
+    pending = reply.give()
+    assert isinstance(pending, PendingReply)
+    assert not given
+    handler.go_on.set()
+    assert await pending == b"wait"
+    assert given == ["given"]
+
+
+@in_trio
 async def test_an_answer_that_is_read_at_once_or_small_is_not_counted() -> None:
     setting = Setting()
     setting.network.window_bytes = LARGE_BYTES + 5
