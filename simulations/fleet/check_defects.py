@@ -139,6 +139,23 @@ def _joins_behind_epoch_start() -> AbstractContextManager[None]:
     return swapped(Leadership, "joins", wrong)
 
 
+def _end_of_catching_up_told() -> AbstractContextManager[None]:
+    return swapped(Partition, "is_catching_up", lambda _: property(lambda self: False))
+
+
+def _queued_append_not_checked() -> AbstractContextManager[None]:
+    """Only that of a queue: what is known when a request comes is looked at all the same."""
+
+    def wrong(right: Any) -> Any:
+        def check_append(self: Any, acks: int) -> None:
+            if acks != produce._NO_ACKS or not self.appending.locked():
+                right(self, acks)
+
+        return check_append
+
+    return swapped(Partition, "check_append", wrong)
+
+
 def _deletions_missed() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         async def difference(before: Any, image: Any) -> Any:
@@ -213,6 +230,18 @@ CHECK_DEFECTS: Final = tuple(
             "a follower joins the ISR before it has the start of the leader's epoch (R8)",
             ("R2", "R8"),
             _joins_behind_epoch_start,
+        ),
+        (
+            "end-of-catching-up-told",
+            "a new leader tells the end that it knows, before it knows all that was committed",
+            ("R5",),
+            _end_of_catching_up_told,
+        ),
+        (
+            "queued-append-not-checked",
+            "a batch that had to queue is appended though another leads by then",
+            ("R4", "R7"),
+            _queued_append_not_checked,
         ),
         (
             "deletions-missed",

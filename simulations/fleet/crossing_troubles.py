@@ -17,6 +17,7 @@ moment. A crossing that does not get to its state within some seconds gives up, 
     left behind  a worker hears nothing of the metadata until it needs a snapshot
     reborn wish  an ISR arrives at the controller when the worker that is to join has lost power
     cut back     a leader is replaced, cuts what it had synced, and stops
+    handover     another leads while appends queue at the leader
     namesake     a topic is made again under its name, and a worker killed soon after
     unregister   as the trouble of that name, with a partition that nobody else has
 """
@@ -33,10 +34,15 @@ from dataplane.partition import Partition
 from metaquorum.image import PartitionImage
 from metaquorum.runtime.seams import Runtime, sleep
 from simulations.client import BROKEN
+from simulations.consumer import LATEST
 from simulations.fleet.cluster_checkers import AnswersHold
 from simulations.fleet.cluster_clients import RETRY_S
 from simulations.fleet.nation import Member
-from simulations.fleet.replica_checkers import MIN_ISR, AcknowledgedIsCommitted
+from simulations.fleet.replica_checkers import (
+    MIN_ISR,
+    AcknowledgedIsCommitted,
+    ReadsAreCommitted,
+)
 from simulations.fleet.replica_clients import ALL, ReplicaReader
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.replicas import Identity, PartitionStory, Place
@@ -68,6 +74,8 @@ UNKNOWN_PARTITIONS: Final = -1
 REPLICATED: Final = "crossing"
 # Topics made and deleted while somebody hears of none of it: more than snapshots wait for.
 GONE: Final = 6
+# Connections whose requests queue at one partition.
+SENDERS: Final = 6
 # High watermarks are noted by then, and seldom in between.
 NAMESAKE_NOTED_S: Final = 0.6
 # Batches of which each replica is sent one at a time.
@@ -223,6 +231,14 @@ class Hand(ReplicaReader):
                 await connection.send(ApiKey.PRODUCE, message)
             for _ in range(count):
                 await connection.receive()
+
+    async def ask_end(self, runtime: Runtime, worker_id: int, story: PartitionStory) -> None:
+        """Where that leader says that the partition ends, if it does."""
+        async with self.connected(runtime, worker_id) as connection:
+            at = story.place.partition
+            offset = await self.list_offset(connection, story.topic, at, LATEST)
+        self.say(f"{story}: it ends at {offset}")
+        self.nation.checker(ReadsAreCommitted).told_end(story, offset, self.name)
 
     async def read(self, runtime: Runtime, worker_id: int, story: PartitionStory) -> None:
         """The first records, of that worker."""
@@ -683,6 +699,8 @@ async def heir(this: Crossing) -> bool:
     this.kill(leader)
     if not await this.until(lambda: this.leads(successor, story)):
         return False
+    this.join(this.name(successor), this.hand.name)
+    await this.hand.does(lambda r: this.hand.ask_end(r, successor, story))
     await this.until(lambda: late in this.state(story).isr, 2.0)
     return is_behind
 
@@ -774,6 +792,34 @@ async def cut_back(this: Crossing) -> bool:
     return True
 
 
+async def handover(this: Crossing) -> bool:
+    """Appends queue at a leader while it hears that another leads, before and behind the news."""
+    successor, leader, other, *_ = this.workers()
+    (story,) = await this.topic((successor, leader, other), is_flushed=True)
+    this.kill(successor)
+    if not await this.until(lambda: this.leads(leader, story)):
+        return False
+    this.release(successor)
+    if not await this.until(lambda: successor in this.state(story).isr):
+        return False
+    this.slow_disk(leader, this.draw.choice([0.05, 0.2]))
+    senders = [Hand(this.nation, f"sender-{n}", this.draw) for n in range(SENDERS)]
+
+    async def send(sender: Hand) -> None:
+        await this.some(0.2)
+        await sender.does(lambda r: sender.burst(r, leader, story, BURST))
+
+    async with trio.open_nursery() as nursery:
+        for sender in senders:
+            nursery.start_soon(send, sender)
+        await this.some(0.1)
+        await this.hand.elect(other, story)
+        await this.until(lambda: this.leads(successor, story), 1.0)
+    this.disk_as_before(leader)
+    await this.some(0.3)
+    return True
+
+
 async def namesake(this: Crossing) -> bool:
     """A topic is made again under its name, and a worker is killed before it has noted anything."""
     one, other, *_ = this.workers()
@@ -805,5 +851,6 @@ CROSSINGS: Final[dict[str, Callable[[Crossing], Awaitable[bool]]]] = {
     "reborn wish": reborn_wish,
     "cut back": cut_back,
     "namesake": namesake,
+    "handover": handover,
     "unregister": unregistered,
 }

@@ -425,6 +425,19 @@ class ReadsAreCommitted(WatchingChecker):
                 story.identities.get(name),
             )
 
+    def told_end(self, story: PartitionStory, offset: int, who: str) -> None:
+        """Whoever asks a leader for the end is told of all that was ever committed (KIP-207)."""
+        if not story.was_unclean and not story.gone:
+            end = max(story.committed, default=-1) + 1
+            self.compare(
+                offset >= end,
+                "{}: {} is told that it ends at {}, and {} was committed",
+                story,
+                who,
+                offset,
+                end,
+            )
+
 
 class ClaimsAreRefused(WatchingChecker):
     """A client that says it is a replica is told an error, and nothing else."""

@@ -87,6 +87,23 @@ async def test_a_batch_that_is_sent_again_waits_as_the_first_one_did(tmp_path: P
 
 
 @in_trio
+async def test_a_batch_that_queued_while_the_leader_changed_is_not_appended(
+    tmp_path: Path,
+) -> None:
+    """What comes while an append is under way queues; the news of another leader queues, too."""
+    async with replicated(tmp_path) as (_, client, partition):
+        async with partition.appending:
+            await client.ask(ApiKey.PRODUCE, produce_message("t", batch_of(b"x")), PRODUCE_VERSION)
+            while not partition.appending.statistics().tasks_waiting:
+                await trio.sleep(0)  # the request is on its way through the kernel
+            partition.assign(state(OTHER, 2, (1, OTHER)))
+        answer = await client.answer(ApiKey.PRODUCE, PRODUCE_VERSION)
+        row = answer.responses[0].partition_responses[0]
+        assert row.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert partition.log.log_end_offset == 0
+
+
+@in_trio
 async def test_an_answer_that_had_to_wait_is_charged_to_the_quota(tmp_path: Path) -> None:
     async with replicated(tmp_path) as (served, client, partition):
         change = QuotaChange(

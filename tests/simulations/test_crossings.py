@@ -22,6 +22,8 @@ SHOWS_IN = {
     "older-isr-replaced": "late wish",
     "fenced-in-isr": "dead wish",
     "joins-behind-epoch-start": "heir",
+    "end-of-catching-up-told": "heir",
+    "queued-append-not-checked": "handover",
     "deletions-missed": "left behind",
     "stale-broker-epoch-accepted": "reborn wish",
     "recovery-point-above-cut": "cut back",
