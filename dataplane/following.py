@@ -56,16 +56,17 @@ def last_epoch(partition: Partition) -> int:
 
 
 def diverging_cut(partition: Partition, leader_epoch: int, diverging: EpochEndOffset) -> Truncation:
-    """What has to go as the logs may part there; nothing has changed yet.
+    """What has to go as the logs may part there; nothing has changed yet. StorageError.
 
     Where the leader's epoch is unknown here, the epoch before it decides, and the next fetch asks
-    again.
+    again. A batch of ours may go across the offset, as a leader that has removed the start of its
+    epoch says that the epoch before ended where its log begins: such a batch goes as a whole.
     """
     log = partition.log
     _, end_offset = log.epochs.end_offset_for(diverging.epoch, log.log_end_offset)
     if end_offset < 0:  # nothing here is as new as that
         end_offset = log.log_end_offset
-    offset = min(end_offset, diverging.end_offset)
+    offset = log.first_cut_at(min(end_offset, diverging.end_offset))
     return Truncation(
         offset, log.log_end_offset, leader_epoch, partition.high_watermark, last_epoch(partition)
     )

@@ -473,12 +473,16 @@ class ReplicaFetcher:
 
     async def _truncate(self, diverging: list[_Row]) -> None:
         """They have lost what the leader has not, after it was written down that they do."""
-        cuts = []
+        pairs: list[tuple[_Row, Truncation]] = []
         for each in diverging:
             partition, where = each.followed.partition, each.row.diverging_epoch
             assert where is not None
-            cuts.append(following.diverging_cut(partition, each.followed.leader_epoch, where))
-        pairs = list(zip(diverging, cuts, strict=True))
+            try:
+                cut = following.diverging_cut(partition, each.followed.leader_epoch, where)
+            except StorageError as error:
+                self._failed(each.followed, error)
+            else:
+                pairs.append((each, cut))
         await self._events.truncating([(each.followed.partition, cut) for each, cut in pairs])
         kept: dict[Partition, LogOffsets] = {}
         for each, cut in pairs:

@@ -286,6 +286,13 @@ class LocalLog:
         with storage_errors("read", segment.file.path):
             return segment.end_at(offset)
 
+    def _first_cut_at(self, offset: int) -> int:
+        """Where the first batch begins that `_cut(offset)` would remove, or `offset`."""
+        segment = self._segments.last_before(offset)
+        with storage_errors("read", segment.file.path):
+            found = segment.locate(offset)
+        return offset if found is None else min(offset, found[1].base_offset)
+
     def _distrust_from(self, offset: int) -> None:
         """What is at or behind `offset` counts as not synced.
 

@@ -352,6 +352,17 @@ class PartitionLog(LocalLog):
             self._reload_producers()
         return True
 
+    def first_cut_at(self, offset: int) -> int:
+        """The first offset of what `truncate_to(offset)` removes. StorageError.
+
+        That is `offset`, or less: of a batch that goes across it nothing is left.
+        """
+        if offset >= self.log_end_offset:
+            return offset
+        if offset < self._segments.first_offset:
+            return min(offset, self.log_start_offset)
+        return self._first_cut_at(offset)
+
     def kept_by_cut(self, offset: int) -> LogOffsets:
         """What checkpoints may say at most when the log is cut at `offset`. StorageError."""
         if offset >= self.log_end_offset:

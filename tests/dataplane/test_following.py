@@ -95,6 +95,26 @@ def test_a_truncation_tells_what_had_been_committed(pair: tuple[Partition, Parti
     assert cut == following.Truncation(0, 10, 4, 10, last_epoch=0)
 
 
+def test_a_truncation_tells_of_the_whole_batch_that_goes_across_it(
+    pair: tuple[Partition, Partition],
+) -> None:
+    """Where retention has removed the start of the leader's epoch, that is said to begin later."""
+    old, new = pair
+    for partition in pair:
+        append(partition.log, make_batch(2), epoch=0)
+    append(old.log, make_batch(4, timestamp=7), epoch=0)  # 2 to 5, never replicated
+    lead(new, 1)
+    append(new.log, make_batch(6, timestamp=9), epoch=1)
+    new.log.advance_log_start(4)
+    asked = FetchPartition(partition=0, fetch_offset=6, last_fetched_epoch=0)
+    diverging = diverging_epoch(new, asked)
+    assert diverging == EpochEndOffset(epoch=0, end_offset=4)
+    cut = following.diverging_cut(old, 1, diverging)
+    assert (cut.offset, cut.end_offset) == (2, 6)
+    assert following.truncate(old, cut, following.kept_by(old, cut))
+    assert old.log.log_end_offset == 2
+
+
 def test_a_high_watermark_never_lies_behind_the_end_of_the_log(
     pair: tuple[Partition, Partition],
 ) -> None:
