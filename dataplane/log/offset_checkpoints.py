@@ -113,7 +113,7 @@ class OffsetCheckpoints:
                 contents[HIGH_WATERMARK_CHECKPOINT] = self._with_offline(high_watermarks())
             await self._write_files(contents)
             if high_watermarks is not None:
-                self.high_watermarks = contents[HIGH_WATERMARK_CHECKPOINT]
+                self._wrote_high_watermarks(contents[HIGH_WATERMARK_CHECKPOINT])
             for partition, log in logs.items():
                 log.noted_recovery_point = log.least_noted_recovery_point = points[partition]
                 log.noted_log_start_offset = starts.get(partition, 0)
@@ -126,8 +126,7 @@ class OffsetCheckpoints:
         """
         deleted = set(self._deleted)
         if deleted:
-            known = self.high_watermarks  # without those of the deleted logs
-            await self.write(logs, lambda: known)
+            await self.write(logs, lambda: self.high_watermarks)  # without those of deleted logs
             await self.write_cleaner_offsets()
             self._deleted -= deleted
 
@@ -165,7 +164,13 @@ class OffsetCheckpoints:
             if offsets == self.high_watermarks:
                 return
             await self._write_files({HIGH_WATERMARK_CHECKPOINT: offsets})
-            self.high_watermarks = offsets
+            self._wrote_high_watermarks(offsets)
+
+    def _wrote_high_watermarks(self, offsets: dict[Partition, int]) -> None:
+        """`high_watermarks` are those on disk, without those of logs deleted during the write."""
+        for partition in self._deleted:
+            offsets.pop(partition, None)
+        self.high_watermarks = offsets
 
     def _with_offline(self, high_watermarks: Mapping[Partition, int]) -> dict[Partition, int]:
         kept = {at: offset for at, offset in self.high_watermarks.items() if at in self._offline}

@@ -387,6 +387,28 @@ async def test_no_checkpoint_of_a_slow_round_tells_of_a_topic_that_was_made_anew
         assert (b / "replication-offset-checkpoint").read_text() == "0\n1\nt 1 0\n"
 
 
+@pytest.mark.parametrize("writes_all", [True, False])
+@in_trio
+async def test_no_checkpoint_tells_of_a_topic_that_went_while_one_was_written(
+    folders: tuple[Path, Path, Path], writes_all: bool
+) -> None:
+    """What is remembered of that write does not give the next log of the name a high watermark."""
+    data, a, b = folders
+    disk = SlowDisk()
+    with opened(data, a, b, disk=disk) as dirs:
+        await load(dirs)
+        await create(dirs, "t", 4)
+        async with trio.open_nursery() as nursery:
+            disk.holds = True
+            write = dirs.checkpoint if writes_all else dirs.write_high_watermarks
+            nursery.start_soon(write, lambda: {("t", 0): 7, ("t", 2): 9})
+            await trio.testing.wait_all_tasks_blocked()
+            dirs.delete("t", 0, random.Random(1))
+            disk.may_go_on.set()
+        await create(dirs, "t", 1)
+        assert (a / "replication-offset-checkpoint").read_text() == "0\n1\nt 2 9\n"
+
+
 @in_trio
 async def test_a_directory_that_cannot_be_listed_at_the_start_is_offline(
     folders: tuple[Path, Path, Path],
