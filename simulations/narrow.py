@@ -75,6 +75,29 @@ def _unreadable_starts(settings: Settings, draw: Random) -> None:
     settings.node_configs = {"log.flush.offset.checkpoint.interval.ms": "60000"}
 
 
+def _rotten_indexes(settings: Settings, draw: Random) -> None:
+    """Many entries in the offset indexes of complete segments, and wrong bits in each index."""
+    _quiet(settings)
+    settings.topics, settings.producers = 1, 2
+    settings.index_interval_bytes, settings.segment_bytes = 1, 4096
+    settings.records, settings.max_batch_records = 160, 2
+    settings.max_value_bytes, settings.think_s = 300, 0.005
+    settings.fault_gap_s = 0.4
+    settings.faults = ["index rot"] * draw.randint(1, 2)
+
+
+def _failing_syncs(settings: Settings, draw: Random) -> None:
+    """Every record is flushed before it is acknowledged, by syncs that fail."""
+    _quiet(settings)
+    settings.topics, settings.producers = 1, 2
+    settings.flush = 1.0
+    settings.segment_bytes = draw.choice([4096, 700_000])
+    settings.records, settings.max_batch_records = 160, 4
+    settings.max_value_bytes, settings.think_s = 300, 0.02
+    settings.fault_gap_s = 0.4
+    settings.faults = ["forgotten sync failure"] * draw.randint(1, 2)
+
+
 def _cleaned_before_flushed(settings: Settings, draw: Random) -> None:
     """Segments that are complete wait for their flush until the power fails."""
     _quiet(settings)
@@ -123,6 +146,8 @@ NARROW: Final[Mapping[str, tuple[NarrowWorld, ...]]] = {
     "failing-disk": (
         NarrowWorld("records rot before they are cleaned", _rot_before_cleaning),
         NarrowWorld("segments cannot be read while the node starts", _unreadable_starts),
+        NarrowWorld("records are acknowledged while syncs fail", _failing_syncs),
+        NarrowWorld("offset indexes rot", _rotten_indexes),
     ),
     "compaction": (
         NarrowWorld("power fails before complete segments are flushed", _cleaned_before_flushed),

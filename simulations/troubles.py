@@ -61,6 +61,30 @@ async def sync_failure(stage: Stage) -> None:
     stage.disk_impaired = False
 
 
+async def forgotten_sync_failure(stage: Stage) -> None:
+    """Logs cannot be synced; the process is killed, and the power fails some time after it is back.
+
+    The bytes of the syncs that failed are readable all the while, and never become durable unless
+    they are written again.
+    """
+    draw, faults = stage.draw, stage.machine.faults
+    before = faults.happened.get("sync failed", 0)
+    stage.disk_impaired = True
+    faults.failing_sync = lambda path: path.endswith(".log")
+    await stage.room.world.sleep(draw.uniform(0.05, 0.3))
+    faults.failing_sync = None
+    if faults.happened.get("sync failed", 0) > before:
+        stage.count("sync failure")
+    stage.machine.kill()
+    await stage.up()
+    await stage.room.world.sleep(draw.uniform(0.1, 0.8))
+    stage.machine.power_cut()
+    count_losses(stage)
+    await stage.pause_between()
+    await stage.up()
+    stage.disk_impaired = False
+
+
 async def read_failure(stage: Stage) -> None:
     """Some files, or all, cannot be read for a while, perhaps while the node starts.
 
@@ -122,6 +146,18 @@ async def bit_rot(stage: Stage) -> None:
         else:
             _rot_index(stage, f"{segment.path}.{kind}")
     await stage.pause_between()
+    await stage.up()
+
+
+async def index_rot(stage: Stage) -> None:
+    """A bit flips in the offset index of each segment that is complete and synced."""
+    with trio.move_on_after(ROT_WITHIN_S):
+        while len(_sealed(stage)) < FLIPS:
+            await stage.room.world.sleep(0.01)
+    if stage.draw.random() < 0.5:
+        stage.machine.kill()
+    for _, _, segment in _sealed(stage):
+        _rot_index(stage, f"{segment.path}.index")
     await stage.up()
 
 
@@ -311,9 +347,11 @@ class Inspector:
 
 TROUBLES: Final[dict[str, Fault]] = {
     "sync failure": sync_failure,
+    "forgotten sync failure": forgotten_sync_failure,
     "read failure": read_failure,
     "unreadable start": unreadable_start,
     "bit rot": bit_rot,
+    "index rot": index_rot,
     "rot before cleaning": rot_before_cleaning,
     "clock jump": clock_jump,
     "broken device": broken_device,

@@ -204,14 +204,14 @@ UPKEEP_DEFECTS: Final = (
         "failed-sync-acknowledged",
         "a sync that fails counts as one that succeeded",
         "failing-disk",
-        ("R6",),
+        ("R6", "L2"),
         _failed_sync_acknowledged,
     ),
     Defect(
         "failed-sync-forgotten",
         "recovery trusts what it can read after a sync has failed",
         "failing-disk",
-        ("R6", "L1"),
+        ("R6", "L1", "L2"),
         _failed_sync_forgotten,
     ),
     Defect(
