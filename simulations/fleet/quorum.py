@@ -38,8 +38,10 @@ from simulations.world import World
 LIVENESS_S: Final = 10.0
 LOOK_EVERY_S: Final = 0.3
 STOP_LIMIT_S: Final = 30.0
-# Of the seeds, those that have nothing but long syncs of leaders (`simulations/narrow.py`).
-NARROW: Final = 0.08
+# Of the seeds, those that have nothing but long syncs of leaders (`simulations/narrow.py`), and of
+# the others, those whose leaders are cut off from followers and reached again over and over.
+LONG_SYNCS: Final = 0.08
+RECONNECTED: Final = 0.06
 
 Befall: TypeAlias = Callable[[Council, Scene], Awaitable[None]]
 
@@ -89,11 +91,28 @@ def _long_syncs(settings: QuorumSettings, draw: Random) -> None:
     )
 
 
+def _reconnected(settings: QuorumSettings, draw: Random) -> None:
+    """A narrow world: connections break while followers hold more than the leader's snapshot."""
+    settings.voters, settings.weak, settings.has_stranger = 3, (), False
+    settings.drivers, settings.think_s, settings.acts = 4, 0.02, 400
+    settings.delay_s, settings.jitter_s = 0.02, 0.003
+    settings.disk_delay_s, settings.slow = 0.0005, 0.0
+    settings.timings = RaftTimings()
+    settings.segment_bytes, settings.snapshot_interval_bytes = 4000, 10_000
+    settings.peace_s = 1.5
+    settings.troubles = tuple(
+        Trouble(number, kind, round(draw.uniform(0.0, 3.0), 3), 3.0)
+        for number, kind in enumerate(["resets"] * 4 + ["kill"] * 3)
+    )
+
+
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings quorum"))
     narrow = world.stream("narrow")
-    if narrow.random() < NARROW:
+    if narrow.random() < LONG_SYNCS:
         _long_syncs(settings, narrow)
+    elif narrow.random() < RECONNECTED:
+        _reconnected(settings, narrow)
     world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
     settings.troubles = without(settings.troubles, leave_out)
     await play_settings(world, settings)
