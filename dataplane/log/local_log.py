@@ -471,7 +471,7 @@ class LocalLog:
         # One segment at a time: there may be more than files may be open.
         while self._unsynced_segments:
             segment = self._unsynced_segments[0]
-            await self._sync_files(disk, segment.all_files(), None)
+            await self._sync_files(disk, segment.files_to_sync(), None)
             if self._unsynced_segments[:1] == [segment]:  # not truncated meanwhile
                 del self._unsynced_segments[0]
         # Those that were complete only meanwhile are synced, too: the end is where it is by now, or
@@ -522,7 +522,7 @@ class LocalLog:
     def _take_all_unsynced(self) -> Unsynced:
         """Whatever a loss of power would take, segments' files included."""
         unsynced = self._folder.take_unsynced()
-        names = {file.name for each in self._unsynced_segments for file in each.all_files()}
+        names = {file.name for each in self._unsynced_segments for file in each.files_to_sync()}
         if self.recovery_point < self.log_end_offset:
             names.add(self._segments.active.file.name)
         unsynced.names |= names

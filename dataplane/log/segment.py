@@ -39,6 +39,7 @@ class SegmentState(NamedTuple):
 
 class Segment:
     __slots__ = (
+        "_are_indexes_gone",
         "_config",
         "_ending",
         "_files",
@@ -71,6 +72,7 @@ class Segment:
         """`ending` is behind the names of its files until `settle`."""
         self._files = files
         self._ending = ending
+        self._are_indexes_gone = False  # they were wrong, and are made anew at the next start
         self._config = config
         self.base_offset = state.base_offset
         self.size_bytes = state.size_bytes
@@ -141,6 +143,7 @@ class Segment:
         """Both indexes stand in their files, the last timestamp included. OSError."""
         if self.size_bytes == 0:
             return
+        self._are_indexes_gone = False
         self.times.append_later(self.max_timestamp, self._max_timestamp_offset - self.base_offset)
         for index in (self.index, self.times):
             index.write_buffer()
@@ -236,6 +239,7 @@ class Segment:
         return None
 
     def _distrust_indexes(self) -> None:
+        self._are_indexes_gone = True
         try:
             self.index.forget()
             self.times.forget()
@@ -309,6 +313,13 @@ class Segment:
 
     def all_files(self) -> tuple[LogFile, LogFile, LogFile]:
         return self.file, self.index.file, self.times.file
+
+    def files_to_sync(self) -> tuple[LogFile, ...]:
+        """The files of a sealed segment that are there.
+
+        To sync indexes that are gone would make them, empty: a start would take them for sound.
+        """
+        return (self.file,) if self._are_indexes_gone else self.all_files()
 
     def settle(self) -> None:
         """Its files have their usual names. OSError."""

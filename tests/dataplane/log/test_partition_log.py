@@ -574,3 +574,32 @@ def test_a_flush_covers_what_became_complete_while_it_was_under_way(tmp_path: Pa
     trio.run(log.flush, Slow())
     assert not log.needs_flush(0)
     assert log.recovery_point >= log.sealed_segments()[-1][1]
+
+
+@pytest.mark.parametrize("as_a_whole", [False, True])
+def test_a_sync_does_not_make_indexes_that_were_found_wrong(
+    tmp_path: Path, as_a_whole: bool
+) -> None:
+    """Empty ones would be taken for sound by the next start, which makes missing ones anew."""
+    folder = tmp_path / "t-0"
+    log = open_log(folder)
+    while len(log_files(folder)) < 3:
+        append_many(log, 1)
+    name = log_files(folder)[1].stem
+    indexes = [folder / f"{name}.index", folder / f"{name}.timeindex"]
+    sound = [path.read_bytes() for path in indexes]
+    indexes[0].write_bytes(b"\xff" * len(sound[0]))
+    read_headers(log, int(name) + 3)
+    assert not any(path.exists() for path in indexes)
+
+    async def sync() -> None:
+        if as_a_whole:
+            await close_clean(log)
+        else:
+            await log.flush(UnsyncedDisk())
+
+    trio.run(sync)
+    assert not any(path.exists() for path in indexes)
+    again = open_log(folder, clean=True, recovery_point=log.recovery_point)
+    assert [path.read_bytes() for path in indexes] == sound
+    assert read_headers(again) == read_headers(log)
