@@ -32,6 +32,7 @@ PIECE_BYTES: Final = 64 * 1024
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 SENDING_S: Final = 4.0  # at least, so that there is a middle
 CLIENT_TIMEOUT_S: Final = 60.0
+LOOK_AGAIN_S: Final = 0.05
 CLIENT: Final = {
     "log_level": 0,  # that a node is gone is told below
     "topic.metadata.refresh.fast.interval.ms": 100,
@@ -169,13 +170,21 @@ def prepared(bootstrap: str) -> dict[int, int]:
 
 
 def ends(bootstrap: str) -> dict[int, int]:
-    from confluent_kafka import TopicPartition
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
     admin = AdminClient({"bootstrap.servers": bootstrap} | CLIENT)
     asked = {TopicPartition(TOPIC, p): OffsetSpec.latest() for p in range(PARTITIONS)}
-    answers = admin.list_offsets(asked, request_timeout=CLIENT_TIMEOUT_S)
-    return {p.partition: answer.result(CLIENT_TIMEOUT_S).offset for p, answer in answers.items()}
+    deadline = time.monotonic() + CLIENT_TIMEOUT_S
+    while True:
+        answers = admin.list_offsets(asked, request_timeout=CLIENT_TIMEOUT_S)
+        try:
+            return {p.partition: one.result(CLIENT_TIMEOUT_S).offset for p, one in answers.items()}
+        except KafkaException as error:
+            # librdkafka gives up at once where the node it asks has not heard of the leaders yet.
+            if error.args[0].code() != KafkaError._NOENT or time.monotonic() > deadline:
+                raise
+        time.sleep(LOOK_AGAIN_S)
 
 
 class Sending:
@@ -322,7 +331,7 @@ def wait_in_sync(bootstrap: str) -> None:
         partitions = admin.list_topics(TOPIC, CLIENT_TIMEOUT_S).topics[TOPIC].partitions.values()
         if all(len(partition.isrs) == NODES for partition in partitions):
             return
-        time.sleep(0.05)
+        time.sleep(LOOK_AGAIN_S)
     fail(f"the copies are not in sync after {CLIENT_TIMEOUT_S:.0f} s; see {DIR}/node*/log")
 
 
