@@ -246,17 +246,6 @@ class LogFile:
                 self._files.on_unreadable(self.folder, failure)
             raise failure from error
 
-    def discard(self) -> None:
-        """The file is gone, or empty if it is in use; the next use makes it again. OSError."""
-        if self._pins:
-            self.get().truncate(0)
-            return
-        self.close()
-        try:
-            self._files.disk.remove(self.path)
-        except FileNotFoundError:
-            pass
-
     def remove(self) -> None:
         """The name is gone; who has acquired it keeps the bytes until the release.
 

@@ -10,6 +10,9 @@ An entry is made every `index.interval.bytes` of log, so a lookup finds a place 
 (and one batch) before what is sought. New entries wait in a small buffer, the rest is on disk and
 searched there with short reads: memory is bounded however long the segment. Losing the buffer in a
 crash costs nothing, as the index of an unclean segment is rebuilt.
+
+An index that was found wrong has no file any more, until the next start makes it anew: one that is
+there is believed to cover its whole segment. Entries that are made meanwhile stay in memory.
 """
 
 import struct
@@ -27,13 +30,14 @@ _BLOCK_ENTRIES: Final = 128
 class SparseIndex:
     """Ascending pairs (key, value) of integers; the key alone is searched."""
 
-    __slots__ = ("_buffer", "_disk_entries", "_last", "file", "is_full", "max_entries")
+    __slots__ = ("_buffer", "_disk_entries", "_last", "file", "is_full", "is_kept", "max_entries")
 
     FORMAT: ClassVar[struct.Struct]
 
     def __init__(self, file: LogFile, max_bytes: int, size_bytes: int) -> None:
         """`size_bytes` is the size of the file; a partial entry at its end is not looked at."""
         self.file = file
+        self.is_kept = True  # in its file
         self.max_entries = max_bytes // self.FORMAT.size
         self._disk_entries = size_bytes // self.FORMAT.size
         self._buffer = bytearray()
@@ -80,19 +84,23 @@ class SparseIndex:
         self.is_full = self._disk_entries + len(buffer) // entry.size >= self.max_entries
 
     def write_buffer(self) -> None:
-        """Every entry stands in the file."""
-        if self._buffer:
+        """Every entry stands in the file, if it has one."""
+        if self._buffer and self.is_kept:
             self.file.get().write(bytes(self._buffer), self._disk_entries * self.FORMAT.size)
             self._disk_entries = len(self)
             self._buffer.clear()
 
     def forget(self) -> None:
-        """No entry is left, and no file: it is rebuilt when the log is next opened. OSError."""
+        """No entry is left, and no file: it is rebuilt when the log is next opened. OSError.
+
+        Who syncs the file, or reads it, goes on doing so: nothing of that is seen by a start.
+        """
+        self.is_kept = False
         self._buffer.clear()
         self._disk_entries = 0
         self._last = None
         self.is_full = not self.max_entries
-        self.file.discard()
+        self.file.remove()
 
     def count_upto(self, key: int) -> int:
         """How many entries have a key ≤ `key`."""

@@ -39,7 +39,6 @@ class SegmentState(NamedTuple):
 
 class Segment:
     __slots__ = (
-        "_are_indexes_gone",
         "_config",
         "_ending",
         "_files",
@@ -72,7 +71,6 @@ class Segment:
         """`ending` is behind the names of its files until `settle`."""
         self._files = files
         self._ending = ending
-        self._are_indexes_gone = False  # they were wrong, and are made anew at the next start
         self._config = config
         self.base_offset = state.base_offset
         self.size_bytes = state.size_bytes
@@ -140,14 +138,19 @@ class Segment:
             logger.warning("cannot write the indexes of %s: %s", self.file.path, error)
 
     def seal(self) -> None:
-        """Both indexes stand in their files, the last timestamp included. OSError."""
+        """Both indexes stand in their files, the last timestamp included. OSError.
+
+        Those that were found wrong have none, also if it could not be removed then.
+        """
         if self.size_bytes == 0:
             return
-        self._are_indexes_gone = False
         self.times.append_later(self.max_timestamp, self._max_timestamp_offset - self.base_offset)
         for index in (self.index, self.times):
-            index.write_buffer()
-            index.file.get()  # an index without entries has a file, too
+            if index.is_kept:
+                index.write_buffer()
+                index.file.get()  # an index without entries has a file, too
+            else:
+                index.file.remove()
 
     # Timestamps
 
@@ -239,12 +242,11 @@ class Segment:
         return None
 
     def _distrust_indexes(self) -> None:
-        self._are_indexes_gone = True
-        try:
-            self.index.forget()
-            self.times.forget()
-        except OSError as error:
-            logger.warning("cannot remove the indexes of %s: %s", self.file.path, error)
+        for index in (self.index, self.times):
+            try:
+                index.forget()
+            except OSError as error:
+                logger.warning("cannot remove %s: %s", index.path, error)
 
     def locate_timestamp(self, timestamp: int) -> int:
         """A position with no batch before it that reaches `timestamp`."""
@@ -315,11 +317,9 @@ class Segment:
         return self.file, self.index.file, self.times.file
 
     def files_to_sync(self) -> tuple[LogFile, ...]:
-        """The files of a sealed segment that are there.
-
-        To sync indexes that are gone would make them, empty: a start would take them for sound.
-        """
-        return (self.file,) if self._are_indexes_gone else self.all_files()
+        """Those of a sealed segment that are there."""
+        kept = (index.file for index in (self.index, self.times) if index.is_kept)
+        return self.file, *kept
 
     def settle(self) -> None:
         """Its files have their usual names. OSError."""

@@ -1,4 +1,5 @@
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -603,3 +604,67 @@ def test_a_sync_does_not_make_indexes_that_were_found_wrong(
     again = open_log(folder, clean=True, recovery_point=log.recovery_point)
     assert [path.read_bytes() for path in indexes] == sound
     assert read_headers(again) == read_headers(log)
+
+
+def test_indexes_that_are_found_wrong_during_a_sync_are_gone(tmp_path: Path) -> None:
+    """Whoever holds them for a sync does not keep them, empty, for the next start."""
+    folder = tmp_path / "t-0"
+    log = open_log(folder)
+    while len(log_files(folder)) < 3:
+        append_many(log, 1)
+    name = log_files(folder)[0].stem  # whose sync is the first
+    indexes = [folder / f"{name}.index", folder / f"{name}.timeindex"]
+    sound = [path.read_bytes() for path in indexes]
+    found_during: list[bool] = []
+
+    class FoundMeanwhile(UnsyncedDisk):
+        async def run(self, function):  # type: ignore[no-untyped-def]
+            if not found_during:
+                indexes[0].write_bytes(b"\xff" * len(sound[0]))
+                read_headers(log, 3)
+                found_during.append(not indexes[0].exists())
+            return await super().run(function)
+
+    trio.run(log.flush, FoundMeanwhile())
+    assert found_during == [True]
+    assert not any(path.exists() for path in indexes)
+    again = open_log(folder, clean=True, recovery_point=log.recovery_point)
+    assert [path.read_bytes() for path in indexes] == sound
+    assert read_headers(again) == read_headers(log)
+
+
+@pytest.mark.parametrize("removed_at_once", [True, False])
+def test_a_segment_whose_indexes_were_found_wrong_gets_none_when_it_is_complete(
+    tmp_path: Path, removed_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what came after, they would be taken for whole ones by the next start."""
+    folder, other = tmp_path / "t-0", tmp_path / "t-1"
+    log = open_log(folder)
+    append_many(log, 5)
+    trio.run(close_clean, log)
+    log = open_log(folder, clean=True, recovery_point=log.recovery_point)
+    (path,) = folder.glob("*.index")
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    remove = RealDisk.remove
+
+    def failing(disk: RealDisk, path: str) -> None:
+        raise OSError(errno.EIO, path)
+
+    if not removed_at_once:
+        monkeypatch.setattr(RealDisk, "remove", failing)
+    read_headers(log, 5)
+    assert path.exists() != removed_at_once
+    monkeypatch.setattr(RealDisk, "remove", remove)
+    while len(log_files(folder)) < 3:
+        append_many(log, 1)
+    trio.run(log.flush, UnsyncedDisk())
+    indexes = [path, path.with_suffix(".timeindex")]
+    assert not any(path.exists() for path in indexes)
+    read = read_headers(log)
+    again = open_log(folder, clean=True, recovery_point=log.recovery_point)
+    assert read_headers(again) == read
+    shutil.copytree(folder, other)
+    open_log(other)  # every byte is scanned, and every index made
+    assert [each.read_bytes() for each in indexes] == [
+        (other / each.name).read_bytes() for each in indexes
+    ]
