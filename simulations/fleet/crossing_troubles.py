@@ -292,6 +292,11 @@ class Crossing:
         )
         return stories
 
+    def all_serve(self) -> bool:
+        """Clients reach every worker, and the controller gives it replicas."""
+        is_live = self.nation.chronicle.image.is_live
+        return all(each.serves and is_live(each.config.node_id) for each in self.nation.workers)
+
     def state(self, story: PartitionStory) -> PartitionImage:
         state = self.nation.chronicle.state(story)
         assert state is not None
@@ -409,6 +414,7 @@ async def _play(
     nation: WatchedNation, crossing: Callable[[Crossing], Awaitable[bool]], act: Act
 ) -> None:
     this = Crossing(nation, act)
+    await this.until(this.all_serve)
     if await crossing(this):
         act.count()
     this.heal()

@@ -41,6 +41,7 @@ class Member:
     kept: Kept
     node: Node | None = None
     loader: MetadataLoader | None = None
+    serves: bool = False  # this process of it takes connections
 
     @property
     def name(self) -> str:

@@ -94,8 +94,12 @@ class ReplicaClient(ClusterClient):
             return True
         return self.nation.calm and self.nation.is_stuck(self.nation.chronicle.story(*place))
 
-    def throttled(self, api: ApiKey, size_bytes: int, throttle_ms: int) -> None:
-        """Its last connection was answered: so much was moved, and so long it is to wait."""
+    def throttled(self, api: ApiKey, size_bytes: int, throttle_ms: int, asked_at: float) -> None:
+        """Its last connection was answered: so much was moved, and so long it is to wait.
+
+        `asked_at` is when it asked; the wait begins no earlier. When the worker answered, it does
+        not know: a network may hold an answer for longer than the wait.
+        """
         nation = self.nation
         if not nation.settings.throttles:
             return
@@ -105,7 +109,7 @@ class ReplicaClient(ClusterClient):
             nation.checker(MutesHold).answered(self.name, early_s, throttle_s)
         # By the worker's clock, which may be fast.
         throttle_s = throttle_ms / 1000
-        self._to_wait = self.connections, nation.world.now + throttle_s / FASTEST, throttle_s
+        self._to_wait = self.connections, asked_at + throttle_s / FASTEST, throttle_s
         checker = nation.checker(ClientRatesHold)
         checker.used(self.name, api, self.worker_id, self.connections, size_bytes)
         nation.world.count("answers that throttle", throttle_ms > 0)
@@ -398,6 +402,7 @@ class ReplicaProducer(ReplicaClient):
         """All that is open is sent, and what is acknowledged is not open any more."""
         crcs: list[int] = []
         sizes: list[int] = []
+        asked_at: list[float] = []
         for batch in self._queue:
             data = self._encoded(batch, place)
             sizes.append(len(data))
@@ -417,6 +422,7 @@ class ReplicaProducer(ReplicaClient):
                 timeout_ms=self.timeout_ms,
                 topic_data=[topic],
             )
+            asked_at.append(self.nation.world.now)
             await connection.send(ApiKey.PRODUCE, message, answered=self._acks != 0)
         if self._acks == 0:
             self.nation.world.count(
@@ -430,7 +436,9 @@ class ReplicaProducer(ReplicaClient):
             answer = response.responses[0].partition_responses[0]
             code = ErrorCode(answer.error_code)
             self.nation.world.count(f"produce: {code.name}")
-            self.throttled(ApiKey.PRODUCE, sizes[number], response.throttle_time_ms)
+            self.throttled(
+                ApiKey.PRODUCE, sizes[number], response.throttle_time_ms, asked_at[number]
+            )
             if self._acks == ALL and response.throttle_time_ms and code is ErrorCode.NONE:
                 self.nation.world.count("acknowledged with acks=all, and throttled")
             if failed is not None:
@@ -528,10 +536,11 @@ class ReplicaReader(ReplicaClient):
         message = FetchRequest(
             max_wait_ms=wait_ms, min_bytes=1, max_bytes=1 << 20, topics=[topic], rack_id=rack
         )
+        asked_at = self.nation.world.now
         response = await connection.call(ApiKey.FETCH, message)
         rows = [row for topic in response.responses for row in topic.partitions]
         size_bytes = sum(len(row.records or b"") for row in rows)
-        self.throttled(ApiKey.FETCH, size_bytes, response.throttle_time_ms)
+        self.throttled(ApiKey.FETCH, size_bytes, response.throttle_time_ms, asked_at)
         if not rows and not response.error_code:
             return Read(ErrorCode.NONE, next_offset=offset)  # throttled: it gets nothing now
         code = ErrorCode(response.error_code or response.responses[0].partitions[0].error_code)

@@ -73,11 +73,16 @@ def _member(nation: Nation, config: NodeConfig) -> Member:
 
     def program() -> Program:
         member.node = member.loader = None  # those of the process before
+        member.serves = False
+
+        def served(_: object) -> None:
+            member.serves = True
+            machine.say("serves")
 
         async def run(runtime: Runtime) -> None:
             node = member.node = Node(config, runtime)
             member.kept.stop = node.stop
-            await node.run(lambda _: machine.say("serves"))
+            await node.run(served)
 
         return run
 
