@@ -1,6 +1,5 @@
 """Log lines on stderr: for people, or one JSON object a line."""
 
-import json
 import logging
 import sys
 import time
@@ -13,6 +12,8 @@ MAX_MESSAGE_CHARS: Final = 2000
 # Before each line of a traceback: none of them can be taken for a line of the log.
 TRACEBACK_INDENT: Final = "  | "
 
+LOG_FORMATS: Final = ("text", "json")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 PACKAGES: Final = ("wire", "metaquorum", "dataplane", "cli")
 
 
@@ -46,6 +47,12 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(TextFormatter):
+    def __init__(self) -> None:
+        super().__init__()
+        import json  # which takes a millisecond of every start
+
+        self._dumps = json.dumps
+
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": self.formatTime(record),
@@ -56,7 +63,7 @@ class JsonFormatter(TextFormatter):
         if record.exc_info:
             line["traceback"] = logging.Formatter.formatException(self, record.exc_info)
         # JSON lets pass what is above ASCII, of which some are line ends, too.
-        text = json.dumps(line, ensure_ascii=False)
+        text = self._dumps(line, ensure_ascii=False)
         return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

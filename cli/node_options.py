@@ -3,13 +3,13 @@
 import os
 import socket
 import stat
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import click
 
+from cli.logs import LOG_FORMATS, LOG_LEVELS
 from cli.quorum_options import KAFKAS_ROLES, quorum_settings
 from cli.usage import UsageError, address, address_text, without_brackets
 from dataplane.listeners import (
@@ -26,11 +26,10 @@ from metaquorum.config import find_key, parse_all
 from metaquorum.config_def import Scope
 from metaquorum.config_layers import WorkerLayers
 from wire.errors import KafkaError
+from wire.frozen import frozen
 
 DEFAULT_DATA_DIR: Final = "mq-data"
 DEFAULT_LISTEN: Final = "127.0.0.1:9092"
-LOG_FORMATS: Final = ("text", "json")
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 # The options that a file may set, as they are called there, and their types.
 _FILE_KEYS: Final[Mapping[str, type]] = {
     "data-dir": str,
@@ -54,7 +53,7 @@ _FILE_KEYS: Final[Mapping[str, type]] = {
 _CONFIG_TABLE: Final = "config"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Invocation:
     node: NodeConfig
     log_format: str
@@ -128,6 +127,8 @@ def _shown(node: NodeConfig) -> dict[str, str]:
 
 
 def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
+    import tomllib  # most nodes have no file
+
     try:
         with open(path, "rb") as file:
             content = tomllib.load(file)

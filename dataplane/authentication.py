@@ -16,7 +16,7 @@ SaslAuthenticate. Whoever is not `open` may send only small frames, and has litt
 
 import struct
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from math import inf
 from random import Random
@@ -47,6 +47,7 @@ from metaquorum.scram import BY_SASL_NAME, ScramChallenge, ScramCredential, Scra
 from wire.apis import APIS, Api, ApiKey
 from wire.codec import decoder
 from wire.errors import ErrorCode
+from wire.frozen import frozen
 from wire.headers import decode_request_header, encode_response
 from wire.message import Message
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
@@ -60,7 +61,7 @@ _RAW_VERSION: Final = 0
 _size = struct.Struct(">i")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SaslSettings:
     """What a listener's configs say."""
 

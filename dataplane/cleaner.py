@@ -10,7 +10,6 @@ all log directories: threads, memory and rate are the worker's, and the dirtiest
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -29,6 +28,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.partition import Partition
 from dataplane.worker import Worker
 from metaquorum.runtime import Runtime, StorageError, sleep
+from wire.frozen import frozen
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class IoThrottle:
         return self._free_at - now
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Candidate:
     partition: Partition
     plog: PartitionLog

@@ -15,7 +15,7 @@ MAX_LATERS of them.
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -40,6 +40,7 @@ from metaquorum.runtime import Buffer, Connection, Disk, StorageError
 from metaquorum.tls import TlsConnection, TlsError
 from wire.errors import WireError
 from wire.frames import BufferPool, FrameBuffer
+from wire.frozen import frozen
 from wire.types import RecordsHole
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class LastAnswerError(CloseConnectionError):
         self.answer = answer
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entrance:
     """How clients of one listener come in."""
 

@@ -31,6 +31,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from wire.frozen import frozen
+
 UNKNOWN: Final = -1
 
 # Whether this incarnation (broker epoch) of a worker may be in an ISR, as the metadata has it.
@@ -67,7 +69,7 @@ class Follower:
         return self.log_end_offset == leader_end or now - self.caught_up_at <= lag_s
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lag:
     """How far a replica is behind, and how long it has not been caught up."""
 
@@ -75,7 +77,7 @@ class Lag:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IsrChange:
     """A proposal to the quorum: this set, as a successor of that of `partition_epoch`.
 

@@ -24,12 +24,11 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from functools import partial
 from typing import Any, Final
 
-import crc32c
 import trio
 
 from dataplane import following
@@ -37,6 +36,8 @@ from dataplane.following import Truncation
 from dataplane.partition import Partition
 from metaquorum.image import NO_LEADER, PartitionImage
 from metaquorum.runtime import Disk
+from wire.crc import crc32c
+from wire.frozen import frozen
 from wire.types import Uuid, uuid_from_text, uuid_to_text
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Acknowledged(Enum):
     NO = "no"  # those with acks=0 or 1 are told nothing that holds
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """Offsets [offset, end_offset) are gone from this replica; an end that nobody knows is -1."""
 
@@ -241,13 +242,13 @@ def encode_line(entry: Entry) -> bytes:
     fields["reason"] = entry.reason.value
     fields["acknowledged"] = entry.acknowledged.value
     text = json.dumps(fields, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (crc32c.crc32c(text), text)
+    return b"%08x %s\n" % (crc32c(text), text)
 
 
 def decode_line(line: bytes) -> Entry:
     """ValueError for what is no line of a ledger."""
     checksum, _, text = line.partition(b" ")
-    if len(line) > MAX_LINE_BYTES or int(checksum, 16) != crc32c.crc32c(text):
+    if len(line) > MAX_LINE_BYTES or int(checksum, 16) != crc32c(text):
         raise ValueError("not a line, or damaged")
     fields: Any = json.loads(text)
     try:

@@ -5,16 +5,17 @@ torn apart when they are replaced.
 """
 
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dataplane.principal_rules import PrincipalRules
 from metaquorum.certificate_names import subject_of
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.tls_files import ClientCertificates, ReloadedContext, TlsFiles, client_context
 from metaquorum.tls_files import server_context as context_of_server
+from wire.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TlsSettings:
     """What a listener's configs say."""
 

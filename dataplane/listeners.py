@@ -12,7 +12,7 @@ same name.
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -24,6 +24,7 @@ from metaquorum.admin.security import Login
 from metaquorum.config_layers import Configs, ListenerConfigs
 from metaquorum.sasl import PLAIN, jaas_options, plain_users
 from metaquorum.tls_files import ClientCertificates, TlsFiles, TlsFilesError, server_context
+from wire.frozen import frozen
 
 Address = tuple[str, int]
 
@@ -62,7 +63,7 @@ class ClientListener(NamedTuple):
     tls: TlsSettings | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replicating:
     """How workers reach each other; `login` is who this one is to the others, if they ask."""
 

@@ -19,16 +19,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from dataplane.log.log_dirs import LogDirs
 from dataplane.node_config import Address, NodeConfig
-from dataplane.worker import Worker
-from dataplane.worker_role import WorkerRole
 from metaquorum.channel.endpoint import Endpoint
 from metaquorum.channel.identity import ChannelIdentity, SecretError
-from metaquorum.controller_role import ControllerRole
 from metaquorum.first_records import read_first_records
 from metaquorum.loader import MetadataLoader
-from metaquorum.raft.core import RaftFatalError
+from metaquorum.quorum import RaftFatalError
 from metaquorum.rpc.follower import MetadataFollower
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.runtime import Listener, Runtime, StorageError
@@ -37,8 +33,12 @@ from metaquorum.tls_files import TlsFilesError, keep_reloading
 from wire.errors import KafkaError
 from wire.types import random_uuid
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a role is imported by the nodes that have it
+    from dataplane.log.log_dirs import LogDirs
     from dataplane.metrics.endpoint import MetricsEndpoint
+    from dataplane.worker import Worker
+    from dataplane.worker_role import WorkerRole
+    from metaquorum.controller_role import ControllerRole
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Node:
         self._stop = trio.Event()
 
     @property
-    def worker(self) -> Worker | None:
+    def worker(self) -> "Worker | None":
         return None if self.worker_role is None else self.worker_role.worker
 
     def stop(self) -> None:
@@ -127,16 +127,16 @@ class Node:
         listeners: list[Listener] = []
         log_dirs: LogDirs | None = None
         if config.is_worker:
+            # Before the controller runs: its heartbeats would wait for so long an import.
+            from dataplane.worker_role import WorkerRole
+
             option = "address in listeners" if config.listeners else "--listen"
             for asked in config.client_listeners:
                 listeners.append(await self._listen(asked.bind, option))
                 stack.callback(listeners[-1].close)
                 self.addresses[asked.name] = listeners[-1].address
             self.address = listeners[0].address
-            paths = config.log_dirs or (config.data_dir,)
-            log_dirs = await disk.run(
-                lambda: LogDirs.open(disk, storage, paths, random, owner=self._owner)
-            )
+            log_dirs = await self._open_log_dirs(storage)
             stack.callback(log_dirs.abandon)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_starting, nursery.cancel_scope)
@@ -173,6 +173,13 @@ class Node:
         if self.controller_role is not None and self._serving:
             await self.controller_role.close()
 
+    async def _open_log_dirs(self, storage: Storage) -> "LogDirs":
+        from dataplane.log.log_dirs import LogDirs
+
+        disk, random = self._runtime.disk, self._runtime.random
+        paths = self.config.log_dirs or (self.config.data_dir,)
+        return await disk.run(lambda: LogDirs.open(disk, storage, paths, random, owner=self._owner))
+
     def _started(self, tell: Callable[["Node"], None]) -> None:
         self._serving = True
         tell(self)
@@ -205,11 +212,13 @@ class Node:
         storage: Storage,
         endpoint: Endpoint | None,
         loader: MetadataLoader,
-    ) -> ControllerRole | None:
+    ) -> "ControllerRole | None":
         """Its tasks run; None: this node is no controller."""
         config = self.config
         if not config.is_controller:
             return None
+        from metaquorum.controller_role import ControllerRole
+
         own = self.controller_role = ControllerRole(
             self._runtime,
             storage.metadata_dir,

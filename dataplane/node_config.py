@@ -1,7 +1,7 @@
 """What a node is told when it starts; everything else it learns from the metadata log."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from dataplane.listeners import (
@@ -11,6 +11,7 @@ from dataplane.listeners import (
     SecurityProtocol,
 )
 from metaquorum.tls_files import TlsFiles
+from wire.frozen import frozen
 
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
@@ -22,7 +23,7 @@ INLINE_APPEND_BYTES: Final = 1024 * 1024 + 12
 Address = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeConfig:
     node_id: int
     data_dir: str  # absolute

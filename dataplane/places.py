@@ -22,11 +22,12 @@ Plain state.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Protocol
 
 from dataplane.connection import Client, Handle, LaterReply, PendingReply, Reply
 from wire.apis import ApiKey
+from wire.frozen import frozen
 
 MAX_ON_TRIAL: Final = 64  # the oldest makes room
 TRIAL_S: Final = 10.0
@@ -44,7 +45,7 @@ _SAYING_WHO: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlaceLimits:
     """max.connections, of all and of single listeners; max.connections.per.ip with overrides."""
 
@@ -54,7 +55,7 @@ class PlaceLimits:
     by_ip: Mapping[str, int] = field(default_factory=dict)  # instead of per_ip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Peers:
     """The other workers of the cluster."""
 

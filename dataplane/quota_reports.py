@@ -4,16 +4,16 @@ One line names those who have waited longest; nothing is said of a minute in whi
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from dataplane.client_quotas import Allowance, ClientQuotas, RateQuotas
 from metaquorum.quota_rules import BY_CONFIG, OBSERVED, Rule
+from wire.frozen import frozen
 
 MOST_NAMED: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Held:
     """One allowance of which somebody had to wait since the last report."""
 

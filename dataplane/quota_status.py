@@ -5,14 +5,14 @@ iterator, so that whoever goes through all of them can let others have their tur
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from dataplane.client_quotas import Allowance, ClientQuotas, RateQuotas
 from dataplane.muting import Mute, Name
 from metaquorum.quota_rules import Rule
+from wire.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Use:
     """One allowance, of all clients with `rule.sharers`.
 
@@ -51,7 +51,7 @@ class Use:
         return max(0.0, (self.used + amount) / self.quota - self.window_s)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Muted:
     """One connection that is left alone at present."""
 

@@ -12,7 +12,6 @@ large answer, is left to the task (`_take_rest`); the next request leaves when i
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
 from random import Random
@@ -46,6 +45,7 @@ from metaquorum.channel.handshake import Dialing, Refusal
 from metaquorum.runtime import Runtime, StorageError
 from metaquorum.tls_files import ReloadedContext
 from wire.errors import ErrorCode, KafkaError, WireError
+from wire.frozen import frozen
 from wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,
@@ -119,7 +119,7 @@ class FollowerEvents(NamedTuple):
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FetcherConfig:
     limits: FetchLimits
     partition_max_bytes: int

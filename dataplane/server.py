@@ -4,7 +4,7 @@ import errno
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 import trio
@@ -19,6 +19,7 @@ from dataplane.turns import Turns
 from dataplane.unread import UnreadAnswers
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
 from wire.frames import BufferPool
+from wire.frozen import frozen
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ CLOSED_AT_ONCE: Final = 50  # of many that are idle, before others have their tu
 TARDY_SWEEP_SECONDS: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerLimits:
     max_request_bytes: int
     max_queued_request_bytes: int

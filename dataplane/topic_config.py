@@ -1,7 +1,6 @@
 """A topic's configs as the data path reads them: resolved once, when they change."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from dataplane.log.compaction import CompactionLimits
@@ -9,6 +8,7 @@ from dataplane.log.config import LogConfig
 from dataplane.retention import UNLIMITED
 from metaquorum.config_layers import Configs
 from wire.compression import Codec
+from wire.frozen import frozen
 
 _CODECS: Final[Mapping[str, Codec | None]] = {
     "producer": None,
@@ -30,7 +30,7 @@ def _level(configs: Configs, codec: Codec | None) -> int | None:
     return None if name is None else configs.integer(name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicConfig:
     log: LogConfig
     max_message_bytes: int

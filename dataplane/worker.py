@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import trio
@@ -33,6 +32,7 @@ from metaquorum.records import RegisterWorkerRecord
 from metaquorum.rpc.methods import Asker
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Clock, Disk, Runtime, StorageError
+from wire.frozen import frozen
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Request(NamedTuple):
         return Asker(self.client.principal, self.client_id, self.client.address[0])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerAddress:
     """Where clients reach a worker of the cluster."""
 

@@ -10,7 +10,6 @@ copy moves the end. (`proposer`, `sequence`) names the proposal, for its propose
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgpack
@@ -22,6 +21,7 @@ from metaquorum.records import (
     RecordError,
     record_from,
 )
+from wire.frozen import frozen
 
 FORMAT: Final = 1
 # Within one batch, as proposed. The journal, the transport and followers rely on both.
@@ -38,7 +38,7 @@ class BatchTooLargeError(Exception):
     """More records or bytes than one batch may have."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Batch:
     """A batch with its records still packed, one behind the other, in `body`."""
 

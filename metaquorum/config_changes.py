@@ -6,7 +6,6 @@ worker's bad value with INVALID_REQUEST and a topic's with INVALID_CONFIG.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
 
@@ -18,6 +17,7 @@ from metaquorum.image import MetadataImage
 from metaquorum.records import ConfigRecord
 from metaquorum.topic_names import check_topic_name
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 ALL_WORKERS = ""  # the name of the resource whose configs every worker has by default
 
@@ -31,7 +31,7 @@ class ConfigOp(IntEnum):
     SUBTRACT = 3  # from a list
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigChange:
     """`op` is a `ConfigOp`, or the number that a client thinks is one."""
 
@@ -40,7 +40,7 @@ class ConfigChange:
     value: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ResourceChange:
     """Changes of the configs of one topic, of one worker (by its id's digits), or of all workers.
 

@@ -8,12 +8,12 @@ Source: ConfigDef of Apache Kafka 4.3, and its words where a value is refused.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
 
 from metaquorum.addresses import counts_by_address
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...] | None
 Check: TypeAlias = "Range | Levels | OneOf | CountsByAddress | None"
@@ -44,7 +44,7 @@ class Scope(IntEnum):
     WORKER = 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Range:
     """Numbers from `least` to `most`, both included."""
 
@@ -63,7 +63,7 @@ class Range:
         return f"[{self.least},...{'' if self.most is None else f',{self.most}'}]"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Levels:
     """Numbers from `least` to `most`, and `also`, which stands for a default."""
 
@@ -81,7 +81,7 @@ class Levels:
         return f"[{self.least},...,{self.most}] or {self.also}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OneOf:
     """One of `values` (every item of a list); the `refused` are Kafka's, but do not work here."""
 
@@ -116,7 +116,7 @@ class CountsByAddress:
         return "ADDRESS:COUNT,..."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigKey:
     """One config. `synonyms`: the worker names that give a topic's value, with their factors.
 

@@ -8,13 +8,14 @@ Layers above the first know a topic's config by its worker name (`segment.bytes`
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Final
 
 from metaquorum.config import WORKER_KEYS, find_key, shown_keys
 from metaquorum.config_def import ConfigKey, ConfigValue, Scope, parse, to_text
 from wire.errors import KafkaError
+from wire.frozen import frozen
 
 
 class ConfigSource(IntEnum):
@@ -27,7 +28,7 @@ class ConfigSource(IntEnum):
     DEFAULT = 5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Synonym:
     """One layer's word on a config: the name it uses there, its text, and which layer."""
 
@@ -36,7 +37,7 @@ class Synonym:
     source: ConfigSource
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resolved:
     """A config's value, and every layer's word on it, the one in force first."""
 
@@ -52,7 +53,7 @@ class Resolved:
 _NO_TEXTS: Final[Mapping[str, str]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Configs:
     """The configs of one topic or worker as they are in force: layers of text, nearest first.
 
@@ -139,7 +140,7 @@ class Configs:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ListenerConfigs:
     """A worker's configs as one of its listeners has them: its own, or else the worker's."""
 
@@ -184,7 +185,7 @@ def _parse_or_none(key: ConfigKey, name: str, text: str, factor: int) -> ConfigV
     return -1 if value < 0 else value * factor  # any negative retention is "for ever" in Kafka
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerLayers:
     """What one worker knows below a topic's own configs."""
 

@@ -6,7 +6,7 @@ they are consumed, so that the loop need not wait for all; they depend on the gi
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random
 from typing import Final, Generic, TypeVar
 
@@ -26,6 +26,7 @@ from metaquorum.records import (
 )
 from metaquorum.topic_names import METADATA_TOPIC, check_topic_name, colliding_topic
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ PRODUCER_ID_BLOCK: Final = 1000
 USE_DEFAULT: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision(Generic[T]):
     """An answer, and the records to be committed before it may be given.
 
@@ -56,7 +57,7 @@ class Decision(Generic[T]):
         return [record for record in self.records if record is not None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NewTopic:
     """A wish for a topic. -1 asks for the default; `assignments`: partition to its replicas."""
 
@@ -67,7 +68,7 @@ class NewTopic:
     configs: Mapping[str, str | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MorePartitions:
     """A wish that a topic have `count` partitions; `assignments`: the replicas of the new ones."""
 
@@ -76,7 +77,7 @@ class MorePartitions:
     assignments: Sequence[tuple[int, ...]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicDefaults:
     """What a topic gets that does not say."""
 
@@ -84,7 +85,7 @@ class TopicDefaults:
     replication_factor: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicOutcome:
     """What became of one topic of a request. Of a refused one, only name and id as asked."""
 
@@ -103,7 +104,7 @@ class TopicOutcome:
         return TopicOutcome(name, topic_id, error.code, error.message)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProducerIdBlock:
     """The producer ids from `first` on, `count` of them."""
 

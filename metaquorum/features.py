@@ -8,7 +8,6 @@ Source: KIP-584, KIP-778.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -23,6 +22,7 @@ from metaquorum.records import (
     MetadataRecord,
 )
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 # The features this version knows, with the levels it can run at; a new cluster gets the highest.
 SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (
@@ -39,7 +39,7 @@ class UpgradeType(IntEnum):
     UNSAFE_DOWNGRADE = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FeatureUpdate:
     """A wish that the cluster run at `level` of the feature; 0 is without it.
 

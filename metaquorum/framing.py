@@ -12,9 +12,8 @@ the file ends before it, or one of its sectors is still all zero, as what a file
 import struct
 from typing import Final, NamedTuple
 
-import crc32c
-
 from metaquorum.runtime.seams import Buffer, StorageError
+from wire.crc import crc32c
 
 MAX_BODY_BYTES: Final = 16 << 20
 SECTOR_BYTES: Final = 512
@@ -35,8 +34,8 @@ class Frame(NamedTuple):
 
 def encode_frame(magic: bytes, sequence: int, body: bytes) -> bytes:
     assert len(body) <= MAX_BODY_BYTES
-    checked = _CHECKED.pack(magic, len(body), sequence, crc32c.crc32c(body))
-    return checked + struct.pack("<I", crc32c.crc32c(checked)) + body
+    checked = _CHECKED.pack(magic, len(body), sequence, crc32c(body))
+    return checked + struct.pack("<I", crc32c(checked)) + body
 
 
 def frame_bytes(magic: bytes, header: Buffer) -> int | None:
@@ -47,7 +46,7 @@ def frame_bytes(magic: bytes, header: Buffer) -> int | None:
     if (
         found != magic
         or body_bytes > MAX_BODY_BYTES
-        or crc32c.crc32c(memoryview(header)[: _CHECKED.size]) != header_crc
+        or crc32c(memoryview(header)[: _CHECKED.size]) != header_crc
     ):
         return None
     size: int = HEADER_BYTES + body_bytes
@@ -62,7 +61,7 @@ def read_frame(magic: bytes, data: Buffer, position: int) -> Frame | None:
         return None
     _, _, sequence, body_crc, _ = _HEADER.unpack_from(view, position)
     body = view[position + HEADER_BYTES : position + size]
-    if crc32c.crc32c(body) != body_crc:
+    if crc32c(body) != body_crc:
         return None
     return Frame(sequence, body, position + size)
 

@@ -6,7 +6,6 @@ Images share what they have in common, so that keeping one costs what changed. `
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from metaquorum.config_def import Scope
@@ -26,12 +25,13 @@ from metaquorum.records import (
     TopicRecord,
     UnregisterWorkerRecord,
 )
+from wire.frozen import frozen
 
 NO_LEADER: Final = -1
 NO_EPOCH: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionImage:
     """One partition; `leader` is NO_LEADER (-1) where none is there."""
 
@@ -62,7 +62,7 @@ class PartitionImage:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicImage:
     """One topic; `partitions` in order of their number, from 0."""
 
@@ -105,7 +105,7 @@ def collision_name(name: str) -> str:
     return name.replace(".", "_")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MetadataImage:
     """Everything the metadata log says, after `end_offset` records. Never changed."""
 
@@ -236,7 +236,7 @@ def partition_record(topic_id: bytes, number: int, partition: PartitionImage) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MetadataDelta:
     """What is different in `image` from `before`, by name; the values stand in the images.
 

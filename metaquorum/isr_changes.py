@@ -6,7 +6,6 @@ leader has seen, neither fenced nor going (KIP-841, KIP-903); else a replica tha
 disk could be taken for the one that held everything.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 from metaquorum.decisions import Decision
@@ -14,11 +13,12 @@ from metaquorum.elections import with_isr
 from metaquorum.eligible_leaders import min_isr
 from metaquorum.image import MetadataImage, PartitionImage, partition_record
 from wire.errors import ErrorCode
+from wire.frozen import frozen
 
 NO_EPOCH: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionChange:
     """A leader's wish. `broker_epochs`: of each in `isr`, -1 where the leader has not seen it."""
 

@@ -11,10 +11,11 @@ Format 1. A frame's body is the array of its operations:
     [5]                           closed in good order
 """
 
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgpack
+
+from wire.frozen import frozen
 
 FORMAT: Final = 1
 NO_VOTE: Final = -1
@@ -24,7 +25,7 @@ MAX_CLUSTER_ID_CHARS: Final = 64
 _INT64_MAX: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogPosition:
     """A place in the replicated log: everything up to `index`, whose entry is of `term`."""
 
@@ -32,7 +33,7 @@ class LogPosition:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """One entry of the replicated log."""
 
@@ -41,7 +42,7 @@ class Entry:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HardState:
     """What a voter must never forget: its term, and whom it voted for in it."""
 
@@ -49,7 +50,7 @@ class HardState:
     vote: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Truncate:
     """Entries from `end_index` on are gone; the one before them is of `last_term`."""
 
@@ -57,7 +58,7 @@ class Truncate:
     last_term: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reset:
     """All entries are gone; the next one comes behind this position."""
 
@@ -65,7 +66,7 @@ class Reset:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Begin:
     """A segment begins: where the log stood, and the hard state."""
 
@@ -76,7 +77,7 @@ class Begin:
     hard_state: HardState
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Closed:
     """Closed in good order."""
 

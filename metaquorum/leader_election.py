@@ -7,7 +7,6 @@ unclean      where nobody in sync or eligible is left, the first live replica le
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 
 from metaquorum.decisions import Decision
@@ -21,6 +20,7 @@ from metaquorum.image import (
     partition_record,
 )
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 
 class ElectionType(IntEnum):
@@ -28,7 +28,7 @@ class ElectionType(IntEnum):
     UNCLEAN = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaderWish:
     """A wish that the partition be led by another."""
 

@@ -9,7 +9,6 @@ that promises a client that its topic is usable waits for that.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 
@@ -20,6 +19,7 @@ from metaquorum.image import MetadataDelta, MetadataImage
 from metaquorum.persistent_map import PersistentMap
 from metaquorum.records import MetadataRecord
 from metaquorum.replay import Replay
+from wire.frozen import frozen
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -35,7 +35,7 @@ class Publisher(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Foreseen:
     """A batch that was replayed when it was decided, on the image that it was decided on."""
 

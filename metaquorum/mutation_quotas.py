@@ -12,12 +12,12 @@ Plain state: `now` is monotonic seconds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Final
 
 from metaquorum.quota_changes import CONTROLLER_MUTATION_RATE
 from metaquorum.quota_rules import QuotaEntity, Sharers, applying
+from wire.frozen import frozen
 
 MAX_BUCKETS: Final = 10_000  # beyond, who came first is forgotten
 MAX_TOLD: Final = 1000
@@ -25,7 +25,7 @@ ROUNDING_S: Final = 1e-6
 LOOKED_AT: Final = 4  # of those, whenever another one comes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MutationsTaken:
     """`count`: so many of the wishes may be executed, from the first on."""
 
@@ -33,7 +33,7 @@ class MutationsTaken:
     throttle_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MutationUse:
     """Of all clients with that user and client id (None: any); `quota` tokens come a second."""
 

@@ -19,14 +19,15 @@ Source: KIP-36 for racks; StripedReplicaPlacer of Apache Kafka for who is away; 
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
+
+from wire.frozen import frozen
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """A worker that may be given replicas."""
 

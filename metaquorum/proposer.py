@@ -15,7 +15,6 @@ What was replayed to decide further is handed to the loader, which need not repl
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Final, Generic, TypeVar
@@ -37,6 +36,7 @@ from metaquorum.records import MetadataRecord, RecordEncoder
 from metaquorum.replay import Replay
 from metaquorum.runtime.seams import Clock
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -50,7 +50,7 @@ _DECISION_RECORDS: Final = 3  # what deciding costs, counted in records
 SLICE_WISHES: Final = 1000  # answered without a wait
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Changed(Generic[T]):
     """An answer, and where the metadata ends that shows what it says; 0 where nothing changed."""
 
@@ -58,7 +58,7 @@ class Changed(Generic[T]):
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Pending(Generic[T]):
     """A decision on its way. `proposals` are those that its answer waits for, in order."""
 

@@ -13,13 +13,13 @@ Outcomes of a proposal, which must not be mixed up:
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from metaquorum.batch import Batch
 from metaquorum.image import MetadataImage
 from metaquorum.records import MetadataRecord
 from wire.errors import ErrorCode
+from wire.frozen import frozen
 
 
 class NotCommittedError(Exception):
@@ -38,6 +38,10 @@ class OutcomeUnknownError(Exception):
     """The batch may or may not take effect."""
 
 
+class RaftFatalError(Exception):
+    """The voter found what cannot be in a quorum that keeps its rules; it stops."""
+
+
 class Leadership(NamedTuple):
     """Who leads, as one voter knows it; `is_active`: that voter does, and may decide."""
 
@@ -46,7 +50,7 @@ class Leadership(NamedTuple):
     is_active: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VoterStatus:
     """How far a voter has followed the leader, as the leader knows. Times are its wall clock's."""
 
@@ -57,7 +61,7 @@ class VoterStatus:
     caught_up_ms: int  # when it was known to have all of the leader's log; -1: never
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuorumStatus:
     """Where this voter stands. `leader_id` None: it knows of none.
 

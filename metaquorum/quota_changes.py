@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -32,6 +31,7 @@ from metaquorum.quota_rules import PRODUCER_BYTE_RATE as PRODUCER_BYTE_RATE
 from metaquorum.quota_rules import REQUEST_PERCENTAGE as REQUEST_PERCENTAGE
 from metaquorum.records import ClientQuotaRecord
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 # The quotas that clients may have, and whether each takes whole numbers only.
 CLIENT_QUOTAS: Final[Mapping[str, bool]] = {
@@ -50,7 +50,7 @@ _INT64_MAX: Final = 2**63 - 1
 _WHOLE_WITHIN: Final = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuotaOp:
     """The quota `key` is to have this value; None: none of its own."""
 
@@ -58,7 +58,7 @@ class QuotaOp:
     value: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuotaChange:
     """Wishes for one entity, as a client said whom it means."""
 
@@ -147,7 +147,7 @@ class MatchType(IntEnum):
     ANY = 2  # there is such a part
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FilterPart:
     """`match_type` is a `MatchType`, or the number that a client thinks is one."""
 

@@ -17,9 +17,10 @@ Plain state. Source: KIP-55, KIP-257.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
+
+from wire.frozen import frozen
 
 
 class Part(Enum):
@@ -91,7 +92,7 @@ class Sharers(NamedTuple):
     client_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """One of the eight, as it looks to one client."""
 

@@ -12,13 +12,13 @@ version is refused in words, since passing it over would make replicas differ.
 
 import math
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
 from metaquorum.quota_rules import CLIENT_ID, IP, USER, EntityPart
 from wire.errors import WireError
+from wire.frozen import frozen
 
 METADATA_VERSION: Final = "metadata.version"
 ELIGIBLE_LEADERS: Final = "eligible.leader.replicas.version"
@@ -74,7 +74,7 @@ class FeatureRange(NamedTuple):
     most: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FeatureLevelRecord:
     """From here on the cluster runs at this level of the feature; 0 is without it."""
 
@@ -82,7 +82,7 @@ class FeatureLevelRecord:
     level: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicRecord:
     """The topic exists; its partitions follow in the same batch, from 0 without a gap."""
 
@@ -90,7 +90,7 @@ class TopicRecord:
     topic_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionRecord:
     """The partition's whole state from here on; `leader` -1 is none.
 
@@ -115,14 +115,14 @@ class PartitionRecord:
     last_leader: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemoveTopicRecord:
     """The topic is gone, and its partitions and configs with it."""
 
     topic_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigRecord:
     """The config of that resource has this value; None: its own value is gone.
 
@@ -135,7 +135,7 @@ class ConfigRecord:
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RegisterWorkerRecord:
     """The worker is known by this incarnation. `broker_epoch` is this record's own offset.
 
@@ -156,7 +156,7 @@ class RegisterWorkerRecord:
     previous_broker_epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnregisterWorkerRecord:
     """The worker is forgotten."""
 
@@ -164,7 +164,7 @@ class UnregisterWorkerRecord:
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProducerIdsRecord:
     """The block of producer ids before `next_producer_id` belongs to that worker."""
 
@@ -173,7 +173,7 @@ class ProducerIdsRecord:
     next_producer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerChangeRecord:
     """The registered worker is so from here on; None leaves what it was."""
 
@@ -183,7 +183,7 @@ class WorkerChangeRecord:
     in_controlled_shutdown: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RegisterControllerRecord:
     """The controller is known by this incarnation, at its quorum address."""
 
@@ -194,7 +194,7 @@ class RegisterControllerRecord:
     features: tuple[FeatureRange, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClientQuotaRecord:
     """The quota `key` of that entity has this value; None: it has none any more."""
 
@@ -203,7 +203,7 @@ class ClientQuotaRecord:
     value: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScramCredentialRecord:
     """The user can be known by this from here on; `mechanism` is a `scram.ScramMechanism`."""
 
@@ -215,7 +215,7 @@ class ScramCredentialRecord:
     server_key: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemoveScramCredentialRecord:
     """The user has no credential for this mechanism any more.
 
@@ -327,7 +327,7 @@ def _struct(make: Callable[..., Any], *kinds: Kind) -> Kind:
     return check
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Field:
     """What a field holds. Records older than version `since` are read as having `default` there.
 
@@ -341,7 +341,7 @@ class Field:
     is_secret: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Schema:
     """The bytes of one kind of record.
 

@@ -9,7 +9,6 @@ Source: Kafka's ClusterControlManager and ReplicationControlManager; KIP-631.
 """
 
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final, Protocol, TypeAlias
 
@@ -36,6 +35,7 @@ from metaquorum.records import (
     WorkerChangeRecord,
 )
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 SCAN_PARTITIONS: Final = 5000  # to look at before the loop may have its turn: 1 ms
 
@@ -53,7 +53,7 @@ class _Change(Protocol):
     ) -> PartitionImage | None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerRegistration:
     """What a worker says of itself. A new incarnation id for each start of its process.
 
@@ -73,7 +73,7 @@ class WorkerRegistration:
     previous_broker_epoch: int = NO_EPOCH
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ControllerRegistration:
     """What a controller says of itself: the levels it can run at, and where its peers reach it."""
 

@@ -24,9 +24,11 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Final
+
+from wire.frozen import frozen
 
 MIN_ITERATIONS: Final = 4096  # KIP-84
 MAX_ITERATIONS: Final = 16_384  # Kafka's, for what it stores
@@ -82,7 +84,7 @@ class ScramError(Exception):
     """The other side's message makes no sense, or does not show what it has to."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScramCredential:
     """What a server keeps of a password."""
 
@@ -92,7 +94,7 @@ class ScramCredential:
     server_key: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScramChallenge:
     """What a server-first-message shows of a user that was deleted."""
 

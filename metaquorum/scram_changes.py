@@ -1,6 +1,5 @@
 """The controller's rules for SCRAM credentials: which changes are taken. Source: KIP-554."""
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -14,6 +13,7 @@ from metaquorum.records import (
 )
 from metaquorum.scram import MAX_ITERATIONS, MIN_ITERATIONS, ScramMechanism, credential
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 MAX_NAME_CHARS: Final = 249
 # Deleted credentials whose salts the metadata keeps: 2 MB. Beyond it one of them is forgotten for
@@ -22,7 +22,7 @@ MAX_DELETED: Final = 10_000
 _MECHANISMS: Final = frozenset(int(mechanism) for mechanism in ScramMechanism)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScramUpsertion:
     """A user's password, salted by the client, for one mechanism."""
 
@@ -32,7 +32,7 @@ class ScramUpsertion:
     salted_password: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UserScramChange:
     """What one request wants of one user: all of it is done, or nothing."""
 

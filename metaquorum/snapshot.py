@@ -14,7 +14,6 @@ to the older one: when the newer one is found damaged, the older one and the jou
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgpack
@@ -32,6 +31,7 @@ from metaquorum.records import (
     unpack,
 )
 from metaquorum.runtime.seams import Disk, File, StorageError
+from wire.frozen import frozen
 
 FORMAT: Final = 1
 MAGIC: Final = b"MQS\x01"
@@ -43,7 +43,7 @@ MAX_CHUNK_RECORDS: Final = 500
 SNAPSHOTS_KEPT: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotName:
     """A snapshot's file. Its name says what it holds; its header says so, too."""
 
@@ -52,7 +52,7 @@ class SnapshotName:
     position: LogPosition
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotHeader:
     cluster_id: str
     end_offset: int

@@ -12,12 +12,12 @@ what must never mix.
 import base64
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from metaquorum.decisions import new_topic_id
 from metaquorum.runtime.seams import Disk, FileLock, StorageError, write_atomically
+from wire.frozen import frozen
 
 FORMAT: Final = 1
 META_PROPERTIES: Final = "meta.properties"
@@ -32,7 +32,7 @@ class StorageIdentityError(StorageError):
     """The data directory is not this node's to use; the message is one sentence for a person."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MetaProperties:
     """What `meta.properties` says. Ids are 22 characters of URL-safe base 64, as Kafka's."""
 

@@ -9,10 +9,10 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from metaquorum.runtime import Clock, sleep
+from wire.frozen import frozen
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class TlsFilesError(Exception):
     """The files for TLS cannot be used; one sentence that names the file."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TlsFiles:
     """Paths of PEM files."""
 

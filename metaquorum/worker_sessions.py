@@ -43,12 +43,13 @@ from math import inf
 from typing import Final
 
 from metaquorum.records import RegisterWorkerRecord
+from wire.frozen import frozen
 
 RECONNECT_GRACE_S: Final = 0.1
 COMEBACK_GRACE_S: Final = 0.6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerHeartbeat:
     """A worker is alive, and has taken in the metadata before `applied_offset`."""
 
@@ -59,7 +60,7 @@ class WorkerHeartbeat:
     offline_log_dirs: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeartbeatAnswer:
     """What the controller makes of that worker; `end_offset` is of the metadata committed."""
 
@@ -69,7 +70,7 @@ class HeartbeatAnswer:
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerStatus:
     """What is known of a worker beside its registration, for people. -1: not in this term."""
 

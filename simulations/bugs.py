@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dataplane.node import NodeError
-from metaquorum.raft.core import RaftFatalError
+from metaquorum.quorum import RaftFatalError
 from metaquorum.runtime.seams import StorageError
 
 # `Node.run` raises NodeError for what it can say in a sentence; a voter alone, the others.

@@ -21,15 +21,15 @@ Nothing is compiled here: making a class costs a few microseconds, `__init__` is
 class is first instantiated, codecs when `wire.codec` is first asked for one.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final, dataclass_transform
 
+from wire.frozen import frozen
 from wire.types import ZERO_UUID
 
 LAST_VERSION: Final = 32767
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Versions:
     """A range of versions, both ends included; empty when last < first."""
 

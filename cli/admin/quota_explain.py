@@ -1,7 +1,6 @@
 """mq-admin quotas explain: which of eight rules applies to a client, and what it has of it now."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import click
@@ -33,6 +32,7 @@ from metaquorum.quota_rules import (
     Sharers,
     rules_for,
 )
+from wire.frozen import frozen
 
 _BY_CLIENT_ID: Final = (1, 4, 7)
 _NO_IP: Final = Part.ABSENT
@@ -56,7 +56,7 @@ _USES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Explained:
     """One kind of quota for one client."""
 

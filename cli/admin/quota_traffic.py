@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dataplane.quota_window import RateWindow
+from wire.frozen import frozen
 
 TICK_S: Final = 0.01  # the profile's bytes come in steps of it
 SERVICE_S: Final = 0.001
@@ -22,7 +23,7 @@ MAX_SECONDS: Final = 3600
 MAX_CONNECTIONS: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Profile:
     """How many bytes a client is offered: one number for each interval, over and over."""
 
@@ -48,7 +49,7 @@ class Profile:
 BURST_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Client:
     is_consumer: bool
     connections: int

@@ -3,13 +3,14 @@
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import click
 
 from cli.admin.security import KEYS, resolve_security
 from metaquorum.admin.security import PLAINTEXT, Security
+from wire.frozen import frozen
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 OUTPUTS: Final = ("text", "json", "yaml")
@@ -21,7 +22,7 @@ _KEYS: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Settings:
     bootstrap: str
     output: str
@@ -30,7 +31,7 @@ class Settings:
     security: Security = PLAINTEXT
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Profiles:
     path: str
     default: str | None = None

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from dataplane.handlers.configs import MAX_WORKER_ID, config_scope
@@ -13,6 +12,7 @@ from metaquorum.config_def import Scope
 from metaquorum.decisions import MAX_WISHES, TOO_MANY
 from metaquorum.whole_numbers import whole_number
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 from wire.messages import alter_configs, incremental_alter_configs
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from wire.messages.incremental_alter_configs import (
@@ -30,7 +30,7 @@ _Answer = TypeVar(
 CHANGE_S: Final = 25.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Asked:
     """What one resource of a request asks for, whichever of the two requests it is."""
 

@@ -42,6 +42,7 @@ from dataplane.log.segment import Segment, SegmentState, walk_headers
 from metaquorum.runtime.seams import Buffer, Disk, File, StorageError
 from wire.batches import HEADER_BYTES, BatchHeader, batch_crc, parse_header
 from wire.errors import KafkaError, WireError
+from wire.frozen import frozen
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class UncleanableError(Exception):
     """Something stands in the log that cannot be opened; the message says what and where."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CleaningOrder:
     """What is to be cleaned, and by which rules."""
 
@@ -86,7 +87,7 @@ class CleaningResult:
     replaced_segments: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Source:
     """A segment as it was when the cleaning began; its bytes up to here do not change."""
 

@@ -39,6 +39,7 @@ from wire.batches import (
     pack_batch,
 )
 from wire.compression import compress_pieces
+from wire.frozen import frozen
 from wire.records import (
     ControlType,
     decode_marker,
@@ -66,7 +67,7 @@ class SegmentAges(NamedTuple):
     newest_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CompactionLimits:
     """What a topic's configs say of when it is cleaned."""
 
@@ -75,7 +76,7 @@ class CompactionLimits:
     min_dirty_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cleanable:
     """How much of a log could be cleaned, and whether it is time to."""
 

@@ -1,14 +1,15 @@
 """What one partition log is told to do; the table of configs builds it, defaults are Kafka's."""
 
-from dataclasses import dataclass
 from typing import Final
+
+from wire.frozen import frozen
 
 NEVER: Final = 2**63 - 1
 # Positions in an offset index are 32 bits wide.
 MAX_SEGMENT_BYTES: Final = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogConfig:
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3600 * 1000

@@ -19,7 +19,6 @@ import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -53,6 +52,7 @@ from dataplane.log.recovery import LoadedLog, load_log
 from dataplane.log.segment import SegmentState
 from dataplane.log.start_marks import StartMarks
 from metaquorum.runtime.seams import Disk, FileLock, StorageError
+from wire.frozen import frozen
 from wire.types import ZERO_UUID, Uuid
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ MANY_LOGS: Final = 100
 ConfigOf = Callable[[str], LogConfig]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NewPartition:
     topic: str
     partition: int

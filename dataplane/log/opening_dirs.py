@@ -12,7 +12,6 @@ unknown and missing or empty           formatted
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 
@@ -23,6 +22,7 @@ from dataplane.log.names import parse_partition_folder
 from metaquorum.records import MAX_LOG_DIRS
 from metaquorum.runtime.seams import Disk, StorageError
 from metaquorum.storage import Storage, StorageIdentityError, is_formatted, open_storage
+from wire.frozen import frozen
 from wire.types import Uuid, uuid_from_text, uuid_to_text
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 LEAST_OPEN_FILES: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AbsentDir:
     """A directory that this node has or had, and that cannot be used now."""
 

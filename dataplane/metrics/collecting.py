@@ -11,7 +11,6 @@ only, and `metaquorum_metrics_left_out` says how many they are.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Final
@@ -42,6 +41,7 @@ from metaquorum.quota_rules import (
 )
 from metaquorum.runtime import Clock
 from wire.apis import APIS, ApiKey
+from wire.frozen import frozen
 
 SLICE_PARTITIONS: Final = 250  # some 2 ms
 MAX_PARTITIONS: Final = 20_000
@@ -69,7 +69,7 @@ _CONTROLLER: Final = "kafka_controller_kafkacontroller_"
 _RAFT: Final = "kafka_server_raft_metrics_"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerParts:
     """Of a node that serves clients."""
 

@@ -6,7 +6,6 @@ moved leaders and broken connections neither lose nor repeat a record.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -16,6 +15,7 @@ from metaquorum.admin.connection import BrokerConnection
 from metaquorum.admin.errors import BrokerError, UnreachableError, broker_error
 from metaquorum.admin.transport import BROKEN
 from wire.errors import ErrorCode, KafkaError, WireError
+from wire.frozen import frozen
 from wire.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -52,7 +52,7 @@ class _From(Enum):
     TIME = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Start:
     """Where to begin in a partition."""
 
@@ -83,7 +83,7 @@ class Start:
         return cls(_From.TIME, timestamp_ms)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConsumedRecord:
     topic: str
     partition: int

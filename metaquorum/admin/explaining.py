@@ -8,11 +8,11 @@ those in sync, or eligible as it was in sync when the last record was committed 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from metaquorum.admin.values import Eligible
+from wire.frozen import frozen
 
 NEVER: Final = (1 << 63) - 1  # flush.messages and flush.ms where nothing is flushed
 _NOBODY: Final = Eligible()
@@ -25,14 +25,14 @@ class Level(Enum):
     BAD = "bad"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sentence:
     about: str
     level: Level
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """Where a worker is. None: the cluster does not tell."""
 
@@ -40,7 +40,7 @@ class Place:
     rack: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Placed:
     """A partition's replicas, and which of them are in sync."""
 
@@ -51,7 +51,7 @@ class Placed:
     eligible: Eligible = _NOBODY
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicFacts:
     partitions: Sequence[Placed]
     min_isr: int

@@ -9,7 +9,6 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -21,6 +20,7 @@ from metaquorum.admin.values import (
     Topic,
     WorkerDescription,
 )
+from wire.frozen import frozen
 
 
 class Trouble(Enum):
@@ -30,7 +30,7 @@ class Trouble(Enum):
     UNDER_REPLICATED = "under-replicated"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MissingReplica:
     """A replica that is not in sync. None: nobody tells."""
 
@@ -40,7 +40,7 @@ class MissingReplica:
     since_ms_ago: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionHealth:
     topic: str
     index: int
@@ -56,7 +56,7 @@ class PartitionHealth:
         return troubles(self.leader, self.replicas, self.isr, self.min_isr)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterHealth:
     """How many of which."""
 

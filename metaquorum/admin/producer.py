@@ -13,6 +13,7 @@ from metaquorum.admin.cluster import ANY_BROKER, Cluster, TopicPartition
 from metaquorum.admin.errors import BrokerError, broker_error
 from metaquorum.admin.partitioning import partition_of
 from wire.errors import ErrorCode
+from wire.frozen import frozen
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from wire.messages.produce import (
     PartitionProduceData,
@@ -31,7 +32,7 @@ _NAMES_UNTIL: Final = 12  # from Produce 13 on topics are named by their ids
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProducerRecord:
     """`partition` None: by the key's hash or, without a key, where its batch goes."""
 
@@ -48,7 +49,7 @@ class ProducerRecord:
         return len(self.key or b"") + len(self.value or b"") + headers + RECORD_OVERHEAD_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Appended:
     """A batch in the log; `base_offset` -1 where the broker was asked not to answer, or a batch
     that was sent again is older than what the broker remembers."""

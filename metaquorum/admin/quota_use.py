@@ -1,13 +1,13 @@
 """What is used of quotas now, which only workers of metaquorum tell."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from metaquorum.admin.cluster import Cluster
 from metaquorum.admin.errors import broker_error
+from wire.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuotaClient:
     """Whom to look at, and how much more it might use: bytes."""
 
@@ -17,7 +17,7 @@ class QuotaClient:
     amount: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuotaUse:
     """One allowance on one worker, of all clients with that user and client id (None: any).
 
@@ -53,7 +53,7 @@ class QuotaUse:
         return self.rate / self.quota
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MutedConnection:
     """One that a worker does not read for a while."""
 
@@ -67,7 +67,7 @@ class MutedConnection:
     left_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerQuotaUse:
     """`of_clients`: by the client's place among those asked about."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING
 
 from metaquorum.sasl import ClientMechanism, client_mechanism
+from wire.frozen import frozen
 
 if TYPE_CHECKING:
     import ssl
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Login:
     """A user's name and password, and the SASL mechanism by which they are shown."""
 
@@ -26,7 +27,7 @@ class Login:
         return client_mechanism(self.mechanism, self.username, self.password, chance)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tls:
     """Paths of PEM files. Without `authorities`, those that this machine believes."""
 
@@ -57,7 +58,7 @@ def _no_password() -> str:
     raise ValueError("a key that is encrypted cannot be used: give one that is not")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Security:
     """What Kafka calls a security protocol: PLAINTEXT with neither, SASL_SSL with both."""
 

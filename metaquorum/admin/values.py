@@ -1,17 +1,18 @@
 """What an administrator gives and gets: plain values, named as Kafka names them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Final
 
 from metaquorum.admin.cluster import Node
 from metaquorum.admin.connection import VersionRange
+from wire.frozen import frozen
 
 BROKER_DEFAULT: Final = -1  # partitions or replication factor: as the cluster is configured
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NewTopic:
     name: str
     partitions: int = BROKER_DEFAULT
@@ -19,7 +20,7 @@ class NewTopic:
     configs: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CreatedTopic:
     """As the broker answered; before Kafka 2.4 it told no numbers: -1."""
 
@@ -29,7 +30,7 @@ class CreatedTopic:
     replication_factor: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Partition:
     index: int
     leader: int | None
@@ -39,7 +40,7 @@ class Partition:
     offline: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Eligible:
     """Who may lead a partition without being in sync (KIP-966)."""
 
@@ -47,7 +48,7 @@ class Eligible:
     last_leader: int | None = None  # of a partition that nobody leads
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Topic:
     name: str
     topic_id: str
@@ -64,7 +65,7 @@ class Topic:
         return sum(len(p.isr) < len(p.replicas) for p in self.partitions)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OffsetAtTime:
     """`offset` -1: there is none at or after that time."""
 
@@ -73,7 +74,7 @@ class OffsetAtTime:
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterDescription:
     cluster_id: str | None
     controller: int | None
@@ -81,7 +82,7 @@ class ClusterDescription:
     features: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ApiSupport:
     """One API: the versions that a node serves and those spoken here; None: not at all."""
 
@@ -91,7 +92,7 @@ class ApiSupport:
     spoken: VersionRange | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuorumReplica:
     """A node that has the metadata log, as the leader knows. None: it did not tell."""
 
@@ -102,7 +103,7 @@ class QuorumReplica:
     address: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Quorum:
     """`committed_offset`: the metadata before it can no longer be lost."""
 
@@ -113,7 +114,7 @@ class Quorum:
     observers: Sequence[QuorumReplica]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerDescription:
     """A worker (Kafka's broker), alive or not. None: the cluster does not tell."""
 
@@ -129,7 +130,7 @@ class WorkerDescription:
     heard_ms_ago: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FollowerView:
     """A follower as its leader sees it. None: it has not shown."""
 
@@ -140,7 +141,7 @@ class FollowerView:
     caught_up_ms_ago: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionView:
     """What the leader of a partition knows."""
 
@@ -150,7 +151,7 @@ class PartitionView:
     followers: Sequence[FollowerView]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Truncation:
     """Offsets from `offset` up to `end_offset` are gone from that node's replica. None: unknown."""
 
@@ -170,7 +171,7 @@ class Truncation:
     detail: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ledger:
     """`has_forgotten`: there may have been others before."""
 
@@ -216,7 +217,7 @@ class ConfigType(IntEnum):
     PASSWORD = 9
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigResource:
     """`name` is a topic's, a node's number or, empty, the default of all nodes."""
 
@@ -228,14 +229,14 @@ class ConfigResource:
         return f"{kind} {self.name or 'default'}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigSynonym:
     name: str
     value: str | None
     source: ConfigSource
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigEntry:
     """`value` None: a secret, which no broker tells, or no value."""
 
@@ -256,14 +257,14 @@ class ConfigOperation(IntEnum):
     SUBTRACT = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigChange:
     name: str
     operation: ConfigOperation
     value: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReplicaOnDisk:
     topic: str
     partition: int
@@ -272,7 +273,7 @@ class ReplicaOnDisk:
     is_future: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogDir:
     """`error` is empty when the directory is in order; sizes of the volume are -1 if not told."""
 

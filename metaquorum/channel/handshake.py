@@ -20,11 +20,11 @@ MAX_HANDSHAKE_BYTES. The messages are not hidden: who wants that uses TLS below.
 import hmac
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from metaquorum.channel.identity import MAX_CLUSTER_ID_BYTES, ChannelIdentity, StreamKind
+from wire.frozen import frozen
 
 MAGIC: Final = b"mqchan\r\n"
 FORMAT: Final = 1
@@ -135,7 +135,7 @@ def decode_hello(data: bytes) -> Hello:
         raise HandshakeError(Refusal.OK, "its hello makes no sense") from None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Established:
     """Both sides are believed."""
 

@@ -4,11 +4,12 @@ import os
 import secrets
 import stat
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Final
 
 from metaquorum.tls_files import TlsFiles
+from wire.frozen import frozen
 
 MIN_SECRET_BYTES: Final = 16
 MAX_SECRET_BYTES: Final = 4096
@@ -28,7 +29,7 @@ class SecretError(Exception):
     """The cluster's secret cannot be used; one sentence that says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChannelIdentity:
     cluster_id: str
     node_id: int

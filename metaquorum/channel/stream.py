@@ -11,7 +11,6 @@ does not take its own pause for the other's.
 import errno
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -23,6 +22,7 @@ from metaquorum.channel.timing import ChannelTimings
 from metaquorum.runtime.seams import Clock, Connection, sleep
 from wire.errors import WireError
 from wire.frames import FrameBuffer
+from wire.frozen import frozen
 
 MAX_QUEUED_MESSAGES: Final = 16_384
 MAX_QUEUED_BYTES: Final = 32 << 20
@@ -44,7 +44,7 @@ class Cause(Enum):
     CLOSED = "closed by this side"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class End:
     """Why a stream has ended."""
 

@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import outcome
 import trio
 
 from metaquorum.runtime.seams import Clock, sleep
+from wire.frozen import frozen
 
 T = TypeVar("T")
 
@@ -16,7 +16,7 @@ SAME_LINE_SECONDS: Final = 30.0  # the same log line at most so often
 MAX_LINES_REMEMBERED: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChannelTimings:
     dial_s: float = 2.0  # to connect and be believed
     handshake_s: float = 2.0  # for who knocks, to be believed

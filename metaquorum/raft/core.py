@@ -30,6 +30,7 @@ import logging
 from random import Random
 
 from metaquorum.journal_ops import LogPosition
+from metaquorum.quorum import RaftFatalError
 from metaquorum.raft.election import Election
 from metaquorum.raft.library import Library
 from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
@@ -51,10 +52,6 @@ from metaquorum.raft.replication import Replication
 from metaquorum.raft.timings import RaftTimings
 
 logger = logging.getLogger(__name__)
-
-
-class RaftFatalError(Exception):
-    """The voter found what cannot be in a quorum that keeps its rules; it stops."""
 
 
 class RaftCore:

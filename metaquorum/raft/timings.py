@@ -1,9 +1,9 @@
 """How long a voter waits for what."""
 
-from dataclasses import dataclass
+from wire.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RaftTimings:
     """All in seconds. Each default says what it is a compromise between.
 

@@ -34,12 +34,13 @@ from metaquorum.quorum import (
     NotCommittedError,
     OutcomeUnknownError,
     QuorumStatus,
+    RaftFatalError,
     StateMachine,
     VoterStatus,
 )
 from metaquorum.raft.alarm import Alarm
 from metaquorum.raft.barriers import Barriers
-from metaquorum.raft.core import RaftCore, RaftFatalError
+from metaquorum.raft.core import RaftCore
 from metaquorum.raft.inbox import Came, Inbox
 from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
 from metaquorum.raft.messages import Piece, PieceAnswer, Taken, encode_message

@@ -23,6 +23,7 @@ from metaquorum.rpc.codec import Codec
 from metaquorum.scram_changes import UserScramChange
 from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
 from wire.errors import ErrorCode, KafkaError
+from wire.frozen import frozen
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -30,7 +31,7 @@ A = TypeVar("A")
 ANONYMOUS: Final = "User:ANONYMOUS"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asker:
     """On whose behalf a node asks: a client of it."""
 
@@ -44,14 +45,14 @@ class Asker:
         return self.principal.removeprefix("User:")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CreateTopics:
     asker: Asker
     topics: Sequence[NewTopic]
     validate_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeleteTopics:
     """Each by its name, or by its id."""
 
@@ -59,28 +60,28 @@ class DeleteTopics:
     topics: Sequence[tuple[str | None, bytes | None]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CreatePartitions:
     asker: Asker
     wishes: Sequence[MorePartitions]
     validate_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChangeConfigs:
     asker: Asker
     resources: Sequence[ResourceChange]
     validate_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChangeQuotas:
     asker: Asker
     changes: Sequence[QuotaChange]
     validate_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TakeMutations:
     """Asks whether a client may create and delete so many partitions with each of its wishes."""
 
@@ -89,7 +90,7 @@ class TakeMutations:
     is_strict: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DescribeMutations:
     """Asks what a client has of its controller_mutation_rate.
 
@@ -101,32 +102,32 @@ class DescribeMutations:
     most_used: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChangeScramCredentials:
     asker: Asker
     users: Sequence[UserScramChange]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UpdateFeatures:
     asker: Asker
     updates: Sequence[FeatureUpdate]
     validate_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnregisterWorker:
     asker: Asker
     worker_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ElectLeaders:
     asker: Asker
     wishes: Sequence[LeaderWish]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AlterPartitions:
     """A leader asks for other ISRs."""
 
@@ -135,7 +136,7 @@ class AlterPartitions:
     changes: Sequence[PartitionChange]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoseLogs:
     """A worker has lost logs, by topic id and partition; and begun them anew where it says so."""
 
@@ -145,13 +146,13 @@ class LoseLogs:
     begun_anew: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllocateProducerIds:
     worker_id: int
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuorumView:
     """What one controller knows of the quorum. `leader_id` None: of no leader.
 
@@ -165,7 +166,7 @@ class QuorumView:
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WatchQuorum:
     """Asks for the view once it is another than `known` (None: at once), or after `wait_ms`.
 
@@ -178,17 +179,17 @@ class WatchQuorum:
     incarnation_id: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DescribeQuorum:
     """Asks the active controller how far everybody is."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadEnd:
     """Asks the active controller where the metadata ends, after a round through its quorum."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReplicaView:
     """How far a node has the metadata log, as the active controller knows. -1: not known.
 
@@ -201,7 +202,7 @@ class ReplicaView:
     caught_up_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerView:
     """What the active controller knows of a worker beside its registration. -1: nothing yet."""
 
@@ -212,7 +213,7 @@ class WorkerView:
     why_fenced: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuorumDescription:
     """`observers` are the nodes that follow the log and do not vote on it."""
 
@@ -224,7 +225,7 @@ class QuorumDescription:
     workers: Sequence[WorkerView]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FetchMetadata:
     """Asks for committed batches from `offset` on, once there are some or after `wait_ms`.
 
@@ -239,7 +240,7 @@ class FetchMetadata:
     snapshot: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotPart:
     """Some of a snapshot's records, packed; part 0 is the first."""
 
@@ -249,7 +250,7 @@ class SnapshotPart:
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MetadataPart:
     """Committed batches, each as it was proposed; or part of a snapshot, from an empty image on."""
 

@@ -17,8 +17,9 @@ folder has returned.
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
+
+from wire.frozen import frozen
 
 T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -203,7 +204,7 @@ class Network(Protocol):
     async def connect(self, host: str, port: int) -> Connection: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Runtime:
     """What one node is given of its machine."""
 

@@ -23,8 +23,7 @@ from trio._core import _run
 from metaquorum.batch import Batch
 from metaquorum.journal import Journal
 from metaquorum.loader import MetadataLoader
-from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal
-from metaquorum.raft.core import RaftFatalError
+from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal, RaftFatalError
 from metaquorum.raft.peers import PeerProtocolError, PeerReceiver
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter

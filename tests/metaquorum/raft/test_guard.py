@@ -6,8 +6,9 @@ import pytest
 
 from metaquorum.journal import Journal
 from metaquorum.journal_ops import HardState, LogPosition
+from metaquorum.quorum import RaftFatalError
 from metaquorum.raft import core as core_module
-from metaquorum.raft.core import RaftCore, RaftFatalError
+from metaquorum.raft.core import RaftCore
 from metaquorum.raft.log import RaftLog
 from metaquorum.raft.messages import (
     Answer,
