@@ -7,7 +7,7 @@ from typing import BinaryIO, Final
 
 import click
 
-from cli.admin.output import yaml_lines
+from cli.admin.output import yaml_text
 from cli.admin.record_text import TextError, formatter, to_json
 from cli.admin.session import INT32_MAX, INT64_MAX, Session, session_command, topic_argument
 from cli.admin.times import time_value
@@ -110,9 +110,7 @@ def _writer(output: str, form: str | None) -> Callable[[ConsumedRecord], bytes]:
             json.dumps(to_json(record), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         )
     if output == "yaml":
-        return lambda record: "".join(line + "\n" for line in yaml_lines([to_json(record)])).encode(
-            "utf-8", "replace"
-        )
+        return lambda record: yaml_text([to_json(record)]).encode("utf-8", "replace")
     try:
         return formatter(DEFAULT_FORMAT if form is None else form)
     except TextError as error:

@@ -5,9 +5,9 @@ the same names in every version.
 """
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import click
@@ -16,6 +16,7 @@ from metaquorum.one_line import UNSAFE
 
 Row: TypeAlias = dict[str, Any]
 
+_NEVER_FOLDED: Final = 1 << 30  # characters in a line
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -71,7 +72,7 @@ def show_data(output: str, data: Any) -> None:
     if output == "json":
         click.echo(json.dumps(data, indent=2, ensure_ascii=False))
     else:
-        click.echo("\n".join(yaml_lines(data)))
+        click.echo(yaml_text(data), nl=False)
 
 
 def show_pairs(pairs: Iterable[tuple[str, Any]], indent: str = "") -> None:
@@ -114,52 +115,43 @@ def _draw(columns: Sequence[Column], cells: list[list[str]], right: list[bool]) 
     Console(highlight=False).print(table)
 
 
-# YAML: blocks of scalars that JSON could have written. It is all that data of ours needs.
+def yaml_text(data: Any) -> str:
+    """Blocks, in the order of `data`: keys plain where they can be, texts always in quotes."""
+    import yaml
 
-
-def yaml_lines(data: Any, indent: str = "") -> list[str]:
-    if isinstance(data, dict) and data:
-        lines = []
-        for key, value in data.items():
-            lines += _yaml_entry(f"{indent}{_yaml_key(key)}:", value, indent)
-        return lines
-    if isinstance(data, list) and data:
-        lines = []
-        for item in data:
-            if isinstance(item, dict | list) and item:
-                nested = yaml_lines(item, indent + "  ")
-                lines += [f"{indent}- {nested[0].lstrip()}", *nested[1:]]
-            else:
-                lines.append(f"{indent}- {_yaml_scalar(item)}")
-        return lines
-    return [f"{indent}{_yaml_scalar(data)}"]
-
-
-def _yaml_entry(start: str, value: Any, indent: str) -> list[str]:
-    if isinstance(value, dict | list) and value:
-        return [start, *yaml_lines(value, indent + "  ")]
-    return [f"{start} {_yaml_scalar(value)}"]
-
-
-def _yaml_key(key: str) -> str:
-    simple = re.fullmatch(r"[a-z][a-z_.-]*", key) and key not in (
-        "null",
-        "true",
-        "false",
-        "yes",
-        "no",
-        "on",
-        "off",
-        "y",
-        "n",
+    text: str = yaml.dump(
+        data,
+        Dumper=_yaml_dumper(),
+        allow_unicode=True,
+        default_flow_style=False,
+        sort_keys=False,
+        width=_NEVER_FOLDED,
     )
-    return key if simple else _yaml_scalar(key)
+    return text
 
 
-def _yaml_scalar(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return re.sub(
-        r"[\x7f-\x9f\ud800-\udfff\u2028\u2029\ufeff\ufffe\uffff]",
-        lambda found: f"\\u{ord(found[0]):04x}",
-        text,
-    )
+@cache
+def _yaml_dumper() -> Any:
+    import yaml
+
+    # libyaml's writes a list of records twenty times as fast, where PyYAML was built with it.
+    base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+    class Dumper(base):  # type: ignore[misc]
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+        def represent_mapping(self, *arguments: Any, **options: Any) -> yaml.MappingNode:
+            node: yaml.MappingNode = super().represent_mapping(*arguments, **options)
+            for key, _ in node.value:
+                key.style = None
+            return node
+
+    def quoted(dumper: Any, text: str) -> yaml.ScalarNode:
+        """So that what looks like a number or a date is a text to every reader of YAML."""
+        valid = text.encode("utf-8", "replace").decode()  # YAML has no lone surrogates
+        node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", valid, style='"')
+        return node
+
+    Dumper.add_representer(str, quoted)
+    return Dumper

@@ -18,8 +18,11 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cli.admin.output import printable, size_text, yaml_lines
+from cli.admin.output import printable, size_text, yaml_text
 from cli.mq_admin import COMMANDS, main
 from tests.cli.admin import Admin, environment
 from tests.nodes import PATIENCE_S, ROOT, Peer, free_port, unique, wait_until
@@ -684,22 +687,45 @@ def test_yaml_is_what_was_to_be_said() -> None:
         "Weird: key": 'line\nbreak \x7f\u2028 ü "quoted"',
         "no": {"empty": {}},
     }
-    text = "\n".join(yaml_lines(data))
+    text = yaml_text(data)
     assert text.splitlines() == [
         "a: []",
         "list:",
-        "  - 1",
-        "  - null",
-        "  - true",
-        '  - x: "y"',
-        "    deep:",
-        '      - z: "1"',
-        "      - - 2",
-        "        - 3",
-        r'"Weird: key": "line\nbreak \u007f\u2028 ü \"quoted\""',
-        '"no":',
+        "- 1",
+        "- null",
+        "- true",
+        '- x: "y"',
+        "  deep:",
+        '  - z: "1"',
+        "  - - 2",
+        "    - 3",
+        r"'Weird: key': " + r'"line\nbreak \x7F\L ü \"quoted\""',
+        "'no':",
         "  empty: {}",
     ]
+    assert yaml.safe_load(text) == data
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
+    ["", "1", "no", "null", "2026-01-01", "1e3", "- a", "#", "x" * 300]
+)
+DATA = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(DATA, max_size=3) | st.dictionaries(TEXTS, DATA, max_size=3))
+def test_yaml_is_read_as_it_was_meant(data: object) -> None:
+    text = yaml_text(data)
+    assert yaml.safe_load(text) == data
+    assert text.endswith("\n")
+
+
+def test_yaml_repeats_what_is_there_twice_and_keeps_the_order() -> None:
+    same = {"b": 1, "a": 2}
+    assert yaml_text([same, same]) == "- b: 1\n  a: 2\n- b: 1\n  a: 2\n"
 
 
 def test_yaml_of_a_list_and_of_nothing(node: Peer) -> None:
