@@ -19,9 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from simulations.__main__ import main as simulator
 from tests.nodes import PATIENCE_S, READY, ROOT, Node, free_ports, wait_until
 
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = "127.0.0.1:9092"
 TIMEOUT_S = 3 * PATIENCE_S  # of one block
@@ -157,5 +158,21 @@ def test_what_takes_long_is_there(block: Block) -> None:
             command = command[1:]
         if command[0] == "make":
             assert command[1] in targets
+        elif command[:2] == [".venv/bin/python", "-m"]:
+            assert_names_exist(command[2:])
         else:
             assert os.access(ROOT / command[0], os.X_OK)
+
+
+def assert_names_exist(words: list[str]) -> None:
+    """Those of tests, scenarios and defects, in a call of pytest or of the simulator."""
+    if words[0] == "pytest":
+        assert (ROOT / words[1]).is_file()
+        if "-k" in words:
+            name = words[words.index("-k") + 1]
+            assert re.search(rf"def test_\w*{name}", (ROOT / words[1]).read_text())
+        return
+    assert words[0] == "simulations"
+    command = simulator.commands[words[1]]
+    end = words.index("#") if "#" in words else len(words)
+    command.make_context(words[1], words[2:end])

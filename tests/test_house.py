@@ -13,7 +13,12 @@ from metaquorum.config import TOPIC_KEYS, WORKER_KEYS
 from metaquorum.config_def import ConfigKey
 from tests.nodes import ROOT
 
-TEXT_SUFFIXES = {"", ".md", ".py", ".toml", ".txt", ".xml", ".properties", ".cfg", ".yml"}
+TEXT_SUFFIXES = {"", ".md", ".py", ".toml", ".txt", ".xml", ".properties", ".cfg", ".yml", ".yaml"}
+TOP_LEVEL = {
+    *(".ci", ".gitignore", ".pre-commit-config.yaml"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
+    *("cli", "dataplane", "docs", "metaquorum", "simulations", "tests", "wire"),
+}
 # Folders of one machine, and of the people who work on it.
 MACHINE_PATHS = re.compile(r"(?<![\w.~$}])/(?:home|root|Users|work|workspace|mnt)/[A-Za-z]")
 
@@ -28,16 +33,23 @@ def project_files() -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def test_every_path_that_the_architecture_names_exists() -> None:
-    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+def test_the_top_level_holds_what_is_meant_to_be_there() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in project_files()} == TOP_LEVEL
+
+
+@pytest.mark.parametrize(
+    ("document", "least"), [("docs/ARCHITECTURE.md", 40), ("CONTRIBUTING.md", 30)]
+)
+def test_every_path_that_a_guide_names_exists(document: str, least: int) -> None:
+    text = (ROOT / document).read_text()
     tops = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir()))
     named = set(re.findall(rf"`((?:{tops})/[\w./-]*)`", text))
-    assert len(named) > 40
+    assert len(named) > least
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
 def test_every_link_in_the_documents_leads_somewhere() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
