@@ -71,9 +71,15 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return max(1, int(min(limits)))
 
 
+# What starts a process, and so makes a test slow.
+PROCESS_FIXTURES = {"either", "java", "kafka", "kafka_tool", "node", "start_node"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     uses_others: dict[object, bool] = {}
     for item in items:
+        if not PROCESS_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
         module = item.getparent(pytest.Module)
         if module not in uses_others:
             uses_others[module] = module is not None and any(

@@ -219,6 +219,7 @@ async def test_quotas_are_told_by_who_shares_them(tmp_path: Path) -> None:
         assert value(samples, "metaquorum_muted_connections", resource="Produce") == 1
 
 
+@pytest.mark.slow
 def test_the_process_is_told(tmp_path: Path) -> None:
     node = Node(tmp_path, None, "--metrics-listen", "127.0.0.1:0")
     node.start()

@@ -237,6 +237,7 @@ async def outcome_of(served: Simulated, client: RawClient, answers: list[list[by
     return Outcome(answers, logs, quotas, errors, taken)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60,
     deadline=None,

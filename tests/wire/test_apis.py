@@ -79,6 +79,7 @@ def test_rows_agree_with_the_message_tables(api: Api) -> None:
         assert cls.FLEXIBLE.first == api.flexible_from
 
 
+@pytest.mark.slow
 def test_message_tables_are_loaded_when_first_used() -> None:
     program = (
         "import sys, wire.headers as h\n"

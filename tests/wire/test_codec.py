@@ -83,6 +83,7 @@ def both(cls: type[Message], version: int, data: bytes) -> Any:
     return fast
 
 
+@pytest.mark.slow
 @every_case
 @few
 @given(data=st.data())
@@ -99,6 +100,7 @@ def test_every_truncation_is_a_wire_error(
         assert both(cls, version, written[:size]) == "WireError"
 
 
+@pytest.mark.slow
 @every_case
 @few
 @given(data=st.data(), seed=st.integers(0, 1 << 32))

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from wire.crc import crc32c
 
 
@@ -11,6 +13,7 @@ def test_the_check_value_is_that_of_crc_32c() -> None:
     assert crc32c(memoryview(b"456789"), crc32c(bytearray(b"123"))) == 0xE3069283
 
 
+@pytest.mark.slow
 def test_reading_batches_loads_no_codec_and_no_package_metadata() -> None:
     code = "import sys, wire.records; print(*sys.modules)"
     run = subprocess.run(

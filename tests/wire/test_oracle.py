@@ -18,6 +18,8 @@ from wire.codec import decode, encode
 from wire.compiling import fields_at
 from wire.message import Message, Struct
 
+pytestmark = pytest.mark.slow  # every version of every API, some 900 tests
+
 st.register_type_strategy(Records, st.binary(max_size=200).map(Records))
 
 # Kafka has the same names for other structs in the response.

@@ -146,6 +146,7 @@ def hold_against_the_naive_walk(
     return is_sound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_walk_gives_what_a_naive_one_gives(form: type[RecordWalk]) -> None:
     dice = random.Random(20)
@@ -281,6 +282,7 @@ def test_the_compiled_form_is_of_the_source_that_is_here() -> None:
         assert path.stat().st_mtime <= built.stat().st_mtime, f"{built} is older than {path}: make"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switch", ["", "1"])
 def test_the_environment_chooses_the_interpreted_form(switch: str) -> None:
     program = "from wire.walk_form import form_name; print(form_name())"

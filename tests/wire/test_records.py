@@ -239,6 +239,7 @@ def test_records_in_an_unknown_codec_or_beyond_the_bound_are_wire_errors() -> No
             decode_records(sample(9, codec=codec), 0, 50)
 
 
+@pytest.mark.slow
 @given(record_lists(), st.sampled_from(Codec), st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=200)
 def test_mutated_batches_give_records_or_our_errors(
@@ -271,6 +272,7 @@ def find_max_timestamp_at_0(buffer: bytearray) -> object:
 # Timestamps
 
 
+@pytest.mark.slow
 @given(record_lists(), st.sampled_from(Codec), st.data())
 @quick
 def test_the_first_record_of_a_time_is_the_one_a_walk_finds(

@@ -258,11 +258,13 @@ def run(seed: int) -> World:
     return in_world(troubles, seed)
 
 
+@pytest.mark.slow
 def test_each_connection_delivers_in_order_without_holes_through_all_troubles() -> None:
     worlds = [run(seed) for seed in range(6)]
     assert all(world.counts["messages"] > 300 for world in worlds)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_trace_in_another_process() -> None:
     code = "from tests.metaquorum.channel.test_simulated import run\nprint(run(3).trace.digest())"
     there = subprocess.run(

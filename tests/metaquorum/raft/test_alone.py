@@ -130,6 +130,7 @@ def assert_older_snapshot_reaches_journal(disk: CrashDisk) -> None:
     assert journal.base.index <= reach[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 def test_a_crash_between_any_two_writes_loses_nothing_acknowledged(power: bool) -> None:
     for fail_at in range(operations_of_a_whole_run()):

@@ -58,6 +58,7 @@ def test_a_voter_that_lost_its_disk_comes_back() -> None:
     small_snapshots().run(story)
 
 
+@pytest.mark.slow
 def test_a_snapshot_overtakes_entries_that_are_still_being_applied() -> None:
     async def story(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
@@ -76,6 +77,7 @@ def test_a_snapshot_overtakes_entries_that_are_still_being_applied() -> None:
         small_snapshots(seed).run(story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 def test_a_crash_at_any_point_of_taking_in_a_snapshot_is_recovered_from(power: bool) -> None:
     crashes = 0

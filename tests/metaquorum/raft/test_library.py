@@ -8,6 +8,7 @@ from random import Random
 
 import pysyncobj.syncobj as syncobj
 import pysyncobj.version
+import pytest
 
 from metaquorum.journal import Journal
 from metaquorum.journal_ops import LogPosition
@@ -65,6 +66,7 @@ def test_a_voter_starts_no_thread_and_opens_no_file() -> None:
     wait_until(holds_nothing)
 
 
+@pytest.mark.slow
 def test_importing_it_starts_nothing_and_leaves_signals_alone() -> None:
     program = (
         "import signal, threading, sys\n"
