@@ -22,6 +22,8 @@ from tests.nodes import PATIENCE_S, wait_until
 from wire.apis import ApiKey
 from wire.errors import ErrorCode
 
+pytestmark = pytest.mark.slow  # nodes as processes
+
 NewCluster = Callable[..., Cluster]
 
 

@@ -20,6 +20,8 @@ from tests.dataplane.log.logs import headers_of
 from tests.metaquorum.crash_disk import Crash, CrashDisk
 from wire.records import Record
 
+pytestmark = pytest.mark.slow  # power goes at every write
+
 FOLDER = "/data/t-0"
 END = 41
 

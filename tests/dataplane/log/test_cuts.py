@@ -17,6 +17,8 @@ from metaquorum.runtime.seams import StorageError
 from tests.dataplane.log.logs import headers_of, make_batch, read_headers
 from tests.metaquorum.crash_disk import Crash, CrashDisk
 
+pytestmark = pytest.mark.slow  # power goes at every write
+
 T = TypeVar("T")
 AT = ("t", 0)
 ONE_SEGMENT = LogConfig(segment_bytes=100_000, index_interval_bytes=150)
