@@ -515,6 +515,27 @@ def lives(seed: int, *programs: Program) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
+def test_a_folder_that_a_killed_process_made_survives_a_loss_of_power(seed: int) -> None:
+    """Who serves a log again syncs what is in its folder, and did not make the folder's name."""
+
+    async def is_killed(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 1)
+
+    async def flushes(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        append_many(log, 19)
+        await log.flush(log_dir.files.disk)
+        assert log.synced_offset == log.log_end_offset == 40
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        assert (log.log_end_offset, len(read_headers(log)), log.topic_id) == (40, 20, TOPIC_ID)
+
+    lives(seed, is_killed, flushes, reads)
+
+
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("failing", [".log", ".index", "leader-epoch-checkpoint"])
 @pytest.mark.parametrize("at_the_close", [False, True])
 def test_what_a_sync_did_not_keep_is_written_again(
