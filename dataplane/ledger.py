@@ -309,6 +309,8 @@ class TruncationLedger:
                 found, unreadable = decode_lines(disk.read_file(path))
                 if name == OLD_FILE_NAME:
                     size_bytes = 0
+                elif found:
+                    _sync(disk, folder, path)
             except OSError as error:
                 log.warning("the truncation ledger %s cannot be read: %s", path, error)
                 continue
@@ -391,6 +393,20 @@ class TruncationLedger:
         if is_new:
             disk.sync_dir(self._folder)
         self._size_bytes += len(data)
+
+
+def _sync(disk: Disk, folder: str, path: str) -> None:
+    """The ledger survives a loss of power. OSError.
+
+    A process that was killed may have written an entry and not synced it. What an entry tells of
+    happens after it was synced, but a recovery that finds its entry here does not write it again.
+    """
+    file = disk.open(path)
+    try:
+        file.sync()
+    finally:
+        file.close()
+    disk.sync_dir(folder)
 
 
 _HOW_BAD: Final = {
