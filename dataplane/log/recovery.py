@@ -315,7 +315,7 @@ class _Loader:
         if epoch >= 0 and epochs.epoch_at(header.base_offset) != epoch:
             epochs.assign(epoch, header.base_offset)
             self.changed_epochs = True
-        if header.producer_id >= 0 and header.base_offset >= self.replay_from:
+        if header.producer_id >= 0 and header.last_offset >= self.replay_from:
             self.log.producers.update(header, header.last_offset, header.max_timestamp, self.now_ms)
 
     # Scanning and cutting
