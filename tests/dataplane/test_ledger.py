@@ -99,20 +99,31 @@ def test_a_torn_line_is_passed_over_and_does_not_spoil_the_next(tmp_path: Path) 
     assert decode_lines(file.read_bytes())[1] == 1
 
 
+async def _killed(runtime: Runtime, data: bytes, size_bytes: int, *, fails: bool = False) -> None:
+    """A process wrote so much of `data` and was killed; `fails`: when it had tried to sync it."""
+    runtime.disk.make_dirs("/logs")
+    runtime.disk.sync_dir("/")
+    file = runtime.disk.open(f"/logs/{FILE_NAME}", create=True)
+    file.write(data[:size_bytes], 0)
+    if fails:
+        with pytest.raises(OSError, match="/logs"):
+            file.sync()
+    file.close()
+
+
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_killed_process_did_not_sync_survives_a_loss_of_power(seed: int) -> None:
+@pytest.mark.parametrize("state", ["whole", "torn", "sync failed"])
+def test_what_a_killed_process_did_not_sync_survives_a_loss_of_power(seed: int, state: str) -> None:
     """A recovery that finds its entry does not write it again: it must be there for good."""
     lost = entry(1, reason=Reason.RECOVERY)
+    line = encode_line(lost)
 
     async def check(world: World) -> None:
         machine = world.machine("one")
 
         async def is_killed(runtime: Runtime) -> None:
-            runtime.disk.make_dirs("/logs")
-            runtime.disk.sync_dir("/")
-            file = runtime.disk.open(f"/logs/{FILE_NAME}", create=True)
-            file.write(encode_line(lost), 0)
-            file.close()
+            size_bytes = len(line) // 2 if state == "torn" else len(line)
+            await _killed(runtime, line, size_bytes, fails=state == "sync failed")
 
         async def recovers(runtime: Runtime) -> None:
             ledger = TruncationLedger.open(runtime.disk, "/logs")
@@ -122,11 +133,14 @@ def test_what_a_killed_process_did_not_sync_survives_a_loss_of_power(seed: int) 
         async def reads(runtime: Runtime) -> None:
             assert list(TruncationLedger.open(runtime.disk, "/logs")) == [lost]
 
+        if state == "sync failed":
+            machine.faults.failing_sync = lambda path: path.endswith(FILE_NAME)
         for life in (is_killed, recovers, reads):
             if life is reads:
                 machine.power_cut()
             await machine.start(life).done.wait()
             assert machine.fate.error is None, machine.fate.error
+            machine.faults.failing_sync = None
 
     world = World(seed)
     world.run(check)
