@@ -155,10 +155,11 @@ class _Loader:
         found = settle_folder(self.disk, self.folder, self.config)
         self.names, self.bases, self.changed = found.names, found.base_offsets, found.is_changed
         log.snapshot_offsets = found.snapshot_offsets
-        self._read_metadata()
-        epochs_known = self._read_epochs()
         if not self.clean:  # the process that died may have written these, and not synced them
             log.unsynced = frozenset(_SMALL_FILES & self.names)
+            self._rewrite_small_files()
+        self._read_metadata()
+        epochs_known = self._read_epochs()
         if not self.bases:
             self._check_end(log.log_start_offset)
             self.disk.open(self.path(file_name(log.log_start_offset, LOG)), create=True).close()
@@ -440,12 +441,24 @@ class _Loader:
         if self.changed:
             self.disk.sync_dir(self.folder)
 
+    def _rewrite_small_files(self) -> None:
+        """The next sync of what is beside the log tells the truth: `_sync_small_files`, or a flush.
+
+        A log that is empty is not scanned, and relies on them as soon as it holds something.
+        """
+        if self.in_doubt:
+            for name in sorted(self.log.unsynced):
+                file = self.disk.open(self.path(name))
+                try:
+                    self._rewrite(file)
+                finally:
+                    file.close()
+
     def _sync_small_files(self) -> None:
         """What the process that died had written beside the log is as safe as the log is now."""
-        for name in sorted(_SMALL_FILES & self.names):
+        for name in sorted(self.log.unsynced):
             file = self.disk.open(self.path(name))
             try:
-                self._rewrite(file)
                 file.sync()
             finally:
                 file.close()

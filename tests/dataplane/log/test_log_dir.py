@@ -9,7 +9,7 @@ import trio
 
 from dataplane.log import checkpoints
 from dataplane.log.config import LogConfig
-from dataplane.log.files import DirectoryFailedError, OpenFiles
+from dataplane.log.files import DirectoryFailedError, DiskFullError, OpenFiles
 from dataplane.log.log_dir import MANY_LOGS, LogDir, NewPartition
 from dataplane.log.names import file_name, parse_partition_folder, retired_folder
 from dataplane.log.partition_log import PartitionLog
@@ -566,6 +566,35 @@ def test_what_a_sync_did_not_keep_is_written_again(
         assert (log.log_end_offset, len(read_headers(log)), log.topic_id) == (40, 20, TOPIC_ID)
 
     lives(seed, fails, recovers, reads)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whose_log_it_is_is_written_again_also_where_the_log_is_empty(seed: int) -> None:
+    """Nothing of it is recovered, but its first flush relies on what says whose it is."""
+
+    async def fails(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        log = log_dir.partitions["a", 0]
+        machine.faults.refusing = lambda path: errno.ENOSPC if path.endswith(".log") else 0
+        with pytest.raises(DiskFullError):
+            append_many(log, 1)
+        machine.faults.refusing = None
+        machine.faults.failing_sync = lambda path: path.endswith("partition.metadata")
+        with pytest.raises(DirectoryFailedError):
+            await log.flush(log_dir.files.disk)
+
+    async def flushes(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        append_many(log, 20)
+        await log.flush(log_dir.files.disk)
+        await log_dir.checkpoint()
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        assert not log_dir.offline
+        log = log_dir.partitions["a", 0]
+        assert (log.log_end_offset, len(read_headers(log)), log.topic_id) == (40, 20, TOPIC_ID)
+
+    lives(seed, fails, flushes, reads)
 
 
 def test_a_full_disk_can_be_started_on_and_synced() -> None:
