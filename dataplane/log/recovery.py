@@ -155,8 +155,8 @@ class _Loader:
         found = settle_folder(self.disk, self.folder, self.config)
         self.names, self.bases, self.changed = found.names, found.base_offsets, found.is_changed
         log.snapshot_offsets = found.snapshot_offsets
-        if not self.clean:  # the process that died may have written these, and not synced them
-            log.unsynced = frozenset(_SMALL_FILES & self.names)
+        if not self.clean:
+            log.unsynced = self._may_be_unsynced()
             self._rewrite_small_files()
         self._read_metadata()
         epochs_known = self._read_epochs()
@@ -179,6 +179,12 @@ class _Loader:
         return log
 
     # What is known beside the segments
+
+    def _may_be_unsynced(self) -> frozenset[str]:
+        """What is relied on, and the process that died may have written and not synced."""
+        last = self._first_unclean() if self.bases else 0
+        snapshots = (at for at in self.log.snapshot_offsets if self.synced_to <= at <= last)
+        return (_SMALL_FILES & self.names).union(file_name(at, SNAPSHOT) for at in snapshots)
 
     def _read_metadata(self) -> None:
         """Whose log it is; nobody's, if power went before the log was ever flushed."""

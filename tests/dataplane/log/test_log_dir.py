@@ -536,6 +536,38 @@ def test_a_folder_that_a_killed_process_made_survives_a_loss_of_power(seed: int)
 
 
 @pytest.mark.parametrize("seed", range(10))
+def test_producers_that_only_a_snapshot_knows_survive_a_loss_of_power(seed: int) -> None:
+    """It was written by a process that was killed, and the records before it are deleted."""
+
+    def sends(log: PartitionLog, producer_id: int, count: int) -> None:
+        for number in range(count):
+            append(log, make_batch(producer_id=producer_id, sequence=number))
+
+    async def is_killed(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        log = log_dir.partitions["a", 0]
+        sends(log, 7, 5)
+        log.roll(0)
+        log.advance_log_start(5)
+        assert await log.delete_old_segments(log_dir.files.disk) == 1
+
+    async def flushes(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        assert log.producers.entries[7].last_sequence == 4
+        sends(log, 8, 5)
+        await log.flush(log_dir.files.disk)
+        await log_dir.checkpoint()
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        assert log.log_end_offset == 10
+        last = {each: entry.last_sequence for each, entry in log.producers.entries.items()}
+        assert last == {7: 4, 8: 4}
+
+    lives(seed, is_killed, flushes, reads)
+
+
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("failing", [".log", ".index", "leader-epoch-checkpoint"])
 @pytest.mark.parametrize("at_the_close", [False, True])
 def test_what_a_sync_did_not_keep_is_written_again(
