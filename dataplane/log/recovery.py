@@ -28,6 +28,7 @@ crash during recovery) gives the same. All here is plain and slow: for `Disk.run
 import logging
 import os
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -95,12 +96,14 @@ def load_log(
     log_start_offset: int,
     now_ms: int,
     in_doubt: bool = False,
+    on_damage: Callable[[], None] = lambda: None,
 ) -> LoadedLog:
     """The log in that folder is as described, on disk too. StorageError if it cannot be trusted.
 
     `in_doubt`: an earlier sync may have failed.
+    `on_damage` is called, in this thread, before damage is cut off: the next start will not see it.
     """
-    rest = (recovery_point, log_start_offset, now_ms, in_doubt)
+    rest = (recovery_point, log_start_offset, now_ms, in_doubt, on_damage)
     with storage_errors("recover", folder):
         if clean:
             try:
@@ -124,6 +127,7 @@ class _Loader:
         log_start_offset: int,
         now_ms: int,
         in_doubt: bool,
+        on_damage: Callable[[], None],
     ) -> None:
         self.disk = disk
         self.folder = folder
@@ -133,6 +137,7 @@ class _Loader:
         self.synced_to = NEVER if clean else recovery_point
         self.now_ms = now_ms
         self.in_doubt = in_doubt
+        self.on_damage = on_damage
         self.log = LoadedLog(
             folder,
             log_start_offset=log_start_offset,
@@ -372,7 +377,8 @@ class _Loader:
         behind = find_batch_behind(file, damage.position + 1, size, end)
         lost = size - damage.position
         self.log.truncated_bytes += lost
-        self.log.is_damaged |= behind is not None or not _is_unfinished(file, damage.position, size)
+        if behind is not None or not _is_unfinished(file, damage.position, size):
+            self._is_damaged()
         if behind is None:
             logger.warning(
                 "%s: torn tail of %d bytes cut off at position %d, the log ends at offset %d: %s",
@@ -387,6 +393,11 @@ class _Loader:
             )  # fmt: skip
         file.truncate(damage.position)
 
+    def _is_damaged(self) -> None:
+        """What is going to be cut off is no write that was cut short."""
+        self.log.is_damaged = True
+        self.on_damage()
+
     def _is_hole(self, next_base: int) -> bool:
         """Whether the next segment does not continue this one, as some of it was not synced.
 
@@ -397,7 +408,7 @@ class _Loader:
     def _drop_segments(self, first: int) -> None:
         """What follows a cut segment goes, the last first."""
         for base in reversed(self.bases[first:]):
-            self.log.is_damaged = True
+            self._is_damaged()
             size = self.disk.size(self.path(file_name(base, LOG)))
             self.log.truncated_bytes += size
             self.log.lost_end_offset = max(self.log.lost_end_offset, base)

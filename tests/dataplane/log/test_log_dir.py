@@ -368,6 +368,43 @@ def test_the_clean_mark_is_written_after_everything_was_synced(tmp_path: Path) -
     run(main)
 
 
+@pytest.mark.parametrize("rots", [False, True])
+def test_a_start_that_cut_damage_does_not_count_as_one_that_lost_nothing(
+    tmp_path: Path, rots: bool
+) -> None:
+    """It may end before it has told the quorum, and the next start finds a sound log."""
+
+    async def begin(broker_epoch: int) -> tuple[LogDir, int]:
+        log_dir = LogDir.open(RealDisk(), str(tmp_path), is_locked=True)
+        believed = log_dir.previous_broker_epoch
+        log_dir.note_start(broker_epoch)
+        await log_dir.load(lambda topic: SMALL, 0)
+        return log_dir, believed
+
+    async def main() -> None:
+        log_dir, _ = await begin(5)
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 5)
+        log_dir.abandon()
+        (path,) = log_files(tmp_path / "a-0")
+        if rots:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        log_dir, believed = await begin(6)
+        assert believed == 5
+        assert log_dir.partitions["a", 0].was_damaged == rots
+        log_dir.abandon()
+        log_dir, believed = await begin(7)
+        assert believed == (-1 if rots else 6)
+        assert not log_dir.partitions["a", 0].was_damaged
+        log_dir.abandon()
+        _, believed = await begin(8)
+        assert believed == 7
+
+    run(main)
+
+
 def test_names_of_folders() -> None:
     assert parse_partition_folder("a.b_c-d-10") == ("a.b_c-d", 10)
     assert parse_partition_folder("a-0.0123-delete") is None
