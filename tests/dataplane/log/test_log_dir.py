@@ -573,6 +573,29 @@ def test_a_folder_that_a_killed_process_made_survives_a_loss_of_power(seed: int)
 
 
 @pytest.mark.parametrize("seed", range(10))
+def test_the_mark_of_a_clean_stop_does_not_come_back(seed: int) -> None:
+    """A process removed it, and was killed before it had synced that."""
+
+    async def stops(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 5)
+        await log_dir.close({})
+        machine.stop_at_disk_change(1, "kill", MARK)  # by the next one, which does not get further
+
+    async def flushes(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        append_many(log, 5)
+        await log.flush(log_dir.files.disk)
+        append_many(log, 5)
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        assert not log_dir.was_clean
+        assert log_dir.partitions["a", 0].log_end_offset >= 20
+
+    lives(seed, stops, flushes, reads)
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_producers_that_only_a_snapshot_knows_survive_a_loss_of_power(seed: int) -> None:
     """It was written by a process that was killed, and the records before it are deleted."""
 
