@@ -104,7 +104,7 @@ REPLICA_FAULT_DEFECTS: Final = tuple(
         ),
         (
             "cut-damage-forgotten",
-            "damaged-replicas",
+            "crossings",
             "a start that cuts damage off and ends at once counts as one that lost nothing",
             ("R2", "R6"),
             _cut_damage_forgotten,
