@@ -99,14 +99,19 @@ def handle_one(
         todo.append((partition, records))
     now_ms = worker.clock.now_ms()
     appended: list[Appended] = []
-    refusals: list[Refusal] = []
+    doubts: list[Refusal] = []
     uncommitted: list[Uncommitted] = []
+    outcome: Outcome | None = None  # it is not made for what goes well
     for partition, records in todo:
         try:
             result = _append_now(partition, records, version, acks, now_ms, client)
         except (KafkaError, StorageError) as error:
             told = refuse(client, _place(partition, version), records, error)
-            refusals.append((len(appended), partition, partition.leader_epoch, told))
+            outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
+            if is_doubtful(partition, told):
+                doubts.append((len(appended), partition, partition.leader_epoch, told))
+            else:  # at once: a log directory that failed takes nothing more of this request
+                outcome.fail(len(appended), partition, told)
             appended.append((partition.index, -1, -1, -1))
             continue
         first_offset, last_offset, append_time_ms, _ = result
@@ -116,19 +121,12 @@ def handle_one(
         appended.append(
             (partition.index, first_offset, append_time_ms, partition.log.log_start_offset)
         )
-    if not (refusals or uncommitted):
+    if outcome is None and not uncommitted:
         throttle_ms = 0
         if worker.quotas.is_on:
             throttle_ms = worker.quotas.answering(client, header.client_id, len(frame))
         return encode_one(version, header.correlation_id, topic, appended, throttle_ms)
-    outcome = Outcome(worker, client, header, len(frame), topic, appended)
-    doubts: list[Refusal] = []
-    for refusal in refusals:
-        number, partition, _, told = refusal
-        if is_doubtful(partition, told):
-            doubts.append(refusal)
-        else:
-            outcome.fail(number, partition, told)
+    outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
     if uncommitted or doubts:
         commits = Commits(worker, uncommitted, doubts, outcome, timeout_ms)
         return LaterReply(commits, as_it_is)

@@ -419,6 +419,7 @@ def simulated(
     story: Callable[[Simulated], Awaitable[None]],
     *,
     seed: int = 1,
+    log_dirs: Sequence[str] = (),
     dotted: Mapping[str, str] | None = None,
     **configs: object,
 ) -> World:
@@ -432,7 +433,9 @@ def simulated(
         machine, other = world.machine("server"), world.machine("client")
         texts = {key.replace("_", "."): str(value) for key, value in configs.items()}
         texts |= dotted or {}
-        node = NodeOnMachine(world, machine, 9092, texts, **listening(texts))
+        node = NodeOnMachine(
+            world, machine, 9092, texts, log_dirs=tuple(log_dirs), **listening(texts)
+        )
         fate = await node.start()
         assert not fate.done.is_set(), fate.error
 
