@@ -418,6 +418,9 @@ class LogDir:
         """They are gone, and stay so after a loss of power. StorageError."""
 
         def remove() -> None:
+            # Their new names first: a loss of power may bring back a folder of which a part is gone
+            # already, and under its old name it would be taken for the log of a topic.
+            self._disk.sync_dir(self.path)
             for folder in folders:
                 if self._disk.exists(self._path(folder)):
                     self._disk.remove_tree(self._path(folder))

@@ -627,6 +627,29 @@ def test_producers_that_only_a_snapshot_knows_survive_a_loss_of_power(seed: int)
     lives(seed, is_killed, flushes, reads)
 
 
+@pytest.mark.parametrize("change", [3, 4, 5])
+@pytest.mark.parametrize("seed", range(40))
+def test_of_a_deleted_log_no_part_comes_back_under_its_old_name(seed: int, change: int) -> None:
+    """Else a topic that is made again finds the rest of a log there, and cannot use it."""
+
+    async def removes(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        log = log_dir.partitions["a", 0]
+        append_many(log, 40)
+        await log.flush(log_dir.files.disk)
+        await log_dir.checkpoint(dict)
+        log_dir.delete("a", 0, random.Random(seed))
+        machine.stop_at_disk_change(change, "power", "-delete")
+        await log_dir.remove(log_dir.take_deleted())
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        assert not log_dir.offline
+        if (log := log_dir.partitions.get(("a", 0))) is not None:
+            assert len(read_headers(log)) == 40
+
+    lives(seed, removes, reads)
+
+
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("failing", [".log", ".index", "leader-epoch-checkpoint"])
 @pytest.mark.parametrize("at_the_close", [False, True])
