@@ -14,11 +14,11 @@ from cli.quorum_options import cluster_id_option
 from cli.scram_option import scram_records
 from cli.usage import UsageError
 from metaquorum.channel.identity import SecretError, create_secret
-from metaquorum.first_records import write_first_records
+from metaquorum.first_records import FIRST_RECORDS, write_first_records
 from metaquorum.one_line import one_line
 from metaquorum.runtime.real import RealDisk
 from metaquorum.runtime.seams import StorageError
-from metaquorum.storage import is_formatted, new_id, open_storage
+from metaquorum.storage import Storage, is_formatted, new_id, open_storage
 
 FAILED = 1
 BAD_USAGE = 2
@@ -96,7 +96,8 @@ def format_command(
         storage = open_storage(
             disk, path, node_id, random, owner=f"process {os.getpid()}", cluster_id=cluster_id
         )
-        if records and storage.is_new:
+        # Another run may have formatted it, and been killed before it had written these.
+        if records and not _has_begun(disk, storage):
             write_first_records(disk, path, records)
         storage.close()
     except (UsageError, StorageError, OSError) as error:
@@ -104,3 +105,9 @@ def format_command(
         sys.exit(BAD_USAGE if isinstance(error, UsageError) else FAILED)
     done = "formatted" if storage.is_new else "was formatted already"
     click.echo(f"{path} {done}: cluster {cluster_id}, node {node_id}")
+
+
+def _has_begun(disk: RealDisk, storage: Storage) -> bool:
+    """What its metadata log begins with is there, or no use any more."""
+    first_records = os.path.join(storage.data_dir, FIRST_RECORDS)
+    return disk.exists(first_records) or disk.exists(storage.metadata_dir)

@@ -307,9 +307,12 @@ class TruncationLedger:
                 if size_bytes > 2 * MAX_FILE_BYTES:
                     log.warning("%s is larger than a ledger, and passed over", path)
                     continue
-                found, unreadable = decode_lines(disk.read_file(path))
+                data = disk.read_file(path)
                 if name == OLD_FILE_NAME:
                     size_bytes = 0
+                else:
+                    _write_again(disk, folder, path, data)
+                found, unreadable = decode_lines(data)
             except OSError as error:
                 log.warning("the truncation ledger %s cannot be read: %s", path, error)
                 continue
@@ -392,6 +395,22 @@ class TruncationLedger:
         if is_new:
             disk.sync_dir(self._folder)
         self._size_bytes += len(data)
+
+
+def _write_again(disk: Disk, folder: str, path: str, data: bytes) -> None:
+    """The ledger survives a loss of power, as it was read. OSError.
+
+    A process that was killed may have written an entry and not synced it, or its sync has failed,
+    after which one that writes nothing succeeds. What an entry tells of happens after it was
+    synced, but a recovery that finds its entry here does not write it again.
+    """
+    file = disk.open(path)
+    try:
+        file.write(data, 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.sync_dir(folder)
 
 
 _HOW_BAD: Final = {

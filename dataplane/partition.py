@@ -348,7 +348,8 @@ class Partition:
         if state.leader != self.worker_id:
             self.leadership = None
             self._uncommitted.clear()
-            if changed and state.leader_epoch >= 0:
+            # Of a log that goes nothing is written: it may be for a full disk that it goes.
+            if changed and state.leader_epoch >= 0 and self.worker_id in state.replicas:
                 self.log.drop_unused_epochs()
         else:
             self._lead(state, anew=changed)

@@ -10,6 +10,7 @@ what must never mix.
 """
 
 import base64
+import errno
 import os
 from collections.abc import Mapping
 from random import Random
@@ -26,6 +27,10 @@ METADATA_DIR: Final = "metadata"
 MAX_PROPERTIES_BYTES: Final = 64 << 10
 _FORMAT_KEY: Final = "metaquorum.format"
 _NO_DATA: Final = frozenset({LOCK_FILE, META_PROPERTIES + ".tmp", "lost+found"})
+# What a file system, or a folder, of others says.
+_NOT_SYNCED: Final = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP)
+)
 
 
 class StorageIdentityError(StorageError):
@@ -110,6 +115,8 @@ def open_storage(
                 )
             properties = MetaProperties(cluster_id or new_id(random), node_id, new_id(random))
             _format(disk, data_dir, properties)
+        else:  # what a killed process has renamed here, and not synced, is relied on from now on
+            disk.sync_dir(data_dir)
         _check_identity(data_dir, properties, node_id, cluster_id)
     except OSError as error:
         lock.release()
@@ -152,8 +159,24 @@ def _format(disk: Disk, data_dir: str, properties: MetaProperties) -> None:
             f"{data_dir} holds {strangers[0]} but no {META_PROPERTIES}, so nobody knows whose it"
             " is; choose an empty directory"
         )
+    _sync_parents(disk, data_dir)
     write_atomically(disk, os.path.join(data_dir, META_PROPERTIES), properties.text().encode())
-    disk.sync_dir(os.path.dirname(data_dir))
+
+
+def _sync_parents(disk: Disk, data_dir: str) -> None:
+    """The directory, and those around it that were made for it, survive a loss of power. OSError.
+
+    Before it is formatted, as who finds it formatted relies on that. An earlier process may have
+    made them, and been killed: nobody knows which are new. One that cannot be synced is not.
+    """
+    path = data_dir
+    while (parent := os.path.dirname(path)) != path:
+        path = parent
+        try:
+            disk.sync_dir(path)
+        except OSError as error:
+            if error.errno not in _NOT_SYNCED:
+                raise
 
 
 def _read(disk: Disk, data_dir: str) -> MetaProperties | None:

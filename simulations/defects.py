@@ -123,6 +123,10 @@ def _recovered_not_synced() -> AbstractContextManager[None]:
     return swapped(recovery._Loader, "_scan", wrong)
 
 
+def _names_not_synced() -> AbstractContextManager[None]:
+    return swapped(LogDir, "_sync_names", lambda right: lambda self: None)
+
+
 def _producers_forgotten() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def finish(self: Any, first_unclean: int) -> None:
@@ -318,6 +322,13 @@ DEFECTS: Final[dict[str, Defect]] = {
             "single-node-power",
             ("liveness", "R6"),
             _recovered_not_synced,
+        ),
+        Defect(
+            "recovered-folders-not-synced",
+            "folders that a killed process made count as durable without a sync",
+            "log-dirs",
+            ("R6",),
+            _names_not_synced,
         ),
         Defect(
             "producers-forgotten",

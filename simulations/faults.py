@@ -125,6 +125,16 @@ async def power_after_recovery(stage: Stage) -> None:
     await power(stage)
 
 
+async def power_after_new_folders(stage: Stage) -> None:
+    """The process is killed while it makes folders of logs, and the power fails a little later.
+
+    The next process has acknowledged records in those folders then, whose names it did not make.
+    """
+    await _stop_at_change(stage, "kill", stage.draw.randint(1, 12), ".log")
+    await stage.room.world.sleep(stage.draw.uniform(0.02, 0.3))
+    await power(stage)
+
+
 async def restart(stage: Stage) -> None:
     await stage.node.stop()
     stage.count("restart")
@@ -223,6 +233,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "power at removals": power_at_removals,
     "stop while starting": stop_while_starting,
     "power after recovery": power_after_recovery,
+    "power after new folders": power_after_new_folders,
     "restart": restart,
     "power after stop": power_after_stop,
     "full": full,

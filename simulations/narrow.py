@@ -141,6 +141,23 @@ def _several_removals(settings: Settings, draw: Random) -> None:
     settings.node_configs = {"log.flush.offset.checkpoint.interval.ms": "60000"}
 
 
+def _new_folders(settings: Settings, _: Random) -> None:
+    """Folders of logs that a killed process made, in directories that nothing else syncs soon."""
+    _quiet(settings)
+    settings.topics, settings.max_partitions, settings.producers = 2, 3, 3
+    settings.several_log_dirs = True
+    settings.flush = 1.0
+    settings.segment_bytes = 700_000
+    settings.records, settings.max_batch_records = 60, 2
+    settings.max_value_bytes, settings.think_s = 60, 0.02
+    settings.fault_gap_s = 0.02
+    settings.faults = ["power after new folders"]
+    settings.node_configs = {
+        "log.flush.offset.checkpoint.interval.ms": "60000",
+        "replica.high.watermark.checkpoint.interval.ms": "60000",
+    }
+
+
 NARROW: Final[Mapping[str, tuple[NarrowWorld, ...]]] = {
     "single-node-power": (NarrowWorld("power fails soon after a recovery", _power_after_recovery),),
     "failing-disk": (
@@ -156,6 +173,7 @@ NARROW: Final[Mapping[str, tuple[NarrowWorld, ...]]] = {
     "administration": (
         NarrowWorld("power fails while several segments are removed", _several_removals),
     ),
+    "log-dirs": (NarrowWorld("power fails after a kill that left new folders", _new_folders),),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from metaquorum.runtime import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection
-from simulations.history import Attempt, Topic
+from simulations.history import Attempt, PartitionOf, Topic
 from simulations.lying_batches import wrong_max_timestamp
 from simulations.room import Room
 from wire.apis import ApiKey
@@ -22,6 +22,8 @@ from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicPro
 from wire.records import Codec, Record, encode_batch
 
 RETRY_S: Final = 0.05
+# After which a producer gives up where damage may have taken the log out of service.
+DELIVERY_TIMEOUT_S: Final = 20.0
 # One batch in so many has a header with another largest timestamp than its records.
 WRONG_HEADERS: Final = 8
 # The header of a record without a value that says what the value would have been.
@@ -244,7 +246,10 @@ class Producer:
             return
         self._say(f"refused: {batch}: {code.name} {answer.error_message or ''}")
         self.room.world.count(f"refused: {code.name}")
-        if code in RETRIABLE and self._retries and not batch.topic.delete_asked:
+        if self._is_out_of_service(batch, code):
+            self.room.world.count("producers that gave up a rotten partition")
+            self._left = 0
+        elif code in RETRIABLE and self._retries and not batch.topic.delete_asked:
             # Those behind it cannot succeed before it does: all of them go again, in order.
             raise EOFError(f"to be tried again: {code.name}")
         self._unanswered.popleft()
@@ -257,3 +262,12 @@ class Producer:
             self._unanswered.clear()
             self._producer_id = -1
             raise EOFError(f"begins anew: {code.name}")
+
+    def _is_out_of_service(self, batch: Batch, code: ErrorCode) -> bool:
+        """Damage may take a whole log out of service, until somebody has seen to it."""
+        place = PartitionOf(batch.topic.topic_id, batch.partition)
+        return (
+            code is ErrorCode.KAFKA_STORAGE_ERROR
+            and place in self.room.history.rotten
+            and self.room.world.now - batch.attempts[0].first_sent_at > DELIVERY_TIMEOUT_S
+        )

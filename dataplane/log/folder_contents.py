@@ -90,6 +90,7 @@ def _complete_swap(
     if not result.state.size_bytes:  # not ours: it says nothing of what it stands for
         disk.remove(path)
         return
+    disk.sync_dir(folder)  # a process that was killed may have renamed it, and not synced that
     for name in sorted(names):
         offset, suffix = parse_file_name(name) or (-1, "")
         is_index = suffix in (OFFSET_INDEX, TIME_INDEX)

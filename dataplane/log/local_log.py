@@ -52,6 +52,7 @@ class LocalLog:
         "_replacements",
         "_retired",
         "_segments",
+        "_swapping",
         "_tail_dirty",
         "_truncations",
         "_unsynced_segments",
@@ -111,6 +112,7 @@ class LocalLog:
         self._truncations = 0
         self._cut_unsynced = False  # a loss of power may bring back what was cut
         self._replacements = 0
+        self._swapping: int | None = None  # base offset of a .swap before its time
         self._writing = False
 
     # What is known
@@ -307,12 +309,14 @@ class LocalLog:
 
     def _cut(self, offset: int) -> int:
         """The files have nothing at or after `offset`; where they end now: there, or before."""
+        self._drop_swap()
         while (segment := self._segments.pop_behind(offset)) is not None:
             self._remove_segment(segment)
         return self._segments.active.truncate_to(offset)
 
     def _cut_all(self, offset: int) -> None:
         """There is one segment: empty, and beginning at `offset`."""
+        self._drop_swap()
         for segment in reversed(list(self._segments)):
             self._remove_segment(segment)
         self._segments = Segments([self._new_segment(offset, 0)], offset)
@@ -378,18 +382,35 @@ class LocalLog:
         with storage_errors("rename", folder):
             self._rename_all(state.base_offset, CLEANED, SWAP)
         with trio.CancelScope(shield=True):
-            if not await self._sync_names(disk, folder):
+            self._swapping = state.base_offset
+            try:
+                if not await self._sync_names(disk, folder):
+                    return False
+            except StorageError:
+                self._drop_swap()
+                raise
+            if self._swapping is None or not self._segments.has_sealed(old):
+                self._drop_swap()
                 return False
-            if not self._segments.has_sealed(old):
-                for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
-                    self._folder.remove(file_name(state.base_offset, suffix) + SWAP)
-                return False
+            self._swapping = None
             with self._failing("replace segments of"):
                 segment = self._swap(old, state)
                 if await self._sync_names(disk, folder) and segment in self._segments:
                     segment.settle()
                     self._folder.names_changed()
         return True
+
+    def _drop_swap(self) -> None:
+        """No .swap is there whose segments were not replaced. StorageError.
+
+        A start would put it in their place, and what they were before a cut in the place of all
+        that was appended since: so it goes before the cut, and is gone for good with its flush.
+        """
+        if self._swapping is not None:
+            with self._failing("remove what was to replace segments of"):
+                for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+                    self._folder.remove(file_name(self._swapping, suffix) + SWAP)
+            self._swapping = None
 
     def _rename_all(self, base_offset: int, ending: str, new_ending: str) -> None:
         for suffix in (OFFSET_INDEX, TIME_INDEX, LOG):

@@ -176,6 +176,9 @@ class LogDir:
             folders = await self._disk.run(self._partition_folders)
             in_doubt = not self.was_clean and mark.is_in_doubt()
             mark.begin()  # a recovery syncs, too
+        if not self.was_clean:
+            with storage_errors("sync", self.path):
+                await self._disk.run(self._sync_names)
         recovery_points, starts = offsets
         found = {partition for partition, _ in folders}
         for noted in (self.checkpoints.high_watermarks, recovery_points):
@@ -209,6 +212,13 @@ class LogDir:
         self._strays = [name for name in names if name.endswith(STRAY_FOLDER)]
         return self.checkpoints.read()
 
+    def _sync_names(self) -> None:
+        """Folders that a killed process made, or renamed, survive a loss of power. OSError.
+
+        Logs that are open in them take it for granted: they sync what is in their folders.
+        """
+        self._disk.sync_dir(self.path)
+
     def _partition_folders(self) -> list[tuple[Partition, str]]:
         return [
             (found, name)
@@ -236,10 +246,21 @@ class LogDir:
                 log_start_offset=offsets.log_start_offset,
                 now_ms=now_ms,
                 in_doubt=in_doubt,
+                on_damage=self._found_damage,
             )
         except StorageError as error:
             return partial(self._set_offline, partition, error, offsets)
         return partial(self._add, partition, config, loaded, now_ms)
+
+    def _found_damage(self) -> None:
+        """A log is about to be cut that was thought to have all that the process before wrote.
+
+        If this process ends before the quorum has been told (`Partitions._tell_damaged`), the next
+        one finds a sound log: no mark may say then that nothing was lost. After a loss of power
+        nobody has relied on the log, and what this process writes is noted as ever.
+        """
+        if self.previous_broker_epoch >= 0:
+            self._marks.forget_start()
 
     def _set_offline(self, partition: Partition, error: StorageError, offsets: LogOffsets) -> None:
         logger.error("%s-%d is offline: %s", *partition, error)
@@ -397,6 +418,9 @@ class LogDir:
         """They are gone, and stay so after a loss of power. StorageError."""
 
         def remove() -> None:
+            # Their new names first: a loss of power may bring back a folder of which a part is gone
+            # already, and under its old name it would be taken for the log of a topic.
+            self._disk.sync_dir(self.path)
             for folder in folders:
                 if self._disk.exists(self._path(folder)):
                     self._disk.remove_tree(self._path(folder))

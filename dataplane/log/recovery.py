@@ -28,6 +28,7 @@ crash during recovery) gives the same. All here is plain and slow: for `Disk.run
 import logging
 import os
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -95,12 +96,14 @@ def load_log(
     log_start_offset: int,
     now_ms: int,
     in_doubt: bool = False,
+    on_damage: Callable[[], None] = lambda: None,
 ) -> LoadedLog:
     """The log in that folder is as described, on disk too. StorageError if it cannot be trusted.
 
     `in_doubt`: an earlier sync may have failed.
+    `on_damage` is called, in this thread, before damage is cut off: the next start will not see it.
     """
-    rest = (recovery_point, log_start_offset, now_ms, in_doubt)
+    rest = (recovery_point, log_start_offset, now_ms, in_doubt, on_damage)
     with storage_errors("recover", folder):
         if clean:
             try:
@@ -124,6 +127,7 @@ class _Loader:
         log_start_offset: int,
         now_ms: int,
         in_doubt: bool,
+        on_damage: Callable[[], None],
     ) -> None:
         self.disk = disk
         self.folder = folder
@@ -133,6 +137,7 @@ class _Loader:
         self.synced_to = NEVER if clean else recovery_point
         self.now_ms = now_ms
         self.in_doubt = in_doubt
+        self.on_damage = on_damage
         self.log = LoadedLog(
             folder,
             log_start_offset=log_start_offset,
@@ -155,10 +160,11 @@ class _Loader:
         found = settle_folder(self.disk, self.folder, self.config)
         self.names, self.bases, self.changed = found.names, found.base_offsets, found.is_changed
         log.snapshot_offsets = found.snapshot_offsets
+        if not self.clean:
+            log.unsynced = self._may_be_unsynced()
+            self._rewrite_small_files()
         self._read_metadata()
         epochs_known = self._read_epochs()
-        if not self.clean:  # the process that died may have written these, and not synced them
-            log.unsynced = frozenset(_SMALL_FILES & self.names)
         if not self.bases:
             self._check_end(log.log_start_offset)
             self.disk.open(self.path(file_name(log.log_start_offset, LOG)), create=True).close()
@@ -178,6 +184,12 @@ class _Loader:
         return log
 
     # What is known beside the segments
+
+    def _may_be_unsynced(self) -> frozenset[str]:
+        """What is relied on, and the process that died may have written and not synced."""
+        last = self._first_unclean() if self.bases else 0
+        snapshots = (at for at in self.log.snapshot_offsets if self.synced_to <= at <= last)
+        return (_SMALL_FILES & self.names).union(file_name(at, SNAPSHOT) for at in snapshots)
 
     def _read_metadata(self) -> None:
         """Whose log it is; nobody's, if power went before the log was ever flushed."""
@@ -315,7 +327,7 @@ class _Loader:
         if epoch >= 0 and epochs.epoch_at(header.base_offset) != epoch:
             epochs.assign(epoch, header.base_offset)
             self.changed_epochs = True
-        if header.producer_id >= 0 and header.base_offset >= self.replay_from:
+        if header.producer_id >= 0 and header.last_offset >= self.replay_from:
             self.log.producers.update(header, header.last_offset, header.max_timestamp, self.now_ms)
 
     # Scanning and cutting
@@ -365,7 +377,8 @@ class _Loader:
         behind = find_batch_behind(file, damage.position + 1, size, end)
         lost = size - damage.position
         self.log.truncated_bytes += lost
-        self.log.is_damaged |= behind is not None or not _is_unfinished(file, damage.position, size)
+        if behind is not None or not _is_unfinished(file, damage.position, size):
+            self._is_damaged()
         if behind is None:
             logger.warning(
                 "%s: torn tail of %d bytes cut off at position %d, the log ends at offset %d: %s",
@@ -380,6 +393,11 @@ class _Loader:
             )  # fmt: skip
         file.truncate(damage.position)
 
+    def _is_damaged(self) -> None:
+        """What is going to be cut off is no write that was cut short."""
+        self.log.is_damaged = True
+        self.on_damage()
+
     def _is_hole(self, next_base: int) -> bool:
         """Whether the next segment does not continue this one, as some of it was not synced.
 
@@ -390,7 +408,7 @@ class _Loader:
     def _drop_segments(self, first: int) -> None:
         """What follows a cut segment goes, the last first."""
         for base in reversed(self.bases[first:]):
-            self.log.is_damaged = True
+            self._is_damaged()
             size = self.disk.size(self.path(file_name(base, LOG)))
             self.log.truncated_bytes += size
             self.log.lost_end_offset = max(self.log.lost_end_offset, base)
@@ -440,12 +458,24 @@ class _Loader:
         if self.changed:
             self.disk.sync_dir(self.folder)
 
+    def _rewrite_small_files(self) -> None:
+        """The next sync of what is beside the log tells the truth: `_sync_small_files`, or a flush.
+
+        A log that is empty is not scanned, and relies on them as soon as it holds something.
+        """
+        if self.in_doubt:
+            for name in sorted(self.log.unsynced):
+                file = self.disk.open(self.path(name))
+                try:
+                    self._rewrite(file)
+                finally:
+                    file.close()
+
     def _sync_small_files(self) -> None:
         """What the process that died had written beside the log is as safe as the log is now."""
-        for name in sorted(_SMALL_FILES & self.names):
+        for name in sorted(self.log.unsynced):
             file = self.disk.open(self.path(name))
             try:
-                self._rewrite(file)
                 file.sync()
             finally:
                 file.close()

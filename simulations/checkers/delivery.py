@@ -242,7 +242,9 @@ class LastOfEachKey(AcknowledgedIsKept):
         kept = []
         for attempt in acked:
             assert attempt.offset is not None
-            if attempt.offset in there:
+            if attempt.offset in there or self.room.history.is_rotten(
+                attempt.place, attempt.offset
+            ):
                 kept.append(attempt)
             elif last_read.get(attempt.key, -1) > attempt.offset:
                 self.room.world.count("records that came again, gone")

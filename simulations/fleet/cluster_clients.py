@@ -154,7 +154,9 @@ class Administrator(ClusterClient):
                 return topic_id
             shown = await self.metadata(connection, name)
             names = {each.name or "": bytes(each.topic_id) for each in shown.topics}
-            if name not in told.deletion_asked:
+            # Another administrator may have asked for its deletion, and for another of its name.
+            is_still_wanted = told.created.get(name) == (topic_id, partitions)
+            if is_still_wanted and name not in told.deletion_asked:
                 self.nation.checker(CreatedIsVisible).shown(name, topic_id, names)
             return topic_id
         if code not in _AMBIGUOUS:

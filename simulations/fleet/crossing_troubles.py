@@ -30,9 +30,11 @@ from typing import Final
 
 import trio
 
+from dataplane.log.names import LOG, file_name
 from dataplane.partition import Partition
 from metaquorum.image import PartitionImage
 from metaquorum.runtime.seams import Runtime, sleep
+from simulations.checkers.log_files import naive_segments
 from simulations.client import BROKEN
 from simulations.consumer import LATEST
 from simulations.fleet.cluster_checkers import AnswersHold
@@ -60,8 +62,9 @@ from wire.messages.create_topics import (
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Record, encode_batch
+from wire.records import HEADER_BYTES, Record, encode_batch
 
+DATA: Final = "/data"
 CONTROLLER: Final = "node-1"  # the only one
 # So long a state is waited for, and how often it is looked at.
 WITHIN_S: Final = 4.0
@@ -403,10 +406,41 @@ class Crossing:
         self.slow_disk(worker_id, self.nation.settings.disk_delay_s)
 
 
+async def cut_damage(this: Crossing) -> bool:
+    """A worker that is eligible cuts damage off its log, and is killed before it has told so.
+
+    What it lacks then is not to be seen any more, and soon nobody else is left to lead.
+    """
+    leader, eligible, *_ = this.workers()
+    (story,) = await this.topic((leader, eligible), least=2, records=6)
+    this.kill(eligible)
+    if not await this.until(lambda: eligible in this.state(story).elr):
+        return False
+    machine = this.nation.members[eligible].kept.machine
+    folder = f"{DATA}/{story.topic}-{story.place.partition}"
+    batches = naive_segments(machine.storage, folder)[0].batches
+    batch = this.draw.choice(batches[1:])
+    path = f"{folder}/{file_name(0, LOG)}"
+    machine.storage.flip(machine.storage.file(path), batch.position + HEADER_BYTES, 0)
+    machine.say(f"a bit of {path} at {batch.position + HEADER_BYTES} flips")
+    held = story.held[eligible]
+    held.rotten = held.damaged = held.was_damaged = True
+    machine.stop_at_disk_change(this.draw.randint(1, 6), "kill", folder)
+    runs = machine.runs
+    this.release(eligible)
+    is_cut = await this.until(lambda: machine.runs > runs and not machine.running)
+    if not await this.until(lambda: machine.runs > runs + 1 and this.all_serve()):
+        return False
+    this.kill(leader)
+    await this.until(lambda: this.leads(eligible, story), 1.0)
+    return is_cut
+
+
 class Crossings:
     def __init__(self, nation: WatchedNation) -> None:
         self.kinds: dict[str, Befalls] = {
-            name: partial(_play, nation, crossing) for name, crossing in CROSSINGS.items()
+            name: partial(_play, nation, crossing)
+            for name, crossing in (CROSSINGS | LATER_CROSSINGS).items()
         }
 
 
@@ -859,4 +893,8 @@ CROSSINGS: Final[dict[str, Callable[[Crossing], Awaitable[bool]]]] = {
     "namesake": namesake,
     "handover": handover,
     "unregister": unregistered,
+}
+# Drawn apart, so that the others stay the worlds that they are.
+LATER_CROSSINGS: Final[dict[str, Callable[[Crossing], Awaitable[bool]]]] = {
+    "cut damage": cut_damage,
 }

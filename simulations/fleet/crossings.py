@@ -9,7 +9,7 @@ from collections.abc import Collection
 from random import Random
 from typing import Final
 
-from simulations.fleet.crossing_troubles import CROSSINGS, Crossings
+from simulations.fleet.crossing_troubles import CROSSINGS, LATER_CROSSINGS, Crossings
 from simulations.fleet.plan import Trouble, without
 from simulations.fleet.replica_clients import ReplicaConsumer, ReplicaProducer
 from simulations.fleet.replica_nation import ReplicationSettings, WatchedNation
@@ -22,6 +22,8 @@ from simulations.world import World
 TIMEOUTS_MS: Final = (30, 150, 3000)
 # That a controller keeps for workers: who asks for an earlier one is sent a snapshot.
 RECENT_BATCHES: Final = (2, 2, 20_000)
+# Of the seeds, those with one of `LATER_CROSSINGS`.
+LATER: Final = 0.06
 # Those where followers are to come by one batch at a time.
 SMALL_ANSWERS: Final = ("heir", "half way")
 
@@ -66,6 +68,9 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 
 
 async def play_kind(world: World, kind: str | None, leave_out: Collection[int] = ()) -> None:
+    later = world.stream("later crossings")
+    if kind is None and later.random() < LATER:
+        kind = later.choice(list(LATER_CROSSINGS))
     settings = draw_settings(world.stream("settings crossings"), kind)
     world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
     settings.troubles = without(settings.troubles, leave_out)
@@ -94,5 +99,5 @@ CROSSINGS_SCENARIO: Final = Scenario(
     "clusters with replicated topics: one interleaving at a time that chance hardly comes to",
     play,
     CHECKERS,
-    gates=("acknowledged records", *(f"fault: {kind}" for kind in CROSSINGS)),
+    gates=("acknowledged records", *(f"fault: {kind}" for kind in (*CROSSINGS, *LATER_CROSSINGS))),
 )

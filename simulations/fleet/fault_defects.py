@@ -6,6 +6,7 @@ from typing import Any, Final
 from dataplane import following
 from dataplane.log import files
 from dataplane.log.local_log import LocalLog
+from dataplane.log.log_dir import LogDir
 from dataplane.partition import Partition
 from metaquorum import registrations
 from metaquorum.raft.progress import Progress
@@ -57,6 +58,10 @@ def _failed_read_is_a_bug() -> AbstractContextManager[None]:
     return swapped(files, "storage_error", wrong)
 
 
+def _cut_damage_forgotten() -> AbstractContextManager[None]:
+    return swapped(LogDir, "_found_damage", lambda right: lambda self: None)
+
+
 def _unclean_for_ever() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def advance(self: Any) -> None:
@@ -96,6 +101,13 @@ REPLICA_FAULT_DEFECTS: Final = tuple(
             "a worker that names the broker epoch of any earlier process has all logs",
             ("R2", "R6", "R8"),
             _older_image_believed,
+        ),
+        (
+            "cut-damage-forgotten",
+            "crossings",
+            "a start that cuts damage off and ends at once counts as one that lost nothing",
+            ("R2", "R6"),
+            _cut_damage_forgotten,
         ),
         (
             "cut-takes-offline",

@@ -587,7 +587,9 @@ class DeliveredOnce(WatchingChecker):
 
         So it may be where the leader was elected without a record of that producer.
         """
+        identities = (story.identities.get(name) for name in story.gone_unneeded)
         lost = {identity.crc for _, identity in story.lost_records}
+        lost |= {identity.crc for identity in identities if identity is not None}
         own = self._sent.get((story.place, producer_id), set())
         self.compare(not lost.isdisjoint(own), "{}: {}", story, text)
 

@@ -216,7 +216,12 @@ class ReplicaTroubles:
         else:
             image = kept.machine.storage.image()
         kept.machine.say("an image of its disk is made")
+        storage = kept.machine.storage
         await act.world.sleep(OLDER_S + act.trouble.lasts_s)
+        if kept.machine.storage is not storage:
+            # An older image was put back meanwhile: what this one has, others have replaced since.
+            # The ledger says so, and not from which offset on.
+            return
         kept.hold()
         await self._stop(act, kept)
         kept.machine.put_back(image)

@@ -185,6 +185,9 @@ class PartitionStory:
     ever_committed: set[Name] = field(default_factory=set)
     # Committed, and lost with good reason; by which leader, on which disk.
     gone: dict[Name, tuple[int, Storage]] = field(default_factory=dict)
+    # As `gone`, of records that were deleted, had expired or were compacted away before: nobody
+    # needs them, but their producers' sequences went with them.
+    gone_unneeded: set[Name] = field(default_factory=set)
     was_unclean: bool = False  # somebody led who was neither in sync, nor eligible, nor the last
     # Committed by a leader that had not heard yet of another, elected uncleanly.
     deposed: set[Name] = field(default_factory=set)
@@ -593,8 +596,14 @@ class Chronicle:
                     story.gone[name] = held.worker_id, held.machine.storage
                     self.world.count("committed records lost by the last replica in sync")
             for offset, epoch in list(story.committed.items()):
-                if offset >= held.end and Name(epoch, offset) in story.cleaned:
+                name = Name(epoch, offset)
+                if offset < held.end or name in story.gone:
+                    continue
+                if name in story.cleaned:
                     del story.committed[offset]  # compacted away before, and behind what is left
+                    story.gone_unneeded.add(name)
+                elif offset < story.deleted_to:
+                    story.gone_unneeded.add(name)
 
 
 def changed_partitions(

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from cli.mq_server import main
 from metaquorum.batch import Batch
+from metaquorum.first_records import read_first_records
 from metaquorum.framing import encode_frame
 from metaquorum.image import MetadataImage
 from metaquorum.journal import MAGIC
@@ -175,6 +176,27 @@ def test_a_directory_is_formatted_once(tmp_path: Path) -> None:
     other = run(*options, "--node-id", 4, "--ignore-formatted", code=1)
     assert "belongs to node 3, not to node 4" in other
     assert (data / "meta.properties").read_text() == properties
+
+
+def test_what_a_cluster_begins_with_is_written_where_another_run_was_killed_before(
+    tmp_path: Path,
+) -> None:
+    password = tmp_path / "password"
+    password.write_text("secret")
+    password.chmod(0o600)
+    data = tmp_path / "data"
+    options = ["format", "--data-dir", data, "--cluster-id", run("cluster-id").strip()]
+    options += ["--node-id", 3, "--ignore-formatted"]
+    run(*options)  # as far as it came
+    user = ["--add-scram", f"SCRAM-SHA-512=[name=admin,password-file={password}]"]
+    run(*options, *user)
+    (record,) = read_first_records(RealDisk(), str(data))
+    run(*options, *user)
+    assert read_first_records(RealDisk(), str(data)) == [record]
+    (data / "first.records").unlink()
+    (data / "metadata").mkdir()  # it has begun
+    run(*options, *user)
+    assert not (data / "first.records").exists()
 
 
 @pytest.mark.parametrize("cluster_id", ["short", "!" * 22])

@@ -27,7 +27,9 @@ from dataplane.ledger import (
 from dataplane.partition import NOWHERE, Partition
 from metaquorum.image import NO_LEADER
 from metaquorum.runtime.real import RealDisk
+from metaquorum.runtime.seams import Runtime
 from simulations.machine import Machine
+from simulations.world import World
 from tests.dataplane.log.logs import append, make_batch, open_log
 from tests.dataplane.replicas import Setting
 from tests.dataplane.serving import batch_of
@@ -95,6 +97,54 @@ def test_a_torn_line_is_passed_over_and_does_not_spoil_the_next(tmp_path: Path) 
     record(ledger, entry(3))
     assert reopened(tmp_path) == [entry(1), entry(3)]
     assert decode_lines(file.read_bytes())[1] == 1
+
+
+async def _killed(runtime: Runtime, data: bytes, size_bytes: int, *, fails: bool = False) -> None:
+    """A process wrote so much of `data` and was killed; `fails`: when it had tried to sync it."""
+    runtime.disk.make_dirs("/logs")
+    runtime.disk.sync_dir("/")
+    file = runtime.disk.open(f"/logs/{FILE_NAME}", create=True)
+    file.write(data[:size_bytes], 0)
+    if fails:
+        with pytest.raises(OSError, match="/logs"):
+            file.sync()
+    file.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("state", ["whole", "torn", "sync failed"])
+def test_what_a_killed_process_did_not_sync_survives_a_loss_of_power(seed: int, state: str) -> None:
+    """A recovery that finds its entry does not write it again: it must be there for good."""
+    lost = entry(1, reason=Reason.RECOVERY)
+    line = encode_line(lost)
+
+    async def check(world: World) -> None:
+        machine = world.machine("one")
+
+        async def is_killed(runtime: Runtime) -> None:
+            size_bytes = len(line) // 2 if state == "torn" else len(line)
+            await _killed(runtime, line, size_bytes, fails=state == "sync failed")
+
+        async def recovers(runtime: Runtime) -> None:
+            ledger = TruncationLedger.open(runtime.disk, "/logs")
+            await ledger.record([lost])
+            assert list(ledger) == [lost]
+
+        async def reads(runtime: Runtime) -> None:
+            assert list(TruncationLedger.open(runtime.disk, "/logs")) == [lost]
+
+        if state == "sync failed":
+            machine.faults.failing_sync = lambda path: path.endswith(FILE_NAME)
+        for life in (is_killed, recovers, reads):
+            if life is reads:
+                machine.power_cut()
+            await machine.start(life).done.wait()
+            assert machine.fate.error is None, machine.fate.error
+            machine.faults.failing_sync = None
+
+    world = World(seed)
+    world.run(check)
+    assert not world.violations
 
 
 def test_a_ledger_is_bounded_and_says_that_it_has_forgotten(tmp_path: Path) -> None:

@@ -142,6 +142,27 @@ async def test_a_topic_whose_folder_a_full_disk_left_unfinished_can_be_deleted_a
 
 
 @in_trio
+async def test_a_topic_whose_epoch_a_full_disk_kept_from_being_written_can_be_deleted(
+    tmp_path: Path,
+) -> None:
+    """Its log forgets an epoch without a record then, and the file of epochs cannot be written."""
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk) as served:
+        client = await served.connect()
+        await client.create("full")
+        await client.produce("full", batch_of(b"x"))
+    async with serving(tmp_path, disk=disk) as served:  # it leads in another epoch
+        client = await served.connect()
+        await client.create("other")
+        disk.fail("create", "/full-0/leader-epoch", errno.ENOSPC)
+        await client.produce("full", batch_of(b"y"), error=ErrorCode.KAFKA_STORAGE_ERROR)
+        assert await client.delete("full") == ErrorCode.NONE
+        await client.produce("other", batch_of(b"z"))
+        assert await client.values("other") == [b"z"]
+        assert not (tmp_path / "full-0").exists()
+
+
+@in_trio
 async def test_a_directory_that_cannot_be_synced_does_not_end_the_node(tmp_path: Path) -> None:
     disk = FaultyDisk()
     async with serving(tmp_path, disk=disk) as served:

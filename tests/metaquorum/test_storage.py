@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
+from metaquorum.journal import Journal
 from metaquorum.runtime.real import RealDisk
-from metaquorum.runtime.seams import StorageError
+from metaquorum.runtime.seams import Runtime, StorageError
 from metaquorum.storage import (
     MetaProperties,
     Storage,
@@ -14,6 +15,8 @@ from metaquorum.storage import (
     open_storage,
     parse_properties,
 )
+from simulations.machine import Program
+from simulations.world import World
 from tests.metaquorum.crash_disk import Crash, CrashDisk
 
 PATH = "/data/meta.properties"
@@ -118,3 +121,55 @@ def test_a_crash_while_formatting_leaves_a_directory_that_can_be_used(power: boo
         survivor = disk.survivor(Random(fail_at) if power else None)
         assert opened(survivor).properties == opened(survivor).properties
         fail_at += 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_killed_process_formatted_survives_a_loss_of_power(seed: int) -> None:
+    """The next process finds it formatted, and relies on it; also on the folders around it."""
+    made: list[MetaProperties] = []
+
+    async def check(world: World) -> None:
+        machine = world.machine("one")
+
+        def opens(runtime: Runtime) -> Storage:
+            return open_storage(runtime.disk, "/a/b/data", 1, runtime.random, owner="process 7")
+
+        async def formats(runtime: Runtime) -> None:
+            opens(runtime)
+
+        async def writes(runtime: Runtime) -> None:
+            storage = opens(runtime)
+            journal = Journal(runtime.disk, storage.metadata_dir, storage.properties.cluster_id)
+            journal.open()
+            journal.set_hard_state(5)
+            await journal.sync()
+            made.append(storage.properties)
+
+        async def reads(runtime: Runtime) -> None:
+            storage = opens(runtime)
+            assert storage.properties == made[-1]
+            journal = Journal(runtime.disk, storage.metadata_dir, storage.properties.cluster_id)
+            journal.open()
+            assert journal.hard_state.term == 5
+
+        async def live(*programs: Program) -> None:
+            for program in programs:
+                await machine.start(program).done.wait()
+                assert machine.fate.error is None, machine.fate.error
+
+        for number in range(1, 20):
+            machine.stop_at_disk_change(number, "kill")
+            await live(formats)
+            was_killed = machine.faults.stop_in is None
+            machine.faults.stop_in = None
+            await live(writes)
+            machine.power_cut()
+            await live(reads)
+            if not was_killed:
+                return
+            machine.lose_disk()
+        raise AssertionError("it is formatted in fewer steps")
+
+    world = World(seed)
+    world.run(check)
+    assert not world.violations

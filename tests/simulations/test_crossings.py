@@ -5,7 +5,7 @@ import pytest
 from simulations.defects import DEFECTS
 from simulations.fleet import crossings
 from simulations.fleet.check_defects import CHECK_DEFECTS
-from simulations.fleet.crossing_troubles import CROSSINGS
+from simulations.fleet.crossing_troubles import CROSSINGS, LATER_CROSSINGS
 from simulations.fleet.cut_defects import CUT_DEFECTS
 from simulations.planting import Defect, planted
 from simulations.world import World
@@ -28,6 +28,7 @@ SHOWS_IN = {
     "stale-broker-epoch-accepted": "reborn wish",
     "recovery-point-above-cut": "cut back",
     "deleted-topics-noted": "namesake",
+    "cut-damage-forgotten": "cut damage",
 }
 SEEDS = range(12)
 
@@ -39,7 +40,7 @@ def played(kind: str, seed: int, defect: Defect | None = None) -> World:
     return world
 
 
-@pytest.mark.parametrize("kind", list(CROSSINGS))
+@pytest.mark.parametrize("kind", [*CROSSINGS, *LATER_CROSSINGS])
 def test_each_crossing_comes_about_and_leaves_nothing_wrong(kind: str) -> None:
     worlds = [played(kind, seed) for seed in range(3)]
     assert not [world.violations for world in worlds if world.violations]

@@ -1,7 +1,10 @@
+import errno
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import pytest
 import trio
@@ -12,6 +15,7 @@ from dataplane.log.cleaning import Cleaning, CleaningAborted, CleaningOrder, Unc
 from dataplane.log.compaction import CompactionLimits, SegmentAges, cleanable
 from dataplane.log.names import DELETED
 from dataplane.log.partition_log import PartitionLog
+from metaquorum.runtime.seams import StorageError
 from tests.dataplane.log.compacted import (
     RETENTION_MS,
     SEGMENTS,
@@ -23,7 +27,7 @@ from tests.dataplane.log.compacted import (
     stored_batches,
     stored_records,
 )
-from tests.dataplane.log.logs import UnsyncedDisk, close_clean, headers_of, log_files, open_log
+from tests.dataplane.log.logs import UnsyncedDisk, close_clean, cut, headers_of, log_files, open_log
 from tests.dataplane.serving import in_trio
 from wire.compression import Codec
 from wire.records import (
@@ -33,6 +37,7 @@ from wire.records import (
     encode_marker,
 )
 
+T = TypeVar("T")
 KEYS = [b"a", b"b", b"c", b"key-d"]
 VALUES = [b"1", b"22", b"v" * 60, None]
 
@@ -308,6 +313,50 @@ async def test_a_log_that_changes_meanwhile_is_not_replaced(tmp_path: Path, happ
     inside = range(log.log_start_offset, log.log_end_offset)
     assert after == [record for record in before if record.offset in inside]
     assert happening == "moved" or not list(folder.glob("*.cleaned"))
+
+
+class _KilledError(Exception):
+    """Nothing that follows is done."""
+
+
+@pytest.mark.parametrize("end", [5, 55])
+@pytest.mark.parametrize("happening", ["cut and killed", "cut", "no descriptor, cut"])
+@in_trio
+async def test_a_log_that_is_cut_is_not_replaced_by_what_it_was(
+    tmp_path: Path, happening: str, end: int
+) -> None:
+    """By the next start, which finds what was to take the place of its segments."""
+    folder = tmp_path / "t-0"
+    log = open_log(folder, SEGMENTS)
+    for number in range(60):
+        append_records(log, [(b"k%d" % (number % 5), b"value %d" % number)], now_ms=number)
+    log.roll(0)
+    before = stored_records(log)[:end]
+
+    def is_cut() -> None:
+        cut(log, end)
+        append_records(log, [(b"other", b"value")])
+
+    class Disturbed(UnsyncedDisk):
+        async def run(self, function: Callable[[], T]) -> T:
+            result = await super().run(function)
+            if happening != "no descriptor, cut" and list(folder.glob("*.log.swap")):
+                is_cut()
+                if happening == "cut and killed":
+                    raise _KilledError
+            return result
+
+        def sync_dir(self, path: str) -> None:
+            if happening == "no descriptor, cut" and list(folder.glob("*.log.swap")):
+                raise OSError(errno.EMFILE, "too many open files")
+
+    with pytest.raises((_KilledError, StorageError, CleaningAborted)):
+        await clean(log, disk=Disturbed())
+    if happening == "no descriptor, cut":
+        is_cut()
+    after = stored_records(log)
+    assert (after[:-1], after[-1].key) == (before, b"other")
+    assert stored_records(open_log(folder, SEGMENTS)) == after
 
 
 @in_trio

@@ -1,5 +1,6 @@
 """Power goes, or the process is killed, at every operation of the disk while a log is cleaned."""
 
+from copy import deepcopy
 from random import Random
 
 import pytest
@@ -89,6 +90,40 @@ def test_a_crash_at_any_point_of_a_cleaning_loses_nothing_that_it_keeps(power: b
     for at in range(operations):
         for seed in range(3 if power else 1):
             _crash_at(at, Random(1000 * at + seed) if power else None, before, after)
+
+
+def test_power_that_fails_while_the_next_process_recovers_from_a_kill_loses_nothing() -> None:
+    """What a killed process had renamed can be seen, and a loss of power may still undo it."""
+    disk = CrashDisk()
+    log = trio.run(written, disk)
+    before = stored_records(log)
+    began = disk.operations
+    trio.run(cleaned, disk, log)
+    after = stored_records(log)
+    for at in range(disk.operations - began):
+        killed = _killed_at(at)
+        for seed in range(20 if _has_unsynced_names(killed) else 1):
+            random = Random(1000 * at + seed)
+            found = deepcopy(killed).survivor(None)
+            found.fail_at = random.randrange(20)
+            try:
+                open_log(found, log.recovery_point)
+            except Crash:
+                pass
+            check(open_log(found.survivor(random), log.recovery_point), before, after)
+
+
+def _has_unsynced_names(disk: CrashDisk) -> bool:
+    return any(path.endswith(".log.swap") for change in disk.pending_names for path, _ in change)
+
+
+def _killed_at(at: int) -> CrashDisk:
+    disk = CrashDisk()
+    log = trio.run(written, disk)
+    disk.fail_at = disk.operations + at
+    with pytest.raises(Crash):
+        trio.run(cleaned, disk, log)
+    return disk
 
 
 def _crash_at(at: int, random: Random | None, before: list[Record], after: list[Record]) -> None:

@@ -9,7 +9,7 @@ import trio
 
 from dataplane.log import checkpoints
 from dataplane.log.config import LogConfig
-from dataplane.log.files import DirectoryFailedError, OpenFiles
+from dataplane.log.files import DirectoryFailedError, DiskFullError, OpenFiles
 from dataplane.log.log_dir import MANY_LOGS, LogDir, NewPartition
 from dataplane.log.names import file_name, parse_partition_folder, retired_folder
 from dataplane.log.partition_log import PartitionLog
@@ -368,6 +368,43 @@ def test_the_clean_mark_is_written_after_everything_was_synced(tmp_path: Path) -
     run(main)
 
 
+@pytest.mark.parametrize("rots", [False, True])
+def test_a_start_that_cut_damage_does_not_count_as_one_that_lost_nothing(
+    tmp_path: Path, rots: bool
+) -> None:
+    """It may end before it has told the quorum, and the next start finds a sound log."""
+
+    async def begin(broker_epoch: int) -> tuple[LogDir, int]:
+        log_dir = LogDir.open(RealDisk(), str(tmp_path), is_locked=True)
+        believed = log_dir.previous_broker_epoch
+        log_dir.note_start(broker_epoch)
+        await log_dir.load(lambda topic: SMALL, 0)
+        return log_dir, believed
+
+    async def main() -> None:
+        log_dir, _ = await begin(5)
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 5)
+        log_dir.abandon()
+        (path,) = log_files(tmp_path / "a-0")
+        if rots:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        log_dir, believed = await begin(6)
+        assert believed == 5
+        assert log_dir.partitions["a", 0].was_damaged == rots
+        log_dir.abandon()
+        log_dir, believed = await begin(7)
+        assert believed == (-1 if rots else 6)
+        assert not log_dir.partitions["a", 0].was_damaged
+        log_dir.abandon()
+        _, believed = await begin(8)
+        assert believed == 7
+
+    run(main)
+
+
 def test_names_of_folders() -> None:
     assert parse_partition_folder("a.b_c-d-10") == ("a.b_c-d", 10)
     assert parse_partition_folder("a-0.0123-delete") is None
@@ -515,6 +552,105 @@ def lives(seed: int, *programs: Program) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
+def test_a_folder_that_a_killed_process_made_survives_a_loss_of_power(seed: int) -> None:
+    """Who serves a log again syncs what is in its folder, and did not make the folder's name."""
+
+    async def is_killed(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 1)
+
+    async def flushes(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        append_many(log, 19)
+        await log.flush(log_dir.files.disk)
+        assert log.synced_offset == log.log_end_offset == 40
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        assert (log.log_end_offset, len(read_headers(log)), log.topic_id) == (40, 20, TOPIC_ID)
+
+    lives(seed, is_killed, flushes, reads)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_mark_of_a_clean_stop_does_not_come_back(seed: int) -> None:
+    """A process removed it, and was killed before it had synced that."""
+
+    async def stops(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        append_many(log_dir.partitions["a", 0], 5)
+        await log_dir.close({})
+        machine.stop_at_disk_change(1, "kill", MARK)  # by the next one, which does not get further
+
+    async def flushes(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        append_many(log, 5)
+        await log.flush(log_dir.files.disk)
+        append_many(log, 5)
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        assert not log_dir.was_clean
+        assert log_dir.partitions["a", 0].log_end_offset >= 20
+
+    lives(seed, stops, flushes, reads)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_producers_that_only_a_snapshot_knows_survive_a_loss_of_power(seed: int) -> None:
+    """It was written by a process that was killed, and the records before it are deleted."""
+
+    def sends(log: PartitionLog, producer_id: int, count: int) -> None:
+        for number in range(count):
+            append(log, make_batch(producer_id=producer_id, sequence=number))
+
+    async def is_killed(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        log = log_dir.partitions["a", 0]
+        sends(log, 7, 5)
+        log.roll(0)
+        log.advance_log_start(5)
+        assert await log.delete_old_segments(log_dir.files.disk) == 1
+
+    async def flushes(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        assert log.producers.entries[7].last_sequence == 4
+        sends(log, 8, 5)
+        await log.flush(log_dir.files.disk)
+        await log_dir.checkpoint()
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        assert log.log_end_offset == 10
+        last = {each: entry.last_sequence for each, entry in log.producers.entries.items()}
+        assert last == {7: 4, 8: 4}
+
+    lives(seed, is_killed, flushes, reads)
+
+
+@pytest.mark.parametrize("change", [3, 4, 5])
+@pytest.mark.parametrize("seed", range(40))
+def test_of_a_deleted_log_no_part_comes_back_under_its_old_name(seed: int, change: int) -> None:
+    """Else a topic that is made again finds the rest of a log there, and cannot use it."""
+
+    async def removes(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        log = log_dir.partitions["a", 0]
+        append_many(log, 40)
+        await log.flush(log_dir.files.disk)
+        await log_dir.checkpoint(dict)
+        log_dir.delete("a", 0, random.Random(seed))
+        machine.stop_at_disk_change(change, "power", "-delete")
+        await log_dir.remove(log_dir.take_deleted())
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        assert not log_dir.offline
+        if (log := log_dir.partitions.get(("a", 0))) is not None:
+            assert len(read_headers(log)) == 40
+
+    lives(seed, removes, reads)
+
+
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("failing", [".log", ".index", "leader-epoch-checkpoint"])
 @pytest.mark.parametrize("at_the_close", [False, True])
 def test_what_a_sync_did_not_keep_is_written_again(
@@ -545,6 +681,35 @@ def test_what_a_sync_did_not_keep_is_written_again(
         assert (log.log_end_offset, len(read_headers(log)), log.topic_id) == (40, 20, TOPIC_ID)
 
     lives(seed, fails, recovers, reads)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whose_log_it_is_is_written_again_also_where_the_log_is_empty(seed: int) -> None:
+    """Nothing of it is recovered, but its first flush relies on what says whose it is."""
+
+    async def fails(log_dir: LogDir, machine: Machine) -> None:
+        await create(log_dir, ("a", 0))
+        log = log_dir.partitions["a", 0]
+        machine.faults.refusing = lambda path: errno.ENOSPC if path.endswith(".log") else 0
+        with pytest.raises(DiskFullError):
+            append_many(log, 1)
+        machine.faults.refusing = None
+        machine.faults.failing_sync = lambda path: path.endswith("partition.metadata")
+        with pytest.raises(DirectoryFailedError):
+            await log.flush(log_dir.files.disk)
+
+    async def flushes(log_dir: LogDir, machine: Machine) -> None:
+        log = log_dir.partitions["a", 0]
+        append_many(log, 20)
+        await log.flush(log_dir.files.disk)
+        await log_dir.checkpoint()
+
+    async def reads(log_dir: LogDir, machine: Machine) -> None:
+        assert not log_dir.offline
+        log = log_dir.partitions["a", 0]
+        assert (log.log_end_offset, len(read_headers(log)), log.topic_id) == (40, 20, TOPIC_ID)
+
+    lives(seed, fails, flushes, reads)
 
 
 def test_a_full_disk_can_be_started_on_and_synced() -> None:

@@ -13,13 +13,14 @@ import trio
 import trio.testing
 
 from dataplane.log.files import DirectoryFailedError, UnreadableError, storage_error
-from dataplane.log.known_dirs import KNOWN_DIRS
+from dataplane.log.known_dirs import KNOWN_DIRS, read_known_dirs
 from dataplane.log.log_dir import LogDir, NewPartition
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.names import PARTITION_METADATA
 from metaquorum.runtime.real import RealDisk
-from metaquorum.runtime.seams import StorageError
+from metaquorum.runtime.seams import Runtime, StorageError
 from metaquorum.storage import StorageIdentityError, open_storage
+from simulations.world import World
 from tests.dataplane.log.logs import SMALL, append_many
 from tests.dataplane.serving import FaultyDisk, in_trio
 
@@ -448,3 +449,33 @@ def test_what_an_error_says_of_its_directory(
     number: int, action: str, kind: type[StorageError]
 ) -> None:
     assert type(storage_error(OSError(number, "broken"), action, "/a")) is kind
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_directories_that_a_killed_process_noted_are_known_after_a_loss_of_power(seed: int) -> None:
+    """Who finds them noted does not note them again: an empty one would be taken for new."""
+
+    async def check(world: World) -> None:
+        machine = world.machine("one")
+
+        async def opens(runtime: Runtime) -> None:
+            disk, rng = runtime.disk, runtime.random
+            storage = open_storage(disk, "/data", 1, rng, owner="a test")
+            LogDirs.open(disk, storage, ["/one", "/two"], rng, owner="a test")
+
+        async def looks(runtime: Runtime) -> None:
+            known = read_known_dirs(runtime.disk, "/data")
+            assert known is not None
+            assert sorted(known.values()) == ["/one", "/two"]
+
+        machine.stop_at_disk_change(4, "kill", KNOWN_DIRS)  # when it gets its name
+        for life in (opens, opens, looks):
+            if life is looks:
+                machine.power_cut()
+            await machine.start(life).done.wait()
+            assert machine.fate.error is None, machine.fate.error
+            machine.faults.stop_in = None
+
+    world = World(seed)
+    world.run(check)
+    assert not world.violations

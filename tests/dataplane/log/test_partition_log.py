@@ -225,6 +225,22 @@ def test_a_repeated_batch_is_answered_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clean", [False, True])
+def test_a_batch_of_which_the_first_records_were_deleted_is_remembered_after_a_restart(
+    tmp_path: Path, clean: bool
+) -> None:
+    """The log begins within the batch: sent again, it is still a duplicate."""
+    log = open_log(tmp_path)
+    append(log, make_batch(8, producer_id=7, sequence=0))
+    log.advance_log_start(2)
+    if clean:
+        trio.run(close_clean, log)
+    log = open_log(tmp_path, clean=clean, recovery_point=8 if clean else 0, log_start_offset=2)
+    again = append(log, make_batch(8, producer_id=7, sequence=0))
+    assert (again.is_duplicate, again.first_offset, again.last_offset) == (True, 0, 7)
+    assert log.log_end_offset == 8
+
+
+@pytest.mark.parametrize("clean", [False, True])
 def test_all_five_batches_are_remembered_after_a_restart(tmp_path: Path, clean: bool) -> None:
     log = open_log(tmp_path)
     for sequence in range(0, 20, 2):
