@@ -342,12 +342,13 @@ class Partitions:
         The process before was stopped or killed, so that all it wrote should be here, as it has
         been said (`previous_broker_epoch`). Others in sync, or eligible, have what is missing.
         """
-        if self.log_dirs.previous_broker_epoch < 0:
-            return  # after a loss of power nobody relies on this worker
+        # After a loss of power nobody relies on this worker.
+        is_relied_on = self.log_dirs.previous_broker_epoch >= 0
         damaged = [
             (topic, index)
             for topic, index, state in hosted
-            if self.worker_id in (may_lead := {*state.isr, *state.elr})
+            if is_relied_on
+            and self.worker_id in (may_lead := {*state.isr, *state.elr})
             and len(may_lead) > 1
             and (found := self._by_id.get(topic.topic_id, {}).get(index)) is not None
             and (found.log.was_damaged or found.log.log_end_offset < found.known_high_watermark)
@@ -362,6 +363,13 @@ class Partitions:
             await self.replication.tell_begun_anew(
                 [(topic.topic_id, index) for topic, index in damaged]
             )
+        for partitions in self._by_id.values():
+            for partition in partitions.values():
+                if partition.log.was_damaged:
+                    try:
+                        partition.log.forget_damage()
+                    except StorageError as error:  # the next start tells it once more
+                        log.warning("%s: %s", partition, error)
 
     def _add(
         self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig

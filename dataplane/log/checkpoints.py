@@ -71,6 +71,21 @@ def decode_start(data: Buffer) -> tuple[int, str]:
         return -1, ""
 
 
+def encode_damage(lost_bytes: int, lost_end_offset: int) -> bytes:
+    return json.dumps(
+        {"version": 0, "lostBytes": lost_bytes, "lostEndOffset": lost_end_offset}
+    ).encode()
+
+
+def decode_damage(data: Buffer) -> tuple[int, int]:
+    """Bytes and end offset of what was cut; (1, -1), some and not known, when it says none."""
+    try:
+        content = json.loads(bytes(data))
+        return int(content["lostBytes"]), int(content["lostEndOffset"])
+    except (ValueError, KeyError, TypeError):
+        return 1, -1
+
+
 def encode_partition_metadata(topic_id: bytes) -> bytes:
     assert len(topic_id) == _UUID_BYTES
     text = base64.urlsafe_b64encode(topic_id).decode().rstrip("=")

@@ -246,21 +246,11 @@ class LogDir:
                 log_start_offset=offsets.log_start_offset,
                 now_ms=now_ms,
                 in_doubt=in_doubt,
-                on_damage=self._found_damage,
+                notes_damage=self.previous_broker_epoch >= 0,
             )
         except StorageError as error:
             return partial(self._set_offline, partition, error, offsets)
         return partial(self._add, partition, config, loaded, now_ms)
-
-    def _found_damage(self) -> None:
-        """A log is about to be cut that was thought to have all that the process before wrote.
-
-        If this process ends before the quorum has been told (`Partitions._tell_damaged`), the next
-        one finds a sound log: no mark may say then that nothing was lost. After a loss of power
-        nobody has relied on the log, and what this process writes is noted as ever.
-        """
-        if self.previous_broker_epoch >= 0:
-            self._marks.forget_start()
 
     def _set_offline(self, partition: Partition, error: StorageError, offsets: LogOffsets) -> None:
         logger.error("%s-%d is offline: %s", *partition, error)

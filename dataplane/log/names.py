@@ -24,6 +24,8 @@ LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 LAST_START: Final = ".metaquorum_started"
 SYNCING: Final = ".metaquorum_syncing"
+# In a partition's folder: recovery has cut damage off, and the quorum has perhaps not been told.
+DAMAGED: Final = ".metaquorum_damaged"
 LOCK: Final = ".lock"
 
 DELETED_FOLDER: Final = "-delete"

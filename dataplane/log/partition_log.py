@@ -25,6 +25,7 @@ from dataplane.log.epochs import LeaderEpochs
 from dataplane.log.files import OpenFiles, storage_error
 from dataplane.log.folder import Unsynced
 from dataplane.log.local_log import NO_TIMESTAMP, LocalLog
+from dataplane.log.names import DAMAGED
 from dataplane.log.producers import BatchMark, ProducerStateTable
 from dataplane.log.recovery import LoadedLog
 from dataplane.log.segment import Segment, walk_headers
@@ -87,7 +88,7 @@ class PartitionLog(LocalLog):
         # What opening it has cut: so many bytes, and offsets at least up to there (-1: unknown).
         self.lost_bytes: Final = loaded.truncated_bytes
         self.lost_end_offset: Final = loaded.lost_end_offset
-        self.was_damaged: Final = loaded.is_damaged
+        self.was_damaged = loaded.is_damaged  # and the quorum has perhaps not been told
         self.epochs: LeaderEpochs = loaded.epochs
         self.producers: ProducerStateTable = loaded.producers
 
@@ -250,6 +251,11 @@ class PartitionLog(LocalLog):
             return False
         self._folder.write_snapshot(self.log_end_offset, self.producers)
         return True
+
+    def forget_damage(self) -> None:
+        """Whoever relied on what recovery cut off has been told. StorageError."""
+        self.was_damaged = False
+        self._folder.remove(DAMAGED)
 
     def assign_epoch(self, leader_epoch: int, start_offset: int | None = None) -> None:
         """`leader_epoch` begins at `start_offset` (the log's end).

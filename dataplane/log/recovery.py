@@ -28,17 +28,23 @@ crash during recovery) gives the same. All here is plain and slow: for `Disk.run
 import logging
 import os
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from dataplane.log.checkpoints import NOTHING_NOTED, LogOffsets, decode_partition_metadata
+from dataplane.log.checkpoints import (
+    NOTHING_NOTED,
+    LogOffsets,
+    decode_damage,
+    decode_partition_metadata,
+    encode_damage,
+)
 from dataplane.log.config import NEVER, LogConfig
 from dataplane.log.epochs import LeaderEpochs, decode_leader_epochs
 from dataplane.log.files import storage_errors
 from dataplane.log.folder_contents import ADVICE, settle_folder
 from dataplane.log.index import OffsetIndex, TimeIndex, write_index
 from dataplane.log.names import (
+    DAMAGED,
     EPOCH_CHECKPOINT,
     LOG,
     OFFSET_INDEX,
@@ -96,14 +102,15 @@ def load_log(
     log_start_offset: int,
     now_ms: int,
     in_doubt: bool = False,
-    on_damage: Callable[[], None] = lambda: None,
+    notes_damage: bool = False,
 ) -> LoadedLog:
     """The log in that folder is as described, on disk too. StorageError if it cannot be trusted.
 
     `in_doubt`: an earlier sync may have failed.
-    `on_damage` is called, in this thread, before damage is cut off: the next start will not see it.
+    `notes_damage`: others rely on what the process before wrote, so that damage which is cut off is
+    noted in the folder, until the quorum has been told (`PartitionLog.forget_damage`).
     """
-    rest = (recovery_point, log_start_offset, now_ms, in_doubt, on_damage)
+    rest = (recovery_point, log_start_offset, now_ms, in_doubt, notes_damage)
     with storage_errors("recover", folder):
         if clean:
             try:
@@ -127,7 +134,7 @@ class _Loader:
         log_start_offset: int,
         now_ms: int,
         in_doubt: bool,
-        on_damage: Callable[[], None],
+        notes_damage: bool,
     ) -> None:
         self.disk = disk
         self.folder = folder
@@ -137,7 +144,7 @@ class _Loader:
         self.synced_to = NEVER if clean else recovery_point
         self.now_ms = now_ms
         self.in_doubt = in_doubt
-        self.on_damage = on_damage
+        self.notes_damage = notes_damage
         self.log = LoadedLog(
             folder,
             log_start_offset=log_start_offset,
@@ -160,6 +167,7 @@ class _Loader:
         found = settle_folder(self.disk, self.folder, self.config)
         self.names, self.bases, self.changed = found.names, found.base_offsets, found.is_changed
         log.snapshot_offsets = found.snapshot_offsets
+        self._read_damage()
         if not self.clean:
             log.unsynced = self._may_be_unsynced()
             self._rewrite_small_files()
@@ -376,16 +384,15 @@ class _Loader:
             )
         behind = find_batch_behind(file, damage.position + 1, size, end)
         lost = size - damage.position
-        self.log.truncated_bytes += lost
-        if behind is not None or not _is_unfinished(file, damage.position, size):
-            self._is_damaged()
+        reached = -1 if behind is None else behind[1].next_offset
+        is_torn = behind is None and _is_unfinished(file, damage.position, size)
+        self._lose(lost, reached, is_torn=is_torn)
         if behind is None:
             logger.warning(
                 "%s: torn tail of %d bytes cut off at position %d, the log ends at offset %d: %s",
                 file.path, lost, damage.position, end, damage.problem,
             )  # fmt: skip
         else:
-            self.log.lost_end_offset = max(self.log.lost_end_offset, behind[1].next_offset)
             logger.error(
                 "%s: damaged at position %d (%s), with sound batches behind: offsets from %d to at "
                 "least %d, %d bytes, had not been synced and are lost",
@@ -393,10 +400,34 @@ class _Loader:
             )  # fmt: skip
         file.truncate(damage.position)
 
-    def _is_damaged(self) -> None:
-        """What is going to be cut off is no write that was cut short."""
-        self.log.is_damaged = True
-        self.on_damage()
+    def _lose(self, size_bytes: int, reached_offset: int, *, is_torn: bool) -> None:
+        """So many bytes are about to be cut off, which reached that offset (-1: not known).
+
+        `is_torn`: as a write that was cut short leaves it, of which nobody has been told. Else the
+        disk is to blame. This process may end before it has told the quorum, and the next one finds
+        a sound log: so it is noted beside the log what was cut. The note is not synced: after a
+        loss of power nobody relies on this log in any case.
+        """
+        log = self.log
+        log.truncated_bytes += size_bytes
+        log.lost_end_offset = max(log.lost_end_offset, reached_offset)
+        if is_torn:
+            return
+        log.is_damaged = True
+        if self.notes_damage:
+            file = self.disk.open(self.path(DAMAGED), create=True)
+            try:
+                file.truncate(0)
+                file.write(encode_damage(log.truncated_bytes, log.lost_end_offset), 0)
+            finally:
+                file.close()
+
+    def _read_damage(self) -> None:
+        """What an earlier process has cut off, and perhaps told nobody."""
+        if DAMAGED in self.names:
+            self.log.is_damaged = True
+            noted = decode_damage(self.disk.read_file(self.path(DAMAGED)))
+            self.log.truncated_bytes, self.log.lost_end_offset = noted
 
     def _is_hole(self, next_base: int) -> bool:
         """Whether the next segment does not continue this one, as some of it was not synced.
@@ -408,10 +439,8 @@ class _Loader:
     def _drop_segments(self, first: int) -> None:
         """What follows a cut segment goes, the last first."""
         for base in reversed(self.bases[first:]):
-            self._is_damaged()
             size = self.disk.size(self.path(file_name(base, LOG)))
-            self.log.truncated_bytes += size
-            self.log.lost_end_offset = max(self.log.lost_end_offset, base)
+            self._lose(size, base, is_torn=False)
             logger.error(
                 "%s: %d bytes from offset %d on follow a gap at offset %d, had not been synced "
                 "and are lost",

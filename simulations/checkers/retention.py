@@ -1,5 +1,6 @@
 """Retention takes what is due, and nothing else. Watched where it happens: on the disk."""
 
+from itertools import pairwise
 from typing import Final
 
 from simulations.checkers import Checker
@@ -72,7 +73,8 @@ class RetentionIsDue(Checker):
             or self._too_much(topic, rest)
         )
         if due:
-            self._gone[place] = max(self._gone.get(place, 0), end)
+            extent = self._due_to(topic, end, later)
+            self._gone[place] = max(self._gone.get(place, 0), extent)
             self.room.world.count("segments deleted")
         newest = max((batch.max_timestamp for batch in this.batches), default=-1)
         self.compare(
@@ -85,6 +87,20 @@ class RetentionIsDue(Checker):
             self._may_be(topic, "retention.ms", _DEFAULT_MS),
             self._may_be(topic, "retention.bytes", _UNLIMITED),
         )
+
+    def _due_to(self, topic: Topic, end: int, later: list[Segment]) -> int:
+        """Up to where segments may go with the one that ends there.
+
+        The log begins behind all of them at once, also for the next process, and their files go one
+        by one: what is left of the log when the last of them goes may be much less.
+        """
+        ordered = sorted(later, key=lambda segment: segment.base_offset)
+        for segment, following in pairwise(ordered):
+            rest = [one for one in ordered if one.base_offset > segment.base_offset]
+            if not (self._too_old(topic, segment) or self._too_much(topic, rest)):
+                break
+            end = following.base_offset
+        return end
 
     def _now_ms(self) -> int:
         return int(self.room.node.clock.wall_s() * 1000)

@@ -4,9 +4,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from dataplane import following
-from dataplane.log import files
+from dataplane.log import files, log_dir
 from dataplane.log.local_log import LocalLog
-from dataplane.log.log_dir import LogDir
 from dataplane.partition import Partition
 from metaquorum import registrations
 from metaquorum.raft.progress import Progress
@@ -59,7 +58,13 @@ def _failed_read_is_a_bug() -> AbstractContextManager[None]:
 
 
 def _cut_damage_forgotten() -> AbstractContextManager[None]:
-    return swapped(LogDir, "_found_damage", lambda right: lambda self: None)
+    def wrong(right: Any) -> Any:
+        def load_log(*rest: Any, **named: Any) -> Any:
+            return right(*rest, **{**named, "notes_damage": False})
+
+        return load_log
+
+    return swapped(log_dir, "load_log", wrong)
 
 
 def _unclean_for_ever() -> AbstractContextManager[None]:
@@ -105,7 +110,7 @@ REPLICA_FAULT_DEFECTS: Final = tuple(
         (
             "cut-damage-forgotten",
             "crossings",
-            "a start that cuts damage off and ends at once counts as one that lost nothing",
+            "damage that a start has cut off is not known to the next one",
             ("R2", "R6"),
             _cut_damage_forgotten,
         ),

@@ -249,7 +249,9 @@ class LogsMatch(WatchingChecker):
             else:
                 previous = epochs.get(name.offset - 1)
             last = name
-            if previous is None:
+            # A leader that begins behind that record cannot tell that a follower has another: the
+            # follower takes what follows, and begins where its leader does.
+            if previous is None or name.offset - 1 < story.deleted_to:
                 continue
             known = story.before.setdefault(name, previous)
             self.compare(
