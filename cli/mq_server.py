@@ -143,7 +143,7 @@ def _run_node(invocation: "Invocation") -> int:
 
     from dataplane.node import Node, NodeError
     from metaquorum.runtime.real import real_runtime
-    from wire.walk_form import form_name
+    from wire.records.walk_form import form_name
 
     # What is imported stays: the collector need not walk it, neither now (30 ms) nor later. Starts
     # and requests leave no cycles, so that the oldest generation, whose walk takes longest, is

@@ -25,8 +25,8 @@ from metaquorum.addresses import is_anywhere
 from metaquorum.config import find_key, parse_all
 from metaquorum.config_def import Scope
 from metaquorum.config_layers import WorkerLayers
-from wire.errors import KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import KafkaError
+from wire.primitives.frozen import frozen
 
 DEFAULT_DATA_DIR: Final = "mq-data"
 DEFAULT_LISTEN: Final = "127.0.0.1:9092"

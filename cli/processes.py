@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from wire.apis import ApiKey
-from wire.errors import WireError
-from wire.headers import decode_response, encode_request
-from wire.message import Message
 from wire.messages.describe_quorum import (
     DescribeQuorumPartition,
     DescribeQuorumRequest,
     DescribeQuorumTopic,
 )
 from wire.messages.metadata import MetadataRequest
+from wire.primitives.errors import WireError
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import decode_response, encode_request
+from wire.schema.message import Message
 
 HOST: Final = "127.0.0.1"
 PROBE_TIMEOUT_S: Final = 1.0

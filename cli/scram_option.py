@@ -21,7 +21,7 @@ from metaquorum.scram import (
     salted_password,
 )
 from metaquorum.scram_changes import MAX_NAME_CHARS, ScramUpsertion, check_upsertion, scram_record
-from wire.errors import KafkaError
+from wire.primitives.errors import KafkaError
 
 MAX_PASSWORD_BYTES: Final = 4096
 _FORM: Final = re.compile(r"(?P<mechanism>[A-Za-z0-9-]+)=\[(?P<fields>.*)\]", re.DOTALL)

@@ -44,14 +44,14 @@ from metaquorum.sasl import (
     ServerMechanism,
 )
 from metaquorum.scram import BY_SASL_NAME, ScramChallenge, ScramCredential, ScramMechanism
-from wire.apis import APIS, Api, ApiKey
-from wire.codec import decoder
-from wire.errors import ErrorCode
-from wire.frozen import frozen
-from wire.headers import decode_request_header, encode_response
-from wire.message import Message
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from wire.primitives.errors import ErrorCode
+from wire.primitives.frozen import frozen
+from wire.protocol.apis import APIS, Api, ApiKey
+from wire.protocol.headers import decode_request_header, encode_response
+from wire.schema.codec import decoder
+from wire.schema.message import Message
 
 MAX_SHOWN_CHARS: Final = 100  # of a name that somebody claims to have, in the log
 # A stranger has this many requests to say who it is; the longest honest way takes five.

@@ -15,7 +15,9 @@ from collections.abc import Generator
 from typing import Final, TypeAlias
 
 from dataplane.topic_config import TopicConfig
-from wire.batches import (
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.types import Buffer
+from wire.records.batches import (
     CODEC_MASK,
     HEADER_BYTES,
     NO_TIMESTAMP,
@@ -24,11 +26,9 @@ from wire.batches import (
     parse_header,
     set_max_timestamp,
 )
-from wire.compression import check_produced, compress_pieces, piece_sizes
-from wire.errors import ErrorCode, KafkaError, WireError
-from wire.records import check_records, new_walk, record_pieces, record_spans
-from wire.types import Buffer
-from wire.walk_form import is_compiled
+from wire.records.compression import check_produced, compress_pieces, piece_sizes
+from wire.records.records import check_records, new_walk, record_pieces, record_spans
+from wire.records.walk_form import is_compiled
 
 Batch: TypeAlias = bytearray | memoryview
 # The bytes of records looked at in each slice, or above COMMON_BYTES those that are about to be
@@ -89,7 +89,7 @@ def validation(
 ) -> Validation:
     """The batch as it is to be stored, and its header; KafkaError where it is refused.
 
-    Its header was checked (`wire.batches.produced_batch`).
+    Its header was checked (`wire.records.batches.produced_batch`).
     """
     walked = 0
     walk = new_walk(header.record_count, header.last_offset_delta, True)

@@ -28,7 +28,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.partition import Partition
 from dataplane.worker import Worker
 from metaquorum.runtime import Runtime, StorageError, sleep
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 

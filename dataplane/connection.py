@@ -38,10 +38,10 @@ from metaquorum.one_line import one_line
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
 from metaquorum.tls import TlsConnection, TlsError
-from wire.errors import WireError
-from wire.frames import BufferPool, FrameBuffer
-from wire.frozen import frozen
-from wire.types import RecordsHole
+from wire.primitives.errors import WireError
+from wire.primitives.frozen import frozen
+from wire.primitives.types import RecordsHole
+from wire.protocol.frames import BufferPool, FrameBuffer
 
 if TYPE_CHECKING:
     from dataplane.refused_batches import RefusedBatches

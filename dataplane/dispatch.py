@@ -46,16 +46,16 @@ from dataplane.handlers import (
 from dataplane.later import Later
 from dataplane.turns import PIECE_ROWS, Work, emptied
 from dataplane.worker import Request, Worker
-from wire.apis import APIS, Api, ApiKey
-from wire.codec import decoder, decoder_in_pieces
-from wire.headers import (
+from wire.protocol.apis import APIS, Api, ApiKey
+from wire.protocol.headers import (
     decode_request_header,
     encode_response,
     encode_response_in_pieces,
     encode_response_parts,
     encode_unsupported_api_versions,
 )
-from wire.message import Message, Struct
+from wire.schema.codec import decoder, decoder_in_pieces
+from wire.schema.message import Message, Struct
 
 # Frames above this are decoded in turns, if more than a few rows are in them.
 LARGE_FRAME_BYTES: Final = 8 * 1024

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 from dataplane.fetch_sessions import INITIAL_EPOCH, NO_SESSION, next_epoch
 from dataplane.leadership import BrokerEpoch
-from wire.errors import ErrorCode
 from wire.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -25,7 +24,8 @@ from wire.messages.fetch import (
     PartitionData,
     ReplicaState,
 )
-from wire.types import Uuid
+from wire.primitives.errors import ErrorCode
+from wire.primitives.types import Uuid
 
 Key: TypeAlias = tuple[Uuid, int]  # topic id, partition index
 

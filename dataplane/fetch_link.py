@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Final
 
 from metaquorum.runtime import Connection
-from wire.errors import WireError
-from wire.frames import FrameBuffer
-from wire.headers import decode_response_as, encode_request
-from wire.message import Message
 from wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,
 )
 from wire.messages.fetch import FetchRequest, FetchResponse
+from wire.primitives.errors import WireError
+from wire.protocol.frames import FrameBuffer
+from wire.protocol.headers import decode_response_as, encode_request
+from wire.schema.message import Message
 
 # More than a leader ever gives: one batch may be larger than what was asked for.
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024

@@ -8,7 +8,6 @@ from dataplane.nearest_replica import nearest_replica
 from dataplane.partition import NO_ERROR, NOT_LEADER, Partition
 from dataplane.worker import Worker
 from metaquorum.runtime import StorageError
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import (
     EpochEndOffset,
     FetchPartition,
@@ -17,6 +16,7 @@ from wire.messages.fetch import (
     NodeEndpoint,
     PartitionData,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 READ_COMMITTED: Final = 1
 UNKNOWN_EPOCH: Final = -1

@@ -31,9 +31,9 @@ from typing import Final, TypeAlias
 
 from dataplane.partition import NO_ERROR, FetchWaiter, Partition
 from dataplane.turns import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
-from wire.types import Uuid
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import Uuid
 
 NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0

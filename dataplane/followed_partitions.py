@@ -16,7 +16,7 @@ from typing import Final
 from dataplane import following
 from dataplane.fetch_asking import AskingSession, Key, Wanted
 from dataplane.partition import Partition
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 # What is asked of partitions that gave nothing is looked at so often: their logs may begin later.
 LOOK_AT_ALL_S: Final = 1.0

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 from dataplane.fetch_asking import Wanted
 from dataplane.log.checkpoints import LogOffsets
 from dataplane.partition import Partition
-from wire.batches import BatchHeader, batch_crc, batches, stored_problem
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import EpochEndOffset
-from wire.types import Buffer
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import Buffer
+from wire.records.batches import BatchHeader, batch_crc, batches, stored_problem
 
 NO_EPOCH: Final = -1
 

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 UNKNOWN: Final = -1
 

@@ -36,9 +36,9 @@ from dataplane.following import Truncation
 from dataplane.partition import Partition
 from metaquorum.image import NO_LEADER, PartitionImage
 from metaquorum.runtime import Disk
-from wire.crc import crc32c
-from wire.frozen import frozen
-from wire.types import Uuid, uuid_from_text, uuid_to_text
+from wire.primitives.frozen import frozen
+from wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
+from wire.records.crc import crc32c
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from metaquorum.certificate_names import subject_of
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.tls_files import ClientCertificates, ReloadedContext, TlsFiles, client_context
 from metaquorum.tls_files import server_context as context_of_server
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 
 @frozen

@@ -24,7 +24,7 @@ from metaquorum.admin.security import Login
 from metaquorum.config_layers import Configs, ListenerConfigs
 from metaquorum.sasl import PLAIN, jaas_options, plain_users
 from metaquorum.tls_files import ClientCertificates, TlsFiles, TlsFilesError, server_context
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 Address = tuple[str, int]
 

@@ -18,7 +18,7 @@ from metaquorum.decisions import (
 )
 from metaquorum.image import MetadataImage
 from metaquorum.topic_names import check_topic_name
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 W = TypeVar("W")
 

@@ -30,8 +30,8 @@ from metaquorum.rpc.links import QuorumLinks
 from metaquorum.runtime import Listener, Runtime, StorageError
 from metaquorum.storage import Storage, open_storage
 from metaquorum.tls_files import TlsFilesError, keep_reloading
-from wire.errors import KafkaError
-from wire.types import random_uuid
+from wire.primitives.errors import KafkaError
+from wire.primitives.types import random_uuid
 
 if TYPE_CHECKING:  # a role is imported by the nodes that have it
     from dataplane.log.log_dirs import LogDirs

@@ -11,7 +11,7 @@ from dataplane.listeners import (
     SecurityProtocol,
 )
 from metaquorum.tls_files import TlsFiles
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"

@@ -23,8 +23,8 @@ from dataplane.metrics.histogram import Times
 from dataplane.topic_config import TopicConfig
 from metaquorum.image import NO_LEADER, PartitionImage
 from metaquorum.runtime import Disk
-from wire.errors import ErrorCode, KafkaError
-from wire.types import Uuid
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import Uuid
 
 # Long polls and sessions that hear of an append in its own slice of the loop, some µs each.
 TOLD_AT_ONCE: Final = 1000

@@ -19,8 +19,8 @@ from metaquorum.config_def import Scope
 from metaquorum.config_layers import WorkerLayers
 from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.runtime import Clock, StorageError
-from wire.errors import ErrorCode, KafkaError
-from wire.types import ZERO_UUID, Uuid
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import ZERO_UUID, Uuid
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from dataclasses import field
 from typing import Final, Protocol
 
 from dataplane.connection import Client, Handle, LaterReply, PendingReply, Reply
-from wire.apis import ApiKey
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
+from wire.protocol.apis import ApiKey
 
 MAX_ON_TRIAL: Final = 64  # the oldest makes room
 TRIAL_S: Final = 10.0

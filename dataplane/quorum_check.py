@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from metaquorum.gateway import Gateway
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 # Clients try again; a quorum that is away for longer may be for long.
 ASK_TIMEOUT_S: Final = 1.0

@@ -8,7 +8,7 @@ from typing import Final
 
 from dataplane.client_quotas import Allowance, ClientQuotas, RateQuotas
 from metaquorum.quota_rules import BY_CONFIG, OBSERVED, Rule
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 MOST_NAMED: Final = 10
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataplane.client_quotas import Allowance, ClientQuotas, RateQuotas
 from dataplane.muting import Mute, Name
 from metaquorum.quota_rules import Rule
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 
 @frozen

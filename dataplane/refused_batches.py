@@ -34,9 +34,9 @@ from dataplane.connection import Client, CloseConnectionError
 from dataplane.log.producers import REMEMBERED_BATCHES, ProducerStateTable
 from metaquorum.records import MAX_TOPIC_CHARS
 from metaquorum.runtime import StorageError
-from wire.batches import BatchHeader, parse_header
-from wire.errors import RETRIABLE, ErrorCode, KafkaError
-from wire.types import Buffer, Uuid
+from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
+from wire.primitives.types import Buffer, Uuid
+from wire.records.batches import BatchHeader, parse_header
 
 # Requests with batches of one producer that may be under way behind one that is refused.
 REQUESTS_BEHIND: Final = REMEMBERED_BATCHES - 1

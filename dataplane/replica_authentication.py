@@ -47,7 +47,7 @@ from dataplane.connection import Client, CloseConnectionError
 from dataplane.line_limit import LineLimit
 from metaquorum.channel import Endpoint, HandshakeError, StreamKind
 from metaquorum.channel.handshake import Accepting, Dialing, Hello, Refusal
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
     from metaquorum.image import MetadataImage

@@ -44,8 +44,6 @@ from metaquorum.channel import Endpoint, HandshakeError
 from metaquorum.channel.handshake import Dialing, Refusal
 from metaquorum.runtime import Runtime, StorageError
 from metaquorum.tls_files import ReloadedContext
-from wire.errors import ErrorCode, KafkaError, WireError
-from wire.frozen import frozen
 from wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,
@@ -56,6 +54,8 @@ from wire.messages.list_offsets import (
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 

@@ -44,8 +44,8 @@ from metaquorum.loader import MetadataLoader
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Runtime, StorageError, sleep
 from metaquorum.tls_files import ReloadedContext
-from wire.errors import ErrorCode, KafkaError
-from wire.types import Uuid
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import Uuid
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from dataplane.places import MAX_ON_TRIAL, TRIAL_S, Peers, Placed, PlaceLimits, 
 from dataplane.turns import Turns
 from dataplane.unread import UnreadAnswers
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
-from wire.frames import BufferPool
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
+from wire.protocol.frames import BufferPool
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataplane.log.compaction import CompactionLimits
 from dataplane.log.config import LogConfig
 from dataplane.retention import UNLIMITED
 from metaquorum.config_layers import Configs
-from wire.compression import Codec
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
+from wire.records.compression import Codec
 
 _CODECS: Final[Mapping[str, Codec | None]] = {
     "producer": None,

@@ -17,13 +17,13 @@ import trio
 
 from dataplane.metrics.errors import EncodedRow
 from metaquorum.image import MetadataImage, PartitionImage, TopicImage
-from wire.codec import item_encoder
-from wire.errors import ErrorCode
 from wire.messages.metadata import (
     MetadataResponse,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from wire.primitives.errors import ErrorCode
+from wire.schema.codec import item_encoder
 
 _NO_ERROR: Final = ErrorCode.NONE  # members of an enum are slow to look up by name
 _NO_LEADER: Final = -1

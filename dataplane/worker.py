@@ -32,7 +32,7 @@ from metaquorum.records import RegisterWorkerRecord
 from metaquorum.rpc.methods import Asker
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Clock, Disk, Runtime, StorageError
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 

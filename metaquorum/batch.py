@@ -21,7 +21,7 @@ from metaquorum.records import (
     RecordError,
     record_from,
 )
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
 # Within one batch, as proposed. The journal, the transport and followers rely on both.

@@ -16,7 +16,7 @@ from metaquorum.config_def import ConfigKey, ConfigValue, Scope, parse
 from metaquorum.server_configs import SERVER_CONFIGS
 from metaquorum.socket_server_configs import SOCKET_SERVER_CONFIGS
 from metaquorum.topic_configs import TOPIC_CONFIGS
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 _ALL: Final = (*chain(*TOPIC_CONFIGS), *SERVER_CONFIGS, *SOCKET_SERVER_CONFIGS)
 

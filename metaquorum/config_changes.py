@@ -16,8 +16,8 @@ from metaquorum.eligible_leaders import MIN_ISR, check_configs, reconfigured
 from metaquorum.image import MetadataImage
 from metaquorum.records import ConfigRecord
 from metaquorum.topic_names import check_topic_name
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 ALL_WORKERS = ""  # the name of the resource whose configs every worker has by default
 

@@ -12,8 +12,8 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 from metaquorum.addresses import counts_by_address
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...] | None
 Check: TypeAlias = "Range | Levels | OneOf | CountsByAddress | None"

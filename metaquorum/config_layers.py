@@ -14,8 +14,8 @@ from typing import Final
 
 from metaquorum.config import WORKER_KEYS, find_key, shown_keys
 from metaquorum.config_def import ConfigKey, ConfigValue, Scope, parse, to_text
-from wire.errors import KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import KafkaError
+from wire.primitives.frozen import frozen
 
 
 class ConfigSource(IntEnum):

@@ -60,7 +60,7 @@ from metaquorum.registrations import (
 )
 from metaquorum.runtime.seams import Clock
 from metaquorum.scram_changes import UserScramChange, change_scram_credentials
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
 

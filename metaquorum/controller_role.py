@@ -29,7 +29,7 @@ from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.methods import REGISTER_CONTROLLER
 from metaquorum.rpc.service import ControllerService
 from metaquorum.runtime.seams import Runtime, sleep
-from wire.errors import KafkaError
+from wire.primitives.errors import KafkaError
 
 log = logging.getLogger(__name__)
 

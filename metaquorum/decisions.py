@@ -25,8 +25,8 @@ from metaquorum.records import (
     TopicRecord,
 )
 from metaquorum.topic_names import METADATA_TOPIC, check_topic_name, colliding_topic
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from metaquorum.journal_ops import (
 from metaquorum.records import MetadataRecord, RecordError, schema_of, unpack
 from metaquorum.snapshot import MAGIC as SNAPSHOT_MAGIC
 from metaquorum.snapshot import unpack_records
-from wire.types import uuid_to_text
+from wire.primitives.types import uuid_to_text
 
 Row: TypeAlias = dict[str, Any]
 

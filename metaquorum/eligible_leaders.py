@@ -21,7 +21,7 @@ from metaquorum.config_layers import WorkerLayers
 from metaquorum.elections import OFF, needing, without_elr
 from metaquorum.image import MetadataImage, PartitionImage, TopicImage, partition_record
 from metaquorum.records import ELIGIBLE_LEADERS, ConfigRecord, MetadataRecord
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 MIN_ISR: Final = "min.insync.replicas"
 SCAN_PARTITIONS: Final = 5000  # to look at before the loop may have its turn: 1 ms

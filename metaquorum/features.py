@@ -21,8 +21,8 @@ from metaquorum.records import (
     FeatureRange,
     MetadataRecord,
 )
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 # The features this version knows, with the levels it can run at; a new cluster gets the highest.
 SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (

@@ -13,7 +13,7 @@ import struct
 from typing import Final, NamedTuple
 
 from metaquorum.runtime.seams import Buffer, StorageError
-from wire.crc import crc32c
+from wire.records.crc import crc32c
 
 MAX_BODY_BYTES: Final = 16 << 20
 SECTOR_BYTES: Final = 512

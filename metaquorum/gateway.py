@@ -74,7 +74,7 @@ from metaquorum.rpc.methods import (
 )
 from metaquorum.runtime.seams import Runtime, sleep
 from metaquorum.scram_changes import UserScramChange
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 Q = TypeVar("Q")
 A = TypeVar("A")

@@ -25,7 +25,7 @@ from metaquorum.records import (
     TopicRecord,
     UnregisterWorkerRecord,
 )
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 NO_LEADER: Final = -1
 NO_EPOCH: Final = -1

@@ -12,8 +12,8 @@ from metaquorum.decisions import Decision
 from metaquorum.elections import with_isr
 from metaquorum.eligible_leaders import min_isr
 from metaquorum.image import MetadataImage, PartitionImage, partition_record
-from wire.errors import ErrorCode
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode
+from wire.primitives.frozen import frozen
 
 NO_EPOCH: Final = -1
 

@@ -22,7 +22,7 @@ from metaquorum.proposer import Proposer
 from metaquorum.records import MetadataRecord
 from metaquorum.registrations import SCAN_PARTITIONS
 from metaquorum.runtime.seams import Clock, sleep
-from wire.errors import KafkaError
+from wire.primitives.errors import KafkaError
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from metaquorum.image import (
     TopicImage,
     partition_record,
 )
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 
 class ElectionType(IntEnum):

@@ -19,7 +19,7 @@ from metaquorum.image import MetadataDelta, MetadataImage
 from metaquorum.persistent_map import PersistentMap
 from metaquorum.records import MetadataRecord
 from metaquorum.replay import Replay
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 K = TypeVar("K")
 V = TypeVar("V")

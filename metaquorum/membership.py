@@ -35,7 +35,7 @@ from metaquorum.worker_sessions import (
     WorkerSessions,
     WorkerStatus,
 )
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from metaquorum.quota_changes import CONTROLLER_MUTATION_RATE
 from metaquorum.quota_rules import QuotaEntity, Sharers, applying
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 MAX_BUCKETS: Final = 10_000  # beyond, who came first is forgotten
 MAX_TOLD: Final = 1000

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TypeVar
 
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 

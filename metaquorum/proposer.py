@@ -35,8 +35,8 @@ from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal, 
 from metaquorum.records import MetadataRecord, RecordEncoder
 from metaquorum.replay import Replay
 from metaquorum.runtime.seams import Clock
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 W = TypeVar("W")

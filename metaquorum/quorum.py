@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol
 from metaquorum.batch import Batch
 from metaquorum.image import MetadataImage
 from metaquorum.records import MetadataRecord
-from wire.errors import ErrorCode
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode
+from wire.primitives.frozen import frozen
 
 
 class NotCommittedError(Exception):

@@ -30,8 +30,8 @@ from metaquorum.quota_rules import CONTROLLER_MUTATION_RATE as CONTROLLER_MUTATI
 from metaquorum.quota_rules import PRODUCER_BYTE_RATE as PRODUCER_BYTE_RATE
 from metaquorum.quota_rules import REQUEST_PERCENTAGE as REQUEST_PERCENTAGE
 from metaquorum.records import ClientQuotaRecord
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 # The quotas that clients may have, and whether each takes whole numbers only.
 CLIENT_QUOTAS: Final[Mapping[str, bool]] = {

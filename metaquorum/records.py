@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgpack
 
 from metaquorum.quota_rules import CLIENT_ID, IP, USER, EntityPart
-from wire.errors import WireError
-from wire.frozen import frozen
+from wire.primitives.errors import WireError
+from wire.primitives.frozen import frozen
 
 METADATA_VERSION: Final = "metadata.version"
 ELIGIBLE_LEADERS: Final = "eligible.leader.replicas.version"

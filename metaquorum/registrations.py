@@ -34,8 +34,8 @@ from metaquorum.records import (
     UnregisterWorkerRecord,
     WorkerChangeRecord,
 )
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 SCAN_PARTITIONS: Final = 5000  # to look at before the loop may have its turn: 1 ms
 

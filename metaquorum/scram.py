@@ -28,7 +28,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Final
 
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 MIN_ITERATIONS: Final = 4096  # KIP-84
 MAX_ITERATIONS: Final = 16_384  # Kafka's, for what it stores

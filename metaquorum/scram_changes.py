@@ -12,8 +12,8 @@ from metaquorum.records import (
     ScramCredentialRecord,
 )
 from metaquorum.scram import MAX_ITERATIONS, MIN_ITERATIONS, ScramMechanism, credential
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 MAX_NAME_CHARS: Final = 249
 # Deleted credentials whose salts the metadata keeps: 2 MB. Beyond it one of them is forgotten for

@@ -31,7 +31,7 @@ from metaquorum.records import (
     unpack,
 )
 from metaquorum.runtime.seams import Disk, File, StorageError
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
 MAGIC: Final = b"MQS\x01"

@@ -18,7 +18,7 @@ from typing import Final
 
 from metaquorum.decisions import new_topic_id
 from metaquorum.runtime.seams import Disk, FileLock, StorageError, write_atomically
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 FORMAT: Final = 1
 META_PROPERTIES: Final = "meta.properties"

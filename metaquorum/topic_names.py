@@ -8,7 +8,7 @@ from typing import Final
 
 from metaquorum.image import MetadataImage, collision_name
 from metaquorum.records import MAX_TOPIC_CHARS
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 # The metadata log, which DescribeQuorum calls so. It is no topic, and none may stand for it.
 METADATA_TOPIC: Final = "__cluster_metadata"

@@ -43,7 +43,7 @@ from math import inf
 from typing import Final
 
 from metaquorum.records import RegisterWorkerRecord
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 RECONNECT_GRACE_S: Final = 0.1
 COMEBACK_GRACE_S: Final = 0.6

@@ -11,8 +11,6 @@ from simulations.checkers.metadata import AcknowledgedChangesStay
 from simulations.client import BROKEN, ClientConnection
 from simulations.history import Topic
 from simulations.room import Room
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -20,6 +18,8 @@ from wire.messages.create_topics import (
 )
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from wire.messages.metadata import MetadataRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 RETRY_S: Final = 0.1
 

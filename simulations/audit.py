@@ -19,13 +19,13 @@ from simulations.consumer import (
 from simulations.history import Final, PartitionOf, Read, Topic
 from simulations.room import Room
 from simulations.session_consumer import SessionConsumer
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 # After the last fault healed, everything must be readable within so many virtual seconds.
 LIVENESS_S = 60.0

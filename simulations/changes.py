@@ -17,8 +17,6 @@ from simulations.client import ClientConnection
 from simulations.consumer import EARLIEST, LATEST, list_offset
 from simulations.history import Topic
 from simulations.room import Room
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages import alter_configs, incremental_alter_configs
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -30,7 +28,9 @@ from wire.messages.delete_records import (
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from wire.messages.metadata import MetadataRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Record, encode_batch
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.records.records import Record, encode_batch
 
 TIMEOUT_MS: Final = 5000
 NODE_ID: Final = "1"

@@ -9,10 +9,10 @@ import trio
 
 from metaquorum.runtime import Connection, Runtime
 from simulations.world import World
-from wire.apis import APIS, ApiKey
-from wire.errors import WireError
-from wire.headers import decode_response, encode_request
-from wire.message import Message
+from wire.primitives.errors import WireError
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import decode_response, encode_request
+from wire.schema.message import Message
 
 REQUEST_TIMEOUT_S: Final = 10.0
 RECEIVE_BYTES: Final = 16 * 1024

@@ -10,15 +10,15 @@ from simulations.client import BROKEN, ClientConnection
 from simulations.history import Fetched, PartitionOf, Read, Topic
 from simulations.producer import DELETED
 from simulations.room import Room
-from wire.apis import ApiKey
-from wire.errors import ErrorCode, KafkaError, WireError
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from wire.records import BatchState, Record, batches, decode_records, scan
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.protocol.apis import ApiKey
+from wire.records.records import BatchState, Record, batches, decode_records, scan
 
 RETRY_S: Final = 0.05
 # How often a consumer goes back: what it reads again must be what it read before.

@@ -15,12 +15,12 @@ from simulations.checkers.protocol import (
 from simulations.client import BROKEN, ClientConnection, draw_versions
 from simulations.lying_batches import LIES, lying_batch
 from simulations.room import Room
-from wire.apis import APIS, ApiKey
-from wire.errors import WireError
-from wire.headers import encode_request
-from wire.message import Message
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.primitives.errors import WireError
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import encode_request
+from wire.schema.message import Message
 
 ENDS_WITHIN_S: Final = 15.0
 _PAUSE_S: Final = 0.1

@@ -14,8 +14,8 @@ from simulations.client import BROKEN, ClientConnection
 from simulations.consumer import RETRY_S, Asked, end_of, take_records
 from simulations.history import PartitionOf, Topic
 from simulations.room import Room
-from wire.apis import ApiKey
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.protocol.apis import ApiKey
 
 WAIT_S: Final = 5.0
 # What is acknowledged so long before an answer that brings it should have ended its wait.

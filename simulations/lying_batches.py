@@ -9,11 +9,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from wire.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.compression import Codec, compress
-from wire.errors import ErrorCode
-from wire.records import Record, encode_batch
-from wire.varint import write_varint
+from wire.primitives.errors import ErrorCode
+from wire.primitives.varint import write_varint
+from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+from wire.records.compression import Codec, compress
+from wire.records.records import Record, encode_batch
 
 _Lie = Callable[[Random, bytearray], bytes]
 

@@ -11,7 +11,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from simulations.room import Settings
-from wire.records import Codec
+from wire.records.records import Codec
 
 # Of the seeds of a scenario that has narrow worlds.
 SHARE: Final = 0.2

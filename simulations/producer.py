@@ -15,11 +15,11 @@ from simulations.client import BROKEN, ClientConnection
 from simulations.history import Attempt, PartitionOf, Topic
 from simulations.lying_batches import wrong_max_timestamp
 from simulations.room import Room
-from wire.apis import ApiKey
-from wire.errors import RETRIABLE, ErrorCode
 from wire.messages.init_producer_id import InitProducerIdRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Codec, Record, encode_batch
+from wire.primitives.errors import RETRIABLE, ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.records.records import Codec, Record, encode_batch
 
 RETRY_S: Final = 0.05
 # After which a producer gives up where damage may have taken the log out of service.

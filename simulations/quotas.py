@@ -41,8 +41,6 @@ from simulations.clock import THREAD_PIECE_CPU_S
 from simulations.node import NodeOnMachine
 from simulations.scenario import Scenario
 from simulations.world import World
-from wire.apis import APIS, ApiKey
-from wire.errors import ErrorCode
 from wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     EntityData,
@@ -53,7 +51,9 @@ from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.init_producer_id import InitProducerIdRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Codec, Record, batches, encode_batch
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import APIS, ApiKey
+from wire.records.records import Codec, Record, batches, encode_batch
 
 C = TypeVar("C", bound=Comparing)
 Entity: TypeAlias = tuple[str | None, str | None]  # user and client id

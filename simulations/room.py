@@ -12,7 +12,7 @@ from simulations.client import ClientConnection, connect, draw_versions
 from simulations.history import Attempt, Fetched, History
 from simulations.machine import Machine
 from simulations.world import World
-from wire.records import Codec
+from wire.records.records import Codec
 
 C = TypeVar("C", bound=Checker)
 

@@ -20,9 +20,9 @@ from simulations.consumer import (
 )
 from simulations.history import PartitionOf, Topic
 from simulations.room import Room
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 SESSIONS_SINCE: Final = 7
 _TOPIC_IDS_SINCE: Final = 13

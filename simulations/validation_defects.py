@@ -6,8 +6,8 @@ from typing import Any, Final
 from dataplane import batch_validation
 from dataplane.handlers import produce
 from simulations.planting import Defect, swapped
-from wire.batches import CODEC_MASK
-from wire.record_walk import RecordWalk
+from wire.records.batches import CODEC_MASK
+from wire.records.record_walk import RecordWalk
 
 
 def _count_not_checked() -> AbstractContextManager[None]:
@@ -57,7 +57,7 @@ def _max_timestamp_believed() -> AbstractContextManager[None]:
 
 
 def _control_batches_taken() -> AbstractContextManager[None]:
-    from wire import batches
+    from wire.records import batches
 
     return swapped(batches, "_NOT_FOR_PRODUCERS", lambda right: 0)
 

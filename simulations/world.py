@@ -23,8 +23,8 @@ from simulations.network import Internet
 from simulations.planting import swapped
 from simulations.timeline import Timeline
 from simulations.trace import Trace
-from wire import walk_form
-from wire.record_walk import RecordWalk
+from wire.records import walk_form
+from wire.records.record_walk import RecordWalk
 
 if TYPE_CHECKING:
     from simulations.checkers import Comparing

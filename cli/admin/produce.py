@@ -18,7 +18,7 @@ from metaquorum.admin.producer import (
     Producer,
     ProducerRecord,
 )
-from wire.records import Codec
+from wire.records.records import Codec
 
 READ_BYTES: Final = 1 << 20
 MAX_RECORD_BYTES: Final = 64 * 1024 * 1024

@@ -34,7 +34,7 @@ from metaquorum.quota_rules import (
     Part,
     QuotaEntity,
 )
-from wire.apis import ApiKey
+from wire.protocol.apis import ApiKey
 
 ALL_OF_A_WORKER: Final = 100  # percent: one loop
 # What each quota counts.

@@ -32,7 +32,7 @@ from metaquorum.quota_rules import (
     Sharers,
     rules_for,
 )
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 _BY_CLIENT_ID: Final = (1, 4, 7)
 _NO_IP: Final = Part.ABSENT

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dataplane.quota_window import RateWindow
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 TICK_S: Final = 0.01  # the profile's bytes come in steps of it
 SERVICE_S: Final = 0.001

@@ -21,7 +21,7 @@ from metaquorum.admin.errors import (
     UnreachableError,
     UnsendableError,
 )
-from wire.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 REFUSED: Final = 1
 BAD_USAGE: Final = 2

@@ -10,7 +10,7 @@ import click
 
 from cli.admin.security import KEYS, resolve_security
 from metaquorum.admin.security import PLAINTEXT, Security
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 OUTPUTS: Final = ("text", "json", "yaml")

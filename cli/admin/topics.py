@@ -40,7 +40,7 @@ from metaquorum.admin.values import (
     ResourceType,
     Topic,
 )
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 _LIST_COLUMNS = (
     Column("topic"),

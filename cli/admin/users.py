@@ -17,7 +17,7 @@ from metaquorum.admin.users import (
     is_unknown,
 )
 from metaquorum.scram import BY_SASL_NAME, DEFAULT_ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 PASSWORD_VARIABLE: Final = "MQ_NEW_PASSWORD"  # noqa: S105
 _COLUMNS: Final = (Column("user"), Column("mechanism"), Column("iterations"))

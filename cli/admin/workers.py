@@ -7,7 +7,7 @@ from cli.admin.session import INT32_MAX, Session, session_command, yes_option
 from cli.admin.times import ago_text
 from metaquorum.admin.errors import BrokerError
 from metaquorum.admin.values import WorkerDescription
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 _COLUMNS = (
     Column("worker"),

@@ -7,7 +7,6 @@ from dataplane.turns import Turns, Work, in_pieces, pieces
 from dataplane.worker import Request, Worker
 from metaquorum.records import ScramCredentialRecord
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -26,6 +25,7 @@ from wire.messages.describe_user_scram_credentials import (
 )
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from wire.primitives.errors import ErrorCode, KafkaError
 
 _NO_AUTHORIZER: Final = "No Authorizer is configured."
 # The request has no time of its own.

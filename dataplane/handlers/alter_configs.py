@@ -11,14 +11,14 @@ from metaquorum.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, Resou
 from metaquorum.config_def import Scope
 from metaquorum.decisions import MAX_WISHES, TOO_MANY
 from metaquorum.whole_numbers import whole_number
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
 from wire.messages import alter_configs, incremental_alter_configs
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 _Answer = TypeVar(
     "_Answer",

@@ -5,8 +5,6 @@ from typing import Final
 
 from dataplane.worker import Request, Worker
 from metaquorum.features import SUPPORTED_FEATURES
-from wire.apis import APIS
-from wire.errors import ErrorCode
 from wire.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
@@ -14,6 +12,8 @@ from wire.messages.api_versions import (
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import APIS
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")  # KIP-511
 _NAMES_SINCE: Final = 3

@@ -11,7 +11,6 @@ from metaquorum.decisions import MAX_WISHES, TOO_MANY
 from metaquorum.image import MetadataImage
 from metaquorum.quota_changes import FilterPart, QuotaChange, QuotaFilter, QuotaOp
 from metaquorum.quota_rules import EntityPart
-from wire.errors import ErrorCode, KafkaError
 from wire.messages import alter_client_quotas, describe_client_quotas
 from wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
@@ -22,6 +21,7 @@ from wire.messages.describe_client_quotas import (
     DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 # These requests bring no time limit. Most clients give an answer half a minute.
 CHANGE_S: Final = 25.0

@@ -4,7 +4,6 @@ from typing import Final
 
 from dataplane.turns import Work, in_pieces
 from dataplane.worker import Request, Worker, WorkerAddress
-from wire.errors import ErrorCode
 from wire.messages.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
@@ -15,6 +14,7 @@ from wire.messages.find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
+from wire.primitives.errors import ErrorCode
 
 BROKERS: Final = 1
 _BATCHED_SINCE: Final = 4

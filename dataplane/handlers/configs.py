@@ -11,7 +11,6 @@ from metaquorum.config_def import ConfigType, Scope, to_text
 from metaquorum.config_layers import Configs, Resolved
 from metaquorum.topic_names import check_topic_name
 from metaquorum.whole_numbers import whole_number
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -25,6 +24,7 @@ from wire.messages.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 MAX_WORKER_ID: Final = 2**31 - 1  # an int32 in the protocol
 _CLIENT_METRICS: Final = 16

@@ -6,13 +6,13 @@ from dataplane.handlers.topics import timeout_seconds
 from dataplane.turns import Work, for_each_of, in_pieces, row_count
 from dataplane.worker import Request, Worker
 from metaquorum.leader_election import ElectionType, LeaderWish, wishes_of
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,
     PartitionResult,
     ReplicaElectionResult,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 _TYPES = frozenset(ElectionType)
 

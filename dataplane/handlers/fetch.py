@@ -36,7 +36,6 @@ from dataplane.turns import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.image import MetadataImage
 from metaquorum.runtime import StorageError
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import (
     FetchableTopicResponse,
     FetchPartition,
@@ -45,7 +44,8 @@ from wire.messages.fetch import (
     FetchTopic,
     PartitionData,
 )
-from wire.types import Uuid
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import Uuid
 
 _TOPIC_IDS_SINCE: Final = 13
 _FOLLOWERS_SINCE: Final = 11  # consumers may read from followers: KIP-392

@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 
 from dataplane.turns import PIECE_ROWS, Work, in_pieces
 from dataplane.worker import Request, Worker
-from wire.errors import ErrorCode
 from wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -23,6 +22,7 @@ from wire.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from wire.primitives.errors import ErrorCode
 
 T = TypeVar("T", OffsetFetchRequestTopic, OffsetFetchRequestTopics)
 P = TypeVar("P")

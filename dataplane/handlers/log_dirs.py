@@ -9,7 +9,6 @@ from dataplane.log.log_dir import LogDir
 from dataplane.partition import Partition
 from dataplane.turns import Work, for_each_of, in_pieces, row_count
 from dataplane.worker import Request, Worker
-from wire.errors import ErrorCode
 from wire.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsPartition,
@@ -18,6 +17,7 @@ from wire.messages.describe_log_dirs import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
+from wire.primitives.errors import ErrorCode
 
 # Partitions described between two turns of the loop.
 SLICE_PARTITIONS: Final = 500

@@ -14,7 +14,6 @@ from dataplane.worker import Request, Worker
 from metaquorum.decisions import NewTopic, TopicOutcome
 from metaquorum.image import MetadataImage, TopicImage
 from metaquorum.topic_names import check_topic_name
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -22,7 +21,8 @@ from wire.messages.metadata import (
     MetadataResponseBroker,
     MetadataResponseTopic,
 )
-from wire.types import ZERO_UUID, Uuid
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import ZERO_UUID, Uuid
 
 _TOPIC_IDS_SINCE: Final = 10
 # How long an answer waits for the topics that it makes. The client asks again for what is missing.

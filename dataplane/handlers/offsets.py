@@ -13,7 +13,6 @@ from dataplane.replica_authentication import claim_error
 from dataplane.turns import Work, each_of, for_each_of, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import File, StorageError
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
@@ -30,6 +29,7 @@ from wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
     OffsetForLeaderTopicResult,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 LATEST: Final = -1
 EARLIEST: Final = -2

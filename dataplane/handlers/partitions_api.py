@@ -25,7 +25,6 @@ from dataplane.worker import Request, Worker
 from metaquorum.decisions import MAX_WISHES, TOO_MANY, MorePartitions
 from metaquorum.image import NO_LEADER, TopicImage
 from metaquorum.topic_names import check_topic_name
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -47,6 +46,7 @@ from wire.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 # The most partitions one answer describes (Kafka: max.request.partition.size.limit).
 MAX_DESCRIBED_PARTITIONS: Final = 2000

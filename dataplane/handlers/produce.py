@@ -45,10 +45,6 @@ from dataplane.refused_batches import Place, check_turn, refuse
 from dataplane.turns import Work, each_of, in_pieces
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import Clock, StorageError
-from wire.apis import APIS, ApiKey
-from wire.batches import TRANSACTIONAL, BatchHeader, produced_batch
-from wire.errors import ErrorCode, KafkaError
-from wire.headers import RequestHeader
 from wire.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -56,7 +52,11 @@ from wire.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from wire.produce_one import Appended, decode_one, encode_one
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import RequestHeader
+from wire.protocol.produce_one import Appended, decode_one, encode_one
+from wire.records.batches import TRANSACTIONAL, BatchHeader, produced_batch
 
 _TOPIC_IDS_SINCE: Final = 13
 # Pieces of a quarter of a megabyte that a worker thread validates before others have their turn.

@@ -20,9 +20,6 @@ from dataplane.quorum_check import QuorumQuestion
 from dataplane.turns import PIECE_ROWS, Work, at_once, in_pieces, pieces
 from dataplane.worker import Worker
 from metaquorum.runtime import StorageError
-from wire.apis import APIS, ApiKey
-from wire.errors import ErrorCode, KafkaError
-from wire.headers import RequestHeader, encode_response
 from wire.messages.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
@@ -32,7 +29,10 @@ from wire.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from wire.produce_one import Appended, encode_one
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import RequestHeader, encode_response
+from wire.protocol.produce_one import Appended, encode_one
 
 _API: Final = APIS[ApiKey.PRODUCE]
 

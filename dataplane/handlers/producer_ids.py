@@ -1,8 +1,8 @@
 """InitProducerId: an id of its own for each idempotent producer."""
 
 from dataplane.worker import Request, Worker
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from wire.primitives.errors import ErrorCode, KafkaError
 
 
 async def handle_init_producer_id(

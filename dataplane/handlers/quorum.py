@@ -15,7 +15,6 @@ from metaquorum.features import FeatureUpdate, UpgradeType
 from metaquorum.records import RegisterWorkerRecord
 from metaquorum.rpc.methods import QuorumDescription, ReplicaView, WorkerView
 from metaquorum.topic_names import METADATA_TOPIC
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
@@ -39,6 +38,7 @@ from wire.messages.update_features import (
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 METADATA_PARTITION: Final = 0
 LISTENER_NAME: Final = "CONTROLLER"

@@ -20,7 +20,6 @@ from metaquorum.quota_rules import (
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.describe_quota_use import (
     AskedClient,
     DescribedUse,
@@ -28,6 +27,7 @@ from wire.messages.describe_quota_use import (
     DescribeQuotaUseResponse,
     MutedConnection,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 MAX_CLIENTS: Final = 100  # in one request
 MAX_USES: Final = 1000  # and of muted connections, in one answer

@@ -9,7 +9,6 @@ from dataplane.partition import Partition
 from dataplane.turns import for_each_of, row_count
 from dataplane.worker import Request, Worker
 from metaquorum.runtime import StorageError
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
@@ -18,6 +17,7 @@ from wire.messages.delete_records import (
     DeleteRecordsTopic,
     DeleteRecordsTopicResult,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 HIGH_WATERMARK: Final = -1
 _NO_OFFSET: Final = -1

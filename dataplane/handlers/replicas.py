@@ -10,7 +10,6 @@ from dataplane.partition import Partition
 from dataplane.replica_authentication import ReplicaAuthenticationError
 from dataplane.turns import Work, in_pieces
 from dataplane.worker import Request, Worker
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,
@@ -27,6 +26,7 @@ from wire.messages.describe_truncations import (
     DescribeTruncationsRequest,
     DescribeTruncationsResponse,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
 
 # Partitions described between two turns of the loop.
 SLICE_PARTITIONS: Final = 500

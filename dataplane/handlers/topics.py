@@ -9,7 +9,6 @@ from dataplane.turns import PIECE_ROWS, Turns, Work, in_pieces, pieces
 from dataplane.worker import Request, Worker
 from metaquorum.config_def import to_text
 from metaquorum.decisions import MAX_WISHES, TOO_MANY, NewTopic, TopicOutcome
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,
@@ -23,7 +22,8 @@ from wire.messages.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from wire.types import ZERO_UUID, Uuid
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import ZERO_UUID, Uuid
 
 _CONFIGS_SINCE: Final = 5
 _BY_ID_SINCE: Final = 6

@@ -40,9 +40,9 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.scan import IndexBuilder
 from dataplane.log.segment import Segment, SegmentState, walk_headers
 from metaquorum.runtime.seams import Buffer, Disk, File, StorageError
-from wire.batches import HEADER_BYTES, BatchHeader, batch_crc, parse_header
-from wire.errors import KafkaError, WireError
-from wire.frozen import frozen
+from wire.primitives.errors import KafkaError, WireError
+from wire.primitives.frozen import frozen
+from wire.records.batches import HEADER_BYTES, BatchHeader, batch_crc, parse_header
 
 logger = logging.getLogger(__name__)
 

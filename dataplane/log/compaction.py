@@ -31,23 +31,23 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from dataplane.log.offset_map import OffsetMap
-from wire.batches import (
+from wire.primitives.frozen import frozen
+from wire.primitives.types import Buffer
+from wire.records.batches import (
     CODEC_MASK,
     DELETE_HORIZON,
     LOG_APPEND_TIME,
     BatchHeader,
     pack_batch,
 )
-from wire.compression import compress_pieces
-from wire.frozen import frozen
-from wire.records import (
+from wire.records.compression import compress_pieces
+from wire.records.records import (
     ControlType,
     decode_marker,
     iter_records,
     record_spans,
     with_timestamp_delta,
 )
-from wire.types import Buffer
 
 # Segments that become one: the swap of their names is made within one slice of the loop.
 MAX_GROUP_SEGMENTS: Final = 64

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 NEVER: Final = 2**63 - 1
 # Positions in an offset index are 32 bits wide.

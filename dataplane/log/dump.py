@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final, TypeAlias
 
-from wire.batches import HEADER_BYTES, BatchHeader, TimestampType, batch_crc, parse_header
-from wire.errors import KafkaError, WireError
-from wire.records import Record, decode_marker, iter_records
+from wire.primitives.errors import KafkaError, WireError
+from wire.records.batches import HEADER_BYTES, BatchHeader, TimestampType, batch_crc, parse_header
+from wire.records.records import Record, decode_marker, iter_records
 
 Row: TypeAlias = dict[str, Any]
 

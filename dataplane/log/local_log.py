@@ -25,7 +25,7 @@ from dataplane.log.recovery import LoadedLog
 from dataplane.log.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
 from dataplane.log.segments import Segments
 from metaquorum.runtime.seams import Disk, File, StorageError
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 NO_TIMESTAMP: Final = -1
 

@@ -52,8 +52,8 @@ from dataplane.log.recovery import LoadedLog, load_log
 from dataplane.log.segment import SegmentState
 from dataplane.log.start_marks import StartMarks
 from metaquorum.runtime.seams import Disk, FileLock, StorageError
-from wire.frozen import frozen
-from wire.types import ZERO_UUID, Uuid
+from wire.primitives.frozen import frozen
+from wire.primitives.types import ZERO_UUID, Uuid
 
 logger = logging.getLogger(__name__)
 

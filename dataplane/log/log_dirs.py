@@ -34,7 +34,7 @@ from dataplane.log.opening_dirs import AbsentDir, open_dirs
 from dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime.seams import Disk, StorageError
 from metaquorum.storage import Storage
-from wire.types import Uuid
+from wire.primitives.types import Uuid
 
 logger = logging.getLogger(__name__)
 

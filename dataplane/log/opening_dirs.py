@@ -22,8 +22,8 @@ from dataplane.log.names import parse_partition_folder
 from metaquorum.records import MAX_LOG_DIRS
 from metaquorum.runtime.seams import Disk, StorageError
 from metaquorum.storage import Storage, StorageIdentityError, is_formatted, open_storage
-from wire.frozen import frozen
-from wire.types import Uuid, uuid_from_text, uuid_to_text
+from wire.primitives.frozen import frozen
+from wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
 
 logger = logging.getLogger(__name__)
 

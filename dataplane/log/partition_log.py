@@ -36,8 +36,8 @@ from dataplane.log.timestamps import (
     youngest_candidates,
 )
 from metaquorum.runtime.seams import Disk, StorageError
-from wire.errors import ErrorCode, KafkaError
-from wire.records import BatchHeader, assign, set_log_append_time
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.records import BatchHeader, assign, set_log_append_time
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class PartitionLog(LocalLog):
         """The batches are in the log, with offsets and `leader_epoch` patched into `records`.
 
         `records` are the bytes of `headers`, one batch behind the other, each checked by
-        `wire.records.check_batch`. Batches that the log has already are answered with their
+        `wire.records.records.check_batch`. Batches that the log has already are answered with their
         place. KafkaError: producer's sequence or epoch, RECORD_LIST_TOO_LARGE. StorageError
         (DiskFullError if that is all): nothing was appended.
         """

@@ -21,8 +21,8 @@ in their records: a client that writes old timestamps is protected from duplicat
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from wire.batches import CONTROL, TRANSACTIONAL, BatchHeader
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.batches import CONTROL, TRANSACTIONAL, BatchHeader
 
 REMEMBERED_BATCHES: Final = 5
 # Beyond this many producer ids, those unheard of for longest are forgotten, a share at a time.

@@ -58,7 +58,7 @@ from dataplane.log.scan import NO_EPOCH, Damage, SegmentScan, find_batch_behind,
 from dataplane.log.segment import SegmentState, walk_headers
 from dataplane.log.snapshots import decode_snapshot
 from metaquorum.runtime.seams import Disk, File, StorageError, write_atomically
-from wire.records import BatchHeader
+from wire.records.records import BatchHeader
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from dataplane.log.config import LogConfig
 from dataplane.log.index import OffsetIndex, TimeIndex
 from dataplane.log.segment import MAX_RELATIVE_OFFSET, NO_TIMESTAMP, SegmentState
 from metaquorum.runtime.seams import File
-from wire.crc import crc32c
-from wire.errors import KafkaError
-from wire.records import HEADER_BYTES, BatchHeader, BatchState, parse_header
-from wire.records import scan as scan_batch
+from wire.primitives.errors import KafkaError
+from wire.records.crc import crc32c
+from wire.records.records import HEADER_BYTES, BatchHeader, BatchState, parse_header
+from wire.records.records import scan as scan_batch
 
 SCAN_BYTES: Final = 1 << 20
 # How many places that look like a batch are tried behind a damaged one.

@@ -13,8 +13,8 @@ from dataplane.log.files import LogFile, OpenFiles, storage_errors
 from dataplane.log.index import OffsetIndex, SparseIndex, TimeIndex
 from dataplane.log.names import DELETED, LOG, OFFSET_INDEX, TIME_INDEX, file_name
 from metaquorum.runtime.seams import File, StorageError
-from wire.errors import KafkaError
-from wire.records import HEADER_BYTES, BatchHeader, parse_header
+from wire.primitives.errors import KafkaError
+from wire.records.records import HEADER_BYTES, BatchHeader, parse_header
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from dataplane.log.producers import (
     ProducerStateTable,
 )
 from metaquorum.runtime.seams import Buffer
-from wire.crc import crc32c
+from wire.records.crc import crc32c
 
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
 _VERSION: Final = 1

@@ -12,9 +12,9 @@ from dataplane.log.files import storage_errors
 from dataplane.log.segment import NO_TIMESTAMP, Segment
 from dataplane.log.slices import LogSlice
 from metaquorum.runtime.seams import File
-from wire.compression import Codec
-from wire.errors import ErrorCode, KafkaError, WireError
-from wire.records import BatchHeader, TimestampType, find_max_timestamp, find_timestamp
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.records.compression import Codec
+from wire.records.records import BatchHeader, TimestampType, find_max_timestamp, find_timestamp
 
 # An uncompressed batch up to here is opened within a millisecond or so.
 QUICK_BYTES: Final = 16 * 1024

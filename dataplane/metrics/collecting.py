@@ -40,8 +40,8 @@ from metaquorum.quota_rules import (
     REQUEST_PERCENTAGE,
 )
 from metaquorum.runtime import Clock
-from wire.apis import APIS, ApiKey
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
+from wire.protocol.apis import APIS, ApiKey
 
 SLICE_PARTITIONS: Final = 250  # some 2 ms
 MAX_PARTITIONS: Final = 20_000

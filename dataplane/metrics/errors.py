@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 from dataplane.turns import Work, in_pieces
-from wire.errors import ErrorCode
-from wire.message import Field, Struct
+from wire.primitives.errors import ErrorCode
+from wire.schema.message import Field, Struct
 
 _CODE: Final = "error_code"
 # Whether each of the codes in a message is an error is told to the second.

@@ -12,7 +12,7 @@ from typing import Any, Final
 from dataplane.connection import Client, Handle, LaterReply, PendingReply, Reply
 from dataplane.metrics.histogram import Times
 from metaquorum.runtime import Clock
-from wire.apis import APIS
+from wire.protocol.apis import APIS
 
 OTHER_VERSION: Final = -1
 

@@ -55,10 +55,10 @@ from metaquorum.admin.values import (
 from metaquorum.quota_rules import CLIENT_ID, IP, USER, Part, QuotaEntity
 from metaquorum.scram import DEFAULT_ITERATIONS
 from metaquorum.whole_numbers import whole_number
-from wire.errors import ErrorCode
-from wire.message import Message
 from wire.messages.metadata import MetadataResponseTopic
-from wire.types import ZERO_UUID, uuid_to_text
+from wire.primitives.errors import ErrorCode
+from wire.primitives.types import ZERO_UUID, uuid_to_text
+from wire.schema.message import Message
 
 EARLIEST: Final = -2
 LATEST: Final = -1

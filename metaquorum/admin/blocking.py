@@ -20,7 +20,7 @@ from metaquorum.admin.consumer import Consumer
 from metaquorum.admin.producer import Producer
 from metaquorum.admin.security import PLAINTEXT, Security, Tls
 from metaquorum.admin.transport import BROKEN, AllFailedError, Attempt, Closable
-from wire.types import Buffer
+from wire.primitives.types import Buffer
 
 if TYPE_CHECKING:
     import ssl

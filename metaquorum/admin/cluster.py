@@ -22,8 +22,6 @@ from metaquorum.admin.security import Login
 from metaquorum.admin.throttling import ThrottleTimes
 from metaquorum.admin.transport import BROKEN, AllFailedError, Attempt, Transport
 from metaquorum.whole_numbers import whole_number
-from wire.errors import ErrorCode
-from wire.message import Message
 from wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -31,6 +29,8 @@ from wire.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from wire.primitives.errors import ErrorCode
+from wire.schema.message import Message
 
 T = TypeVar("T")
 

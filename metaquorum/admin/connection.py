@@ -14,14 +14,14 @@ from metaquorum.admin.security import Login
 from metaquorum.admin.throttling import ThrottleTimes
 from metaquorum.admin.transport import Stream
 from metaquorum.sasl import AuthenticationError
-from wire.apis import ApiKey
-from wire.errors import ErrorCode, WireError
-from wire.frames import FrameBuffer
-from wire.headers import decode_response_as, encode_request
-from wire.message import Message
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from wire.primitives.errors import ErrorCode, WireError
+from wire.protocol.apis import ApiKey
+from wire.protocol.frames import FrameBuffer
+from wire.protocol.headers import decode_response_as, encode_request
+from wire.schema.message import Message
 
 M = TypeVar("M", bound=Message)
 

@@ -14,8 +14,6 @@ from metaquorum.admin.cluster import Cluster, TopicPartition
 from metaquorum.admin.connection import BrokerConnection
 from metaquorum.admin.errors import BrokerError, UnreachableError, broker_error
 from metaquorum.admin.transport import BROKEN
-from wire.errors import ErrorCode, KafkaError, WireError
-from wire.frozen import frozen
 from wire.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -23,7 +21,10 @@ from wire.messages.fetch import (
     FetchTopic,
     PartitionData,
 )
-from wire.records import (
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.frozen import frozen
+from wire.primitives.types import ZERO_UUID, Buffer
+from wire.records.records import (
     BatchHeader,
     ControlType,
     batch_crc,
@@ -33,7 +34,6 @@ from wire.records import (
     iter_records,
     stored_problem,
 )
-from wire.types import ZERO_UUID, Buffer
 
 MAX_WAIT_S: Final = 0.5
 # Of one answer; a batch that is larger comes whole nevertheless.

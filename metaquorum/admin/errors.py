@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 _CODES: Final = {int(code): code for code in ErrorCode}
 

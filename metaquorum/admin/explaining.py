@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from metaquorum.admin.values import Eligible
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 NEVER: Final = (1 << 63) - 1  # flush.messages and flush.ms where nothing is flushed
 _NOBODY: Final = Eligible()

@@ -20,7 +20,7 @@ from metaquorum.admin.values import (
     Topic,
     WorkerDescription,
 )
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 
 class Trouble(Enum):

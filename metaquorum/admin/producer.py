@@ -12,8 +12,6 @@ from typing import Final
 from metaquorum.admin.cluster import ANY_BROKER, Cluster, TopicPartition
 from metaquorum.admin.errors import BrokerError, broker_error
 from metaquorum.admin.partitioning import partition_of
-from wire.errors import ErrorCode
-from wire.frozen import frozen
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from wire.messages.produce import (
     PartitionProduceData,
@@ -21,8 +19,10 @@ from wire.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from wire.records import NO_PRODUCER_ID, Codec, Record, encode_batch
-from wire.types import ZERO_UUID
+from wire.primitives.errors import ErrorCode
+from wire.primitives.frozen import frozen
+from wire.primitives.types import ZERO_UUID
+from wire.records.records import NO_PRODUCER_ID, Codec, Record, encode_batch
 
 # Of records before compression; Kafka's default max.message.bytes is a megabyte.
 DEFAULT_BATCH_BYTES: Final = 512 * 1024

@@ -11,7 +11,7 @@ from typing import Final
 from metaquorum.admin.cluster import ANY_BROKER, CONTROLLER, Cluster, address_text
 from metaquorum.admin.errors import NotServedError, broker_error
 from metaquorum.admin.values import Quorum, QuorumReplica, WorkerDescription
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 _FENCED_SINCE: Final = 2  # DescribeCluster: KIP-1073

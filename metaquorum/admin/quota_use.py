@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from metaquorum.admin.cluster import Cluster
 from metaquorum.admin.errors import broker_error
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 
 @frozen

@@ -25,7 +25,7 @@ from metaquorum.admin.values import (
     Topic,
     Truncation,
 )
-from wire.types import uuid_to_text
+from wire.primitives.types import uuid_to_text
 
 
 async def describe_truncations(

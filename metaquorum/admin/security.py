@@ -7,7 +7,7 @@ from random import Random, SystemRandom
 from typing import TYPE_CHECKING
 
 from metaquorum.sasl import ClientMechanism, client_mechanism
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
     import ssl

@@ -9,8 +9,8 @@ no `await` ever suspends. A command of a tenth of a second need not import trio 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from wire.errors import WireError
-from wire.types import Buffer
+from wire.primitives.errors import WireError
+from wire.primitives.types import Buffer
 
 # How an attempt to reach a broker fails, where another broker may do better.
 BROKEN: Final = (OSError, EOFError, WireError)

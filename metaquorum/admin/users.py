@@ -18,7 +18,7 @@ from metaquorum.scram import (
     ScramMechanism,
     salted_password,
 )
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
     from wire.messages.alter_user_scram_credentials import (

@@ -7,7 +7,7 @@ from typing import Final
 
 from metaquorum.admin.cluster import Node
 from metaquorum.admin.connection import VersionRange
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 BROKER_DEFAULT: Final = -1  # partitions or replication factor: as the cluster is configured
 

@@ -12,7 +12,7 @@ import struct
 from typing import Final
 
 from metaquorum.runtime.seams import Buffer
-from wire.errors import WireError
+from wire.primitives.errors import WireError
 
 MAC_BYTES: Final = 16
 MAX_MESSAGE_BYTES: Final = 8 << 20

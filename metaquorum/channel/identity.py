@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Final
 
 from metaquorum.tls_files import TlsFiles
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 MIN_SECRET_BYTES: Final = 16
 MAX_SECRET_BYTES: Final = 4096

@@ -22,7 +22,7 @@ from metaquorum.channel.stream import Cause, End, Stream
 from metaquorum.channel.timing import Backoff, Spokesman
 from metaquorum.raft.peers import PeerProtocolError, PeerReceiver
 from metaquorum.runtime.seams import sleep
-from wire.errors import WireError
+from wire.primitives.errors import WireError
 
 log = logging.getLogger(__name__)
 

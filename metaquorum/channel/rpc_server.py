@@ -15,7 +15,7 @@ from metaquorum.channel.calls import (
     encode_refusal,
 )
 from metaquorum.channel.stream import Cause, End, Stream
-from wire.errors import KafkaError, WireError
+from wire.primitives.errors import KafkaError, WireError
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import outcome
 import trio
 
 from metaquorum.runtime.seams import Clock, sleep
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 

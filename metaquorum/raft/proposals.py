@@ -18,7 +18,7 @@ import trio
 from metaquorum.batch import Batch
 from metaquorum.journal_ops import Entry
 from metaquorum.quorum import NotCommittedError, OutcomeUnknownError
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 MAX_PENDING_PROPOSALS: Final = 10_000
 MAX_PENDING_BYTES: Final = 64 << 20

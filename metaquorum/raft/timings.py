@@ -1,6 +1,6 @@
 """How long a voter waits for what."""
 
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 
 @frozen

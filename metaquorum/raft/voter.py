@@ -53,7 +53,7 @@ from metaquorum.raft.state import DiskState
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.runtime.seams import Clock, Disk, StorageError
 from metaquorum.snapshot import SnapshotName
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 

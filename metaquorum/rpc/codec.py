@@ -40,7 +40,7 @@ from typing import (
 
 import msgpack
 
-from wire.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 T = TypeVar("T")
 

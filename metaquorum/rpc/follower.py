@@ -21,7 +21,7 @@ from metaquorum.rpc.links import QuorumLinks, Reign
 from metaquorum.rpc.methods import FETCH_METADATA, FetchMetadata, MetadataPart, SnapshotPart
 from metaquorum.runtime.seams import Runtime, StorageError, sleep
 from metaquorum.snapshot import unpack_records
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)
 

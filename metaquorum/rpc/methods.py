@@ -22,8 +22,8 @@ from metaquorum.registrations import ControllerRegistration, WorkerRegistration
 from metaquorum.rpc.codec import Codec
 from metaquorum.scram_changes import UserScramChange
 from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
-from wire.errors import ErrorCode, KafkaError
-from wire.frozen import frozen
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
 
 Q = TypeVar("Q")
 A = TypeVar("A")

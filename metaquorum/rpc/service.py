@@ -48,7 +48,7 @@ from metaquorum.rpc.methods import (
     WorkerView,
 )
 from metaquorum.runtime.seams import Clock
-from wire.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 Q = TypeVar("Q")
 A = TypeVar("A")

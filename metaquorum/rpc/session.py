@@ -33,7 +33,7 @@ from metaquorum.rpc.links import QuorumLinks, Reign
 from metaquorum.rpc.methods import HEARTBEAT, REGISTER_WORKER
 from metaquorum.runtime.seams import Runtime, StorageError, sleep
 from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)
 

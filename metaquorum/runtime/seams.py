@@ -19,7 +19,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, TypeVar
 
-from wire.frozen import frozen
+from wire.primitives.frozen import frozen
 
 T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview

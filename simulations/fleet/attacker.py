@@ -24,9 +24,6 @@ from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.replicas import Place
 from simulations.fleet.voting import SECRET
 from simulations.lying_batches import REFUSAL, lying_batch
-from wire.apis import ApiKey
-from wire.batches import BatchHeader, parse_header
-from wire.errors import ErrorCode
 from wire.messages.authenticate_replica import AuthenticateReplicaRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from wire.messages.list_offsets import (
@@ -40,6 +37,9 @@ from wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.records.batches import BatchHeader, parse_header
 
 LIARS: Final = 0.25  # of all attacks: those that produce
 MOST_CLAIMED: Final = 10_000  # records in a lying batch

@@ -19,7 +19,7 @@ from dataplane.replica_fetcher import ReplicaFetcher
 from metaquorum import isr_changes, loader
 from metaquorum.runtime.seams import StorageError
 from simulations.planting import Defect, swapped
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 
 def _cut_for_another_leader() -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from simulations.fleet.replicas import (
     PartitionStory,
     Place,
 )
-from wire.compression import Codec
+from wire.records.compression import Codec
 
 _UNLIMITED: Final = -1
 _WEEK_MS: Final = 7 * 24 * 3600 * 1000

@@ -14,9 +14,9 @@ from simulations.fleet.replica_clients import (
 )
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.replicas import TOMBSTONES_STAY_MS, Content, Identity, Place
-from wire.apis import ApiKey
-from wire.compression import Codec
-from wire.records import Record
+from wire.protocol.apis import ApiKey
+from wire.records.compression import Codec
+from wire.records.records import Record
 
 MOST_TOPICS: Final = 3
 _ZSTD_SINCE: Final = 7  # of Produce

@@ -9,8 +9,8 @@ from dataplane.log.config import NEVER
 from dataplane.log.index import TimeIndex
 from dataplane.log.partition_log import PartitionLog
 from simulations.planting import Defect, swapped
-from wire.batches import parse_header
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.batches import parse_header
 
 
 def _uncommitted_compacted() -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from metaquorum.replay import Replay
 from simulations.fleet.checkers import content
 from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.nation import ClusterChecker, Nation
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 
 class AnswersInTheirOrder(ClusterChecker):

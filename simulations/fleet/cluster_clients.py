@@ -14,8 +14,6 @@ from simulations.fleet.cluster_checkers import (
     RecordsAreKept,
 )
 from simulations.fleet.nation import Nation
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -26,7 +24,9 @@ from wire.messages.list_offsets import (
 )
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Record, decode_records, encode_batch, parse_header
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.records.records import Record, decode_records, encode_batch, parse_header
 
 RETRY_S: Final = 0.05
 # How long a worker may take to make a change, and to show it.

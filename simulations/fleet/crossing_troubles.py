@@ -50,9 +50,6 @@ from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.replicas import Identity, PartitionStory, Place
 from simulations.fleet.troubles import Act, Befalls, stop_machine
 from simulations.fleet.unregister_trouble import unregister
-from wire.apis import ApiKey
-from wire.batches import parse_header
-from wire.errors import RETRIABLE, ErrorCode, KafkaError
 from wire.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -62,7 +59,10 @@ from wire.messages.create_topics import (
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import HEADER_BYTES, Record, encode_batch
+from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
+from wire.protocol.apis import ApiKey
+from wire.records.batches import parse_header
+from wire.records.records import HEADER_BYTES, Record, encode_batch
 
 DATA: Final = "/data"
 CONTROLLER: Final = "node-1"  # the only one

@@ -32,10 +32,10 @@ from simulations.fleet.replicas import (
 from simulations.machine import running_on
 from simulations.planting import swapped
 from simulations.storage import Storage
-from wire.batches import batch_crc, batches, parse_header
-from wire.compression import Codec
-from wire.records import Record, decode_records
-from wire.types import ZERO_UUID
+from wire.primitives.types import ZERO_UUID
+from wire.records.batches import batch_crc, batches, parse_header
+from wire.records.compression import Codec
+from wire.records.records import Record, decode_records
 
 
 def entries_of(records: Any) -> list[Entry]:

@@ -11,7 +11,7 @@ from metaquorum import registrations
 from metaquorum.raft.progress import Progress
 from metaquorum.runtime.seams import StorageError
 from simulations.planting import Defect, swapped
-from wire.batches import parse_header
+from wire.records.batches import parse_header
 
 
 def _damage_taken_over() -> AbstractContextManager[None]:

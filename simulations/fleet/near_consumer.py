@@ -18,8 +18,8 @@ from simulations.fleet.replica_clients import Read, ReplicaConsumer
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.replicas import PartitionStory, Place
 from simulations.fleet.stage import rack_of
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 _RACKS_SINCE: Final = 11  # of Fetch
 _FETCHES: Final = 12  # of one partition, before another is taken up

@@ -15,13 +15,13 @@ from simulations.fleet.cluster_clients import RETRY_S
 from simulations.fleet.replica_clients import ReplicaClient
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.throttling import DEFAULT, ClientRatesHold
-from wire.apis import ApiKey
 from wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     EntityData,
     EntryData,
     OpData,
 )
+from wire.protocol.apis import ApiKey
 
 RATES: Final = (500.0, 2000.0, 10_000.0)
 PERCENTAGES: Final = (None, 0.02, 0.1)

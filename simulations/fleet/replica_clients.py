@@ -32,10 +32,6 @@ from simulations.fleet.replica_checkers import (
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.replicas import Content, Identity, Place
 from simulations.fleet.throttling import FASTEST, ClientRatesHold, MutesHold
-from wire.apis import ApiKey
-from wire.batches import batches, parse_header
-from wire.compression import Codec
-from wire.errors import RETRIABLE, ErrorCode
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -56,7 +52,11 @@ from wire.messages.list_offsets import (
 )
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from wire.records import Record, decode_records, encode_batch
+from wire.primitives.errors import RETRIABLE, ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.records.batches import batches, parse_header
+from wire.records.compression import Codec
+from wire.records.records import Record, decode_records, encode_batch
 
 TOPIC_IDS_SINCE: Final = 13  # of Produce, and of Fetch
 BY_NAME: Final = "by name"

@@ -17,7 +17,7 @@ from dataplane.replication import Replication
 from metaquorum import elections, isr_changes, membership, registrations
 from metaquorum.image import NO_LEADER, MetadataImage
 from simulations.planting import Defect, all_of, swapped
-from wire.errors import ErrorCode, WireError
+from wire.primitives.errors import ErrorCode, WireError
 
 
 def _always(result: Any) -> Any:

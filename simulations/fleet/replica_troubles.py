@@ -27,7 +27,7 @@ from simulations.fleet.replicas import Held, PartitionStory
 from simulations.fleet.troubles import STOP_WITHIN_S, TROUBLES, Act, Befalls, stop_machine
 from simulations.fleet.unregister_trouble import unregister
 from simulations.storage import Storage
-from wire.batches import HEADER_BYTES
+from wire.records.batches import HEADER_BYTES
 
 DATA: Final = "/data"
 # How long somebody who repairs a disk lets the node run before he looks again.

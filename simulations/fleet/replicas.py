@@ -33,7 +33,7 @@ from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.machine import Machine
 from simulations.storage import Storage
-from wire.compression import Codec
+from wire.records.compression import Codec
 
 
 class Place(NamedTuple):

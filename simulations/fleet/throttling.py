@@ -19,7 +19,7 @@ from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.fleet.replica_checkers import WatchingChecker
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.planting import swapped
-from wire.apis import ApiKey
+from wire.protocol.apis import ApiKey
 
 SLACK_S: Final = 0.5
 # Clocks of workers run at such rates, of their time to ours (`troubles.clock_rate`).

@@ -17,8 +17,8 @@ from simulations.fleet.cluster_clients import ClusterClient
 from simulations.fleet.nation import Member
 from simulations.fleet.replica_nation import WatchedNation
 from simulations.fleet.troubles import Act, stop_machine
-from wire.apis import ApiKey
 from wire.messages.unregister_broker import UnregisterBrokerRequest
+from wire.protocol.apis import ApiKey
 
 # Beyond two session timeouts: the worker's, and that of a controller which has just become active.
 PATIENCE_S: Final = 4.0

@@ -32,7 +32,7 @@ from simulations.fleet.council import (
 )
 from simulations.fleet.disks import METADATA_DIR
 from simulations.machine import Program
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 SECRET: Final = b"the secret of a simulated cluster"
 STRANGER: Final = "stranger"

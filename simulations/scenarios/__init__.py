@@ -26,7 +26,7 @@ from simulations.room import Room, Settings, draw_settings
 from simulations.scenario import Scenario
 from simulations.story import play
 from simulations.world import World
-from wire.records import Codec
+from wire.records.records import Codec
 
 
 def _single_node(

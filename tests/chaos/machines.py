@@ -17,15 +17,15 @@ from typing import Any, Final
 from tests.chaos.links import HOST, Link, Links
 from tests.clusters import Cluster
 from tests.nodes import Node, free_port, wait_until
-from wire.apis import ApiKey
-from wire.headers import decode_response, encode_request
-from wire.message import Message
 from wire.messages.describe_quorum import (
     DescribeQuorumPartition,
     DescribeQuorumRequest,
     DescribeQuorumTopic,
 )
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponsePartition
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import decode_response, encode_request
+from wire.schema.message import Message
 
 NUMBERS: Final = (1, 2, 3)
 ASK_TIMEOUT_S: Final = 2.0

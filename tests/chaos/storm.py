@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.chaos.load import Load, Place, read_all, usual_senders
 from tests.chaos.machines import NUMBERS, SETTINGS, Machines
 from tests.nodes import unique
-from wire.batches import batches
+from wire.records.batches import batches
 
 PARTITIONS: Final = 6
 MIN_ISR: Final = 2

@@ -15,8 +15,8 @@ from simulations.lying_batches import LIES, REFUSAL, lying_batch
 from tests.conformance.clients import CLIENTS, CODECS, Aiokafka, Client, KafkaPython, Record, create
 from tests.hostile.honest import Client as RawClient
 from tests.nodes import Peer, elsewhere, unique
-from wire.apis import ApiKey
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.protocol.apis import ApiKey
 
 HOUR_MS = 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS

@@ -26,10 +26,6 @@ from simulations.clock import EPOCH_S
 from simulations.node import INLINE_APPEND_BYTES, NodeOnMachine
 from simulations.world import World
 from tests.nodes import PATIENCE_S
-from wire.apis import APIS, ApiKey
-from wire.errors import ErrorCode
-from wire.headers import decode_response, encode_request
-from wire.message import Message
 from wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -38,7 +34,11 @@ from wire.messages.create_topics import (
 from wire.messages.delete_topics import DeleteTopicsRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Record, batches, decode_records, encode_batch, parse_header
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import decode_response, encode_request
+from wire.records.records import Record, batches, decode_records, encode_batch, parse_header
+from wire.schema.message import Message
 
 P = ParamSpec("P")
 

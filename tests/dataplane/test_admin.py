@@ -8,8 +8,6 @@ import pytest
 
 from tests.dataplane.serving import RawClient, batch_of, in_trio, serving
 from tests.dataplane.test_produce import producer_id_from
-from wire.apis import APIS, ApiKey
-from wire.errors import ErrorCode
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.create_topics import (
     CreatableReplicaAssignment,
@@ -28,7 +26,9 @@ from wire.messages.offset_fetch import (
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from wire.types import ZERO_UUID
+from wire.primitives.errors import ErrorCode
+from wire.primitives.types import ZERO_UUID
+from wire.protocol.apis import APIS, ApiKey
 
 TOPIC, BROKER = 2, 4
 

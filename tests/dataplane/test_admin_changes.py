@@ -14,8 +14,6 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -34,6 +32,8 @@ from wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from wire.messages.list_config_resources import ListConfigResourcesRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 TOPIC, BROKER = 2, 4
 SET, DELETE = 0, 1

@@ -29,9 +29,7 @@ from tests.dataplane.serving import (
     request,
     simulated,
 )
-from tests.wire.golden import exchanges, in_any_order
-from wire.apis import ApiKey
-from wire.errors import ErrorCode as E
+from tests.wire.messages.golden import exchanges, in_any_order
 from wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
@@ -39,6 +37,8 @@ from wire.messages.describe_user_scram_credentials import DescribeUserScramCrede
 from wire.messages.metadata import MetadataRequest
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest
 from wire.messages.sasl_handshake import SaslHandshakeRequest
+from wire.primitives.errors import ErrorCode as E
+from wire.protocol.apis import ApiKey
 
 SCRAM_256, SCRAM_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
 SALT = b"a salt of some length"

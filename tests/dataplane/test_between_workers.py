@@ -4,11 +4,11 @@ from tests.dataplane.serving import listening
 from tests.dataplane.test_replica_claims import claim, row_of
 from tests.dataplane.test_replicas import fill
 from tests.dataplane.together import PORT, Together, together
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.metadata import MetadataRequest
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest
 from wire.messages.sasl_handshake import SaslHandshakeRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 

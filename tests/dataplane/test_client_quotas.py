@@ -7,10 +7,10 @@ from metaquorum.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quota_rules import EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import Simulated, simulated
-from tests.wire.golden import exchanges
-from wire.apis import ApiKey
+from tests.wire.messages.golden import exchanges
 from wire.messages.alter_client_quotas import AlterClientQuotasRequest
 from wire.messages.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
+from wire.protocol.apis import ApiKey
 
 
 def in_any_order(entries: Any) -> Any:

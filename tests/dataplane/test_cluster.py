@@ -19,8 +19,8 @@ from metaquorum.runtime.real import real_runtime
 from tests.clusters import Cluster
 from tests.dataplane.serving import RawClient, batch_of, produce_message
 from tests.nodes import PATIENCE_S, wait_until
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 pytestmark = pytest.mark.slow  # nodes as processes
 

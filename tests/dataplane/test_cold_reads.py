@@ -19,9 +19,9 @@ from tests.dataplane.serving import (
     records_of,
     serving,
 )
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.fetch import FetchRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 BATCHES = 60
 BATCH_BYTES = 60_000

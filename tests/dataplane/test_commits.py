@@ -20,8 +20,8 @@ from tests.dataplane.serving import (
     produce_message,
     serving,
 )
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 OTHER = 2
 

@@ -13,10 +13,10 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.dataplane.test_upkeep import log_of, sleep
-from wire.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.compression import Codec
-from wire.errors import ErrorCode
-from wire.records import Record, batches, encode_batch
+from wire.primitives.errors import ErrorCode
+from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+from wire.records.compression import Codec
+from wire.records.records import Record, batches, encode_batch
 
 COMPACTED = {"cleanup_policy": "compact", "internal_segment_bytes": 2000, "segment_ms": 10_000_000}
 
@@ -112,8 +112,8 @@ def test_a_topic_becomes_compacted_when_its_policy_says_so() -> None:
 
 
 async def alter(client: RawClient, topic: str, name: str, value: str) -> None:
-    from wire.apis import ApiKey
     from wire.messages import incremental_alter_configs as iac
+    from wire.protocol.apis import ApiKey
 
     config = iac.AlterableConfig(name=name, config_operation=0, value=value)
     resource = iac.AlterConfigsResource(resource_type=2, resource_name=topic, configs=[config])

@@ -15,12 +15,12 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.dataplane.test_admin import create, topic
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResource
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from wire.messages.incremental_alter_configs import AlterConfigsResource as IncrementalResource
 from wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 ROOT = Path(__file__).parents[2]
 # Have one value here, which is what happens: batches are kept as they came, and keys are PEM.

@@ -25,8 +25,8 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.apis import ApiKey
 from wire.messages.metadata import MetadataRequest
+from wire.protocol.apis import ApiKey
 
 METADATA = frame(ApiKey.METADATA, 5, 7, struct.pack(">ib", 0, 0))
 UNKNOWN_API = frame(9999, 0, 1, b"")

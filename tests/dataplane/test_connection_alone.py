@@ -28,7 +28,7 @@ from dataplane.unread import UnreadAnswers
 from metaquorum.runtime import Buffer, File
 from metaquorum.runtime.real import RealDisk
 from tests.dataplane.serving import in_trio
-from wire.frames import BufferPool
+from wire.protocol.frames import BufferPool
 
 LARGE_BYTES = 1 << 20
 

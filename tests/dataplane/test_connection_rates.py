@@ -11,7 +11,7 @@ from metaquorum.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quota_rules import IP, EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import RawClient, Simulated, simulated
-from wire.apis import APIS, ApiKey
+from wire.protocol.apis import APIS, ApiKey
 
 ASKED = APIS[ApiKey.API_VERSIONS].request()
 

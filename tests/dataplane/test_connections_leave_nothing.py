@@ -28,9 +28,9 @@ from tests.dataplane.test_authentication import (
 )
 from tests.dataplane.test_server import LIMITS
 from tests.metaquorum.certificates import Authority
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
-from wire.headers import encode_request
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import encode_request
 
 
 def connections() -> list[ClientConnection]:

@@ -10,7 +10,7 @@ from metaquorum.scram_changes import ScramUpsertion, UserScramChange
 from tests.dataplane.serving import RawClient, Simulated, listening
 from tests.dataplane.test_authentication import authenticate, handshake, log_in, secured
 from tests.dataplane.together import NODES, Together, together
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 MECHANISMS = tuple(ScramMechanism)
 FORM = (SALT_BYTES, DEFAULT_ITERATIONS)

@@ -5,8 +5,8 @@ import pytest
 from dataplane.quorum_check import ASK_TIMEOUT_S
 from tests.dataplane.serving import PRODUCE_VERSION, RawClient, batch_of, produce_message
 from tests.dataplane.together import NODES, Together, together
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -28,10 +28,6 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.hostile.frames import BOMB_TIMESTAMP, record_bomb
-from wire.apis import ApiKey
-from wire.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.compression import Codec, compress
-from wire.errors import ErrorCode, WireError
 from wire.messages.fetch import FetchRequest
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
@@ -44,7 +40,11 @@ from wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from wire.records import batches
+from wire.primitives.errors import ErrorCode, WireError
+from wire.protocol.apis import ApiKey
+from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+from wire.records.compression import Codec, compress
+from wire.records.records import batches
 
 MIB = 1 << 20
 

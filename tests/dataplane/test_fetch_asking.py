@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.fetch_asking import AskingSession, FetchLimits, Key, Wanted
-from wire.errors import ErrorCode
 from wire.messages.fetch import FetchRequest, FetchResponse
+from wire.primitives.errors import ErrorCode
 
 TOPIC = bytes(range(16))
 PARTITIONS = range(4)

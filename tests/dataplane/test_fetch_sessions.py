@@ -23,8 +23,6 @@ from dataplane.partition import FetchWaiter
 from dataplane.turns import at_once
 from dataplane.worker import Request
 from tests.dataplane.serving import RawClient, Simulated, batch_of, records_of, simulated
-from wire.apis import ApiKey
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.delete_topics import DeleteTopicsRequest
 from wire.messages.fetch import (
     FetchPartition,
@@ -33,6 +31,8 @@ from wire.messages.fetch import (
     FetchTopic,
     ForgottenTopic,
 )
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.protocol.apis import ApiKey
 
 BY_NAME, BY_ID = 12, 18
 NOT_FOUND = ErrorCode.FETCH_SESSION_ID_NOT_FOUND

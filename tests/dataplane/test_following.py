@@ -13,9 +13,9 @@ from dataplane.partition import Partition
 from tests.dataplane.log.logs import append, make_batch, open_log, read_headers
 from tests.dataplane.replicas import Setting
 from tests.dataplane.test_partition import config_of
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.fetch import EpochEndOffset, FetchPartition
-from wire.records import BatchHeader
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.records import BatchHeader
 
 EVERYTHING = 1 << 20
 

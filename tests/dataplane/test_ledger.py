@@ -36,10 +36,10 @@ from tests.dataplane.serving import batch_of
 from tests.dataplane.test_lost_disks import RECORDS, come_back, filled, lose_logs
 from tests.dataplane.test_partition import config_of
 from tests.dataplane.together import Together, together
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.describe_truncations import DescribeTruncationsRequest
 from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 TOPIC_ID = bytes(range(16))
 

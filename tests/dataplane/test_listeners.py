@@ -17,7 +17,7 @@ from metaquorum.config_def import Scope
 from metaquorum.config_layers import WorkerLayers
 from metaquorum.tls_files import TlsFiles
 from tests.metaquorum.certificates import Authority
-from wire.errors import KafkaError
+from wire.primitives.errors import KafkaError
 
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 SASL = {

@@ -22,11 +22,11 @@ from tests.dataplane.serving import (
     in_trio,
     serving,
 )
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.describe_log_dirs import DescribeLogDirsRequest
 from wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 OFFLINE = ErrorCode.KAFKA_STORAGE_ERROR
 

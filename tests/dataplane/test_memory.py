@@ -5,7 +5,7 @@ import trio.testing
 
 from dataplane.memory import GRACE_S, LEAST_BYTES_PER_S, WHOLE_WITHIN_S, RequestMemory, Tardy
 from tests.dataplane.serving import Simulated, batch_of, in_trio, simulated
-from wire.frames import SIZE_BYTES
+from wire.protocol.frames import SIZE_BYTES
 
 KIB = 1024
 

@@ -24,10 +24,10 @@ from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.dataplane.test_quota_enforcement import send, set_quota
 from tests.dataplane.together import Together, together
 from tests.nodes import PATIENCE_S, ROOT, Node
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -7,12 +7,12 @@ from metaquorum.quota_changes import QuotaChange, QuotaOp
 from metaquorum.quota_rules import CLIENT_ID, EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import RawClient, Simulated, simulated
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from wire.messages.describe_quota_use import DescribeQuotaUseRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 EXCEEDED = ErrorCode.THROTTLING_QUOTA_EXCEEDED
 AT_ONCE = 22  # tokens, at two a second

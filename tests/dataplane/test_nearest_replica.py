@@ -5,9 +5,9 @@ from typing import Any
 from dataplane.nearest_replica import RACK_AWARE_SELECTOR
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.together import Together, together
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 RACKS = {1: "a", 2: "b", 3: "b"}

@@ -21,8 +21,8 @@ from tests.dataplane.serving import (
     serving,
 )
 from tests.nodes import needs_ipv6
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 
 @in_trio

@@ -12,7 +12,7 @@ from tests.dataplane.serving import (
     fetch_message,
     simulated,
 )
-from wire.apis import ApiKey
+from wire.protocol.apis import ApiKey
 
 ROWS = 1000
 PRESENT = 100  # partitions that there are, of those that are asked for

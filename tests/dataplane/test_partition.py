@@ -11,7 +11,7 @@ from metaquorum.config_layers import WorkerLayers
 from tests.dataplane.log.logs import append, make_batch, open_log
 from tests.dataplane.replicas import Setting, state
 from tests.dataplane.serving import in_trio, serving
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 
 def config_of(**texts: str) -> TopicConfig:

@@ -24,9 +24,9 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 
 @in_trio

@@ -8,14 +8,14 @@ import pytest
 from dataplane.connection import Client, LaterReply, PendingReply, Reply
 from dataplane.places import MAX_OF_ONE_WORKER, Peers, PlaceLimits, Places, Trial
 from dataplane.sasl_session import SaslSession
-from wire.apis import ApiKey
-from wire.headers import encode_request
-from wire.message import Message
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.authenticate_replica import AuthenticateReplicaRequest
 from wire.messages.fetch import FetchRequest, ReplicaState
 from wire.messages.metadata import MetadataRequest
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import encode_request
+from wire.schema.message import Message
 
 MANY = 1000
 WORKER, EPOCH = 2, 77

@@ -23,13 +23,13 @@ from tests.dataplane.serving import (
     serving,
     simulated,
 )
-from tests.wire.sample_batches import damaged, legacy, rewritten
-from wire.apis import APIS, ApiKey
-from wire.errors import ErrorCode
-from wire.headers import decode_response
+from tests.wire.records.sample_batches import damaged, legacy, rewritten
 from wire.messages.init_producer_id import InitProducerIdRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Codec, check_batch, parse_header
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import decode_response
+from wire.records.records import Codec, check_batch, parse_header
 
 HOUR_MS = 3_600_000
 

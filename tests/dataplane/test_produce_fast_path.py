@@ -26,11 +26,7 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.dataplane.test_quota_enforcement import set_quota
-from tests.wire.sample_batches import damaged, legacy, rewritten
-from wire.apis import APIS, ApiKey
-from wire.batches import TRANSACTIONAL
-from wire.errors import ErrorCode
-from wire.headers import decode_response
+from tests.wire.records.sample_batches import damaged, legacy, rewritten
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -39,7 +35,11 @@ from wire.messages.delete_records import (
 )
 from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Codec
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import decode_response
+from wire.records.batches import TRANSACTIONAL
+from wire.records.records import Codec
 
 CLIENT_ID: Final = "test"
 PARTITIONS: Final = 3

@@ -19,13 +19,13 @@ from tests.dataplane.serving import (
     records_of,
     simulated,
 )
-from tests.wire.sample_batches import rewritten
-from wire.apis import ApiKey
-from wire.batches import HEADER_BYTES, pack_batch, parse_header
-from wire.compression import Codec, compress
-from wire.errors import ErrorCode
+from tests.wire.records.sample_batches import rewritten
 from wire.messages.produce import TopicProduceData
-from wire.records import Record, batches, check_batch, decode_pieces, encode_batch
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+from wire.records.compression import Codec, compress
+from wire.records.records import Record, batches, check_batch, decode_pieces, encode_batch
 
 HOUR_MS = 3_600_000
 XERIAL_HEADER = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"

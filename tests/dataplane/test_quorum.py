@@ -7,8 +7,6 @@ import pytest
 
 from metaquorum.features import METADATA_VERSION
 from tests.dataplane.serving import RawClient, in_trio, serving
-from wire.apis import APIS, ApiKey
-from wire.errors import ErrorCode
 from wire.messages.describe_cluster import DescribeClusterRequest
 from wire.messages.describe_quorum import (
     DescribeQuorumPartition,
@@ -17,6 +15,8 @@ from wire.messages.describe_quorum import (
 )
 from wire.messages.unregister_broker import UnregisterBrokerRequest
 from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import APIS, ApiKey
 
 
 async def quorum(client: RawClient, version: int = 2, name: str = "__cluster_metadata") -> Any:

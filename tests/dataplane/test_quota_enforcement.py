@@ -24,9 +24,9 @@ from tests.dataplane.serving import (
     records_of,
     simulated,
 )
-from wire.apis import APIS, Api, ApiKey
-from wire.codec import decode, encode
 from wire.messages.delete_topics import DeleteTopicsRequest
+from wire.protocol.apis import APIS, Api, ApiKey
+from wire.schema.codec import decode, encode
 
 WINDOW_S = 10.0  # what is allowed in this time may be used at once
 RECORD = bytes(10_000)

@@ -10,8 +10,8 @@ from dataplane.quota_reports import MOST_NAMED, QuotaReports
 from dataplane.quota_status import QuotaStatus
 from tests.dataplane.serving import Simulated, batch_of, simulated
 from tests.dataplane.test_quota_enforcement import send, set_quota, topic
-from wire.apis import ApiKey
 from wire.messages.fetch import FetchRequest
+from wire.protocol.apis import ApiKey
 
 
 def test_an_observed_quota_counts_what_it_would_have_delayed_and_delays_nobody() -> None:

@@ -28,10 +28,10 @@ from tests.dataplane.serving import (
     serving,
 )
 from tests.nodes import KAFKA
-from wire.apis import ApiKey
-from wire.batches import batches, parse_header
-from wire.errors import ErrorCode, KafkaError
 from wire.messages.produce import PartitionProduceData
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.protocol.apis import ApiKey
+from wire.records.batches import batches, parse_header
 
 LARGE_BYTES = 150_000
 ROOM_BYTES = 100_000

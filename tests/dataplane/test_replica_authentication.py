@@ -29,10 +29,10 @@ from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.test_replica_claims import LEADER, claim, row_of, set_quota
 from tests.dataplane.test_replicas import fill, latest
 from tests.dataplane.together import CLUSTER_ID, PORT, Together, together
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.authenticate_replica import AuthenticateReplicaRequest
 from wire.messages.fetch import FetchRequest, ReplicaState
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 CLUSTER = "AClusterOfThese"

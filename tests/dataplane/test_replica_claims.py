@@ -20,14 +20,14 @@ from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import RawClient, batch_of, produce_message
 from tests.dataplane.test_replicas import delete_records, fill, latest
 from tests.dataplane.together import Together, together
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from wire.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 LEADER = 1

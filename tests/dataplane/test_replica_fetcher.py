@@ -31,10 +31,6 @@ from tests.dataplane.serving import batch_of
 from tests.dataplane.test_partition import config_of
 from tests.metaquorum.channel.nodes import endpoint
 from tests.nodes import PATIENCE_S
-from wire.apis import APIS, ApiKey
-from wire.codec import decode
-from wire.errors import ErrorCode
-from wire.headers import decode_request_header, encode_response
 from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
@@ -47,6 +43,10 @@ from wire.messages.fetch import (
     FetchResponse,
     PartitionData,
 )
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import decode_request_header, encode_response
+from wire.schema.codec import decode
 
 WAIT_MS = 500
 CONFIG = FetcherConfig(FetchLimits(WAIT_MS, 1, 1 << 20), 1 << 20, 0.1)

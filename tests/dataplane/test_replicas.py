@@ -13,8 +13,6 @@ from metaquorum.quota_rules import CLIENT_ID, USER, EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.together import Together, together
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -25,6 +23,8 @@ from wire.messages.list_offsets import (
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 

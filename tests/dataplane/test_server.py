@@ -20,10 +20,10 @@ from metaquorum.runtime import Connection, Runtime
 from metaquorum.runtime.real import RealClock, RealDisk, RealNetwork
 from tests.dataplane.serving import in_trio
 from tests.dataplane.test_connection_alone import PlayedConnection, framed
-from wire.apis import ApiKey
-from wire.headers import encode_request
 from wire.messages.authenticate_replica import AuthenticateReplicaRequest
 from wire.messages.metadata import MetadataRequest
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import encode_request
 
 LIMITS: dict[str, Any] = {
     "max_request_bytes": 1 << 20,

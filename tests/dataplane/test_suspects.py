@@ -13,7 +13,7 @@ from tests.dataplane.test_following import replica
 from tests.dataplane.together import Together, together
 from tests.metaquorum.channel.nodes import endpoint
 from tests.nodes import PATIENCE_S, free_port
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 CONFIG = FetcherConfig(FetchLimits(500, 1, 1 << 20), 1 << 20, 0.1)
 HOST = "127.0.0.1"

@@ -15,9 +15,9 @@ from dataplane.topic_rows import (
 )
 from metaquorum.image import MetadataImage, PartitionImage, TopicImage
 from metaquorum.records import RegisterWorkerRecord
-from wire.codec import encode
-from wire.errors import ErrorCode
 from wire.messages.metadata import MetadataResponse, MetadataResponseTopic
+from wire.primitives.errors import ErrorCode
+from wire.schema.codec import encode
 
 FORM = Form(12, False)
 

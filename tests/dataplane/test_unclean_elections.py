@@ -7,14 +7,14 @@ from metaquorum.image import NO_LEADER
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.test_replicas import delete_records
 from tests.dataplane.together import Together, together
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 UNCLEAN = "unclean.leader.election.enable"

@@ -8,9 +8,9 @@ from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.test_lost_disks import EVERYTHING, RECORDS, filled, lose_logs, values
 from tests.dataplane.test_replicas import TWO_DISKS, break_disk, on_the_second_disk
 from tests.dataplane.together import Together, together
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.unregister_broker import UnregisterBrokerRequest
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 E = ErrorCode
 # Less than the default, so that a paused worker is fenced soon.

@@ -21,7 +21,7 @@ from tests.dataplane.serving import (
     simulated,
 )
 from tests.dataplane.test_fetch import offset_of
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 MIB = 1 << 20
 

@@ -11,8 +11,6 @@ from simulations.machine import Fate
 from simulations.node import NodeOnMachine
 from simulations.world import World
 from tests.dataplane.serving import RawClient
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -20,6 +18,8 @@ from wire.messages.create_topics import (
     CreateTopicsRequest,
 )
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
 
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 PORT = 9092

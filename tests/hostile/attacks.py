@@ -11,8 +11,8 @@ from typing import Final, TypeAlias
 import trio
 
 from tests.hostile import frames
-from wire.compiling import REQUEST_MAX_ELEMENTS as ELEMENTS
-from wire.compression import Codec
+from wire.records.compression import Codec
+from wire.schema.compiling import REQUEST_MAX_ELEMENTS as ELEMENTS
 
 BROKEN: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 CONNECT_TIMEOUT_S: Final = 30.0

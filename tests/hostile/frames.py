@@ -9,11 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from wire.batches import pack_batch, parse_header
-from wire.compiling import REQUEST_MAX_ELEMENTS
-from wire.compression import Codec, compress
-from wire.headers import encode_request
-from wire.message import Message
 from wire.messages.authenticate_replica import AuthenticateReplicaRequest
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from wire.messages.delete_topics import DeleteTopicsRequest
@@ -25,10 +20,15 @@ from wire.messages.list_offsets import (
 )
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Record, encode_batch
-from wire.varint import write_varint
+from wire.primitives.varint import write_varint
+from wire.protocol.headers import encode_request
+from wire.records.batches import pack_batch, parse_header
+from wire.records.compression import Codec, compress
+from wire.records.records import Record, encode_batch
+from wire.schema.compiling import REQUEST_MAX_ELEMENTS
+from wire.schema.message import Message
 
-GOLDEN: Final = Path(__file__).parent.parent / "wire" / "golden_messages"
+GOLDEN: Final = Path(__file__).parent.parent / "wire" / "messages" / "golden_messages"
 TOPIC: Final = "victim"
 PARTITIONS: Final = 3
 BOMB_TIMESTAMP: Final = 1_700_000_000_000
@@ -248,7 +248,7 @@ def _batch(codec: Codec, count: int, size: int) -> bytes:
 
 
 def _with_crc(batch: bytearray) -> bytes:
-    from wire.crc import crc32c
+    from wire.records.crc import crc32c
 
     struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
     return bytes(batch)

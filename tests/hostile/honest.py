@@ -12,13 +12,13 @@ import sys
 import time
 from typing import Any, Final
 
-from wire.apis import ApiKey
-from wire.headers import decode_response, encode_request
-from wire.message import Message
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Record, batches, decode_records, encode_batch
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import decode_response, encode_request
+from wire.records.records import Record, batches, decode_records, encode_batch
+from wire.schema.message import Message
 
 PERIOD_S: Final = 0.02
 LARGE_EVERY: Final = 25  # of the records, one is so large that it needs room in the node's budget

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from wire.apis import APIS, Api
-from wire.compiling import REQUEST_MAX_ELEMENTS
-from wire.headers import encode_request
-from wire.message import Field, Message, Struct
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from wire.protocol.apis import APIS, Api
+from wire.protocol.headers import encode_request
+from wire.schema.compiling import REQUEST_MAX_ELEMENTS
+from wire.schema.message import Field, Message, Struct
 
 TOPIC: Final = "t"
 PARTITIONS: Final = 20

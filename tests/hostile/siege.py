@@ -28,12 +28,12 @@ from tests.hostile.attacks import ATTACKS, Attack, Enemy
 from tests.hostile.strangers import GUESSED, MECHANISMS, PASSWORD, SESSION_MS, STRANGERS, USER
 from tests.metaquorum.certificates import Authority
 from tests.nodes import PATIENCE_S, ROOT, Node, free_ports, wait_until
-from wire.apis import ApiKey
 from wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     ScramCredentialUpsertion,
 )
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from wire.protocol.apis import ApiKey
 
 MIB: Final = 1 << 20
 IDLE_MS: Final = 4000

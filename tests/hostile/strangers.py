@@ -16,14 +16,14 @@ import trio
 from metaquorum.sasl import AuthenticationError, client_mechanism
 from tests.hostile import frames
 from tests.hostile.attacks import BROKEN, Attack, Enemy, drain
-from wire.apis import ApiKey
-from wire.errors import WireError
-from wire.headers import decode_response, encode_request
-from wire.message import Message
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.metadata import MetadataRequest
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest
 from wire.messages.sasl_handshake import SaslHandshakeRequest
+from wire.primitives.errors import WireError
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import decode_response, encode_request
+from wire.schema.message import Message
 
 USER: Final = "alice"
 PASSWORD: Final = "the password of alice"

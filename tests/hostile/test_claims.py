@@ -20,9 +20,6 @@ from tests.hostile.honest import Client
 from tests.hostile.test_crowds import in_sync
 from tests.hostile.test_limits import address_of, rss_kib
 from tests.nodes import PATIENCE_S, elsewhere, unique, wait_until
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
-from wire.headers import encode_request
 from wire.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -32,7 +29,10 @@ from wire.messages.describe_workers import DescribeWorkersRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Record, encode_batch
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import encode_request
+from wire.records.records import Record, encode_batch
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="nodes with these settings are needed")
 

@@ -14,13 +14,13 @@ from tests.clusters import Cluster
 from tests.hostile.honest import Client
 from tests.hostile.test_limits import PING, address_of
 from tests.nodes import elsewhere, unique, wait_until
-from wire.apis import ApiKey
 from wire.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreateTopicsRequest,
 )
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.protocol.apis import ApiKey
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="nodes with these settings are needed")
 

@@ -13,8 +13,8 @@ import pytest
 from tests.conftest import NewNode
 from tests.hostile.honest import Client, there_and_back
 from tests.nodes import PATIENCE_S, Node, elsewhere, wait_until
-from wire.apis import ApiKey
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from wire.protocol.apis import ApiKey
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="a node with these settings is needed")
 

@@ -9,11 +9,11 @@ from simulations.lying_batches import LIES, REFUSAL, lying_batch
 from tests.conftest import NewNode
 from tests.hostile.honest import Client
 from tests.nodes import elsewhere
-from wire.apis import ApiKey
 from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from wire.records import Record, batches, decode_records, encode_batch
+from wire.protocol.apis import ApiKey
+from wire.records.records import Record, batches, decode_records, encode_batch
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="Kafka takes some of them")
 

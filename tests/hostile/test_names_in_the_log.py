@@ -20,13 +20,13 @@ from metaquorum.scram import MIN_ITERATIONS, ScramClient, ScramMechanism
 from tests.hostile.honest import Client
 from tests.metaquorum.certificates import Authority
 from tests.nodes import PATIENCE_S, Node, elsewhere, free_ports
-from wire.apis import APIS, ApiKey
-from wire.headers import encode_request
-from wire.message import Message, Struct
 from wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
 from wire.messages.metadata import MetadataRequest
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest
 from wire.messages.sasl_handshake import SaslHandshakeRequest
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import encode_request
+from wire.schema.message import Message, Struct
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="it is our log")
 

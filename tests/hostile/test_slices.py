@@ -21,10 +21,10 @@ from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.hostile.largest import MOST_FETCHED, PARTITIONS, TOPIC, fetch_of, largest_of
 from tests.hostile.slices import MAX_SLICE_S, Watch, WatchedNetwork
 from tests.nodes import PATIENCE_S
-from wire.apis import APIS, Api, ApiKey
-from wire.compiling import REQUEST_MAX_ELEMENTS
-from wire.headers import encode_request
 from wire.messages.fetch import FetchRequest
+from wire.protocol.apis import APIS, Api, ApiKey
+from wire.protocol.headers import encode_request
+from wire.schema.compiling import REQUEST_MAX_ELEMENTS
 
 # Without slices these requests take from 30 to 10,000 ms.
 TOLERANCE: Final = 3

@@ -12,13 +12,13 @@ from dataplane.ledger import FILE_NAME, decode_lines
 from tests.clusters import Cluster
 from tests.hostile.honest import Client
 from tests.nodes import PATIENCE_S, elsewhere, wait_until
-from wire.apis import ApiKey
-from wire.errors import ErrorCode
 from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.messages.unregister_broker import UnregisterBrokerRequest
-from wire.records import Record, encode_batch
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.records.records import Record, encode_batch
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="a cluster of our own is needed")
 

@@ -28,7 +28,7 @@ from metaquorum.registrations import (
 )
 from metaquorum.replay import replay
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange, change_scram_credentials
-from wire.errors import KafkaError
+from wire.primitives.errors import KafkaError
 
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
 NAMES = st.sampled_from(["a", "b", "c.d", "c_d", "e-f", "a_b_c"])

@@ -12,7 +12,7 @@ from metaquorum.proposer import Changed
 from metaquorum.quota_changes import QuotaChange
 from metaquorum.registrations import ControllerRegistration, WorkerRegistration
 from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
-from wire.errors import KafkaError
+from wire.primitives.errors import KafkaError
 
 T = TypeVar("T")
 

@@ -43,8 +43,8 @@ from metaquorum.admin.values import (
 from tests.conftest import NewNode
 from tests.metaquorum.certificates import Authority
 from tests.nodes import PATIENCE_S, Node, Peer, free_port, unique, wait_until
-from wire.errors import ErrorCode
-from wire.records import Codec
+from wire.primitives.errors import ErrorCode
+from wire.records.records import Codec
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from metaquorum.admin.blocking import BlockingAdmin
 from metaquorum.admin.quotas import ALTERED_AT_ONCE, Match
 from metaquorum.quota_rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Part, QuotaEntity
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from metaquorum.config import TOPIC_KEYS, WORKER_KEYS, key_named, parse_all, shown_keys
 from metaquorum.config_def import ConfigKey, ConfigType, Scope, parse, to_text
 from metaquorum.config_layers import ConfigSource, WorkerLayers
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 ALL_KEYS = [*TOPIC_KEYS.values(), *WORKER_KEYS.values()]
 

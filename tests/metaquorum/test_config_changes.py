@@ -20,8 +20,8 @@ from metaquorum.replay import replay
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER, history
 from tests.metaquorum.raft.test_alone import Node
-from wire.errors import ErrorCode as E
-from wire.errors import KafkaError
+from wire.primitives.errors import ErrorCode as E
+from wire.primitives.errors import KafkaError
 
 # Topic "a" has two partitions of one replica, and retention.ms=5.
 IMAGE, _ = replay(

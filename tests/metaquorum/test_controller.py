@@ -24,7 +24,7 @@ from metaquorum.replay import replay
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER, history, registration
 from tests.metaquorum.raft.test_alone import Node
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 THREE, _ = replay(
     MetadataImage.empty(CLUSTER),

@@ -31,7 +31,7 @@ from metaquorum.registrations import (
 )
 from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER, registration
-from wire.errors import KafkaError
+from wire.primitives.errors import KafkaError
 
 WORKERS = range(1, 5)
 ISRS = st.lists(st.sampled_from(WORKERS), min_size=1, max_size=4, unique=True).flatmap(

@@ -55,7 +55,7 @@ from metaquorum.registrations import (
 )
 from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER, registration
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 MIN_ISR = "min.insync.replicas"
 TOPIC_ID = bytes(16)

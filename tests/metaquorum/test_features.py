@@ -18,7 +18,7 @@ from metaquorum.records import (
 )
 from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER, history
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 LEVEL, GROUPS = "metadata.version", "group.version"
 IMAGE, _ = replay(

@@ -11,7 +11,7 @@ from metaquorum.registrations import fence_workers, register_worker, unfence_wor
 from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER, registration
 from tests.metaquorum.test_elections import may_be_unclean, partition
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 TOPIC_ID = bytes(range(16))
 E = ErrorCode

@@ -19,7 +19,7 @@ from metaquorum.registrations import ControllerRegistration, WorkerRegistration
 from metaquorum.worker_sessions import RECONNECT_GRACE_S, HeartbeatAnswer, WorkerHeartbeat
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.histories import CLUSTER
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 E = ErrorCode
 

@@ -18,7 +18,7 @@ from metaquorum.quota_changes import (
 from metaquorum.quota_rules import CLIENT_ID, IP, USER, EntityPart, Part, QuotaEntity
 from metaquorum.replay import replay
 from tests.metaquorum.histories import CLUSTER
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 EMPTY = MetadataImage.empty(CLUSTER)
 ALICE = (EntityPart(USER, "alice"),)

@@ -13,7 +13,7 @@ from metaquorum.replay import replay
 from metaquorum.scram import ScramMechanism
 from metaquorum.scram_changes import ScramUpsertion, UserScramChange, change_scram_credentials
 from tests.metaquorum.histories import CLUSTER
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 EMPTY = MetadataImage.empty(CLUSTER)
 SHA_256, SHA_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512

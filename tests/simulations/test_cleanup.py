@@ -16,7 +16,7 @@ from simulations.fleet.replicas import (
     Place,
 )
 from simulations.storage import Storage
-from wire.records import Record, encode_batch
+from wire.records.records import Record, encode_batch
 
 
 def chronicle() -> Chronicle:

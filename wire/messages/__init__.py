@@ -1,1 +1,1 @@
-"""The tables, one module for each API, loaded when it is first used (see `wire.apis`)."""
+"""The tables, one module for each API, loaded when it is first used (see `wire.protocol.apis`)."""

@@ -4,7 +4,7 @@ which worker it is. An API of our own, in the style of SaslAuthenticate.
 
 from __future__ import annotations
 
-from wire.message import Message, blob, int16, string
+from wire.schema.message import Message, blob, int16, string
 
 
 class AuthenticateReplicaRequest(Message, api=10005, versions="0", flexible="0+"):

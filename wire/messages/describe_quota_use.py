@@ -6,7 +6,18 @@ Units are bytes, seconds of a percent of the worker's loop, or connections.
 
 from __future__ import annotations
 
-from wire.message import Message, Struct, array, boolean, float64, int8, int16, int32, int64, string
+from wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    boolean,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+)
 
 
 class AskedClient(Struct):

@@ -6,7 +6,7 @@ DescribeQuorum tell some of this for any Kafka; why a worker is fenced, nobody e
 
 from __future__ import annotations
 
-from wire.message import Message, Struct, array, boolean, int16, int32, int64, string
+from wire.schema.message import Message, Struct, array, boolean, int16, int32, int64, string
 
 
 class DescribeWorkersRequest(Message, api=10001, versions="0", flexible="0+"):

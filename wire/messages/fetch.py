@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from wire.message import (
+from wire.primitives.types import Records, Uuid
+from wire.schema.message import (
     Message,
     Struct,
     array,
@@ -15,7 +16,6 @@ from wire.message import (
     struct,
     uuid,
 )
-from wire.types import Records, Uuid
 
 
 class ReplicaState(Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.message import Message, Struct, array, boolean, int8, int16, int32, string
+from wire.schema.message import Message, Struct, array, boolean, int8, int16, int32, string
 
 
 class AlterableConfig(Struct):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wire.message import Message, Struct, array, boolean, int16, int32, int64, string, uuid
-from wire.types import Uuid
+from wire.primitives.types import Uuid
+from wire.schema.message import Message, Struct, array, boolean, int16, int32, int64, string, uuid
 
 
 class OffsetFetchRequestTopic(Struct):

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from wire.message import Message, Struct, array, int16, int32, int64, records, string, struct, uuid
-from wire.types import Buffer, Uuid
+from wire.primitives.types import Buffer, Uuid
+from wire.schema.message import (
+    Message,
+    Struct,
+    array,
+    int16,
+    int32,
+    int64,
+    records,
+    string,
+    struct,
+    uuid,
+)
 
 
 class PartitionProduceData(Struct):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.nodes import PATIENCE_S, Peer, unique
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 HERE = Path(__file__).resolve().parent
 KAFKAJS = "kafkajs@2.2.4"

@@ -10,8 +10,8 @@ from dataplane.log.config import LogConfig
 from dataplane.log.partition_log import PartitionLog
 from metaquorum.runtime.seams import Disk
 from tests.dataplane.log.logs import UnsyncedDisk, headers_of
-from wire.compression import Codec
-from wire.records import Record, batches, decode_records, encode_batch
+from wire.records.compression import Codec
+from wire.records.records import Record, batches, decode_records, encode_batch
 
 SEGMENTS = LogConfig(segment_bytes=700, index_interval_bytes=100)
 RETENTION_MS = 1000

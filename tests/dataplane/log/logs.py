@@ -11,7 +11,7 @@ from dataplane.log.recovery import LoadedLog, load_log
 from dataplane.log.timestamps import TimestampOffset, youngest_of
 from metaquorum.runtime import File
 from metaquorum.runtime.real import RealDisk, RealFile
-from wire.records import BatchHeader, Record, batches, encode_batch
+from wire.records.records import BatchHeader, Record, batches, encode_batch
 
 EPOCH = 3
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)

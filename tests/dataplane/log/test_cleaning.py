@@ -29,13 +29,8 @@ from tests.dataplane.log.compacted import (
 )
 from tests.dataplane.log.logs import UnsyncedDisk, close_clean, cut, headers_of, log_files, open_log
 from tests.dataplane.serving import in_trio
-from wire.compression import Codec
-from wire.records import (
-    ControlType,
-    EndTransactionMarker,
-    Record,
-    encode_marker,
-)
+from wire.records.compression import Codec
+from wire.records.records import ControlType, EndTransactionMarker, Record, encode_marker
 
 T = TypeVar("T")
 KEYS = [b"a", b"b", b"c", b"key-d"]
@@ -263,8 +258,8 @@ async def test_a_batch_that_cannot_be_opened_ends_the_cleaning_and_nothing_else(
 
 
 def _lying() -> str:
-    from wire.batches import HEADER_BYTES, pack_batch, parse_header
-    from wire.records import encode_batch
+    from wire.records.batches import HEADER_BYTES, pack_batch, parse_header
+    from wire.records.records import encode_batch
 
     batch = encode_batch([Record(0, 0, b"k", b"v")], codec=Codec.GZIP)
     return pack_batch(parse_header(batch), bytes(batch[HEADER_BYTES:-4])).hex()

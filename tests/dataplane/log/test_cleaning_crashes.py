@@ -19,7 +19,7 @@ from tests.dataplane.log.compacted import (
 )
 from tests.dataplane.log.logs import headers_of
 from tests.metaquorum.crash_disk import Crash, CrashDisk
-from wire.records import Record
+from wire.records.records import Record
 
 pytestmark = pytest.mark.slow  # power goes at every write
 

@@ -24,7 +24,7 @@ from tests.dataplane.log.logs import (
     make_batch,
     open_log,
 )
-from wire.compression import Codec
+from wire.records.compression import Codec
 
 
 def test_kafka_reads_log_indexes_and_snapshots(tmp_path: Path, kafka_tool: KafkaTool) -> None:

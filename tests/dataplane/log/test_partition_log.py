@@ -26,8 +26,8 @@ from tests.dataplane.log.logs import (
     open_log,
     read_headers,
 )
-from wire.errors import ErrorCode, KafkaError
-from wire.records import BatchState, TimestampType, scan
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.records import BatchState, TimestampType, scan
 
 ONE_SEGMENT = LogConfig(index_interval_bytes=150)
 

@@ -8,8 +8,8 @@ from dataplane.log import producers
 from dataplane.log.producers import BatchMark, ProducerEntry, ProducerStateTable
 from dataplane.log.snapshots import decode_snapshot, encode_snapshot
 from tests.dataplane.log.logs import headers_of, make_batch
-from wire.errors import ErrorCode, KafkaError
-from wire.records import BatchHeader, ControlType, EndTransactionMarker, encode_marker
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.records.records import BatchHeader, ControlType, EndTransactionMarker, encode_marker
 
 LAST = 2**31 - 1
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaquorum.channel.frames import MAX_FRAME_BYTES, OVERHEAD_BYTES, Opener, Sealer
-from wire.errors import WireError
-from wire.frames import FrameBuffer
+from wire.primitives.errors import WireError
+from wire.protocol.frames import FrameBuffer
 
 KEY = bytes(range(32))
 MESSAGES = [b"", b"a", b"bb" * 100, b"", b"c" * 20_000]

@@ -37,7 +37,7 @@ from tests.metaquorum.channel.nodes import (
     shared_runtime,
 )
 from tests.nodes import PATIENCE_S
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 TIMEOUT_S = PATIENCE_S
 

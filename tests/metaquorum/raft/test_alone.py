@@ -24,7 +24,7 @@ from metaquorum.snapshot import snapshots
 from metaquorum.worker_sessions import WorkerHeartbeat
 from tests.metaquorum.crash_disk import CrashDisk
 from tests.metaquorum.local_gateway import LocalGateway
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 DIRECTORY = "/data/metadata"
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"

@@ -11,7 +11,7 @@ from metaquorum.image import NO_LEADER
 from metaquorum.worker_sessions import WorkerHeartbeat
 from tests.metaquorum.histories import registration
 from tests.metaquorum.raft.cluster import Cluster, Node
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 
 class Controllers:

@@ -8,7 +8,7 @@ import trio
 from metaquorum.quorum import NotCommittedError
 from metaquorum.runtime.seams import StorageError
 from tests.metaquorum.raft.cluster import Cluster, Node
-from wire.errors import ErrorCode
+from wire.primitives.errors import ErrorCode
 
 
 def small_snapshots(seed: int = 0, voters: int = 3) -> Cluster:

@@ -38,7 +38,7 @@ from tests.metaquorum.channel.nodes import (
     shared_runtime,
 )
 from tests.nodes import PATIENCE_S, free_port
-from wire.errors import ErrorCode, KafkaError
+from wire.primitives.errors import ErrorCode, KafkaError
 
 ADDRESS = Endpoint("PLAINTEXT", HOST, 9092, "PLAINTEXT")
 TIMEOUT_S = PATIENCE_S

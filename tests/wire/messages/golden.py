@@ -1,0 +1,27 @@
+"""What a real Kafka was asked and answered, for tests of what we answer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import decode_request_header, decode_response
+from wire.schema.codec import decode
+
+FOLDER = Path(__file__).parent / "golden_messages"
+
+
+def exchanges(key: ApiKey, request: type[Any]) -> list[tuple[int, Any, Any]]:
+    """Version, what a real Kafka was asked, and what it answered."""
+    found = []
+    for each in json.loads((FOLDER / f"{key.name.lower()}.json").read_text()):
+        frame = bytes.fromhex(each["request"])
+        _, body = decode_request_header(memoryview(frame))
+        response = memoryview(bytes.fromhex(each["response"]))
+        asked = decode(request, each["version"], frame[body:])
+        found.append((each["version"], asked, decode_response(key, each["version"], response)[1]))
+    return found
+
+
+def in_any_order(rows: Any) -> list[str]:
+    return sorted(repr(row) for row in rows)

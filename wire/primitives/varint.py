@@ -1,0 +1,63 @@
+"""Signed varints as record batches use them: zigzag, then seven bits a byte, lowest first."""
+
+from typing import Final
+
+from wire.primitives.errors import WireError
+
+VARINT_MAX_BYTES: Final = 5
+VARLONG_MAX_BYTES: Final = 10
+
+# The value of a varint that is one byte; None where the byte says that more follow.
+ONE_BYTE: Final[tuple[int | None, ...]] = tuple(
+    (byte >> 1) ^ -(byte & 1) if byte < 0x80 else None for byte in range(256)
+)
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """The 32-bit value at `position`, and where it ends. IndexError when `data` ends before."""
+    first = data[position]
+    if first < 0x80:
+        return (first >> 1) ^ -(first & 1), position + 1
+    second = data[position + 1]
+    if second < 0x80:
+        raw = first & 0x7F | second << 7
+        return (raw >> 1) ^ -(raw & 1), position + 2
+    third = data[position + 2]
+    if third < 0x80:
+        raw = first & 0x7F | (second & 0x7F) << 7 | third << 14
+        return (raw >> 1) ^ -(raw & 1), position + 3
+    return _read(data, position, VARINT_MAX_BYTES, 32)
+
+
+def read_varlong(data: bytes, position: int) -> tuple[int, int]:
+    """As `read_varint`, for 64 bits."""
+    first = data[position]
+    if first < 0x80:
+        return (first >> 1) ^ -(first & 1), position + 1
+    second = data[position + 1]
+    if second < 0x80:
+        raw = first & 0x7F | second << 7
+        return (raw >> 1) ^ -(raw & 1), position + 2
+    return _read(data, position, VARLONG_MAX_BYTES, 64)
+
+
+def _read(data: bytes, position: int, max_bytes: int, bits: int) -> tuple[int, int]:
+    raw = shift = 0
+    for end in range(position + 1, position + max_bytes + 1):
+        byte = data[end - 1]
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if raw >> bits:
+                raise WireError(f"varint at byte {position} exceeds {bits} bits")
+            return (raw >> 1) ^ -(raw & 1), end
+        shift += 7
+    raise WireError(f"varint at byte {position} is longer than {max_bytes} bytes")
+
+
+def write_varint(out: bytearray, value: int) -> None:
+    """Append a signed value of at most 64 bits."""
+    raw = value << 1 if value >= 0 else ~(value << 1)
+    while raw > 0x7F:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    out.append(raw)

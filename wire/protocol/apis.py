@@ -1,0 +1,145 @@
+"""The APIs served: one table of keys, names and versions.
+
+ApiVersions is answered from it and requests are dispatched by it, so that what is announced is what
+works. The message classes behind it are loaded when first asked for; a test holds this table
+against theirs.
+"""
+
+import importlib
+from collections.abc import Mapping
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from wire.schema.message import Message
+
+# Kafka's keys are far below; its clients pass over those they do not know.
+FIRST_OWN_KEY: Final = 10_000
+
+
+class ApiKey(IntEnum):
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    SASL_HANDSHAKE = 17
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
+    CREATE_PARTITIONS = 37
+    ELECT_LEADERS = 43
+    INCREMENTAL_ALTER_CONFIGS = 44
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
+    DESCRIBE_QUORUM = 55
+    UPDATE_FEATURES = 57
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    UNREGISTER_BROKER = 64
+    LIST_CONFIG_RESOURCES = 74
+    DESCRIBE_TOPIC_PARTITIONS = 75
+    DESCRIBE_WORKERS = 10_001
+    DESCRIBE_TRUNCATIONS = 10_002
+    DESCRIBE_REPLICAS = 10_003
+    DESCRIBE_QUOTA_USE = 10_004
+    AUTHENTICATE_REPLICA = 10_005
+
+
+class Api:
+    """One row: the versions served (both ends included) and where their tables are."""
+
+    __slots__ = ("_classes", "flexible_from", "key", "max_version", "min_version", "name")
+
+    def __init__(
+        self, key: ApiKey, min_version: int, max_version: int, *, flexible_from: int
+    ) -> None:
+        self.key = key
+        self.name = "".join(word.capitalize() for word in key.name.split("_"))
+        self.min_version = min_version
+        self.max_version = max_version
+        self.flexible_from = flexible_from
+        self._classes: tuple[type[Message], type[Message]] | None = None
+
+    def serves(self, version: int) -> bool:
+        return self.min_version <= version <= self.max_version
+
+    @property
+    def request(self) -> type[Message]:
+        return (self._classes or self._load())[0]
+
+    @property
+    def response(self) -> type[Message]:
+        return (self._classes or self._load())[1]
+
+    def response_header_version(self, version: int) -> int:
+        """1 (with tagged fields) where flexible, else 0; always 0 for ApiVersions.
+
+        Who asks for an unknown version of ApiVersions must be able to read the answer (KIP-511).
+        """
+        return 1 if version >= self.flexible_from and self.key != ApiKey.API_VERSIONS else 0
+
+    def _load(self) -> tuple[type[Message], type[Message]]:
+        module: Any = importlib.import_module(f"wire.messages.{self.key.name.lower()}")
+        request = getattr(module, self.name + "Request")
+        response = getattr(module, self.name + "Response")
+        self._classes = request, response
+        return self._classes
+
+
+_ROWS: Final = (
+    Api(ApiKey.PRODUCE, 3, 13, flexible_from=9),
+    Api(ApiKey.FETCH, 4, 18, flexible_from=12),
+    Api(ApiKey.LIST_OFFSETS, 1, 11, flexible_from=6),
+    Api(ApiKey.METADATA, 0, 13, flexible_from=9),
+    Api(ApiKey.OFFSET_FETCH, 1, 10, flexible_from=6),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, flexible_from=3),
+    Api(ApiKey.SASL_HANDSHAKE, 0, 1, flexible_from=2),
+    Api(ApiKey.API_VERSIONS, 0, 4, flexible_from=3),
+    Api(ApiKey.CREATE_TOPICS, 2, 7, flexible_from=5),
+    Api(ApiKey.DELETE_TOPICS, 1, 6, flexible_from=4),
+    Api(ApiKey.DELETE_RECORDS, 0, 2, flexible_from=2),
+    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, flexible_from=2),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, flexible_from=4),
+    Api(ApiKey.DESCRIBE_ACLS, 1, 3, flexible_from=2),
+    Api(ApiKey.CREATE_ACLS, 1, 3, flexible_from=2),
+    Api(ApiKey.DELETE_ACLS, 1, 3, flexible_from=2),
+    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, flexible_from=4),
+    Api(ApiKey.ALTER_CONFIGS, 0, 2, flexible_from=2),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, flexible_from=2),
+    Api(ApiKey.SASL_AUTHENTICATE, 0, 2, flexible_from=2),
+    Api(ApiKey.CREATE_PARTITIONS, 0, 3, flexible_from=2),
+    Api(ApiKey.ELECT_LEADERS, 0, 2, flexible_from=2),
+    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, flexible_from=1),
+    Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, flexible_from=1),
+    Api(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1, flexible_from=1),
+    Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
+    Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_QUORUM, 0, 2, flexible_from=0),
+    Api(ApiKey.UPDATE_FEATURES, 0, 2, flexible_from=0),
+    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, flexible_from=0),
+    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, flexible_from=0),
+    Api(ApiKey.UNREGISTER_BROKER, 0, 0, flexible_from=0),
+    Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, flexible_from=0),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_WORKERS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_TRUNCATIONS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_REPLICAS, 0, 0, flexible_from=0),
+    Api(ApiKey.DESCRIBE_QUOTA_USE, 0, 0, flexible_from=0),
+    Api(ApiKey.AUTHENTICATE_REPLICA, 0, 0, flexible_from=0),
+)
+
+APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _ROWS})

@@ -1,0 +1,195 @@
+"""Request and response headers, and whole frames of either end."""
+
+import struct
+from collections.abc import Generator
+from typing import Any, Final, TypeVar, cast
+
+from wire.primitives.errors import ErrorCode, WireError
+from wire.primitives.types import BUFFERS, RecordsHole
+from wire.protocol.apis import APIS, Api, ApiKey
+from wire.schema.codec import (
+    decoder,
+    encoder,
+    encoder_in_pieces,
+    hole_positions,
+    join_runs,
+    parts_encoder,
+)
+from wire.schema.decoding import Malformed, skip_tags
+from wire.schema.message import Message
+
+M = TypeVar("M", bound=Message)
+
+_read_start = struct.Struct(">hhih").unpack_from
+_START_BYTES: Final = 10
+_read_correlation_id = struct.Struct(">i").unpack_from
+_read_error_code = struct.Struct(">h").unpack_from
+_pack_request = struct.Struct(">ihhih").pack
+_pack_response = struct.Struct(">ii").pack
+_pack_flexible_response = struct.Struct(">iix").pack
+
+# The version from which an API is flexible, also of requests in versions we do not serve.
+_FLEXIBLE_FROM: Final = {key: api.flexible_from for key, api in APIS.items()}
+_NEVER_FLEXIBLE: Final = 1 << 15
+_PIECES_JOINED: Final = 4096  # at once, of an answer that is encoded in pieces
+
+
+class RequestHeader:
+    """What stands before each request."""
+
+    __slots__ = ("api_key", "api_version", "client_id", "correlation_id")
+
+    def __init__(
+        self, api_key: int, api_version: int, correlation_id: int, client_id: str | None
+    ) -> None:
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+
+    def __repr__(self) -> str:
+        return (
+            f"RequestHeader(api_key={self.api_key}, api_version={self.api_version}, "
+            f"correlation_id={self.correlation_id}, client_id={self.client_id!r})"
+        )
+
+
+def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
+    """The header and where the body starts. WireError when there is none.
+
+    Of an API that is not served only what stands before the tagged fields is looked at.
+    """
+    try:
+        api_key, version, correlation_id, length = _read_start(frame, 0)
+        position = _START_BYTES
+        client_id = None
+        if length >= 0:
+            position += length
+            client_id = str(frame[_START_BYTES:position], "utf-8")
+        elif length != -1:
+            raise WireError(f"request header, client_id: a length of {length}")
+        if version >= _FLEXIBLE_FROM.get(api_key, _NEVER_FLEXIBLE):
+            tags = frame[position]
+            position += 1
+            if tags:
+                position = skip_tags(frame, position, tags)
+    except (struct.error, IndexError, Malformed, UnicodeDecodeError) as error:
+        raise WireError(f"request header: {_header_fault(error)}") from None
+    if position > len(frame):
+        raise WireError("request header: it ends early")
+    return RequestHeader(api_key, version, correlation_id, client_id), position
+
+
+def _header_fault(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "client_id is not UTF-8"
+    return "the tagged fields make no sense" if isinstance(error, Malformed) else "it ends early"
+
+
+def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> bytes:
+    """A whole frame."""
+    body = encoder(type(message), version)(message)
+    return _frame_start(api, version, correlation_id, len(body)) + body
+
+
+def encode_response_parts(
+    api: Api, version: int, correlation_id: int, message: Message
+) -> list[bytes | RecordsHole]:
+    """A whole frame whose records stay where they are: bytes and holes in the order to send them.
+
+    Its size, which comes first, counts the holes as `size_bytes` says.
+    """
+    pieces = parts_encoder(type(message), version)(message)
+    holes = hole_positions(pieces)
+    size = _size_of(pieces, holes)
+    pieces.insert(0, _frame_start(api, version, correlation_id, size))
+    return join_runs(pieces, [hole + 1 for hole in holes])
+
+
+def encode_response_in_pieces(
+    api: Api, version: int, correlation_id: int, message: Message
+) -> Generator[None, None, list[bytes | RecordsHole]]:
+    """As `encode_response_parts`, of any message: it yields every few elements."""
+    pieces = yield from encoder_in_pieces(type(message), version)(message)
+    parts: list[bytes | RecordsHole] = [b""]
+    size = 0
+    some: list[Any] = []
+    for first in range(0, len(pieces), _PIECES_JOINED):
+        some = pieces[first : first + _PIECES_JOINED]
+        holes = hole_positions(some)
+        size += _size_of(some, holes)
+        parts += join_runs(some, holes)
+        yield
+    del some
+    while pieces:  # to forget them all at once would take long, too
+        del pieces[-_PIECES_JOINED:]
+        yield
+    parts[0] = _frame_start(api, version, correlation_id, size)
+    return parts
+
+
+def _size_of(pieces: list[Any], holes: list[int]) -> int:
+    size: int = sum([pieces[hole].size_bytes for hole in holes])
+    return size + sum(map(len, pieces if not holes else [p for p in pieces if type(p) in BUFFERS]))
+
+
+def encode_unsupported_api_versions(correlation_id: int) -> bytes:
+    """The answer to an ApiVersions request in a version we do not serve, as a whole frame.
+
+    It has the form of version 0 and says, beside the error, which versions of ApiVersions itself
+    to try (KIP-511).
+    """
+    from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+
+    api = APIS[ApiKey.API_VERSIONS]
+    served = ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
+    message = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[served])
+    return encode_response(api, 0, correlation_id, message)
+
+
+def _frame_start(api: Api, version: int, correlation_id: int, body_bytes: int) -> bytes:
+    if api.response_header_version(version):
+        return _pack_flexible_response(body_bytes + 5, correlation_id)
+    return _pack_response(body_bytes + 4, correlation_id)
+
+
+def encode_request(
+    api_key: int, version: int, correlation_id: int, client_id: str | None, message: Message
+) -> bytes:
+    """A whole frame. Records must be buffers here. Any API that has a table, served or not."""
+    name = b"" if client_id is None else client_id.encode()
+    body = encoder(type(message), version)(message)
+    tags = b"\0" if version in message.FLEXIBLE else b""
+    size = _START_BYTES + len(name) + len(tags) + len(body)
+    length = -1 if client_id is None else len(name)
+    return _pack_request(size, api_key, version, correlation_id, length) + name + tags + body
+
+
+def decode_response(api_key: int, version: int, frame: memoryview) -> tuple[int, Any]:
+    """As `decode_response_as`, for an API that is served."""
+    return decode_response_as(APIS[api_key].response, version, frame)
+
+
+def decode_response_as(cls: type[M], version: int, frame: memoryview) -> tuple[int, M]:
+    """The correlation id and the message of a frame (without its size).
+
+    A refused ApiVersions version is answered in the form of version 0, and is read so.
+    """
+    is_api_versions = cls.API == ApiKey.API_VERSIONS
+    position = 4
+    try:
+        (correlation_id,) = _read_correlation_id(frame, 0)
+        if version in cls.FLEXIBLE and not is_api_versions:
+            position += 1
+            if frame[4]:
+                position = skip_tags(frame, position, frame[4])
+        if is_api_versions and version:
+            (error_code,) = _read_error_code(frame, position)
+            if error_code == ErrorCode.UNSUPPORTED_VERSION:
+                version = 0
+    except (struct.error, IndexError, Malformed):
+        raise WireError("response header: it ends early or makes no sense") from None
+    message, end = decoder(cls, version)(frame, position)
+    if end != len(frame):
+        raise WireError(f"{cls.__name__} v{version}: {len(frame) - end} bytes behind its end")
+    return correlation_id, cast(M, message)

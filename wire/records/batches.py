@@ -1,0 +1,358 @@
+"""Record batches, format v2, by their header: read, checked and patched where they lie.
+
+    0  base_offset            int64   assigned by the leader; outside the checksum
+    8  size of what follows   int32
+   12  partition leader epoch int32   assigned by the leader; outside the checksum
+   16  magic                  int8    2
+   17  crc                    uint32  CRC-32C of everything from 21 on
+   21  attributes             int16   bits 0-2 codec, 3 log append time, 4 transactional, 5 control,
+                                      6 base_timestamp is a delete horizon
+   23  last_offset_delta      int32   stays when compaction takes records away
+   27  base_timestamp         int64
+   35  max_timestamp          int64
+   43  producer_id            int64   -1 none; so epoch and sequence
+   51  producer_epoch         int16
+   53  base_sequence          int32
+   57  record_count           int32
+   61  records                        compressed as one block; see wire.records.records
+
+Source: the Kafka protocol guide, "Record Batch"; KIP-98 for producers, KIP-534 for delete horizons.
+Nothing here copies a batch or looks at its records. What is wrong is a KafkaError, as a Produce
+response tells it.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from struct import Struct
+from struct import error as struct_error
+from typing import Final, NamedTuple
+
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.types import Buffer
+from wire.records.compression import Codec
+from wire.records.crc import crc32c
+
+MAGIC: Final = 2
+HEADER_BYTES: Final = 61
+NO_PRODUCER_ID: Final = -1
+NO_TIMESTAMP: Final = -1
+
+# Bits of the attributes
+CODEC_MASK: Final = 0x07
+LOG_APPEND_TIME: Final = 0x08
+TRANSACTIONAL: Final = 0x10
+CONTROL: Final = 0x20
+DELETE_HORIZON: Final = 0x40
+
+_PREFIX_BYTES: Final = 12  # base_offset and size, which `size` does not count
+_CRC_START: Final = 21
+_MAGIC_AT: Final = 16
+_SEQUENCE_MASK: Final = 0x7FFFFFFF
+_NOT_FOR_PRODUCERS: Final = LOG_APPEND_TIME | CONTROL | DELETE_HORIZON
+_ZSTD_SINCE: Final = 7  # KIP-110
+# Members of an enum are slow to look up by name (Python 3.11).
+_ZSTD: Final = int(Codec.ZSTD)
+_WRONG_CRC: Final = "the record batch's checksum does not match"
+
+_HEADER: Final = Struct(">qiibIhiqqqhii")
+_unpack_header = _HEADER.unpack_from
+_pack_offset = Struct(">q").pack_into
+_pack_place = Struct(">qii").pack_into
+_pack_crc = Struct(">I").pack_into
+_pack_attributes = Struct(">h").pack_into
+
+
+class TimestampType(Enum):
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class BatchHeader(NamedTuple):
+    base_offset: int
+    batch_bytes: int  # the whole batch
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequences wrap to 0 behind 2^31 - 1; -1 without one."""
+        if self.base_sequence < 0:
+            return -1
+        return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
+
+    @property
+    def codec(self) -> Codec:
+        """WireError when this is none that exists."""
+        number = self.attributes & CODEC_MASK
+        if number > Codec.ZSTD:
+            raise WireError(f"attributes: codec {number} is unknown")
+        return Codec(number)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType(self.attributes >> 3 & 1)
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.attributes & TRANSACTIONAL != 0
+
+    @property
+    def is_control(self) -> bool:
+        return self.attributes & CONTROL != 0
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When compaction may drop this batch's tombstones and markers, if that is decided."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON else None
+
+
+_new_tuple = tuple.__new__
+
+
+def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position`; KafkaError when no batch of format v2 can begin there.
+
+    The batch may reach beyond the buffer, and its checksum is not looked at: see `check_batch`.
+    """
+    try:
+        (
+            base,
+            size,
+            epoch,
+            magic,
+            crc,
+            attributes,
+            last,
+            first_time,
+            max_time,
+            pid,
+            pepoch,
+            seq,
+            n,
+        ) = _unpack_header(buffer, position)
+    except struct_error:
+        raise _headless(buffer, position) from None
+    if magic != MAGIC:
+        raise _wrong_magic(magic)
+    size += _PREFIX_BYTES
+    if size < HEADER_BYTES:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record batch of {size} bytes")
+    return _new_tuple(
+        BatchHeader,
+        (
+            base,
+            size,
+            epoch,
+            magic,
+            crc,
+            attributes,
+            last,
+            first_time,
+            max_time,
+            pid,
+            pepoch,
+            seq,
+            n,
+        ),
+    )
+
+
+def _headless(buffer: Buffer, position: int) -> KafkaError:
+    left = max(0, len(buffer) - position)
+    if (
+        left > _MAGIC_AT and buffer[position + _MAGIC_AT] != MAGIC
+    ):  # the older formats' headers are shorter
+        return _wrong_magic(buffer[position + _MAGIC_AT])
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record batch's header in {left} bytes")
+
+
+def _wrong_magic(magic: int) -> KafkaError:
+    if magic in (0, 1):
+        return KafkaError(
+            ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"message format v{magic}; only v2 is kept"
+        )
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"magic {magic}")
+
+
+def batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Each batch that lies whole in the buffer and where it begins; a part at the end is left out.
+
+    KafkaError where no header can be read. Nothing behind the headers is checked.
+    """
+    end = len(buffer)
+    while end - position >= HEADER_BYTES:
+        header = parse_header(buffer, position)
+        if header.batch_bytes > end - position:
+            return
+        yield position, header
+        position += header.batch_bytes
+
+
+# A batch as a producer sends it
+
+
+def produced_batch(records: Buffer, api_version: int) -> BatchHeader:
+    """The one sound batch that a partition of a Produce request holds; else a KafkaError.
+
+    The codes are those that Apache Kafka 4.3 answers, which calls the older formats, and whatever
+    is not exactly one batch, INVALID_RECORD.
+    """
+    try:
+        header = parse_header(records)
+    except KafkaError as error:
+        if len(records) >= HEADER_BYTES and error.code is ErrorCode.CORRUPT_MESSAGE:
+            raise
+        raise KafkaError(ErrorCode.INVALID_RECORD, error.message) from None
+    if header.batch_bytes != len(records):
+        problem = f"{len(records)} bytes of records, its first batch has {header.batch_bytes}"
+        raise KafkaError(ErrorCode.INVALID_RECORD, problem)
+    if crc32c(records[_CRC_START:]) != header.crc:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _WRONG_CRC)
+    _check_produced(header)
+    if header.base_offset != 0:
+        problem = f"base offset {header.base_offset} instead of 0"
+        raise KafkaError(ErrorCode.INVALID_RECORD, problem)
+    if api_version < _ZSTD_SINCE and header.attributes & CODEC_MASK == _ZSTD:
+        problem = f"zstd needs Produce version {_ZSTD_SINCE}"
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, problem)
+    return header
+
+
+def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
+    """KafkaError unless this is a sound batch by its header, as a producer may send it.
+
+    Its records are not looked at: see `wire.records.records.check_records`.
+    """
+    if header.batch_bytes > len(buffer) - position:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"a record batch of {header.batch_bytes} bytes in {len(buffer) - position}",
+        )
+    if batch_crc(buffer, position, header.batch_bytes) != header.crc:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _WRONG_CRC)
+    _check_produced(header)
+
+
+def _check_produced(header: BatchHeader) -> None:
+    attributes = header.attributes
+    if attributes & CODEC_MASK > _ZSTD:
+        problem = f"codec {attributes & CODEC_MASK} is unknown"
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, problem)
+    count = header.record_count
+    if count < 1 or header.last_offset_delta != count - 1:
+        problem = f"{count} records, last offset delta {header.last_offset_delta}"
+    elif attributes & _NOT_FOR_PRODUCERS:
+        problem = f"attributes {attributes:#x} hold a bit that only brokers set"
+    elif header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+        problem = f"producer {header.producer_id} without epoch or sequence"
+    elif attributes & TRANSACTIONAL and header.producer_id < 0:
+        problem = "transactional, without a producer id"
+    else:
+        return
+    raise KafkaError(ErrorCode.INVALID_RECORD, problem)
+
+
+def batch_crc(buffer: Buffer, position: int, batch_bytes: int) -> int:
+    """The checksum that this batch should carry."""
+    return crc32c(memoryview(buffer)[position + _CRC_START : position + batch_bytes])
+
+
+def assign(
+    buffer: bytearray | memoryview,
+    position: int,
+    batch_bytes: int,
+    base_offset: int,
+    leader_epoch: int,
+) -> None:
+    """The batch has its place in the log; its checksum does not cover offset and epoch."""
+    _pack_place(buffer, position, base_offset, batch_bytes - _PREFIX_BYTES, leader_epoch)
+
+
+def set_log_append_time(
+    buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int
+) -> None:
+    """All records of the batch carry this time, and the checksum is right again."""
+    _pack_attributes(buffer, position + 21, header.attributes | LOG_APPEND_TIME)
+    _pack_offset(buffer, position + 35, timestamp_ms)
+    _pack_crc(buffer, position + 17, batch_crc(buffer, position, header.batch_bytes))
+
+
+def set_max_timestamp(
+    buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int
+) -> None:
+    """The header says that this is the largest timestamp, and the checksum is right again."""
+    _pack_offset(buffer, position + 35, timestamp_ms)
+    _pack_crc(buffer, position + 17, batch_crc(buffer, position, header.batch_bytes))
+
+
+# A batch as a log holds it
+
+
+class BatchState(Enum):
+    WHOLE = "whole"
+    TORN = "torn"  # the buffer ends inside it, if its size is to be believed
+    CORRUPT = "corrupt"
+
+
+class Scan(NamedTuple):
+    state: BatchState
+    header: BatchHeader | None  # None when not even that can be read
+    problem: str
+
+
+def scan(buffer: Buffer, position: int = 0) -> Scan:
+    """Whether a sound batch stands at `position`, as a value; what a stored batch must satisfy."""
+    if len(buffer) - position < HEADER_BYTES:
+        return Scan(BatchState.TORN, None, f"{len(buffer) - position} bytes of a header")
+    try:
+        header = parse_header(buffer, position)
+    except KafkaError as error:
+        return Scan(BatchState.CORRUPT, None, error.message)
+    if header.batch_bytes > len(buffer) - position:
+        have = len(buffer) - position
+        return Scan(BatchState.TORN, header, f"{have} of {header.batch_bytes} bytes")
+    if batch_crc(buffer, position, header.batch_bytes) != header.crc:
+        return Scan(BatchState.CORRUPT, header, "the checksum does not match")
+    if problem := stored_problem(header):
+        return Scan(BatchState.CORRUPT, header, problem)
+    return Scan(BatchState.WHOLE, header, "")
+
+
+def stored_problem(header: BatchHeader) -> str:
+    """What no stored batch's header may say, whatever its checksum; "" for nothing."""
+    if header.base_offset < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
+        return (
+            f"base offset {header.base_offset}, {header.record_count} records, "
+            f"last offset delta {header.last_offset_delta}"
+        )
+    return ""
+
+
+# A batch of our own
+
+
+def pack_batch(header: BatchHeader, body: bytes) -> bytearray:
+    """A batch with this header but for size and checksum, which are made to fit `body`."""
+    batch = bytearray(HEADER_BYTES)
+    batch += body
+    fields = header._replace(batch_bytes=len(batch) - _PREFIX_BYTES, crc=0)
+    _HEADER.pack_into(batch, 0, *fields)
+    _pack_crc(batch, 17, batch_crc(batch, 0, len(batch)))
+    return batch

@@ -1,0 +1,748 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=True, wraparound=False
+# cython: initializedcheck=False, show_performance_hints=False
+"""The walk over the records of a batch: their structure is checked, their fields are located.
+
+    length          varint   bytes behind it
+    attributes      int8     unused
+    timestamp delta varlong  from the batch's base timestamp
+    offset delta    varint   from its base offset
+    key length      varint   -1: null; then the key
+    value length    varint   -1: null; then the value
+    headers         varint   how many; of each: key length, key, value length (-1: null), value
+
+A varint has at most 5 bytes, a varlong 10, and their values 32 and 64 bits. Lengths are exact: the
+fields of a record end where the record does. Offset deltas are dense in a batch that a producer
+sends (`dense`), and ascend in one that compaction may have taken records from.
+Source: the Kafka protocol guide, "Record".
+
+Everything that looks at records uses this walk: produce validation (`check`), compaction, dump, the
+client, time lookups (`spans`). Records come in pieces, as decompression gives them: a record that
+is cut at the end of a piece is left to be fed again with what follows.
+
+This file has two forms with the same results, held together by
+tests/wire/records/test_record_walk.py: interpreted, and compiled by Cython with the C types of
+`_record_walk.pxd` as `wire.records._record_walk` (`wire.records.walk_form` chooses). `_walk` is the
+walk itself. Interpreted it takes a microsecond a record, so `check` first tries two short cuts
+which accept only what `_walk` would, and leave everything else to it:
+
+    columns   records of one size and structure: each byte that gives structure is compared with its
+              like in the next records through one strided slice
+    shapes    records like the last one but for the lengths of key and value: a precompiled struct
+              reads all fields at once
+
+Both work on blocks of 64 offset deltas: the first byte of the varint is told by the place in the
+block, the others are the same throughout the block.
+"""
+
+from collections.abc import Callable
+from struct import Struct
+from struct import error as struct_error
+from typing import Any, Final
+
+from wire.primitives.errors import WireError
+
+try:
+    import cython
+except ImportError:
+    from wire.records import interpreted as cython
+
+# start, end, where the offset delta begins, offset delta, timestamp delta, where the key begins,
+# its length (-1: null), where the value begins, its length (-1: null), where the first header
+# begins, how many headers. Positions count from the start of the piece.
+Span = tuple[int, int, int, int, int, int, int, int, int, int, int]
+
+RECORD_MIN_BYTES = 7
+# The longest record: a reader has to hold one as a whole. librdkafka, by default, takes no batch
+# beyond 100 MB (receive.message.max.bytes), decompressed; a producer sends no larger one.
+MAX_RECORD_BYTES = 1 << 27
+BODY_MIN_BYTES = 6
+
+_NO_PROBLEM = 0
+_LENGTH = 1
+_TOO_LARGE = 2
+_VARINT = 3
+_DELTA = 4
+_KEY = 5
+_VALUE = 6
+_HEADERS = 7
+_HEADER_KEY = 8
+_HEADER_VALUE = 9
+_FIELDS = 10
+_BEYOND = 11
+
+_TEXTS: Final = (
+    "",
+    "a length of {0} bytes",
+    "a length of {0} bytes, the most are {1}",
+    "a varint is longer than {0} bytes or exceeds {1} bits",
+    "offset delta {0} behind {1}",
+    "a key of {0} bytes, {1} are left",
+    "a value of {0} bytes, {1} are left",
+    "{0} headers in {1} bytes",
+    "a header key of {0} bytes, {1} are left",
+    "a header value of {0} bytes, {1} are left",
+    "its length and its fields differ by {0} bytes",
+    "offset delta {0} beyond {1}",
+)
+
+
+class RecordWalk:
+    """How far the records of one batch are known to be sound, and what was seen of them.
+
+    `index` records were walked. Timestamp deltas are 0 before the first one.
+    """
+
+    def __init__(self, count: int, last_offset_delta: int, dense: bool) -> None:
+        self.count = count
+        self.last_offset_delta = last_offset_delta
+        self.dense = dense
+        self.index = 0
+        self.offset_delta = -1  # the last one
+        self.min_timestamp_delta = 0
+        self.max_timestamp_delta = 0
+        self.null_keys = 0
+        self._problem = 0
+        self._found = 0
+        self._most = 0
+        self._at = 0
+        self._key_length = -2  # of the records whose shape was tried; -2: none, -3: they vary
+        self._spans: list[Span] | None = None
+
+    def check(self, data: bytes | memoryview) -> int:
+        """So many bytes, from the start of `data` on, are sound records; WireError if some is not.
+
+        What is left is the beginning of a record.
+        """
+        if cython.compiled:
+            return self._feed(data, 0, None)
+        copied = bytes(data)  # which is indexed twice as fast as a view
+        return self._feed(copied, _check_blocks(self, copied), None)
+
+    def spans(self, data: bytes, spans: list[Span]) -> int:
+        """As `check`; where each of these records lies is appended to `spans`."""
+        return self._feed(data, 0, spans)
+
+    def finish(self, left_bytes: int) -> None:
+        """WireError unless all records were there, with so many bytes behind the last whole one."""
+        if self.index < self.count:
+            raise WireError(
+                f"record {self.index}: the records end inside it, {self.count} are claimed"
+            )
+        if left_bytes:
+            raise WireError(f"{left_bytes} bytes behind the last of {self.count} records")
+
+    def _feed(self, data: bytes | memoryview, position: int, spans: "list[Span] | None") -> int:
+        self._spans = spans
+        try:
+            position = self._run(data, position, self.count)
+        except IndexError:
+            raise WireError(f"record {self.index}: the records end inside it") from None
+        finally:
+            self._spans = None
+        if self._problem:
+            text = _TEXTS[self._problem].format(self._found, self._most)
+            raise WireError(f"record {self.index}: {text}")
+        if self.index == self.count and position < len(data):
+            self.finish(len(data) - position)
+        return position
+
+    def _run(self, data: bytes | memoryview, position: int, stop_index: int) -> int:
+        """`_walk`, without the GIL where nothing is collected."""
+        if cython.compiled and self._spans is None:
+            with cython.nogil:
+                return self._walk(data, position, stop_index)
+        return self._walk(data, position, stop_index)
+
+    def _walk(self, data: bytes | memoryview, position: int, stop_index: int) -> int:
+        """Records up to `stop_index` are walked, from `position` on; where the first begins that is
+        not. With `_problem` set that one is not sound; nor where an IndexError is raised.
+        """
+        size = len(data)
+        index = self.index
+        last_delta = self.offset_delta
+        most_delta = self.last_offset_delta
+        is_dense = self.dense
+        low = self.min_timestamp_delta
+        high = self.max_timestamp_delta
+        collects = self._spans is not None
+        while index < stop_index and size - position >= RECORD_MIN_BYTES:
+            self.index = index
+            at = position
+            raw = data[at]
+            if raw < 0x80:
+                at += 1
+            else:
+                byte = data[at + 1]
+                if byte < 0x80:
+                    raw = raw & 0x7F | byte << 7
+                    at += 2
+                else:
+                    raw = self._varint(data, at, 5)
+                    at = self._at
+                    if self._problem:
+                        return position
+            length = (raw >> 1) ^ -(raw & 1)
+            if length < BODY_MIN_BYTES or length > MAX_RECORD_BYTES:
+                return self._fail(_LENGTH, length, MAX_RECORD_BYTES, position)
+            end = at + length
+            if end > size:
+                break
+            at += 1  # attributes
+            raw = data[at]
+            if raw < 0x80:
+                at += 1
+            else:
+                byte = data[at + 1]
+                if byte < 0x80:
+                    raw = raw & 0x7F | byte << 7
+                    at += 2
+                else:
+                    raw = self._varint(data, at, 10)
+                    at = self._at
+                    if self._problem:
+                        return position
+            timestamp = (raw >> 1) ^ -(raw & 1)
+            rest = at
+            raw = data[at]
+            if raw < 0x80:
+                at += 1
+            else:
+                byte = data[at + 1]
+                if byte < 0x80:
+                    raw = raw & 0x7F | byte << 7
+                    at += 2
+                else:
+                    raw = self._varint(data, at, 5)
+                    at = self._at
+                    if self._problem:
+                        return position
+            delta = (raw >> 1) ^ -(raw & 1)
+            if delta > most_delta:
+                return self._fail(_BEYOND, delta, most_delta, position)
+            if delta <= last_delta or (is_dense and delta != index):
+                return self._fail(_DELTA, delta, last_delta, position)
+            raw = data[at]
+            if raw < 0x80:
+                at += 1
+            else:
+                byte = data[at + 1]
+                if byte < 0x80:
+                    raw = raw & 0x7F | byte << 7
+                    at += 2
+                else:
+                    raw = self._varint(data, at, 5)
+                    at = self._at
+                    if self._problem:
+                        return position
+            key_length = (raw >> 1) ^ -(raw & 1)
+            key_at = at
+            if key_length >= 0:
+                at += key_length
+            if key_length < -1 or at >= end:
+                return self._fail(_KEY, key_length, end - key_at, position)
+            raw = data[at]
+            if raw < 0x80:
+                at += 1
+            else:
+                byte = data[at + 1]
+                if byte < 0x80:
+                    raw = raw & 0x7F | byte << 7
+                    at += 2
+                else:
+                    raw = self._varint(data, at, 5)
+                    at = self._at
+                    if self._problem:
+                        return position
+            value_length = (raw >> 1) ^ -(raw & 1)
+            value_at = at
+            if value_length >= 0:
+                at += value_length
+            if value_length < -1 or at >= end:
+                return self._fail(_VALUE, value_length, end - value_at, position)
+            headers = data[at]
+            at += 1
+            headers_at = at
+            if headers:
+                at -= 1
+                raw = data[at]
+                if raw < 0x80:
+                    at += 1
+                else:
+                    byte = data[at + 1]
+                    if byte < 0x80:
+                        raw = raw & 0x7F | byte << 7
+                        at += 2
+                    else:
+                        raw = self._varint(data, at, 5)
+                        at = self._at
+                        if self._problem:
+                            return position
+                headers = (raw >> 1) ^ -(raw & 1)
+                if headers < 0 or headers > (end - at) // 2:
+                    return self._fail(_HEADERS, headers, end - at, position)
+                headers_at = at
+                left = headers
+                while left > 0:
+                    left -= 1
+                    raw = data[at]
+                    if raw < 0x80:
+                        at += 1
+                    else:
+                        byte = data[at + 1]
+                        if byte < 0x80:
+                            raw = raw & 0x7F | byte << 7
+                            at += 2
+                        else:
+                            raw = self._varint(data, at, 5)
+                            at = self._at
+                            if self._problem:
+                                return position
+                    length = (raw >> 1) ^ -(raw & 1)
+                    if length < 0 or length > end - at:
+                        return self._fail(_HEADER_KEY, length, end - at, position)
+                    at += length
+                    raw = data[at]
+                    if raw < 0x80:
+                        at += 1
+                    else:
+                        byte = data[at + 1]
+                        if byte < 0x80:
+                            raw = raw & 0x7F | byte << 7
+                            at += 2
+                        else:
+                            raw = self._varint(data, at, 5)
+                            at = self._at
+                            if self._problem:
+                                return position
+                    length = (raw >> 1) ^ -(raw & 1)
+                    if length < -1 or length > end - at:
+                        return self._fail(_HEADER_VALUE, length, end - at, position)
+                    if length > 0:
+                        at += length
+            if at != end:
+                return self._fail(_FIELDS, end - at, 0, position)
+            if collects:
+                self._append(
+                    position, end, rest, delta, timestamp, key_at, key_length,
+                    value_at, value_length, headers_at, headers,
+                )  # fmt: skip
+            if index == 0:
+                low = high = timestamp
+            elif timestamp < low:
+                low = timestamp
+            elif timestamp > high:
+                high = timestamp
+            if key_length < 0:
+                self.null_keys += 1
+            last_delta = delta
+            index += 1
+            position = end
+        self.index = index
+        self.offset_delta = last_delta
+        self.min_timestamp_delta = low
+        self.max_timestamp_delta = high
+        return position
+
+    def _varint(self, data: bytes | memoryview, at: int, max_bytes: int) -> int:
+        """The unsigned value at `at`, which ends before `_at`; a longer one is a problem."""
+        raw = shift = 0
+        end = at + max_bytes
+        while at < end:
+            byte = data[at]
+            at += 1
+            if shift == 63 and byte > 1:
+                break
+            raw |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if max_bytes == 5 and raw >> 32:
+                    break
+                self._at = at
+                return raw
+            shift += 7
+        self._fail(_VARINT, max_bytes, 32 if max_bytes == 5 else 64, at)
+        return 0
+
+    def _fail(self, problem: int, found: int, most: int, position: int) -> int:
+        self._problem = problem
+        self._found = found
+        self._most = most
+        return position
+
+    def _append(
+        self, start: int, end: int, rest: int, offset_delta: int, timestamp_delta: int,
+        key_at: int, key_length: int, value_at: int, value_length: int,
+        headers_at: int, headers: int,
+    ) -> None:  # fmt: skip
+        assert self._spans is not None
+        self._spans.append(
+            (
+                start, end, rest, offset_delta, timestamp_delta, key_at, key_length,
+                value_at, value_length, headers_at, headers,
+            )
+        )  # fmt: skip
+
+
+def record_bytes(data: bytes, position: int) -> int:
+    """The size of the record of which the beginning is there; a lower bound if not even that is."""
+    raw = 0
+    for at in range(position, min(position + 5, len(data))):
+        raw |= (data[at] & 0x7F) << 7 * (at - position)
+        if data[at] < 0x80:
+            return at + 1 - position + ((raw >> 1) ^ -(raw & 1))
+    return len(data) - position + 1
+
+
+# The short cuts of the interpreted form
+
+_BLOCK = 64
+# Blocks of fewer records are left to the walk.
+_LEAST = 4
+# A block that missed so often is left to the walk, and so are some behind it.
+_MOST_MISSES = 6
+_SKIPPED_BLOCKS = 4
+_MOST_HEADERS = 16
+_REPEATED = tuple(bytes((byte,)) * _BLOCK for byte in range(256))
+# The first byte of the varints of 64 offset deltas: of the first block, and of all others.
+_FIRST_LOWS = bytes(range(0, 2 * _BLOCK, 2))
+_LOWS = bytes(range(0x80, 0x80 + 2 * _BLOCK, 2))
+_SEVEN_BITS = bytes(byte & 0x7F for byte in range(256))
+_TOP_BIT_FLIPPED = bytes(byte ^ 0x80 for byte in range(256))
+_PARITY = bytes((byte & 1) << 7 for byte in range(256))
+# By a varint of one byte and one more byte, or of two (little endian): its size and the length that
+# it stands for, together; of null only its size. No length: below -2^20, also with a little added.
+_NO_SIZE = -(1 << 20)
+_sizes: list[int] = []
+# The bytes of a key, by a length of one byte.
+_KEY_BYTES = [
+    0 if byte == 1 else byte >> 1 if byte < 0x80 and not byte & 1 else _NO_SIZE
+    for byte in range(256)
+]
+_shapes: dict[tuple[int, int, int, int], Callable[[bytes, int], tuple[Any, ...]]] = {}
+_MOST_SHAPES = 1000
+
+
+def _two_byte_sizes() -> list[int]:
+    sizes = [_NO_SIZE] * 65536
+    for high in range(128):
+        first = (high << 8) + 0x80
+        sizes[first : first + 128 : 2] = range((high << 6) + 2, (high + 1 << 6) + 2)
+    for low in range(0, 128, 2):
+        sizes[low::256] = [1 + (low >> 1)] * 256
+    sizes[1::256] = [1] * 256
+    return sizes
+
+
+def _check_blocks(walk: RecordWalk, data: bytes) -> int:
+    """As much of `data` is walked as the short cuts can; from where on it is not."""
+    most = walk.last_offset_delta
+    if not walk.dense or most < walk.count - 1 or walk.count - walk.index <= _LEAST:
+        return 0
+    position = skipped = 0
+    while walk.index < walk.count:
+        end_index = min((walk.index | _BLOCK - 1) + 1, walk.count)
+        if skipped or end_index - walk.index <= _LEAST:
+            skipped = max(0, skipped - 1)
+            end = _walk_to(walk, data, position, end_index)
+            if end < 0 or walk.index < end_index:
+                return max(position, end)
+            position = end
+            continue
+        position, misses = _check_block(walk, data, position, end_index)
+        if misses < 0:
+            return position
+        if misses > _MOST_MISSES:
+            skipped = _SKIPPED_BLOCKS
+    return position
+
+
+def _walk_to(walk: RecordWalk, data: bytes, position: int, stop_index: int) -> int:
+    """As `_walk`; -1 where it met a problem, of which nothing is kept: it will be met again."""
+    index = walk.index
+    state = walk.offset_delta, walk.min_timestamp_delta, walk.max_timestamp_delta, walk.null_keys
+    try:
+        position = walk._walk(data, position, stop_index)
+        if not walk._problem:
+            return position
+    except IndexError:
+        pass
+    walk._problem = 0
+    walk.index = index
+    walk.offset_delta, walk.min_timestamp_delta, walk.max_timestamp_delta, walk.null_keys = state
+    return -1
+
+
+def _check_block(walk: RecordWalk, data: bytes, position: int, end_index: int) -> tuple[int, int]:
+    """Records before `end_index` are walked; from where on they are not, and how many were walked
+    one by one, which is -1 where the next one is incomplete or not sound."""
+    misses = 0
+    while walk.index < end_index:
+        spans: list[Span] = []
+        walk._spans = spans
+        end = _walk_to(walk, data, position, walk.index + 1)
+        walk._spans = None
+        if end < 0 or not spans:
+            return position, -1
+        position = end
+        sample = spans[0]
+        misses += 1
+        if misses > _MOST_MISSES:
+            end = _walk_to(walk, data, position, end_index)
+            if end < 0 or walk.index < end_index:
+                return max(position, end), -1
+            return end, misses
+        if end_index - walk.index >= _LEAST:
+            if misses == 1 and (end := _check_columns(walk, data, sample, end_index)):
+                return end, misses
+            position = _check_shape(walk, data, sample, end_index)
+    return position, misses
+
+
+def _seen(walk: RecordWalk, end_index: int, low: int, high: int, null_keys: int) -> None:
+    """All records before `end_index` are sound, with timestamp deltas from `low` to `high`."""
+    walk.index = end_index
+    walk.offset_delta = end_index - 1
+    walk.null_keys += null_keys
+    if low < walk.min_timestamp_delta:
+        walk.min_timestamp_delta = low
+    if high > walk.max_timestamp_delta:
+        walk.max_timestamp_delta = high
+
+
+def _offset_bytes(index: int) -> int:
+    """The size of the varint of this offset delta, the same throughout a block."""
+    return 1 + (index >= 1 << 6) + (index >= 1 << 13) + (index >= 1 << 20) + (index >= 1 << 27)
+
+
+def _varint_bytes(data: bytes, at: int) -> int:
+    end = at
+    while data[end] > 0x7F:
+        end += 1
+    return end + 1 - at
+
+
+def _header_columns(data: bytes, at: int, headers: int) -> list[int]:
+    """Where the lengths of the headers are, of a sound record whose headers begin at `at`."""
+    columns = []
+    for _ in range(2 * headers):
+        raw = shift = 0
+        while True:
+            columns.append(at)
+            byte = data[at]
+            at += 1
+            raw |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        if not raw & 1:
+            at += raw >> 1
+    return columns
+
+
+def _check_columns(walk: RecordWalk, data: bytes, sample: Span, end_index: int) -> int:
+    """Where the records before `end_index` end, if all are like the sample before them; else 0."""
+    start, first, rest, _, _, key_at, key_length, value_at, value_length, headers_at, headers = (
+        sample
+    )
+    size = first - start
+    index = walk.index
+    records = end_index - index
+    end = first + records * size
+    # As a rule, the first byte of the last one tells where lengths differ.
+    if end > len(data) or data[end - size] != data[start] or headers > _MOST_HEADERS:
+        return 0
+    body = start + _varint_bytes(data, start)
+    if _varint_bytes(data, rest) != _offset_bytes(index):
+        return 0
+    columns = [
+        *range(start, body),
+        *range(rest + 1, key_at),
+        *range(key_at + max(0, key_length), value_at),
+        *range(value_at + max(0, value_length), headers_at),
+    ]
+    if headers:
+        columns += _header_columns(data, headers_at, headers)
+    for column in columns:
+        if data[column + size : end : size] != _REPEATED[data[column]][:records]:
+            return 0
+    place = index & _BLOCK - 1
+    lows = _FIRST_LOWS if index < _BLOCK else _LOWS
+    if data[rest + size : end : size] != lows[place : place + records]:
+        return 0
+    times = _column_times([data[at + size : end : size] for at in range(body + 1, rest)])
+    if times is None:
+        return 0
+    _seen(walk, end_index, times[0], times[1], records if key_length < 0 else 0)
+    return end
+
+
+def _column_times(columns: list[bytes]) -> tuple[int, int] | None:
+    """The least and the largest of these timestamp deltas; None where some is negative, very large,
+    or of another size."""
+    *others, last = columns
+    first = columns[0]
+    if not (last.isascii() and first.translate(_PARITY).isascii()) or len(others) > 7:
+        return None
+    for column in others:
+        if not column.translate(_TOP_BIT_FLIPPED).isascii():
+            return None
+    records = len(last)
+    if all(column == _REPEATED[column[0]][:records] for column in columns):
+        digits = bytes([column[0] & 0x7F for column in columns])
+        value = _time_of(digits)
+        return value, value
+    if not others:
+        return min(last) >> 1, max(last) >> 1
+    # The bytes of each, seven bits in eight, become a number, of which the order is the same.
+    gathered = bytearray(8 * records)
+    for place, column in enumerate(columns):
+        gathered[place::8] = column.translate(_SEVEN_BITS)
+    numbers = Struct(f"<{records}Q").unpack(gathered)
+    return (
+        _time_of(min(numbers).to_bytes(8, "little")),
+        _time_of(max(numbers).to_bytes(8, "little")),
+    )
+
+
+def _time_of(digits: bytes) -> int:
+    raw = 0
+    for digit in reversed(digits):
+        raw = raw << 7 | digit
+    return raw >> 1
+
+
+def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) -> int:
+    """Records before `end_index` are walked, up to the first that has another shape than the sample
+    before them; where that begins."""
+    start, position, rest, _, _, key_at, key_length, value_at, value_length, headers_at, headers = (
+        sample
+    )
+    index = walk.index
+    body = start + 1 if data[start] < 0x80 else start + 2
+    time_bytes, offset_bytes = rest - body - 1, _offset_bytes(index)
+    value_end = value_at + max(0, value_length)
+    if (
+        data[body - 1] > 0x7F
+        or time_bytes > 2
+        or key_at - rest - offset_bytes != 1
+        or headers_at - value_end != 1
+        or headers > _MOST_HEADERS
+    ):
+        return position
+    tail_bytes = position - value_end
+    tail_unpack = None
+    tail: tuple[int, ...] = ()
+    if headers:
+        at = value_end
+        form = "B"
+        for column in _header_columns(data, headers_at, headers):
+            form += f"{column - at - 1}xB"
+            at = column
+        form += f"{position - at - 1}x"  # so that it ends where the record does
+        tail_unpack = Struct(form).unpack_from
+        tail = tail_unpack(data, value_end)
+    if not _sizes:
+        _sizes.extend(_two_byte_sizes())
+    keys_vary = walk._key_length not in (-2, key_length)
+    walk._key_length = -3 if keys_vary else key_length
+    key_bytes = -1 if keys_vary else max(0, key_length)
+    key = data[key_at - 1]
+    # All of a record but the value and its length; more by one where its own length has two bytes.
+    others = 1 + 1 + time_bytes + offset_bytes + 1 + max(0, key_bytes) + tail_bytes
+    variants = (
+        (_shape(1, time_bytes, offset_bytes, key_bytes), others),
+        (_shape(2, time_bytes, offset_bytes, key_bytes), others + 1),
+    )
+    place = index & _BLOCK - 1
+    lows = (_LOWS if index >= _BLOCK else _FIRST_LOWS)[place : place + end_index - index]
+    suffix: int | bytes = data[rest + 1 : rest + offset_bytes]
+    if offset_bytes == 2:
+        suffix = data[rest + 1]
+    sizes = _sizes
+    last_time = -1
+    times: list[int] = []
+    null_keys = 0
+    first_position = position
+    try:
+        if not keys_vary:
+            for low in lows:
+                unpack, others = variants[data[position] >> 7]
+                size, time, offset_low, offset_rest, key_raw, value = unpack(data, position)
+                size = sizes[size]
+                if (
+                    offset_low != low
+                    or offset_rest != suffix
+                    or key_raw != key
+                    or sizes[value] != size - others
+                ):
+                    break
+                end = position + size
+                if tail_unpack is None:
+                    if data[end - 1]:
+                        break
+                elif tail_unpack(data, end - tail_bytes) != tail:
+                    break
+                if time != last_time:
+                    last_time = time
+                    times.append(time)
+                position = end
+                index += 1
+        else:
+            before = others - tail_bytes - 1
+            for low in lows:
+                long_size = data[position] >> 7
+                unpack, others = variants[long_size]
+                size, time, offset_low, offset_rest, key_raw = unpack(data, position)
+                size = sizes[size]
+                key_bytes = _KEY_BYTES[key_raw]
+                at = position + before + long_size + 1 + key_bytes
+                if (
+                    offset_low != low
+                    or offset_rest != suffix
+                    or sizes[data[at] | data[at + 1] << 8] != size - others - key_bytes
+                ):
+                    break
+                end = position + size
+                if tail_unpack is None:
+                    if data[end - 1]:
+                        break
+                elif tail_unpack(data, end - tail_bytes) != tail:
+                    break
+                if time != last_time:
+                    last_time = time
+                    times.append(time)
+                null_keys += key_raw == 1
+                position = end
+                index += 1
+    except (IndexError, struct_error):
+        pass  # the data ends in a record
+    if not times:
+        return first_position
+    if key_length < 0 and not keys_vary:
+        null_keys = index - walk.index
+    # All bytes of a varint but the last have the top bit.
+    top_bits, wanted = (0x80, 0) if time_bytes == 1 else (0x8080, 0x80)
+    if any(time & top_bits != wanted for time in times):
+        return first_position
+    if time_bytes == 2:
+        times = [time & 0x7F | time >> 8 << 7 for time in times]
+    deltas = [(time >> 1) ^ -(time & 1) for time in times]
+    _seen(walk, index, min(deltas), max(deltas), null_keys)
+    return position
+
+
+def _shape(
+    length_bytes: int, time_bytes: int, offset_bytes: int, key_bytes: int
+) -> Callable[[bytes, int], tuple[Any, ...]]:
+    """Reads length, timestamp delta, first byte of the offset delta, the rest of it, key length,
+    and two bytes that begin with the value's length; not these if `key_bytes` is -1: it varies."""
+    shape = length_bytes, time_bytes, offset_bytes, key_bytes
+    if (unpack := _shapes.get(shape)) is None:
+        number = ("", "B", "H")
+        rest = "B" if offset_bytes == 2 else f"{offset_bytes - 1}s"
+        form = f"<{number[length_bytes]}x{number[time_bytes]}B{rest}B"
+        if key_bytes >= 0:
+            form += f"{key_bytes}xH"
+        if len(_shapes) >= _MOST_SHAPES:
+            _shapes.clear()
+        unpack = _shapes[shape] = Struct(form).unpack_from
+    return unpack

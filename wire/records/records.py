@@ -1,0 +1,442 @@
+"""The records inside a batch, where a feature needs them: checked, decoded, found by time, encoded.
+
+What is wrong with them is a WireError that says which record; what is wrong with the header in
+front of them is a KafkaError, see `wire.records.batches`. All of it is one walk
+(`wire.records.record_walk`) over pieces of the records: of a batch that decompresses to gigabytes
+no more is held at a time than one piece, or one record.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from struct import Struct
+from typing import Final, NamedTuple
+
+from wire.primitives.errors import WireError
+from wire.primitives.types import Buffer
+from wire.primitives.varint import read_varint, write_varint
+from wire.records.batches import (
+    CONTROL,
+    DELETE_HORIZON,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MAGIC,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    TRANSACTIONAL,
+    BatchHeader,
+    BatchState,
+    Scan,
+    TimestampType,
+    assign,
+    batch_crc,
+    batches,
+    check_batch,
+    pack_batch,
+    parse_header,
+    produced_batch,
+    scan,
+    set_log_append_time,
+    stored_problem,
+)
+from wire.records.compression import PIECE_BYTES, Codec, bounded, compress, decompressed
+from wire.records.record_walk import RECORD_MIN_BYTES, RecordWalk, Span, record_bytes
+from wire.records.walk_form import new_walk
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAX_DECOMPRESSED_BYTES",
+    "NO_PRODUCER_ID",
+    "NO_TIMESTAMP",
+    "BatchHeader",
+    "BatchState",
+    "Codec",
+    "ControlType",
+    "EndTransactionMarker",
+    "Record",
+    "RecordWalk",
+    "Scan",
+    "Span",
+    "TimestampType",
+    "assign",
+    "batch_crc",
+    "batches",
+    "check_batch",
+    "check_records",
+    "decode_marker",
+    "decode_pieces",
+    "decode_records",
+    "encode_batch",
+    "encode_marker",
+    "find_max_timestamp",
+    "find_timestamp",
+    "iter_records",
+    "new_walk",
+    "pack_batch",
+    "parse_header",
+    "produced_batch",
+    "record_pieces",
+    "record_spans",
+    "scan",
+    "set_log_append_time",
+    "stored_problem",
+    "with_timestamp_delta",
+]
+
+# The records of one batch that are decoded at once, where the caller names no bound.
+MAX_DECOMPRESSED_BYTES: Final = 1 << 27
+_MIN_VARLONG: Final = -(1 << 63)
+_MAX_VARLONG: Final = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class Record:
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def record_pieces(
+    buffer: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None
+) -> Iterator[bytes]:
+    """The records of a batch, one after the other, decompressed: see `compression.decompressed`.
+
+    WireError: the batch, or what is compressed in it, is cut short or nonsense.
+    """
+    if header.batch_bytes > len(buffer) - position:
+        raise WireError(f"a record batch of {header.batch_bytes} bytes is cut short")
+    codec, count = header.codec, header.record_count
+    if count == 0:
+        return iter(())
+    body = memoryview(buffer)[position + HEADER_BYTES : position + header.batch_bytes]
+    if count < 0 or (codec is Codec.NONE and count * RECORD_MIN_BYTES > len(body)):
+        raise WireError(f"record_count {count} for {len(body)} bytes of records")
+    pieces = decompressed(codec, body)
+    return pieces if max_bytes is None else bounded(pieces, codec, max_bytes)
+
+
+def _fed(
+    pieces: Iterable[bytes], walk: RecordWalk, feed: Callable[[bytes], int]
+) -> Iterator[bytes]:
+    """What was fed to the walk, piece by piece: whole records, and the beginning of one.
+
+    A piece inside a record is held for later, and b"" is given: each step opens one piece.
+    """
+    parts: list[bytes] = []  # the beginning of a record, and what follows
+    size = wanted = 0
+    for piece in pieces:
+        if parts:
+            parts.append(piece)
+            size += len(piece)
+            if size < wanted:
+                yield b""
+                continue
+            piece = b"".join(parts)
+        used = feed(piece)
+        yield piece
+        parts, size = [], len(piece) - used
+        if size:
+            parts.append(piece[used:])
+            # A shorter beginning was not looked at yet: its length may be anything.
+            wanted = RECORD_MIN_BYTES if size < RECORD_MIN_BYTES else record_bytes(piece, used)
+    walk.finish(size)
+
+
+def _fed_plain(
+    body: memoryview, walk: RecordWalk, feed: Callable[[memoryview], int]
+) -> Iterator[memoryview]:
+    """As `_fed`, for records that are not compressed: none of them is copied here."""
+    start, wanted = 0, PIECE_BYTES
+    while start < len(body):
+        window = body[start : start + wanted]
+        used = feed(window)
+        yield window[:used]
+        start += used
+        if not used:
+            if start + wanted >= len(body):
+                break
+            wanted *= 2
+    walk.finish(len(body) - start)
+
+
+def check_records(
+    buffer: Buffer, position: int, header: BatchHeader, walk: RecordWalk
+) -> Iterator[int]:
+    """Each step opens or checks some of what a producer has sent, so many bytes of records.
+
+    `walk` says what was seen so far; at the end all are sound. WireError names what is wrong with a
+    record: its structure, their number, offset deltas that are not dense.
+    """
+    pieces = record_pieces(buffer, position, header)
+    if header.codec is Codec.NONE and header.record_count:
+        body = memoryview(buffer)[position + HEADER_BYTES : position + header.batch_bytes]
+        for window in _fed_plain(body, walk, walk.check):
+            yield len(window)
+        return
+    opened = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal opened
+        for piece in pieces:
+            opened += len(piece)
+            yield piece
+
+    for _ in _fed(counted(), walk, walk.check):
+        yield opened
+        opened = 0
+
+
+def record_spans(
+    buffer: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None
+) -> Iterator[tuple[bytes, list[Span]]]:
+    """Where the records of a stored batch lie: pieces of them, and spans in these.
+
+    The next step clears the list of spans.
+    WireError names what is wrong with a record; a piece before it may have been given.
+    """
+    walk = new_walk(header.record_count, header.last_offset_delta, False)
+    spans: list[Span] = []
+    pieces = record_pieces(buffer, position, header, max_bytes)
+    for piece in _fed(pieces, walk, lambda piece: walk.spans(piece, spans)):
+        yield piece, spans
+        spans.clear()
+
+
+def decode_pieces(
+    buffer: Buffer, position: int = 0, max_bytes: int | None = None
+) -> Iterator[list[Record]]:
+    """The records of the batch at `position`, some at a time, so that memory is bounded.
+
+    WireError names what is wrong with a record; those before it may have been given. Header keys
+    that are not UTF-8 come with surrogates and are encoded to the same bytes again.
+    """
+    header = parse_header(buffer, position)
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp
+    append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
+    for data, spans in record_spans(buffer, position, header, max_bytes):
+        yield [
+            Record(
+                base_offset + delta,
+                base_timestamp + timestamp if append_time is None else append_time,
+                data[key_at : key_at + key_length] if key_length >= 0 else None,
+                data[value_at : value_at + value_length] if value_length >= 0 else None,
+                _record_headers(data, at, headers) if headers else (),
+            )
+            for (
+                _, _, _, delta, timestamp, key_at, key_length, value_at, value_length, at, headers
+            ) in spans
+        ]  # fmt: skip
+
+
+def iter_records(buffer: Buffer, position: int = 0) -> Iterator[Record]:
+    """As `decode_pieces`, one by one."""
+    return chain.from_iterable(decode_pieces(buffer, position))
+
+
+def decode_records(
+    buffer: Buffer, position: int = 0, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> list[Record]:
+    """As `iter_records`, all of them; WireError when these have more than `max_bytes`."""
+    records: list[Record] = []
+    for piece in decode_pieces(buffer, position, max_bytes):
+        records += piece
+    return records
+
+
+def _record_headers(data: bytes, at: int, count: int) -> tuple[tuple[str, bytes | None], ...]:
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        length, at = read_varint(data, at)
+        key = data[at : at + length].decode("utf-8", "surrogateescape")
+        length, at = read_varint(data, at + length)
+        headers.append((key, None if length < 0 else data[at : at + length]))
+        at += max(0, length)
+    return tuple(headers)
+
+
+def with_timestamp_delta(data: bytes, span: Span, timestamp_delta: int) -> bytes:
+    """The record's bytes, for a batch with another base timestamp.
+
+    A delta that exceeds 64 bits becomes the nearest one that does not: no reader would take it.
+    """
+    body = bytearray(1)  # attributes, unused
+    write_varint(body, max(_MIN_VARLONG, min(timestamp_delta, _MAX_VARLONG)))
+    _, end, rest = span[:3]
+    body += data[rest:end]
+    record = bytearray()
+    write_varint(record, len(body))
+    return bytes(record + body)
+
+
+def find_timestamp(
+    buffer: Buffer, position: int, timestamp_ms: int, start_offset: int = 0
+) -> tuple[int, int] | None:
+    """Offset and timestamp of the first record from `start_offset` on that is not older."""
+    header = parse_header(buffer, position)
+    if header.max_timestamp < timestamp_ms:
+        return None
+    for offset, timestamp in _times(buffer, position, header):
+        if timestamp >= timestamp_ms and offset >= start_offset:
+            return offset, timestamp
+    return None
+
+
+def find_max_timestamp(
+    buffer: Buffer, position: int, start_offset: int = 0
+) -> tuple[int, int] | None:
+    """Offset and timestamp of the youngest record from `start_offset` on, the first of several."""
+    header = parse_header(buffer, position)
+    times = _times(buffer, position, header)
+    return max(
+        (time for time in times if time[0] >= start_offset), key=lambda time: time[1], default=None
+    )
+
+
+def _times(buffer: Buffer, position: int, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """Offset and timestamp of each record."""
+    append_time = header.attributes & LOG_APPEND_TIME
+    for _, spans in record_spans(buffer, position, header):
+        for span in spans:
+            timestamp = header.max_timestamp if append_time else header.base_timestamp + span[4]
+            yield header.base_offset + span[3], timestamp
+
+
+def encode_batch(
+    records: Iterable[Record],
+    *,
+    codec: Codec = Codec.NONE,
+    level: int | None = None,
+    base_offset: int | None = None,
+    last_offset: int | None = None,
+    leader_epoch: int = -1,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    transactional: bool = False,
+    control: bool = False,
+    log_append_time_ms: int | None = None,
+    delete_horizon_ms: int | None = None,
+) -> bytearray:
+    """A batch of records whose offsets increase.
+
+    `base_offset` and `last_offset` are the first and last record's unless compaction took those
+    away; a batch without records needs both.
+    """
+    records = list(records)
+    if base_offset is None:
+        base_offset = records[0].offset
+    if last_offset is None:
+        last_offset = records[-1].offset
+    base_timestamp = records[0].timestamp_ms if records else NO_TIMESTAMP
+    max_timestamp = max((record.timestamp_ms for record in records), default=NO_TIMESTAMP)
+    attributes = codec | transactional * TRANSACTIONAL | control * CONTROL
+    if log_append_time_ms is not None:
+        max_timestamp = log_append_time_ms
+        attributes |= LOG_APPEND_TIME
+    if delete_horizon_ms is not None:
+        base_timestamp = delete_horizon_ms
+        attributes |= DELETE_HORIZON
+    data = bytearray()
+    for record in records:
+        _encode_record(data, record, base_offset, base_timestamp)
+    header = BatchHeader(
+        base_offset=base_offset,
+        batch_bytes=0,
+        leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=last_offset - base_offset,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=len(records),
+    )
+    return pack_batch(header, compress(codec, data, level) if records else b"")
+
+
+def _encode_record(out: bytearray, record: Record, base_offset: int, base_timestamp: int) -> None:
+    body = bytearray(1)  # attributes, unused
+    write_varint(body, record.timestamp_ms - base_timestamp)
+    write_varint(body, record.offset - base_offset)
+    _encode_bytes(body, record.key)
+    _encode_bytes(body, record.value)
+    write_varint(body, len(record.headers))
+    for key, value in record.headers:
+        _encode_bytes(body, key.encode("utf-8", "surrogateescape"))
+        _encode_bytes(body, value)
+    write_varint(out, len(body))
+    out += body
+
+
+def _encode_bytes(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out.append(1)  # the varint of -1
+        return
+    write_varint(out, len(value))
+    out += value
+
+
+# Control records: how a transaction ended in this partition
+
+_MARKER_KEY: Final = Struct(">hh")
+_MARKER_VALUE: Final = Struct(">hi")
+_MARKER_VERSION: Final = 0
+
+
+class ControlType(Enum):
+    ABORT = 0
+    COMMIT = 1
+
+
+class EndTransactionMarker(NamedTuple):
+    control_type: ControlType
+    coordinator_epoch: int
+
+
+def encode_marker(
+    marker: EndTransactionMarker,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    timestamp_ms: int,
+    offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytearray:
+    """The control batch that ends a transaction. Source: KIP-98."""
+    key = _MARKER_KEY.pack(_MARKER_VERSION, marker.control_type.value)
+    value = _MARKER_VALUE.pack(_MARKER_VERSION, marker.coordinator_epoch)
+    return encode_batch(
+        [Record(offset, timestamp_ms, key, value)],
+        leader_epoch=leader_epoch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        transactional=True,
+        control=True,
+    )
+
+
+def decode_marker(record: Record) -> EndTransactionMarker | None:
+    """What a record of a control batch says; None for a kind that ends no transaction.
+
+    Newer versions may be longer; what is known of them comes first.
+    """
+    key, value = record.key or b"", record.value or b""
+    if len(key) < _MARKER_KEY.size:
+        raise WireError(f"control record key of {len(key)} bytes")
+    version, number = _MARKER_KEY.unpack_from(key)
+    if version < 0:
+        raise WireError(f"control record key version {version}")
+    if number not in (ControlType.ABORT.value, ControlType.COMMIT.value):
+        return None
+    if len(value) < _MARKER_VALUE.size:
+        raise WireError(f"end transaction marker of {len(value)} bytes")
+    version, coordinator_epoch = _MARKER_VALUE.unpack_from(value)
+    if version < 0:
+        raise WireError(f"end transaction marker version {version}")
+    return EndTransactionMarker(ControlType(number), coordinator_epoch)

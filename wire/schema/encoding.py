@@ -1,0 +1,329 @@
+"""Generates the encoder of one message at one version.
+
+The function appends pieces to a list: packed runs of fixed-width fields, encoded strings, and the
+record batches as they are given, which may be buffers or `RecordsHole`s. Nothing is copied until
+somebody joins them. A tagged field is written when its value is not the default, as Kafka does.
+"""
+
+import struct
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from wire.primitives.errors import WireError
+from wire.primitives.types import BUFFERS
+from wire.schema.compiling import (
+    FIXED,
+    PIECE_ELEMENTS,
+    STRING_MAX_BYTES,
+    WIDTH,
+    Source,
+    fields_at,
+    item_struct,
+)
+from wire.schema.message import Field, Message, Struct
+
+Encoder = Callable[[Any], bytes]
+PartsEncoder = Callable[[Any], list[Any]]
+EncoderInPieces = Callable[[Any], Generator[None, None, list[Any]]]
+
+
+def uvarint(value: int) -> bytes:
+    """An unsigned varint: seven bits a byte, lowest first."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def string_uvarint(value: int) -> bytes:
+    """As `uvarint`, for the length of a string plus one; WireError when that is too long."""
+    if value > STRING_MAX_BYTES + 1:
+        raise WireError(f"a string of {value - 1} bytes, {STRING_MAX_BYTES} are allowed")
+    return uvarint(value)
+
+
+def cannot_carry(message: Struct, version: int, what: object) -> WireError:
+    return WireError(f"{type(message).__name__} v{version} cannot carry {what}")
+
+
+_RUNTIME: Final[dict[str, Any]] = {
+    "uvarint": uvarint,
+    "string_uvarint": string_uvarint,
+    "cannot_carry": cannot_carry,
+    "pack": struct.pack,
+    "join": b"".join,
+    "ONE_BYTE": tuple(bytes([byte]) for byte in range(128)),
+    "BUFFERS": BUFFERS,
+    "FAILURES": (struct.error, AttributeError, TypeError, UnicodeEncodeError),
+}
+
+_SIGNATURE: Final = "def encode(m):"
+
+
+def compile_encoder(cls: type[Message], version: int) -> Encoder:
+    """To one `bytes`; WireError for a value that this version cannot carry."""
+    return _generate(cls, version, "join(out)").function(
+        _SIGNATURE, f"<encode {cls.__name__} v{version}>"
+    )
+
+
+def compile_parts_encoder(cls: type[Message], version: int) -> PartsEncoder:
+    """To a list of pieces: buffers, and the holes that were given as records."""
+    return _generate(cls, version, "out").function(
+        _SIGNATURE, f"<encode {cls.__name__} v{version} in parts>"
+    )
+
+
+def compile_encoder_in_pieces(cls: type[Message], version: int) -> EncoderInPieces:
+    """A generator function: it yields every few elements, and returns what a parts encoder does."""
+    return _generate(cls, version, "out", in_pieces=True).function(
+        _SIGNATURE, f"<encode {cls.__name__} v{version} in pieces>"
+    )
+
+
+def compile_item_encoder(cls: type[Struct], version: int, *, flexible: bool) -> Encoder:
+    """To the bytes of one struct, as they stand in a message of such a version."""
+    return _generate_at(cls, version, "join(out)", flexible=flexible).function(
+        _SIGNATURE, f"<encode {cls.__name__} v{version}>"
+    )
+
+
+def encoder_source(cls: type[Message], version: int) -> str:
+    """The generated text, for people."""
+    return _generate(cls, version, "join(out)").text(_SIGNATURE)
+
+
+def _generate(cls: type[Message], version: int, result: str, *, in_pieces: bool = False) -> Source:
+    flexible = version in cls.FLEXIBLE
+    return _generate_at(cls, version, result, flexible=flexible, in_pieces=in_pieces)
+
+
+def _generate_at(
+    cls: type[Struct], version: int, result: str, *, flexible: bool, in_pieces: bool = False
+) -> Source:
+    source = Source()
+    source.scope.update(_RUNTIME)
+    is_request = cls.__name__.endswith("Request")
+    with source.block("try:"):
+        source.line("out = []")
+        if in_pieces:
+            source.line(f"left = {PIECE_ELEMENTS}")
+        generator = _Generator(source, version, flexible, is_request, in_pieces)
+        generator.struct(cls, "m")
+        generator.flush()
+        source.line(f"return {result}")
+        if in_pieces:
+            source.line("yield")  # never: it makes a generator of what has no arrays
+    with source.block("except FAILURES as error:"):
+        source.line(f"raise cannot_carry(m, {version}, error) from error")
+    return source
+
+
+class _Generator:
+    def __init__(
+        self, source: Source, version: int, flexible: bool, is_request: bool, in_pieces: bool
+    ) -> None:
+        self.source = source
+        self.in_pieces = in_pieces
+        self.version = version
+        self.flexible = flexible
+        self.is_request = is_request
+        self.out = "out"
+        self.run: list[tuple[str, str]] = []  # format code and value of writes not yet written
+
+    def packed(self, *more: tuple[str, str]) -> str:
+        """An expression for the bytes of the pending writes and `more`; "" for none."""
+        run = [*self.run, *more]
+        values = ", ".join(value for _, value in run if value)
+        if not run:
+            return ""
+        if not values:
+            return self.source.constant(bytes(len(run)), "ZEROS")
+        packer = struct.Struct(">" + "".join(code for code, _ in run)).pack
+        return f"{self.source.constant(packer, 'pack')}({values})"
+
+    def append(self, expression: str) -> None:
+        if expression:
+            self.source.line(f"{self.out}.append({expression})")
+
+    def flush(self, *more: tuple[str, str]) -> None:
+        self.append(self.packed(*more))
+        self.run = []
+
+    def struct(self, cls: type[Struct], value: str) -> None:
+        """Write the fields of `value`; what is of fixed width at its end may stay pending."""
+        body, tagged = fields_at(cls, self.version)
+        if self.is_request:
+            self.refuse_lost(cls, value)
+        for field in body:
+            self.field(field, f"{value}.{field.name}")
+        if self.flexible:
+            if tagged:
+                self.tags(tagged, value)
+            else:
+                self.run.append(("x", ""))
+
+    def refuse_lost(self, cls: type[Struct], value: str) -> None:
+        """Refuse a value that would be dropped although the table does not allow it."""
+        for field in cls.FIELDS:
+            if self.version not in field.versions and not field.ignorable:
+                lost = self.is_set(field, f"{value}.{field.name}")
+                error = f"cannot_carry({value}, {self.version}, {field.name!r})"
+                self.source.line(f"if {lost}: raise {error}")
+
+    def is_set(self, field: Field, value: str) -> str:
+        """An expression: whether the value is not the default."""
+        if field.default is None:
+            if field.kind == "struct" and not field.nullable.first <= field.nullable.last:
+                empty = self.source.constant(item_struct(field)(), "EMPTY")
+                return f"{value} is not None and {value} != {empty}"
+            return f"{value} is not None"
+        if field.default is list:
+            return f"{value} != []" if self.version in field.nullable else value
+        return f"{value} != {self.source.literal(field.default)}"
+
+    def tags(self, tagged: list[Field], value: str) -> None:
+        source = self.source
+        conditions = [self.is_set(field, f"{value}.{field.name}") for field in tagged]
+        with source.block(f"if {' or '.join(conditions)}:"):
+            pending, outer = self.run, self.out
+            self.append(self.packed())
+            self.run = []
+            sections = source.name("tags")
+            source.line(f"{sections} = []")
+            for field, condition in zip(tagged, conditions, strict=True):
+                with source.block(f"if {condition}:"):
+                    self.out = source.name("out")
+                    source.line(f"{self.out} = []")
+                    self.field(field, f"{value}.{field.name}")
+                    self.flush()
+                    section = source.name("section")
+                    source.line(f"{section} = join({self.out})")
+                    tag = source.constant(uvarint(field.tag or 0), "TAG")
+                    source.line(f"{sections} += ({tag}, uvarint(len({section})), {section})")
+            self.out = outer
+            self.append(f"uvarint(len({sections}) // 3)")
+            source.line(f"{self.out} += {sections}")
+            self.run = pending
+        with source.block("else:"):
+            self.flush(("x", ""))
+
+    def field(self, field: Field, value: str) -> None:
+        nullable = self.version in field.nullable
+        if field.kind in FIXED:
+            self.run.append((FIXED[field.kind], value))
+        elif field.kind == "struct":
+            self.nested(item_struct(field), value, nullable)
+        elif field.kind == "array":
+            self.array(field, value, nullable)
+        else:
+            self.sized(field.kind, value, nullable)
+
+    def nested(self, cls: type[Struct], value: str, nullable: bool) -> None:
+        source = self.source
+        nested = source.name("s")
+        source.line(f"{nested} = {value}")
+        if not nullable:
+            self.struct(cls, nested)
+            return
+        pending = self.run
+        with source.block(f"if {nested} is None:"):
+            self.flush(("b", "-1"))
+        with source.block("else:"):
+            self.run = [*pending, ("b", "1")]
+            self.struct(cls, nested)
+            self.flush()
+
+    def length(self, kind: str, length: str) -> None:
+        """Write a length, which in flexible versions is one more than itself, with what pends."""
+        source = self.source
+        if not self.flexible:
+            self.flush(("h" if kind == "string" else "i", length))
+            return
+        long = f"{'string_' if kind == 'string' else ''}uvarint({length})"
+        if not self.run:
+            self.append(f"ONE_BYTE[{length}] if {length} < 128 else {long}")
+            return
+        with source.block(f"if {length} < 128:"):
+            self.append(self.packed(("B", length)))
+        with source.block("else:"):
+            self.append(self.packed())
+            self.append(long)
+        self.run = []
+
+    def measure(self, content: str, expression: str, nullable: bool, null: str = "") -> str:
+        """Write what puts the length to write into the variable returned."""
+        source = self.source
+        length = source.name("n")
+        plus = " + 1" if self.flexible else ""
+        if not nullable:
+            if expression != content:
+                source.line(f"{content} = {expression}")
+            source.line(f"{length} = len({content}){plus}")
+            return length
+        with source.block(f"if {content} is None:"):
+            source.line(f"{length} = {0 if self.flexible else -1}")
+            source.line(f"{content} = {null}")
+        with source.block("else:"):
+            if expression != content:
+                source.line(f"{content} = {expression}")
+            source.line(f"{length} = len({content}){plus}")
+        return length
+
+    def sized(self, kind: str, value: str, nullable: bool) -> None:
+        """A string, bytes or records."""
+        content = self.source.name("c")
+        self.source.line(f"{content} = {value}")
+        if kind == "records":
+            self.records(content, nullable)
+            return
+        expression = f"{content}.encode()" if kind == "string" else content
+        length = self.measure(content, expression, nullable, "b''")
+        self.length(kind, length)
+        self.append(content)
+
+    def records(self, content: str, nullable: bool) -> None:
+        source = self.source
+        length = source.name("n")
+        plus = " + 1" if self.flexible else ""
+        with source.block(f"if type({content}) in BUFFERS:"):
+            source.line(f"{length} = len({content}){plus}")
+        if nullable:
+            with source.block(f"elif {content} is None:"):
+                source.line(f"{length} = {0 if self.flexible else -1}")
+                source.line(f"{content} = b''")
+        with source.block("else:"):
+            source.line(f"{length} = {content}.size_bytes{plus}")
+        self.length("records", length)
+        self.append(content)
+
+    def array(self, field: Field, value: str, nullable: bool) -> None:
+        source = self.source
+        items, item = source.name("items"), source.name("x")
+        source.line(f"{items} = {value}")
+        length = self.measure(items, items, nullable, "()")
+        self.length("array", length)
+        if field.item in FIXED:
+            self.fixed_items(FIXED[str(field.item)], items)
+            return
+        with source.block(f"for {item} in {items}:"):
+            if self.in_pieces:
+                source.may_pause()
+            if field.may_be_encoded:
+                with source.block(f"if isinstance({item}, bytes):"):
+                    # What is to be joined only later is told from a hole by its type alone.
+                    self.append(f"bytes({item})" if self.in_pieces else item)
+                    source.line("continue")
+            if isinstance(field.item, type):
+                self.struct(field.item, item)
+            else:
+                self.sized(str(field.item), item, nullable=False)
+            self.flush()
+
+    def fixed_items(self, code: str, items: str) -> None:
+        if WIDTH[code] == 16:
+            self.source.line(f"{self.out} += {items}")
+        else:
+            self.append(f"pack('>%d{code}' % len({items}), *{items})")
