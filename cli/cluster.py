@@ -38,8 +38,8 @@ from cli.processes import (
 )
 from cli.quorum_options import QUORUM_SIZES
 from metaquorum.channel.identity import create_secret
-from metaquorum.own_processes import own_command, own_environment
-from metaquorum.storage import new_id
+from metaquorum.runtime.own_processes import own_command, own_environment
+from metaquorum.storage.data_dir import new_id
 
 DEFAULT_DIR: Final = "mq-cluster"
 DEFAULT_BASE_PORT: Final = 19092

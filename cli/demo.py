@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from cli.cluster_layout import QUORUM_PORT_OFFSET
 from cli.processes import is_free
-from metaquorum.own_processes import own_command, own_environment
+from metaquorum.runtime.own_processes import own_command, own_environment
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 19092

@@ -14,11 +14,11 @@ from cli.quorum_options import cluster_id_option
 from cli.scram_option import scram_records
 from cli.usage import UsageError
 from metaquorum.channel.identity import SecretError, create_secret
-from metaquorum.first_records import FIRST_RECORDS, write_first_records
-from metaquorum.one_line import one_line
-from metaquorum.runtime.real import RealDisk
-from metaquorum.runtime.seams import StorageError
-from metaquorum.storage import Storage, is_formatted, new_id, open_storage
+from metaquorum.runtime.interfaces import StorageError
+from metaquorum.runtime.one_line import one_line
+from metaquorum.runtime.system import RealDisk
+from metaquorum.storage.bootstrap_records import FIRST_RECORDS, write_first_records
+from metaquorum.storage.data_dir import Storage, is_formatted, new_id, open_storage
 
 FAILED = 1
 BAD_USAGE = 2

@@ -12,7 +12,9 @@ from cli.admin.output import plain, printable
 from cli.admin.times import iso_text
 from dataplane.log.dump import segment_rows
 from dataplane.log.names import LOG, parse_file_name
-from metaquorum.dump import (
+from metaquorum.runtime.one_line import UNSAFE, one_line
+from metaquorum.storage.data_dir import META_PROPERTIES, METADATA_DIR
+from metaquorum.storage.dump import (
     MAGIC_BYTES,
     MAX_SEGMENT_BYTES,
     Offsets,
@@ -21,10 +23,8 @@ from metaquorum.dump import (
     journal_rows,
     snapshot_rows,
 )
-from metaquorum.journal import SUFFIX as JOURNAL
-from metaquorum.one_line import UNSAFE, one_line
-from metaquorum.snapshot import SUFFIX as SNAPSHOT
-from metaquorum.storage import META_PROPERTIES, METADATA_DIR
+from metaquorum.storage.journal import SUFFIX as JOURNAL
+from metaquorum.storage.snapshot import SUFFIX as SNAPSHOT
 
 Row: TypeAlias = dict[str, Any]
 

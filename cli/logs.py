@@ -5,7 +5,7 @@ import sys
 import time
 from typing import Any, Final
 
-from metaquorum.one_line import UNSAFE, one_line
+from metaquorum.runtime.one_line import UNSAFE, one_line
 
 # Lines may quote what strangers sent: it is cut, and stays within its line.
 MAX_MESSAGE_CHARS: Final = 2000

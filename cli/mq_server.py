@@ -13,7 +13,7 @@ from cli.lazy_group import LazyGroup
 from cli.logs import LOG_FORMATS, LOG_LEVELS, configure_logging
 from cli.process_figures import process_figures, start_words
 from cli.usage import UsageError, address_text
-from metaquorum.one_line import one_line
+from metaquorum.runtime.one_line import one_line
 
 if TYPE_CHECKING:
     from cli.node_options import Invocation
@@ -142,7 +142,7 @@ def _run_node(invocation: "Invocation") -> int:
     import trio
 
     from dataplane.node import Node, NodeError
-    from metaquorum.runtime.real import real_runtime
+    from metaquorum.runtime.system import real_runtime
     from wire.records.walk_form import form_name
 
     # What is imported stays: the collector need not walk it, neither now (30 ms) nor later. Starts

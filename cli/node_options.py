@@ -21,10 +21,10 @@ from dataplane.listeners import (
     replicating,
 )
 from dataplane.node_config import NodeConfig
-from metaquorum.addresses import is_anywhere
-from metaquorum.config import find_key, parse_all
-from metaquorum.config_def import Scope
-from metaquorum.config_layers import WorkerLayers
+from metaquorum.config.addresses import is_anywhere
+from metaquorum.config.definition import Scope
+from metaquorum.config.registry import find_key, parse_all
+from metaquorum.config.resolution import WorkerLayers
 from wire.primitives.errors import KafkaError
 from wire.primitives.frozen import frozen
 

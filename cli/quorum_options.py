@@ -6,8 +6,8 @@ from typing import Any, Final
 from cli.usage import UsageError, address
 from dataplane.node_config import ALL_ROLES, CONTROLLER, WORKER, Address
 from metaquorum.channel.identity import SecretError, read_secret
-from metaquorum.tls_files import TlsFiles
-from metaquorum.whole_numbers import whole_number
+from metaquorum.runtime.whole_numbers import whole_number
+from metaquorum.security.tls_context import TlsFiles
 
 QUORUM_SIZES: Final = (1, 3, 5)
 KAFKAS_ROLES: Final = {WORKER: "broker", CONTROLLER: "controller"}

@@ -12,15 +12,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from cli.usage import UsageError
-from metaquorum.records import ScramCredentialRecord
-from metaquorum.scram import (
+from metaquorum.controller.scram_changes import (
+    MAX_NAME_CHARS,
+    ScramUpsertion,
+    check_upsertion,
+    scram_record,
+)
+from metaquorum.metadata.records import ScramCredentialRecord
+from metaquorum.security.scram import (
     BY_SASL_NAME,
     DEFAULT_ITERATIONS,
     SALT_BYTES,
     ScramMechanism,
     salted_password,
 )
-from metaquorum.scram_changes import MAX_NAME_CHARS, ScramUpsertion, check_upsertion, scram_record
 from wire.primitives.errors import KafkaError
 
 MAX_PASSWORD_BYTES: Final = 4096

@@ -1,6 +1,6 @@
 """What a person who starts a node may get wrong, and how an address is read."""
 
-from metaquorum.whole_numbers import whole_number
+from metaquorum.runtime.whole_numbers import whole_number
 
 
 class UsageError(Exception):

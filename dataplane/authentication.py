@@ -33,17 +33,17 @@ from dataplane.connection import (
 )
 from dataplane.logins import Logins
 from dataplane.sasl_session import SaslSession
-from metaquorum.image import MetadataImage
+from metaquorum.metadata.image import MetadataImage
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Runtime, sleep
-from metaquorum.sasl import (
+from metaquorum.security.sasl import (
     PLAIN,
     AuthenticationError,
     PlainServer,
     ScramServerMechanism,
     ServerMechanism,
 )
-from metaquorum.scram import BY_SASL_NAME, ScramChallenge, ScramCredential, ScramMechanism
+from metaquorum.security.scram import BY_SASL_NAME, ScramChallenge, ScramCredential, ScramMechanism
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from wire.primitives.errors import ErrorCode

@@ -1,9 +1,9 @@
 """Who may use how much of this worker: bytes of producers and consumers, and time of its loop.
 
-Clients that share an allowance (`metaquorum.quota_rules`) are counted together in one window
-(`dataplane.quota_window`). Which rule applies to a client is looked up once and kept until a quota
-changes; the use that was counted stays when the value changes, so that a new quota is in force at
-once for what was used before, too, and frees who is muted for longer than it asks.
+Clients that share an allowance (`metaquorum.metadata.quota_lookup`) are counted together in one
+window (`dataplane.quota_window`). Which rule applies to a client is looked up once and kept until a
+quota changes; the use that was counted stays when the value changes, so that a new quota is in
+force at once for what was used before, too, and frees who is muted for longer than it asks.
 
 Who was not heard of for a whole window has used nothing: it may be forgotten, and is when others
 come, or within a minute. `MAX_CLIENTS` bounds what strangers can make us remember; beyond, who came
@@ -33,15 +33,22 @@ from dataplane.connection_rates import ConnectionRates
 from dataplane.cpu_meter import PERCENT, CpuMeter
 from dataplane.muting import Mute, Name, throttle_ms
 from dataplane.quota_window import RateWindow
-from metaquorum.config_layers import Configs
-from metaquorum.image import MetadataDelta, MetadataImage
-from metaquorum.quota_changes import (
+from metaquorum.config.resolution import Configs
+from metaquorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
-from metaquorum.quota_rules import OBSERVED, QuotaEntity, Rule, Sharers, applying, rules_for
+from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.metadata.quota_lookup import (
+    OBSERVED,
+    QuotaEntity,
+    Rule,
+    Sharers,
+    applying,
+    rules_for,
+)
 from metaquorum.runtime import Clock
 
 MAX_CLIENTS: Final = 100_000

@@ -33,11 +33,11 @@ from dataplane.muting import Mute, Name
 from dataplane.sasl_session import SaslSession
 from dataplane.turns import Turns
 from dataplane.unread import UNCOUNTED_BYTES, UnreadAnswers
-from metaquorum.certificate_names import CertificateError
-from metaquorum.one_line import one_line
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
-from metaquorum.tls import TlsConnection, TlsError
+from metaquorum.runtime.one_line import one_line
+from metaquorum.security.distinguished_name import CertificateError
+from metaquorum.security.tls_connection import TlsConnection, TlsError
 from wire.primitives.errors import WireError
 from wire.primitives.frozen import frozen
 from wire.primitives.types import RecordsHole

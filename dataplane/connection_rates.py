@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from dataplane.quota_window import RateWindow
-from metaquorum.config_layers import Configs, ListenerConfigs
-from metaquorum.quota_changes import CONNECTION_CREATION_RATE
-from metaquorum.quota_rules import Part, QuotaEntity
+from metaquorum.config.resolution import Configs, ListenerConfigs
+from metaquorum.controller.quota_changes import CONNECTION_CREATION_RATE
+from metaquorum.metadata.quota_lookup import Part, QuotaEntity
 from metaquorum.runtime import Clock
 
 MAX_ADDRESSES: Final = 100_000  # remembered

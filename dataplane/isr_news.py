@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dataplane.leadership import IsrChange
-from metaquorum.image import MetadataImage, PartitionImage
+from metaquorum.metadata.image import MetadataImage, PartitionImage
 
 log = logging.getLogger(__name__)
 

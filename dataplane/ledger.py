@@ -34,7 +34,7 @@ import trio
 from dataplane import following
 from dataplane.following import Truncation
 from dataplane.partition import Partition
-from metaquorum.image import NO_LEADER, PartitionImage
+from metaquorum.metadata.image import NO_LEADER, PartitionImage
 from metaquorum.runtime import Disk
 from wire.primitives.frozen import frozen
 from wire.primitives.types import Uuid, uuid_from_text, uuid_to_text

@@ -8,10 +8,15 @@ import ssl
 from dataclasses import field
 
 from dataplane.principal_rules import PrincipalRules
-from metaquorum.certificate_names import subject_of
 from metaquorum.rpc.methods import ANONYMOUS
-from metaquorum.tls_files import ClientCertificates, ReloadedContext, TlsFiles, client_context
-from metaquorum.tls_files import server_context as context_of_server
+from metaquorum.security.distinguished_name import subject_of
+from metaquorum.security.tls_context import (
+    ClientCertificates,
+    ReloadedContext,
+    TlsFiles,
+    client_context,
+)
+from metaquorum.security.tls_context import server_context as context_of_server
 from wire.primitives.frozen import frozen
 
 

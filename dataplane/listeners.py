@@ -19,11 +19,16 @@ from typing import Final, NamedTuple
 from dataplane.authentication import SaslSettings
 from dataplane.listener_tls import TlsSettings
 from dataplane.principal_rules import PrincipalRules
-from metaquorum.addresses import is_anywhere
-from metaquorum.admin.security import Login
-from metaquorum.config_layers import Configs, ListenerConfigs
-from metaquorum.sasl import PLAIN, jaas_options, plain_users
-from metaquorum.tls_files import ClientCertificates, TlsFiles, TlsFilesError, server_context
+from metaquorum.client.security import Login
+from metaquorum.config.addresses import is_anywhere
+from metaquorum.config.resolution import Configs, ListenerConfigs
+from metaquorum.security.sasl import PLAIN, jaas_options, plain_users
+from metaquorum.security.tls_context import (
+    ClientCertificates,
+    TlsFiles,
+    TlsFilesError,
+    server_context,
+)
 from wire.primitives.frozen import frozen
 
 Address = tuple[str, int]

@@ -1,8 +1,8 @@
 """Creating and deleting partitions, as far as a client's `controller_mutation_rate` goes (KIP-599).
 
-The active controller counts (`metaquorum.mutation_quotas`); it is asked only where some rule speaks
-of the client. What is not to be done (it exists, or does not, or is only to be validated) costs
-nothing.
+The active controller counts (`metaquorum.controller.mutation_quotas`); it is asked only where some
+rule speaks of the client. What is not to be done (it exists, or does not, or is only to be
+validated) costs nothing.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from typing import Final, TypeVar
 
 from dataplane.muting import throttle_ms
 from dataplane.worker import Request, Worker
-from metaquorum.decisions import (
+from metaquorum.controller.topics import (
     MAX_PARTITIONS_PER_TOPIC,
     USE_DEFAULT,
     MorePartitions,
     NewTopic,
 )
-from metaquorum.image import MetadataImage
-from metaquorum.topic_names import check_topic_name
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.topic_names import check_topic_name
 from wire.primitives.errors import ErrorCode, KafkaError
 
 W = TypeVar("W")

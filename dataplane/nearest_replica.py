@@ -9,7 +9,7 @@ from typing import Final
 
 from dataplane.leadership import Follower
 from dataplane.partition import Partition
-from metaquorum.image import MetadataImage
+from metaquorum.metadata.image import MetadataImage
 
 RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 

@@ -22,14 +22,14 @@ import trio
 from dataplane.node_config import Address, NodeConfig
 from metaquorum.channel.endpoint import Endpoint
 from metaquorum.channel.identity import ChannelIdentity, SecretError
-from metaquorum.first_records import read_first_records
-from metaquorum.loader import MetadataLoader
-from metaquorum.quorum import RaftFatalError
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.replicated_log import RaftFatalError
 from metaquorum.rpc.follower import MetadataFollower
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.runtime import Listener, Runtime, StorageError
-from metaquorum.storage import Storage, open_storage
-from metaquorum.tls_files import TlsFilesError, keep_reloading
+from metaquorum.security.tls_context import TlsFilesError, keep_reloading
+from metaquorum.storage.bootstrap_records import read_first_records
+from metaquorum.storage.data_dir import Storage, open_storage
 from wire.primitives.errors import KafkaError
 from wire.primitives.types import random_uuid
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # a role is imported by the nodes that have it
     from dataplane.metrics.endpoint import MetricsEndpoint
     from dataplane.worker import Worker
     from dataplane.worker_role import WorkerRole
-    from metaquorum.controller_role import ControllerRole
+    from metaquorum.controller_server import ControllerRole
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Node:
         config = self.config
         if not config.is_controller:
             return None
-        from metaquorum.controller_role import ControllerRole
+        from metaquorum.controller_server import ControllerRole
 
         own = self.controller_role = ControllerRole(
             self._runtime,

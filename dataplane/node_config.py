@@ -10,7 +10,7 @@ from dataplane.listeners import (
     Replicating,
     SecurityProtocol,
 )
-from metaquorum.tls_files import TlsFiles
+from metaquorum.security.tls_context import TlsFiles
 from wire.primitives.frozen import frozen
 
 CONTROLLER: Final = "controller"

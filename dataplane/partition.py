@@ -21,7 +21,7 @@ from dataplane.leadership import UNKNOWN, BrokerEpoch, Eligible, Leadership
 from dataplane.log.partition_log import PartitionLog
 from dataplane.metrics.histogram import Times
 from dataplane.topic_config import TopicConfig
-from metaquorum.image import NO_LEADER, PartitionImage
+from metaquorum.metadata.image import NO_LEADER, PartitionImage
 from metaquorum.runtime import Disk
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import Uuid

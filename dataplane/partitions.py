@@ -15,9 +15,9 @@ from dataplane.partition import NO_TRAFFIC, Partition
 from dataplane.replication import Replication
 from dataplane.topic_config import TopicConfig
 from dataplane.worker_configs import WorkerConfigs
-from metaquorum.config_def import Scope
-from metaquorum.config_layers import WorkerLayers
-from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
+from metaquorum.config.definition import Scope
+from metaquorum.config.resolution import WorkerLayers
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
 from metaquorum.runtime import Clock, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid

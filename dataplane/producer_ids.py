@@ -4,7 +4,7 @@ from typing import Final
 
 import trio
 
-from metaquorum.gateway import Gateway
+from metaquorum.rpc.controller_client import Gateway
 from metaquorum.rpc.session import WorkerSession
 
 BLOCK_S: Final = 10.0  # for the next block to come; who has to wait for longer asks again

@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from metaquorum.gateway import Gateway
+from metaquorum.rpc.controller_client import Gateway
 from wire.primitives.errors import ErrorCode, KafkaError
 
 # Clients try again; a quorum that is away for longer may be for long.

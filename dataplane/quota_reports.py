@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dataplane.client_quotas import Allowance, ClientQuotas, RateQuotas
-from metaquorum.quota_rules import BY_CONFIG, OBSERVED, Rule
+from metaquorum.metadata.quota_lookup import BY_CONFIG, OBSERVED, Rule
 from wire.primitives.frozen import frozen
 
 MOST_NAMED: Final = 10

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from dataplane.client_quotas import Allowance, ClientQuotas, RateQuotas
 from dataplane.muting import Mute, Name
-from metaquorum.quota_rules import Rule
+from metaquorum.metadata.quota_lookup import Rule
 from wire.primitives.frozen import frozen
 
 

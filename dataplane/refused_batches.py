@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 
 from dataplane.connection import Client, CloseConnectionError
 from dataplane.log.producers import REMEMBERED_BATCHES, ProducerStateTable
-from metaquorum.records import MAX_TOPIC_CHARS
+from metaquorum.metadata.records import MAX_TOPIC_CHARS
 from metaquorum.runtime import StorageError
 from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
 from wire.primitives.types import Buffer, Uuid

@@ -50,7 +50,7 @@ from metaquorum.channel.handshake import Accepting, Dialing, Hello, Refusal
 from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from metaquorum.image import MetadataImage
+    from metaquorum.metadata.image import MetadataImage
     from wire.messages.fetch import FetchRequest
 
 log = logging.getLogger(__name__)

@@ -36,14 +36,14 @@ from dataplane.log.checkpoints import LogOffsets
 from dataplane.log.config import NEVER
 from dataplane.partition import Partition
 from dataplane.replica_authentication import prove
-from metaquorum.admin.connection import BrokerConnection
-from metaquorum.admin.errors import BrokerError, NotServedError, broker_error
-from metaquorum.admin.seams import SeamTransport
-from metaquorum.admin.security import Login
 from metaquorum.channel import Endpoint, HandshakeError
 from metaquorum.channel.handshake import Dialing, Refusal
+from metaquorum.client.connection import BrokerConnection
+from metaquorum.client.errors import BrokerError, NotServedError, broker_error
+from metaquorum.client.security import Login
+from metaquorum.client.trio_transport import SeamTransport
 from metaquorum.runtime import Runtime, StorageError
-from metaquorum.tls_files import ReloadedContext
+from metaquorum.security.tls_context import ReloadedContext
 from wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,

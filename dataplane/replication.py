@@ -36,14 +36,14 @@ from dataplane.replica_fetcher import (
     ReplicaFetcher,
 )
 from metaquorum.channel import Endpoint
-from metaquorum.config_layers import Configs
-from metaquorum.gateway import Gateway
-from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
-from metaquorum.isr_changes import PartitionChange
-from metaquorum.loader import MetadataLoader
+from metaquorum.config.resolution import Configs
+from metaquorum.controller.alter_partition import PartitionChange
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.rpc.controller_client import Gateway
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Runtime, StorageError, sleep
-from metaquorum.tls_files import ReloadedContext
+from metaquorum.security.tls_context import ReloadedContext
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import Uuid
 

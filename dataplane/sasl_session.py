@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import inf
 
-from metaquorum.sasl import ServerMechanism
+from metaquorum.security.sasl import ServerMechanism
 
 
 class SaslSession:

@@ -6,7 +6,7 @@ from typing import Final
 from dataplane.log.compaction import CompactionLimits
 from dataplane.log.config import LogConfig
 from dataplane.retention import UNLIMITED
-from metaquorum.config_layers import Configs
+from metaquorum.config.resolution import Configs
 from wire.primitives.frozen import frozen
 from wire.records.compression import Codec
 

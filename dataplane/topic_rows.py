@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import trio
 
 from dataplane.metrics.errors import EncodedRow
-from metaquorum.image import MetadataImage, PartitionImage, TopicImage
+from metaquorum.metadata.image import MetadataImage, PartitionImage, TopicImage
 from wire.messages.metadata import (
     MetadataResponse,
     MetadataResponsePartition,

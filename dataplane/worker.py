@@ -24,11 +24,11 @@ from dataplane.replication import Replication
 from dataplane.topic_rows import TopicRows
 from dataplane.turns import Turns
 from dataplane.worker_configs import WorkerConfigs
-from metaquorum.config_layers import Configs, WorkerLayers
-from metaquorum.gateway import Gateway
-from metaquorum.image import MetadataImage
-from metaquorum.loader import MetadataLoader
-from metaquorum.records import RegisterWorkerRecord
+from metaquorum.config.resolution import Configs, WorkerLayers
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import RegisterWorkerRecord
+from metaquorum.rpc.controller_client import Gateway
 from metaquorum.rpc.methods import Asker
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Clock, Disk, Runtime, StorageError

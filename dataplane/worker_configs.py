@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from metaquorum.config_layers import Configs, WorkerLayers
-from metaquorum.eligible_leaders import MIN_ISR
-from metaquorum.image import MetadataDelta, MetadataImage
-from metaquorum.records import ELIGIBLE_LEADERS
+from metaquorum.config.resolution import Configs, WorkerLayers
+from metaquorum.controller.eligible_leaders import MIN_ISR
+from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.metadata.records import ELIGIBLE_LEADERS
 
 log = logging.getLogger(__name__)
 

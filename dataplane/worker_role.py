@@ -36,18 +36,18 @@ from dataplane.server import Server, ServerLimits
 from dataplane.upkeep import Upkeep
 from dataplane.worker import Worker
 from dataplane.worker_configs import WorkerConfigs
-from metaquorum.addresses import counts_by_address
 from metaquorum.channel import Endpoint as ChannelEndpoint
-from metaquorum.config_layers import Configs, ListenerConfigs, WorkerLayers
-from metaquorum.decoy_key import derived_decoy_key, kept_decoy_key
-from metaquorum.gateway import Gateway
-from metaquorum.loader import MetadataLoader
-from metaquorum.records import Endpoint
-from metaquorum.registrations import WorkerRegistration
+from metaquorum.config.addresses import counts_by_address
+from metaquorum.config.resolution import Configs, ListenerConfigs, WorkerLayers
+from metaquorum.controller.worker_registration import WorkerRegistration
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import Endpoint
+from metaquorum.rpc.controller_client import Gateway
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Listener, Runtime
-from metaquorum.tls_files import ReloadedContext, keep_reloading
+from metaquorum.security.decoy_key import derived_decoy_key, kept_decoy_key
+from metaquorum.security.tls_context import ReloadedContext, keep_reloading
 
 if TYPE_CHECKING:
     from dataplane.metrics.collecting import Collector

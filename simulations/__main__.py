@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from metaquorum.own_processes import own_command, own_environment
+from metaquorum.runtime.own_processes import own_command, own_environment
 from simulations.batch import Job, run_batch, run_jobs
 from simulations.ci import ci, gates
 from simulations.defects import DEFECTS, Defect

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
-from metaquorum.own_processes import own_command, own_environment
+from metaquorum.runtime.own_processes import own_command, own_environment
 from simulations.gates import CI, is_gated
 from simulations.runs import Outcome
 from simulations.scenario import Scenario

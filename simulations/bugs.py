@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from dataplane.node import NodeError
-from metaquorum.quorum import RaftFatalError
-from metaquorum.runtime.seams import StorageError
+from metaquorum.metadata.replicated_log import RaftFatalError
+from metaquorum.runtime.interfaces import StorageError
 
 # `Node.run` raises NodeError for what it can say in a sentence; a voter alone, the others.
 _EXPLAINED: Final = (NodeError, StorageError, RaftFatalError)

@@ -21,10 +21,10 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.producers import ProducerStateTable
 from dataplane.log.scan import SegmentScan
 from dataplane.log.segments import Segments
-from metaquorum import elections
-from metaquorum.image import PartitionImage
-from metaquorum.journal import Journal
-from metaquorum.runtime.seams import Disk, write_atomically
+from metaquorum.controller import leader_selection
+from metaquorum.metadata.image import PartitionImage
+from metaquorum.runtime.interfaces import Disk, write_atomically
+from metaquorum.storage.journal import Journal
 from simulations.fault_defects import FAULT_DEFECTS
 from simulations.fetch_defects import FETCH_DEFECTS
 from simulations.fleet.check_defects import CHECK_DEFECTS
@@ -221,7 +221,7 @@ def _same_epoch_again() -> AbstractContextManager[None]:
 
         return settled
 
-    return swapped(elections, "settled", wrong)
+    return swapped(leader_selection, "settled", wrong)
 
 
 def _live_key_dropped() -> AbstractContextManager[None]:

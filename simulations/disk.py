@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from metaquorum.runtime.seams import Buffer, FileLock
+from metaquorum.runtime.interfaces import Buffer, FileLock
 from simulations.beside import Beside, current
 from simulations.network import os_error
 from simulations.process import MachineStopped, Process

@@ -14,7 +14,7 @@ from typing import Literal
 
 import trio
 
-from metaquorum.runtime.seams import Runtime
+from metaquorum.runtime.interfaces import Runtime
 from simulations.clock import MachineClock, ProcessClock
 from simulations.disk import DiskFaults, ProcessDisk, SimulatedLock
 from simulations.network import Internet, ProcessNetwork

@@ -20,7 +20,7 @@ from typing import Final
 
 import trio
 
-from metaquorum.runtime.seams import Buffer, File
+from metaquorum.runtime.interfaces import Buffer, File
 from simulations.process import Process, Wait
 from simulations.timeline import Timeline
 from simulations.trace import Trace

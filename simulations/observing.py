@@ -12,11 +12,11 @@ from typing import Any
 import dataplane.node
 from dataplane.log import log_dir
 from dataplane.log.names import DELETED, LOG
-from metaquorum.batch import Batch
-from metaquorum.journal import Journal
-from metaquorum.loader import MetadataLoader
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.rpc.feed import RecentBatches
+from metaquorum.storage.journal import Journal
 from simulations.storage import Storage
 
 Seen = Callable[[Batch], None]

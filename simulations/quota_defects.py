@@ -10,8 +10,8 @@ from dataplane.cpu_meter import CpuMeter
 from dataplane.handlers.produce_outcome import Outcome
 from dataplane.muting import Mute
 from dataplane.server import Server
-from metaquorum.mutation_quotas import TokenBucket
-from metaquorum.quota_rules import rules_for
+from metaquorum.controller.mutation_quotas import TokenBucket
+from metaquorum.metadata.quota_lookup import rules_for
 from simulations.planting import Defect, swapped
 
 LARGE_BYTES: Final = 60_000

@@ -14,12 +14,12 @@ from typing import Any, Final, TypeAlias, TypeVar
 import trio
 
 from dataplane.quota_status import QuotaStatus
-from metaquorum.quota_changes import (
+from metaquorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
 )
-from metaquorum.quota_rules import CLIENT_ID, REQUEST_PERCENTAGE, USER
+from metaquorum.metadata.quota_lookup import CLIENT_ID, REQUEST_PERCENTAGE, USER
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Runtime
 from simulations.checkers import Comparing

@@ -13,7 +13,7 @@ import trio
 
 from dataplane.log.checkpoints import decode_offsets
 from dataplane.log.names import LOG_START_CHECKPOINT
-from metaquorum.loader import MetadataLoader
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.raft.peers import NoPeers
 from metaquorum.raft.voter import RaftVoter
 from metaquorum.runtime import Runtime

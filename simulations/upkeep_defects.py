@@ -16,9 +16,9 @@ from dataplane.log.offset_checkpoints import OffsetCheckpoints
 from dataplane.log.segment import Segment
 from dataplane.log.sync_mark import SyncMark
 from dataplane.partitions import Partitions
-from metaquorum.image import MetadataImage
-from metaquorum.records import ConfigRecord
-from metaquorum.runtime.seams import StorageError
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import ConfigRecord
+from metaquorum.runtime.interfaces import StorageError
 from simulations.planting import Defect, swapped
 
 _CHECKSUM_AT: Final = 17

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from metaquorum.config import TOPIC_KEYS, WORKER_KEYS
-from metaquorum.config_def import ConfigKey
+from metaquorum.config.definition import ConfigKey
+from metaquorum.config.registry import TOPIC_KEYS, WORKER_KEYS
 from tests.nodes import ROOT
 
 TEXT_SUFFIXES = {"", ".md", ".py", ".toml", ".txt", ".xml", ".properties", ".cfg", ".yml", ".yaml"}

@@ -4,7 +4,7 @@ import click
 
 from cli.admin.output import Column, Row, show_pairs, show_table
 from cli.admin.session import INT32_MAX, Session, session_command
-from metaquorum.admin.connection import VersionRange
+from metaquorum.client.connection import VersionRange
 
 _NODE_COLUMNS = (
     Column("node"),

@@ -7,7 +7,7 @@ import click
 
 from cli.admin.output import Column, Row, plain
 from cli.admin.session import REFUSED, Session, dry_run_option, session_command
-from metaquorum.admin.values import (
+from metaquorum.client.values import (
     ConfigChange,
     ConfigEntry,
     ConfigOperation,

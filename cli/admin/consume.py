@@ -11,10 +11,10 @@ from cli.admin.output import yaml_text
 from cli.admin.record_text import TextError, formatter, to_json
 from cli.admin.session import INT32_MAX, INT64_MAX, Session, session_command, topic_argument
 from cli.admin.times import time_value
-from metaquorum.admin.blocking import BlockingConsumer, wait
-from metaquorum.admin.cluster import TopicPartition
-from metaquorum.admin.consumer import ConsumedRecord, Consumer, Start
-from metaquorum.whole_numbers import whole_number
+from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.consumer import ConsumedRecord, Consumer, Start
+from metaquorum.client.socket_transport import BlockingConsumer, wait
+from metaquorum.runtime.whole_numbers import whole_number
 
 DEFAULT_FORMAT: Final = r"{value}\n"
 

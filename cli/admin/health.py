@@ -6,10 +6,10 @@ from typing import Final
 from cli.admin.output import Column, Row
 from cli.admin.session import Session
 from cli.admin.times import ago_text
-from metaquorum.admin.cluster import TopicPartition
-from metaquorum.admin.explaining import NEVER, Place, Placed, Sentence, TopicFacts
-from metaquorum.admin.health import MissingReplica, PartitionHealth, Trouble
-from metaquorum.admin.values import ConfigResource, Eligible, ResourceType, Topic
+from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.health import MissingReplica, PartitionHealth, Trouble
+from metaquorum.client.topic_survival import NEVER, Place, Placed, Sentence, TopicFacts
+from metaquorum.client.values import ConfigResource, Eligible, ResourceType, Topic
 
 TROUBLE_COLUMNS: Final = (
     Column("topic"),

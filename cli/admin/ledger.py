@@ -7,8 +7,8 @@ import click
 from cli.admin.output import Column, Row, show_table
 from cli.admin.session import INT32_MAX, Session, complete_topics, session_command
 from cli.admin.times import iso_text
-from metaquorum.admin.errors import BrokerError, UnreachableError
-from metaquorum.admin.values import Truncation
+from metaquorum.client.errors import BrokerError, UnreachableError
+from metaquorum.client.values import Truncation
 
 _COLUMNS = (
     Column("time"),

@@ -4,8 +4,8 @@ import click
 
 from cli.admin.output import Column, Row, size_text
 from cli.admin.session import INT32_MAX, Session, complete_topics, session_command
-from metaquorum.admin.errors import BrokerError, UnreachableError
-from metaquorum.admin.values import LogDir
+from metaquorum.client.errors import BrokerError, UnreachableError
+from metaquorum.client.values import LogDir
 
 _DIR_COLUMNS = (
     Column("node"),

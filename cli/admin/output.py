@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import click
 
-from metaquorum.one_line import UNSAFE
+from metaquorum.runtime.one_line import UNSAFE
 
 Row: TypeAlias = dict[str, Any]
 

@@ -10,14 +10,14 @@ import click
 from cli.admin.output import Column
 from cli.admin.record_text import TextError, from_json, unescape
 from cli.admin.session import INT32_MAX, Session, parse_assignments, session_command, topic_argument
-from metaquorum.admin.blocking import BlockingProducer
-from metaquorum.admin.producer import (
+from metaquorum.client.producer import (
     ALL_REPLICAS,
     DEFAULT_BATCH_BYTES,
     Appended,
     Producer,
     ProducerRecord,
 )
+from metaquorum.client.socket_transport import BlockingProducer
 from wire.records.records import Codec
 
 READ_BYTES: Final = 1 << 20

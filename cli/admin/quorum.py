@@ -7,7 +7,7 @@ import click
 from cli.admin.output import Column, Row, show_pairs, show_table
 from cli.admin.session import Session, session_command
 from cli.admin.times import ago_text, iso_text
-from metaquorum.admin.values import Quorum, QuorumReplica
+from metaquorum.client.values import Quorum, QuorumReplica
 
 _COLUMNS = (
     Column("node"),

@@ -16,8 +16,8 @@ import click
 
 from cli.admin.output import Row, plain, size_text
 from cli.admin.session import Session
-from metaquorum.addresses import canonical
-from metaquorum.quota_rules import (
+from metaquorum.config.addresses import canonical
+from metaquorum.metadata.quota_lookup import (
     CLIENT_ID,
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,

@@ -18,10 +18,10 @@ from cli.admin.quota_entities import (
     parse_amount,
 )
 from cli.admin.session import Session, session_command
-from metaquorum.admin.errors import NotServedError
-from metaquorum.admin.quota_use import QuotaClient, QuotaUse
-from metaquorum.admin.quotas import Quotas
-from metaquorum.quota_rules import (
+from metaquorum.client.errors import NotServedError
+from metaquorum.client.quota_use import QuotaClient, QuotaUse
+from metaquorum.client.quotas import Quotas
+from metaquorum.metadata.quota_lookup import (
     BY_CONFIG,
     CONNECTION_CREATION_RATE,
     CONTROLLER_MUTATION_RATE,

@@ -14,8 +14,8 @@ from cli.admin.quota_entities import (
     read_quotas,
 )
 from cli.admin.session import REFUSED, Session, dry_run_option, session_command, yes_option
-from metaquorum.admin.quotas import Quotas, in_order
-from metaquorum.quota_rules import QuotaEntity
+from metaquorum.client.quotas import Quotas, in_order
+from metaquorum.metadata.quota_lookup import QuotaEntity
 
 _COLUMNS: Final = (
     Column("action"),

@@ -8,8 +8,8 @@ import click
 from cli.admin.quota_explain import ANONYMOUS
 from cli.admin.quota_traffic import MAX_SECONDS
 from cli.admin.session import REFUSED, Session, session_command
-from metaquorum.admin.quota_use import QuotaClient
-from metaquorum.quota_rules import CONSUMER_BYTE_RATE, OBSERVED, PRODUCER_BYTE_RATE
+from metaquorum.client.quota_use import QuotaClient
+from metaquorum.metadata.quota_lookup import CONSUMER_BYTE_RATE, OBSERVED, PRODUCER_BYTE_RATE
 
 
 @click.command("record", short_help="Record what a client uses, for simulate.")

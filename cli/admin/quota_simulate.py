@@ -18,7 +18,7 @@ from cli.admin.quota_traffic import (
     run,
 )
 from cli.admin.session import Session, session_command
-from metaquorum.quota_rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from metaquorum.metadata.quota_lookup import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 
 MAX_INTERVALS: Final = 1_000_000
 MAX_PROFILE_BYTES: Final = 64 << 20

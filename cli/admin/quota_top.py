@@ -8,8 +8,8 @@ import click
 from cli.admin.output import Column, Row, show_table
 from cli.admin.quota_entities import amount_text, number
 from cli.admin.session import Session, session_command
-from metaquorum.admin.quota_use import MutedConnection, QuotaUse
-from metaquorum.quota_rules import CONTROLLER_MUTATION_RATE
+from metaquorum.client.quota_use import MutedConnection, QuotaUse
+from metaquorum.metadata.quota_lookup import CONTROLLER_MUTATION_RATE
 
 _USES = (
     Column("worker"),

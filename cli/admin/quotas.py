@@ -26,8 +26,8 @@ from cli.admin.session import (
     yes_option,
 )
 from cli.lazy_group import LazyGroup
-from metaquorum.admin.quotas import Match, Quotas
-from metaquorum.quota_rules import QuotaEntity
+from metaquorum.client.quotas import Match, Quotas
+from metaquorum.metadata.quota_lookup import QuotaEntity
 
 _COLUMNS: Final = (
     Column("user"),

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cli.admin.times import iso_text
-from metaquorum.admin.consumer import ConsumedRecord
-from metaquorum.admin.producer import ProducerRecord
+from metaquorum.client.consumer import ConsumedRecord
+from metaquorum.client.producer import ProducerRecord
 
 Header = tuple[str, bytes | None]
 

@@ -14,10 +14,10 @@ from cli.admin.session import (
     yes_option,
 )
 from cli.admin.times import time_value
-from metaquorum.admin.admin import HIGH_WATERMARK
-from metaquorum.admin.blocking import wait
-from metaquorum.admin.cluster import TopicPartition
-from metaquorum.whole_numbers import whole_number
+from metaquorum.client.admin import HIGH_WATERMARK
+from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.socket_transport import wait
+from metaquorum.runtime.whole_numbers import whole_number
 
 _COLUMNS = (Column("topic"), Column("partition"), Column("start_offset"))
 

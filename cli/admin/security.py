@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
-    from metaquorum.admin.security import Login, Security, Tls
+    from metaquorum.client.security import Login, Security, Tls
 
 DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
 MAX_PASSWORD_BYTES: Final = 4096
@@ -65,7 +65,7 @@ def resolve_security(
 
 
 def _security(tls: Tls | None, login: Login | None) -> Security:
-    import metaquorum.admin.security as made  # not for --help
+    import metaquorum.client.security as made  # not for --help
 
     return made.Security(tls, login)
 
@@ -80,7 +80,7 @@ def _implied(given: Mapping[str, str]) -> str:
 def _tls(given: Mapping[str, str]) -> Tls:
     if "tls-key" in given and "tls-certificate" not in given:
         raise click.UsageError("a key for TLS (tls-key) is of no use without tls-certificate")
-    import metaquorum.admin.security as made
+    import metaquorum.client.security as made
 
     return made.Tls(
         given.get("tls-authorities"), given.get("tls-certificate"), given.get("tls-key")
@@ -88,7 +88,7 @@ def _tls(given: Mapping[str, str]) -> Tls:
 
 
 def _login(given: Mapping[str, str], password: str) -> Login:
-    from metaquorum.sasl import MECHANISMS
+    from metaquorum.security.sasl import MECHANISMS
 
     mechanism = given.get("mechanism", DEFAULT_MECHANISM).upper()
     if mechanism not in MECHANISMS:
@@ -101,7 +101,7 @@ def _login(given: Mapping[str, str], password: str) -> Login:
         raise click.UsageError(
             "a password is needed: in a file (--password-file), or in MQ_PASSWORD"
         )
-    import metaquorum.admin.security as made
+    import metaquorum.client.security as made
 
     return made.Login(mechanism, given["username"], password)
 

@@ -10,10 +10,9 @@ import click
 
 from cli.admin.output import Column, Row, printable, show_data, show_rows
 from cli.admin.settings import OUTPUTS, Settings, resolve
-from metaquorum.admin.admin import AdminClient
-from metaquorum.admin.blocking import BlockingAdmin, connect
-from metaquorum.admin.cluster import Cluster, parse_bootstrap
-from metaquorum.admin.errors import (
+from metaquorum.client.admin import AdminClient
+from metaquorum.client.cluster import Cluster, parse_bootstrap
+from metaquorum.client.errors import (
     AdminError,
     BrokerError,
     InterruptedChangeError,
@@ -21,6 +20,7 @@ from metaquorum.admin.errors import (
     UnreachableError,
     UnsendableError,
 )
+from metaquorum.client.socket_transport import BlockingAdmin, connect
 from wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 REFUSED: Final = 1

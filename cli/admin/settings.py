@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from cli.admin.security import KEYS, resolve_security
-from metaquorum.admin.security import PLAINTEXT, Security
+from metaquorum.client.security import PLAINTEXT, Security
 from wire.primitives.frozen import frozen
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"

@@ -25,12 +25,12 @@ from cli.admin.session import (
     topic_argument,
     yes_option,
 )
-from metaquorum.admin.admin import EARLIEST, LATEST
-from metaquorum.admin.cluster import TopicPartition
-from metaquorum.admin.errors import AdminError, BrokerError, InterruptedChangeError
-from metaquorum.admin.explaining import Level, explain
-from metaquorum.admin.health import needs_look
-from metaquorum.admin.values import (
+from metaquorum.client.admin import EARLIEST, LATEST
+from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.errors import AdminError, BrokerError, InterruptedChangeError
+from metaquorum.client.health import needs_look
+from metaquorum.client.topic_survival import Level, explain
+from metaquorum.client.values import (
     BROKER_DEFAULT,
     ConfigChange,
     ConfigOperation,

@@ -10,13 +10,14 @@ import click
 from cli.admin.output import Column, Row, printable
 from cli.admin.security import MAX_PASSWORD_BYTES
 from cli.admin.session import REFUSED, Session, session_command, yes_option
-from metaquorum.admin.errors import BrokerError
-from metaquorum.admin.users import (
-    DEFAULT_MECHANISM,
-    Credentials,
-    is_unknown,
+from metaquorum.client.errors import BrokerError
+from metaquorum.client.users import DEFAULT_MECHANISM, Credentials, is_unknown
+from metaquorum.security.scram import (
+    BY_SASL_NAME,
+    DEFAULT_ITERATIONS,
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
 )
-from metaquorum.scram import BY_SASL_NAME, DEFAULT_ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
 from wire.primitives.errors import ErrorCode
 
 PASSWORD_VARIABLE: Final = "MQ_NEW_PASSWORD"  # noqa: S105

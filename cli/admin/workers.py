@@ -5,8 +5,8 @@ import click
 from cli.admin.output import Column, Row, show_pairs
 from cli.admin.session import INT32_MAX, Session, session_command, yes_option
 from cli.admin.times import ago_text
-from metaquorum.admin.errors import BrokerError
-from metaquorum.admin.values import WorkerDescription
+from metaquorum.client.errors import BrokerError
+from metaquorum.client.values import WorkerDescription
 from wire.primitives.errors import ErrorCode
 
 _COLUMNS = (

@@ -5,8 +5,8 @@ from typing import Final
 
 from dataplane.turns import Turns, Work, in_pieces, pieces
 from dataplane.worker import Request, Worker
-from metaquorum.records import ScramCredentialRecord
-from metaquorum.scram_changes import ScramUpsertion, UserScramChange
+from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
+from metaquorum.metadata.records import ScramCredentialRecord
 from wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,

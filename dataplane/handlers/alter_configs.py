@@ -7,10 +7,10 @@ from typing import Any, Final, TypeVar
 from dataplane.handlers.configs import MAX_WORKER_ID, config_scope
 from dataplane.turns import each_of, in_pieces, row_count
 from dataplane.worker import Request, Worker
-from metaquorum.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
-from metaquorum.config_def import Scope
-from metaquorum.decisions import MAX_WISHES, TOO_MANY
-from metaquorum.whole_numbers import whole_number
+from metaquorum.config.definition import Scope
+from metaquorum.controller.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
+from metaquorum.controller.topics import MAX_WISHES, TOO_MANY
+from metaquorum.runtime.whole_numbers import whole_number
 from wire.messages import alter_configs, incremental_alter_configs
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from wire.messages.incremental_alter_configs import (

@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from dataplane.worker import Request, Worker
-from metaquorum.features import SUPPORTED_FEATURES
+from metaquorum.controller.features import SUPPORTED_FEATURES
 from wire.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,

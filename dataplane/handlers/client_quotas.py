@@ -7,10 +7,10 @@ import trio
 
 from dataplane.turns import in_pieces
 from dataplane.worker import Request, Worker
-from metaquorum.decisions import MAX_WISHES, TOO_MANY
-from metaquorum.image import MetadataImage
-from metaquorum.quota_changes import FilterPart, QuotaChange, QuotaFilter, QuotaOp
-from metaquorum.quota_rules import EntityPart
+from metaquorum.controller.quota_changes import FilterPart, QuotaChange, QuotaFilter, QuotaOp
+from metaquorum.controller.topics import MAX_WISHES, TOO_MANY
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.quota_lookup import EntityPart
 from wire.messages import alter_client_quotas, describe_client_quotas
 from wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,

@@ -5,12 +5,12 @@ from typing import Final
 
 from dataplane.turns import PIECE_ROWS, Work, in_pieces
 from dataplane.worker import Request, Worker
-from metaquorum.config import is_of_listener, shown_keys
-from metaquorum.config_changes import ALL_WORKERS
-from metaquorum.config_def import ConfigType, Scope, to_text
-from metaquorum.config_layers import Configs, Resolved
-from metaquorum.topic_names import check_topic_name
-from metaquorum.whole_numbers import whole_number
+from metaquorum.config.definition import ConfigType, Scope, to_text
+from metaquorum.config.registry import is_of_listener, shown_keys
+from metaquorum.config.resolution import Configs, Resolved
+from metaquorum.controller.config_changes import ALL_WORKERS
+from metaquorum.metadata.topic_names import check_topic_name
+from metaquorum.runtime.whole_numbers import whole_number
 from wire.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,

@@ -34,7 +34,7 @@ from dataplane.partition import NO_ERROR, FetchWaiter, Partition, Watcher
 from dataplane.replica_authentication import fetch_claim_error
 from dataplane.turns import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once, in_pieces, pieces
 from dataplane.worker import Request, Worker
-from metaquorum.image import MetadataImage
+from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import StorageError
 from wire.messages.fetch import (
     FetchableTopicResponse,

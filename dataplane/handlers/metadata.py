@@ -11,9 +11,9 @@ from dataplane.handlers.cluster import CLUSTER_OPERATIONS
 from dataplane.topic_rows import PARTITIONS_PER_SLICE, TOPICS_PER_SLICE, Form, View
 from dataplane.turns import PIECE_ROWS, Work, in_pieces
 from dataplane.worker import Request, Worker
-from metaquorum.decisions import NewTopic, TopicOutcome
-from metaquorum.image import MetadataImage, TopicImage
-from metaquorum.topic_names import check_topic_name
+from metaquorum.controller.topics import NewTopic, TopicOutcome
+from metaquorum.metadata.image import MetadataImage, TopicImage
+from metaquorum.metadata.topic_names import check_topic_name
 from wire.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,

@@ -22,9 +22,9 @@ from dataplane.turns import (
     row_count,
 )
 from dataplane.worker import Request, Worker
-from metaquorum.decisions import MAX_WISHES, TOO_MANY, MorePartitions
-from metaquorum.image import NO_LEADER, TopicImage
-from metaquorum.topic_names import check_topic_name
+from metaquorum.controller.topics import MAX_WISHES, TOO_MANY, MorePartitions
+from metaquorum.metadata.image import NO_LEADER, TopicImage
+from metaquorum.metadata.topic_names import check_topic_name
 from wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,

@@ -10,11 +10,11 @@ from typing import Final
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.turns import Turns, Work, each_of, in_pieces, row_count
 from dataplane.worker import Request, Worker
-from metaquorum.decisions import MAX_WISHES, TOO_MANY
-from metaquorum.features import FeatureUpdate, UpgradeType
-from metaquorum.records import RegisterWorkerRecord
+from metaquorum.controller.features import FeatureUpdate, UpgradeType
+from metaquorum.controller.topics import MAX_WISHES, TOO_MANY
+from metaquorum.metadata.records import RegisterWorkerRecord
+from metaquorum.metadata.topic_names import METADATA_TOPIC
 from metaquorum.rpc.methods import QuorumDescription, ReplicaView, WorkerView
-from metaquorum.topic_names import METADATA_TOPIC
 from wire.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,

@@ -10,9 +10,9 @@ import trio
 from dataplane.muting import Name
 from dataplane.quota_status import QuotaStatus, Use
 from dataplane.worker import Request, Worker
-from metaquorum.addresses import canonical
-from metaquorum.mutation_quotas import MutationUse
-from metaquorum.quota_rules import (
+from metaquorum.config.addresses import canonical
+from metaquorum.controller.mutation_quotas import MutationUse
+from metaquorum.metadata.quota_lookup import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,

@@ -7,8 +7,8 @@ from dataplane import mutations
 from dataplane.handlers.configs import resolve_all
 from dataplane.turns import PIECE_ROWS, Turns, Work, in_pieces, pieces
 from dataplane.worker import Request, Worker
-from metaquorum.config_def import to_text
-from metaquorum.decisions import MAX_WISHES, TOO_MANY, NewTopic, TopicOutcome
+from metaquorum.config.definition import to_text
+from metaquorum.controller.topics import MAX_WISHES, TOO_MANY, NewTopic, TopicOutcome
 from wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,

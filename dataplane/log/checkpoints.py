@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from metaquorum.runtime.seams import Buffer
+from metaquorum.runtime.interfaces import Buffer
 
 MAX_CHECKPOINT_BYTES: Final = 64 << 20
 _VERSION: Final = "0"

@@ -39,7 +39,7 @@ from dataplane.log.offset_map import OffsetMap
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.scan import IndexBuilder
 from dataplane.log.segment import Segment, SegmentState, walk_headers
-from metaquorum.runtime.seams import Buffer, Disk, File, StorageError
+from metaquorum.runtime.interfaces import Buffer, Disk, File, StorageError
 from wire.primitives.errors import KafkaError, WireError
 from wire.primitives.frozen import frozen
 from wire.records.batches import HEADER_BYTES, BatchHeader, batch_crc, parse_header

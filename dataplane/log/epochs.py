@@ -8,7 +8,7 @@ its own last epoch ended there, cuts its log to that, and goes on. Entries ascen
 from bisect import bisect_left, bisect_right
 from typing import Final
 
-from metaquorum.runtime.seams import Buffer
+from metaquorum.runtime.interfaces import Buffer
 
 UNDEFINED: Final = -1
 MAX_CHECKPOINT_BYTES: Final = 16 << 20

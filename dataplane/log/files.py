@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from dataplane.log.sync_mark import SyncMark
-from metaquorum.runtime.seams import Disk, File, StorageError
+from metaquorum.runtime.interfaces import Disk, File, StorageError
 
 MAX_OPEN_FILES: Final = 512
 # The search in an index of 2 MB takes nine steps, each in another page, and three in such blocks.

@@ -14,7 +14,7 @@ from dataplane.log.files import OpenFiles, storage_errors
 from dataplane.log.names import EPOCH_CHECKPOINT, PARTITION_METADATA, SNAPSHOT, file_name
 from dataplane.log.producers import ProducerStateTable
 from dataplane.log.snapshots import decode_snapshot, encode_snapshot
-from metaquorum.runtime.seams import Disk
+from metaquorum.runtime.interfaces import Disk
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from dataplane.log.names import (
     parse_file_name,
 )
 from dataplane.log.scan import scan_segment
-from metaquorum.runtime.seams import Disk, StorageError
+from metaquorum.runtime.interfaces import Disk, StorageError
 
 ADVICE: Final = "move the partition's folder away to fetch it from a replica"
 

@@ -19,7 +19,7 @@ import struct
 from typing import ClassVar, Final
 
 from dataplane.log.files import LogFile
-from metaquorum.runtime.seams import Disk
+from metaquorum.runtime.interfaces import Disk
 
 # Entries held back from the disk: 1 to 1.5 KiB.
 MAX_BUFFERED_ENTRIES: Final = 128

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from metaquorum.runtime.seams import Disk, StorageError, write_atomically
+from metaquorum.runtime.interfaces import Disk, StorageError, write_atomically
 
 KNOWN_DIRS: Final = "log-dirs.properties"
 MAX_FILE_BYTES: Final = 1 << 20

@@ -24,7 +24,7 @@ from dataplane.log.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, fi
 from dataplane.log.recovery import LoadedLog
 from dataplane.log.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
 from dataplane.log.segments import Segments
-from metaquorum.runtime.seams import Disk, File, StorageError
+from metaquorum.runtime.interfaces import Disk, File, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
 
 NO_TIMESTAMP: Final = -1

@@ -51,7 +51,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
 from dataplane.log.segment import SegmentState
 from dataplane.log.start_marks import StartMarks
-from metaquorum.runtime.seams import Disk, FileLock, StorageError
+from metaquorum.runtime.interfaces import Disk, FileLock, StorageError
 from wire.primitives.frozen import frozen
 from wire.primitives.types import ZERO_UUID, Uuid
 

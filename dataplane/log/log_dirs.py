@@ -32,8 +32,8 @@ from dataplane.log.names import parse_partition_folder
 from dataplane.log.offset_checkpoints import HighWatermarks
 from dataplane.log.opening_dirs import AbsentDir, open_dirs
 from dataplane.log.partition_log import PartitionLog
-from metaquorum.runtime.seams import Disk, StorageError
-from metaquorum.storage import Storage
+from metaquorum.runtime.interfaces import Disk, StorageError
+from metaquorum.storage.data_dir import Storage
 from wire.primitives.types import Uuid
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from dataplane.log.names import (
     RECOVERY_POINT_CHECKPOINT,
 )
 from dataplane.log.partition_log import PartitionLog
-from metaquorum.runtime.seams import Disk, StorageError, write_atomically
+from metaquorum.runtime.interfaces import Disk, StorageError, write_atomically
 
 # Asked at the moment of a write: a log may be deleted, and another made under its name, while the
 # write waits for its turn.

@@ -19,9 +19,9 @@ from dataplane.log.files import storage_error, storage_errors
 from dataplane.log.known_dirs import known_dirs_path, read_known_dirs, write_known_dirs
 from dataplane.log.log_dir import LogDir
 from dataplane.log.names import parse_partition_folder
-from metaquorum.records import MAX_LOG_DIRS
-from metaquorum.runtime.seams import Disk, StorageError
-from metaquorum.storage import Storage, StorageIdentityError, is_formatted, open_storage
+from metaquorum.metadata.records import MAX_LOG_DIRS
+from metaquorum.runtime.interfaces import Disk, StorageError
+from metaquorum.storage.data_dir import Storage, StorageIdentityError, is_formatted, open_storage
 from wire.primitives.frozen import frozen
 from wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
 

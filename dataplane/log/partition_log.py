@@ -35,7 +35,7 @@ from dataplane.log.timestamps import (
     next_candidate,
     youngest_candidates,
 )
-from metaquorum.runtime.seams import Disk, StorageError
+from metaquorum.runtime.interfaces import Disk, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.records import BatchHeader, assign, set_log_append_time
 

@@ -57,7 +57,7 @@ from dataplane.log.producers import ProducerStateTable
 from dataplane.log.scan import NO_EPOCH, Damage, SegmentScan, find_batch_behind, scan_segment
 from dataplane.log.segment import SegmentState, walk_headers
 from dataplane.log.snapshots import decode_snapshot
-from metaquorum.runtime.seams import Disk, File, StorageError, write_atomically
+from metaquorum.runtime.interfaces import Disk, File, StorageError, write_atomically
 from wire.records.records import BatchHeader
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from dataplane.log.config import LogConfig
 from dataplane.log.index import OffsetIndex, TimeIndex
 from dataplane.log.segment import MAX_RELATIVE_OFFSET, NO_TIMESTAMP, SegmentState
-from metaquorum.runtime.seams import File
+from metaquorum.runtime.interfaces import File
 from wire.primitives.errors import KafkaError
 from wire.records.crc import crc32c
 from wire.records.records import HEADER_BYTES, BatchHeader, BatchState, parse_header

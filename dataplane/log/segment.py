@@ -12,7 +12,7 @@ from dataplane.log.config import LogConfig
 from dataplane.log.files import LogFile, OpenFiles, storage_errors
 from dataplane.log.index import OffsetIndex, SparseIndex, TimeIndex
 from dataplane.log.names import DELETED, LOG, OFFSET_INDEX, TIME_INDEX, file_name
-from metaquorum.runtime.seams import File, StorageError
+from metaquorum.runtime.interfaces import File, StorageError
 from wire.primitives.errors import KafkaError
 from wire.records.records import HEADER_BYTES, BatchHeader, parse_header
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from dataplane.log.files import LogFile, storage_error
-from metaquorum.runtime.seams import File, StorageError
+from metaquorum.runtime.interfaces import File, StorageError
 
 
 class LogSlice:

@@ -25,7 +25,7 @@ from dataplane.log.producers import (
     ProducerEntry,
     ProducerStateTable,
 )
-from metaquorum.runtime.seams import Buffer
+from metaquorum.runtime.interfaces import Buffer
 from wire.records.crc import crc32c
 
 MAX_SNAPSHOT_BYTES: Final = 64 << 20

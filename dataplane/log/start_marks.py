@@ -20,7 +20,7 @@ from dataplane.log.checkpoints import (
 )
 from dataplane.log.files import storage_errors
 from dataplane.log.names import CLEAN_SHUTDOWN, LAST_START
-from metaquorum.runtime.seams import Disk, write_atomically
+from metaquorum.runtime.interfaces import Disk, write_atomically
 
 
 class StartMarks:

@@ -24,7 +24,7 @@ from threading import Lock
 from typing import Final
 
 from dataplane.log.names import SYNCING
-from metaquorum.runtime.seams import Disk
+from metaquorum.runtime.interfaces import Disk
 
 _IN_DOUBT: Final = b"1"
 _SURE: Final = b"0"

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from dataplane.log.files import storage_errors
 from dataplane.log.segment import NO_TIMESTAMP, Segment
 from dataplane.log.slices import LogSlice
-from metaquorum.runtime.seams import File
+from metaquorum.runtime.interfaces import File
 from wire.primitives.errors import ErrorCode, KafkaError, WireError
 from wire.records.compression import Codec
 from wire.records.records import BatchHeader, TimestampType, find_max_timestamp, find_timestamp

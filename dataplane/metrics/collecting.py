@@ -27,10 +27,10 @@ from dataplane.partition import NO_TRAFFIC, Partition, Traffic
 from dataplane.quota_status import QuotaStatus, Use
 from dataplane.server import Server
 from dataplane.worker import Worker
-from metaquorum.controller_role import ControllerRole
-from metaquorum.image import MetadataImage
-from metaquorum.loader import MetadataLoader
-from metaquorum.quota_rules import (
+from metaquorum.controller_server import ControllerRole
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.quota_lookup import (
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
     OBSERVED_CONSUMER_BYTE_RATE,

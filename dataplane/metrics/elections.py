@@ -8,7 +8,13 @@ from typing import Final
 
 import trio
 
-from metaquorum.image import NO_LEADER, MetadataDelta, MetadataImage, PartitionImage, TopicImage
+from metaquorum.metadata.image import (
+    NO_LEADER,
+    MetadataDelta,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
 
 SLICE_PARTITIONS: Final = 5000  # looked at before the loop gets its turn
 _NONE: Final[tuple[PartitionImage, ...]] = ()

@@ -18,9 +18,9 @@ from metaquorum.channel.handshake import (
 from metaquorum.channel.identity import ChannelIdentity, StreamKind
 from metaquorum.channel.stream import Stream
 from metaquorum.channel.timing import ChannelTimings, within
-from metaquorum.runtime.seams import Connection, Runtime
-from metaquorum.tls import TlsConnection
-from metaquorum.tls_files import ReloadedContext, client_context, server_context
+from metaquorum.runtime.interfaces import Connection, Runtime
+from metaquorum.security.tls_connection import TlsConnection
+from metaquorum.security.tls_context import ReloadedContext, client_context, server_context
 
 _INCARNATION_BITS: Final = 64
 

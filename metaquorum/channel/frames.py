@@ -11,7 +11,7 @@ import hmac
 import struct
 from typing import Final
 
-from metaquorum.runtime.seams import Buffer
+from metaquorum.runtime.interfaces import Buffer
 from wire.primitives.errors import WireError
 
 MAC_BYTES: Final = 16

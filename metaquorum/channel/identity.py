@@ -8,7 +8,7 @@ from dataclasses import field
 from enum import IntEnum
 from typing import Final
 
-from metaquorum.tls_files import TlsFiles
+from metaquorum.security.tls_context import TlsFiles
 from wire.primitives.frozen import frozen
 
 MIN_SECRET_BYTES: Final = 16

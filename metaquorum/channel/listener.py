@@ -13,7 +13,7 @@ from metaquorum.channel.mesh import PeerMesh
 from metaquorum.channel.rpc_server import RpcServer
 from metaquorum.channel.stream import Stream
 from metaquorum.channel.timing import Spokesman
-from metaquorum.runtime.seams import Connection, Listener, sleep
+from metaquorum.runtime.interfaces import Connection, Listener, sleep
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from metaquorum.channel.identity import StreamKind
 from metaquorum.channel.stream import Cause, End, Stream
 from metaquorum.channel.timing import Backoff, Spokesman
 from metaquorum.raft.peers import PeerProtocolError, PeerReceiver
-from metaquorum.runtime.seams import sleep
+from metaquorum.runtime.interfaces import sleep
 from wire.primitives.errors import WireError
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import trio
 from metaquorum.channel.frames import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Opener, Sealer
 from metaquorum.channel.handshake import Established, Hello
 from metaquorum.channel.timing import ChannelTimings
-from metaquorum.runtime.seams import Clock, Connection, sleep
+from metaquorum.runtime.interfaces import Clock, Connection, sleep
 from wire.primitives.errors import WireError
 from wire.primitives.frozen import frozen
 from wire.protocol.frames import FrameBuffer

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import outcome
 import trio
 
-from metaquorum.runtime.seams import Clock, sleep
+from metaquorum.runtime.interfaces import Clock, sleep
 from wire.primitives.frozen import frozen
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import trio
 
-from metaquorum.runtime.seams import Clock
+from metaquorum.runtime.interfaces import Clock
 
 
 class Alarm:

@@ -2,7 +2,7 @@
 
 import trio
 
-from metaquorum.quorum import OutcomeUnknownError
+from metaquorum.metadata.replicated_log import OutcomeUnknownError
 
 
 class Barrier:

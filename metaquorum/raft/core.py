@@ -29,8 +29,7 @@ The owner calls `received` and the like, `tick`, and `append`; then syncs the jo
 import logging
 from random import Random
 
-from metaquorum.journal_ops import LogPosition
-from metaquorum.quorum import RaftFatalError
+from metaquorum.metadata.replicated_log import RaftFatalError
 from metaquorum.raft.election import Election
 from metaquorum.raft.library import Library
 from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
@@ -50,6 +49,7 @@ from metaquorum.raft.messages import (
 )
 from metaquorum.raft.replication import Replication
 from metaquorum.raft.timings import RaftTimings
+from metaquorum.storage.journal_ops import LogPosition
 
 logger = logging.getLogger(__name__)
 

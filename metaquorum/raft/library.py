@@ -32,7 +32,8 @@ starts no thread, and packs or unpacks no object. Everything else of it is cut o
     d  it forwards commands to the leader and reports outcomes that it does not know; ours appends
     e  applying waits, and a failure there must not be repeated or passed over; ours is a task
     f  it has no flow control, sends only every period, and pickles what is large
-    g  snapshots are ours (`metaquorum/snapshot.py`); its own are pickled, and installing one clears
+    g  snapshots are ours (`metaquorum/storage/snapshot.py`); its own are pickled, and installing
+    one clears
        entries that were acknowledged
     h  there is a round of pre-votes before an election, and evidence beside silence
     i  it is never told of a later term by an answer, because its answers carry no term

@@ -15,8 +15,8 @@ intervals between snapshots. What is staged in the journal is not on disk before
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from metaquorum.journal import Journal
-from metaquorum.journal_ops import NO_VOTE, Entry, LogPosition
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.journal_ops import NO_VOTE, Entry, LogPosition
 
 # A log that grew to this (a snapshot cannot be written, or applying cannot keep up) takes no more.
 MAX_LOG_BYTES: Final = 256 << 20

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
-from metaquorum.journal_ops import MAX_PAYLOAD_BYTES
 from metaquorum.raft.peers import MAX_MESSAGE_BYTES, PeerProtocolError
+from metaquorum.storage.journal_ops import MAX_PAYLOAD_BYTES
 
 MAX_ENTRIES: Final = 1_024
 MAX_ENTRIES_BYTES: Final = 1 << 20  # of payloads; a single entry may be larger

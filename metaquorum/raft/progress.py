@@ -19,7 +19,7 @@ from collections import deque
 from enum import Enum, auto
 from typing import Final
 
-from metaquorum.snapshot import SnapshotName
+from metaquorum.storage.snapshot import SnapshotName
 
 MAX_IN_FLIGHT_BYTES: Final = 4 << 20
 MAX_IN_FLIGHT_APPENDS: Final = 64

@@ -15,9 +15,9 @@ from typing import Final
 
 import trio
 
-from metaquorum.batch import Batch
-from metaquorum.journal_ops import Entry
-from metaquorum.quorum import NotCommittedError, OutcomeUnknownError
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.replicated_log import NotCommittedError, OutcomeUnknownError
+from metaquorum.storage.journal_ops import Entry
 from wire.primitives.errors import ErrorCode
 
 MAX_PENDING_PROPOSALS: Final = 10_000

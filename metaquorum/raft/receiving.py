@@ -12,12 +12,12 @@ import logging
 import os
 from collections.abc import Iterator
 
-from metaquorum.framing import DamagedError
-from metaquorum.journal_ops import LogPosition
 from metaquorum.raft.messages import Piece, Taken
 from metaquorum.raft.state import open_snapshot
-from metaquorum.runtime.seams import Disk, File, StorageError
-from metaquorum.snapshot import SUFFIX, SnapshotName, snapshot_path
+from metaquorum.runtime.interfaces import Disk, File, StorageError
+from metaquorum.storage.framing import DamagedError
+from metaquorum.storage.journal_ops import LogPosition
+from metaquorum.storage.snapshot import SUFFIX, SnapshotName, snapshot_path
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import Final
 
-from metaquorum.quorum import VoterStatus
+from metaquorum.metadata.replicated_log import VoterStatus
 from metaquorum.raft.log import RaftLog
 from metaquorum.raft.messages import (
     MAX_ENTRIES,

@@ -4,8 +4,8 @@ from typing import Final
 
 from metaquorum.raft.messages import PIECE_BYTES, Piece
 from metaquorum.raft.progress import Transfer
-from metaquorum.runtime.seams import Disk
-from metaquorum.snapshot import snapshots
+from metaquorum.runtime.interfaces import Disk
+from metaquorum.storage.snapshot import snapshots
 
 _TERM_LATER: Final = 0
 

@@ -2,14 +2,14 @@
 
 import logging
 
-from metaquorum.batch import decode_batch
-from metaquorum.framing import DamagedError
-from metaquorum.journal import Journal
-from metaquorum.journal_ops import Entry, LogPosition
-from metaquorum.quorum import StateMachine
-from metaquorum.records import RecordError
-from metaquorum.runtime.seams import Disk, StorageError
-from metaquorum.snapshot import (
+from metaquorum.metadata.batch import decode_batch
+from metaquorum.metadata.records import RecordError
+from metaquorum.metadata.replicated_log import StateMachine
+from metaquorum.runtime.interfaces import Disk, StorageError
+from metaquorum.storage.framing import DamagedError
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.journal_ops import Entry, LogPosition
+from metaquorum.storage.snapshot import (
     SNAPSHOTS_KEPT,
     SnapshotName,
     SnapshotReader,

@@ -26,10 +26,8 @@ from typing import Final
 
 import trio
 
-from metaquorum.batch import Batch, decode_batch
-from metaquorum.journal import Journal, JournalFullError
-from metaquorum.journal_ops import LogPosition
-from metaquorum.quorum import (
+from metaquorum.metadata.batch import Batch, decode_batch
+from metaquorum.metadata.replicated_log import (
     Leadership,
     NotCommittedError,
     OutcomeUnknownError,
@@ -51,8 +49,10 @@ from metaquorum.raft.receiving import SnapshotReceiver, finish_installs
 from metaquorum.raft.sending import read_piece
 from metaquorum.raft.state import DiskState
 from metaquorum.raft.timings import RaftTimings
-from metaquorum.runtime.seams import Clock, Disk, StorageError
-from metaquorum.snapshot import SnapshotName
+from metaquorum.runtime.interfaces import Clock, Disk, StorageError
+from metaquorum.storage.journal import Journal, JournalFullError
+from metaquorum.storage.journal_ops import LogPosition
+from metaquorum.storage.snapshot import SnapshotName
 from wire.primitives.errors import ErrorCode
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from typing import Final
 
 import trio
 
-from metaquorum.batch import SLICE_RECORDS, Batch
-from metaquorum.image import MetadataImage
-from metaquorum.loader import MetadataLoader
-from metaquorum.records import MetadataRecord, RecordEncoder
+from metaquorum.metadata.batch import SLICE_RECORDS, Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import MetadataRecord, RecordEncoder
 
 RECENT_BYTES: Final = 8 << 20
 RECENT_BATCHES: Final = 20_000

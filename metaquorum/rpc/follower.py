@@ -12,15 +12,15 @@ stops rather than to mix two histories.
 import logging
 from typing import Final
 
-from metaquorum.batch import Batch, decode_batch
 from metaquorum.channel.rpc_client import CallError
 from metaquorum.channel.timing import Backoff
-from metaquorum.loader import MetadataLoader
-from metaquorum.records import RecordError
+from metaquorum.metadata.batch import Batch, decode_batch
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import RecordError
 from metaquorum.rpc.links import QuorumLinks, Reign
 from metaquorum.rpc.methods import FETCH_METADATA, FetchMetadata, MetadataPart, SnapshotPart
-from metaquorum.runtime.seams import Runtime, StorageError, sleep
-from metaquorum.snapshot import unpack_records
+from metaquorum.runtime.interfaces import Runtime, StorageError, sleep
+from metaquorum.storage.snapshot import unpack_records
 from wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from metaquorum.channel.rpc_client import CallError, CallLostError, RpcClient
 from metaquorum.channel.timing import Backoff, within
 from metaquorum.rpc.methods import WATCH_QUORUM, Method, QuorumView, WatchQuorum
 from metaquorum.rpc.service import ControllerService, local_caller
-from metaquorum.runtime.seams import Clock, Runtime, sleep
+from metaquorum.runtime.interfaces import Clock, Runtime, sleep
 from wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 log = logging.getLogger(__name__)

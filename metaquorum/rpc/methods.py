@@ -10,18 +10,18 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
-from metaquorum.config_changes import ResourceChange
-from metaquorum.decisions import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
-from metaquorum.features import FeatureUpdate
-from metaquorum.isr_changes import PartitionChange
-from metaquorum.leader_election import LeaderWish
-from metaquorum.mutation_quotas import MutationsTaken, MutationUse
-from metaquorum.proposer import Changed
-from metaquorum.quota_changes import QuotaChange
-from metaquorum.registrations import ControllerRegistration, WorkerRegistration
+from metaquorum.controller.alter_partition import PartitionChange
+from metaquorum.controller.config_changes import ResourceChange
+from metaquorum.controller.elect_leaders import LeaderWish
+from metaquorum.controller.features import FeatureUpdate
+from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
+from metaquorum.controller.mutation_quotas import MutationsTaken, MutationUse
+from metaquorum.controller.proposer import Changed
+from metaquorum.controller.quota_changes import QuotaChange
+from metaquorum.controller.scram_changes import UserScramChange
+from metaquorum.controller.topics import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
+from metaquorum.controller.worker_registration import ControllerRegistration, WorkerRegistration
 from metaquorum.rpc.codec import Codec
-from metaquorum.scram_changes import UserScramChange
-from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
 

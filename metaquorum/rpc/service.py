@@ -10,8 +10,8 @@ from metaquorum.channel.calls import MAX_PAYLOAD_BYTES
 from metaquorum.channel.identity import TOOL_ID
 from metaquorum.channel.rpc_server import Caller
 from metaquorum.channel.timing import within
-from metaquorum.controller import Controller
-from metaquorum.quorum import Leadership, OutcomeUnknownError, Quorum
+from metaquorum.controller.controller import Controller
+from metaquorum.metadata.replicated_log import Leadership, OutcomeUnknownError, Quorum
 from metaquorum.rpc.feed import MetadataFeed, SnapshotParts
 from metaquorum.rpc.methods import (
     ALLOCATE_PRODUCER_IDS,
@@ -47,7 +47,7 @@ from metaquorum.rpc.methods import (
     WatchQuorum,
     WorkerView,
 )
-from metaquorum.runtime.seams import Clock
+from metaquorum.runtime.interfaces import Clock
 from wire.primitives.errors import ErrorCode, KafkaError, WireError
 
 Q = TypeVar("Q")

@@ -26,13 +26,13 @@ import trio
 
 from metaquorum.channel.rpc_client import CallError
 from metaquorum.channel.timing import Backoff, within
-from metaquorum.image import MetadataDelta, MetadataImage
-from metaquorum.loader import MetadataLoader
-from metaquorum.registrations import WorkerRegistration
+from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
+from metaquorum.controller.worker_registration import WorkerRegistration
+from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.rpc.links import QuorumLinks, Reign
 from metaquorum.rpc.methods import HEARTBEAT, REGISTER_WORKER
-from metaquorum.runtime.seams import Runtime, StorageError, sleep
-from metaquorum.worker_sessions import HeartbeatAnswer, WorkerHeartbeat
+from metaquorum.runtime.interfaces import Runtime, StorageError, sleep
 from wire.primitives.errors import ErrorCode, KafkaError
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """The three seams to the machine (Clock, Network, Disk), and the real ones behind them."""
 
-from metaquorum.runtime.seams import (
+from metaquorum.runtime.interfaces import (
     Buffer,
     Clock,
     Connection,

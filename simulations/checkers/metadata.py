@@ -1,9 +1,9 @@
 """What was acknowledged of the metadata stays; the image is what the log says."""
 
-from metaquorum.batch import Batch
-from metaquorum.image import MetadataImage
-from metaquorum.records import MetadataRecord
-from metaquorum.replay import Replay
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import MetadataRecord
+from metaquorum.metadata.replay import Replay
 from simulations.checkers import Checker
 from simulations.history import Topic
 from simulations.room import Room

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dataplane.replica_authentication import prove
 from metaquorum.channel import ChannelIdentity, Endpoint
-from metaquorum.runtime.seams import Runtime, sleep
+from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection
 from simulations.consumer import LATEST
 from simulations.fleet.cluster_clients import RETRY_S

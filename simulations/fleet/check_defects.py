@@ -16,8 +16,9 @@ from dataplane.leadership import Leadership
 from dataplane.log.partition_log import PartitionLog
 from dataplane.partition import Partition
 from dataplane.replica_fetcher import ReplicaFetcher
-from metaquorum import isr_changes, loader
-from metaquorum.runtime.seams import StorageError
+from metaquorum.controller import alter_partition
+from metaquorum.metadata import loader
+from metaquorum.runtime.interfaces import StorageError
 from simulations.planting import Defect, swapped
 from wire.primitives.errors import ErrorCode, KafkaError
 
@@ -103,7 +104,7 @@ def _older_isr_replaced() -> AbstractContextManager[None]:
 
         return _refusal
 
-    return swapped(isr_changes, "_refusal", wrong)
+    return swapped(alter_partition, "_refusal", wrong)
 
 
 def _fenced_in_isr() -> AbstractContextManager[None]:
@@ -120,7 +121,7 @@ def _fenced_in_isr() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         return lambda image, *rest: right(_AllLive(image), *rest)
 
-    return swapped(isr_changes, "_refusal", wrong)
+    return swapped(alter_partition, "_refusal", wrong)
 
 
 def _joins_behind_epoch_start() -> AbstractContextManager[None]:

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from metaquorum.batch import Batch
-from metaquorum.image import MetadataImage
-from metaquorum.journal_ops import NO_VOTE
-from metaquorum.records import encode_record
-from metaquorum.replay import Replay
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import encode_record
+from metaquorum.metadata.replay import Replay
+from metaquorum.storage.journal_ops import NO_VOTE
 from simulations.fleet.council import CLUSTER_ID, Council, CouncilChecker
 from simulations.fleet.disks import DurableLog
 from simulations.storage import Storage

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Final
 
-from metaquorum.runtime.seams import Runtime
+from metaquorum.runtime.interfaces import Runtime
 from simulations.client import ClientConnection
 from simulations.fleet.cleanup_checkers import LastOfEachKeyIsRead
 from simulations.fleet.replica_checkers import MIN_ISR, AcknowledgedStays

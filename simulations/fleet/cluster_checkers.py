@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from metaquorum.batch import Batch
-from metaquorum.image import MetadataImage
-from metaquorum.replay import Replay
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.replay import Replay
 from simulations.fleet.checkers import content
 from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.nation import ClusterChecker, Nation

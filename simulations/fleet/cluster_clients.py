@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Final
 
-from metaquorum.runtime.seams import Runtime, sleep
+from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection, connect, draw_versions
 from simulations.fleet.cluster_checkers import (
     AnswersHold,

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from metaquorum.batch import Batch
-from metaquorum.image import MetadataImage
-from metaquorum.loader import MetadataLoader
-from metaquorum.quorum import Leadership, NotCommittedError, OutcomeUnknownError
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.replicated_log import Leadership, NotCommittedError, OutcomeUnknownError
 from metaquorum.raft.proposals import RaftProposal
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter

@@ -32,8 +32,8 @@ import trio
 
 from dataplane.log.names import LOG, file_name
 from dataplane.partition import Partition
-from metaquorum.image import PartitionImage
-from metaquorum.runtime.seams import Runtime, sleep
+from metaquorum.metadata.image import PartitionImage
+from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.checkers.log_files import naive_segments
 from simulations.client import BROKEN
 from simulations.consumer import LATEST

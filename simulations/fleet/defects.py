@@ -10,22 +10,22 @@ from typing import Any, Final
 
 import trio
 
-from metaquorum import journal, snapshot
-from metaquorum.config_def import Scope
-from metaquorum.framing import HEADER_BYTES, Frame, frame_bytes
-from metaquorum.gateway import Gateway
-from metaquorum.journal import Journal
-from metaquorum.journal_ops import HardState, decode_ops
-from metaquorum.loader import MetadataLoader
+from metaquorum.config.definition import Scope
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import ConfigRecord
+from metaquorum.metadata.replay import Replay
 from metaquorum.raft.core import RaftCore
 from metaquorum.raft.messages import Append
 from metaquorum.raft.progress import Sending
 from metaquorum.raft.replication import Replication
 from metaquorum.raft.state import DiskState
 from metaquorum.raft.voter import RaftVoter
-from metaquorum.records import ConfigRecord
-from metaquorum.replay import Replay
-from metaquorum.runtime.seams import StorageError
+from metaquorum.rpc.controller_client import Gateway
+from metaquorum.runtime.interfaces import StorageError
+from metaquorum.storage import journal, snapshot
+from metaquorum.storage.framing import HEADER_BYTES, Frame, frame_bytes
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.journal_ops import HardState, decode_ops
 from simulations.fleet.council import WatchedLoader
 from simulations.planting import Deaf, Defect, swapped
 

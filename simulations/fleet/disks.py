@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from metaquorum.framing import read_frame
-from metaquorum.journal import MAGIC, SUFFIX
-from metaquorum.journal_ops import (
+from metaquorum.raft.receiving import RECEIVED
+from metaquorum.storage.framing import read_frame
+from metaquorum.storage.journal import MAGIC, SUFFIX
+from metaquorum.storage.journal_ops import (
     NO_VOTE,
     Begin,
     Entry,
@@ -21,9 +22,8 @@ from metaquorum.journal_ops import (
     Truncate,
     decode_ops,
 )
-from metaquorum.raft.receiving import RECEIVED
-from metaquorum.snapshot import MAGIC as SNAPSHOT_MAGIC
-from metaquorum.snapshot import SUFFIX as SNAPSHOT_SUFFIX
+from metaquorum.storage.snapshot import MAGIC as SNAPSHOT_MAGIC
+from metaquorum.storage.snapshot import SUFFIX as SNAPSHOT_SUFFIX
 from simulations.storage import Inode, Storage
 
 # A snapshot from the leader, whole; it counts from when the log was reset to it.

@@ -16,7 +16,7 @@ from dataplane.log.partition_log import AppendResult, PartitionLog
 from dataplane.log.segment import Segment, SegmentState
 from dataplane.partition import Partition
 from dataplane.upkeep import Upkeep
-from metaquorum.runtime.seams import StorageError
+from metaquorum.runtime.interfaces import StorageError
 from simulations.checkers.log_files import naive_segments
 from simulations.fleet.replicas import (
     Chronicle,

@@ -7,9 +7,9 @@ from dataplane import following
 from dataplane.log import files, log_dir
 from dataplane.log.local_log import LocalLog
 from dataplane.partition import Partition
-from metaquorum import registrations
+from metaquorum.controller import worker_registration
 from metaquorum.raft.progress import Progress
-from metaquorum.runtime.seams import StorageError
+from metaquorum.runtime.interfaces import StorageError
 from simulations.planting import Defect, swapped
 from wire.records.batches import parse_header
 
@@ -31,7 +31,7 @@ def _older_image_believed() -> AbstractContextManager[None]:
 
         return has_all_of
 
-    return swapped(registrations, "_has_all_of", wrong)
+    return swapped(worker_registration, "_has_all_of", wrong)
 
 
 def _cut_takes_offline() -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ from typing import Final
 from dataplane.ledger import FILE_NAME, OLD_FILE_NAME, Acknowledged, Reason, decode_lines
 from dataplane.ledger import Entry as Line
 from dataplane.log.names import parse_partition_folder
-from metaquorum.records import RegisterWorkerRecord
+from metaquorum.metadata.records import RegisterWorkerRecord
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.fleet.replica_checkers import WatchingChecker
 from simulations.fleet.replicas import Held, Name, PartitionStory, Role

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from dataplane.node import Node
 from dataplane.node_config import NodeConfig
-from metaquorum.image import MetadataImage
-from metaquorum.loader import MetadataLoader
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
 from simulations.checkers import Comparing
 from simulations.fleet.keeper import Kept
 from simulations.fleet.plan import Trouble

@@ -9,7 +9,7 @@ follower says of that sends the consumer back to the leader, as it does Java's.
 from random import Random
 from typing import Final
 
-from metaquorum.runtime.seams import Runtime, sleep
+from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.client import ClientConnection
 from simulations.consumer import EARLIEST, LATEST
 from simulations.fleet.nation import ClusterChecker

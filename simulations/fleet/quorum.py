@@ -10,13 +10,13 @@ from typing import Final, TypeAlias
 
 import trio
 
-from metaquorum.batch import decode_batch
-from metaquorum.image import MetadataImage
-from metaquorum.journal_ops import LogPosition
+from metaquorum.metadata.batch import decode_batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.replay import Replay
 from metaquorum.raft.timings import RaftTimings
-from metaquorum.replay import Replay
-from metaquorum.runtime.seams import Runtime
-from metaquorum.snapshot import SnapshotReader, snapshots
+from metaquorum.runtime.interfaces import Runtime
+from metaquorum.storage.journal_ops import LogPosition
+from metaquorum.storage.snapshot import SnapshotReader, snapshots
 from simulations.fleet.checkers import (
     QUORUM_CHECKERS,
     AnswersAreKept,

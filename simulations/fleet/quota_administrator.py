@@ -3,13 +3,13 @@
 from random import Random
 from typing import Final
 
-from metaquorum.quota_changes import (
+from metaquorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
-from metaquorum.quota_rules import CLIENT_ID
-from metaquorum.runtime.seams import Runtime, sleep
+from metaquorum.metadata.quota_lookup import CLIENT_ID
+from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection
 from simulations.fleet.cluster_clients import RETRY_S
 from simulations.fleet.replica_clients import ReplicaClient

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from metaquorum.batch import Batch
+from metaquorum.metadata.batch import Batch
 from simulations.fleet.checkers import QUORUM_CHECKERS, CommittedIsOneLog, OneLeaderPerTerm
 from simulations.fleet.council import Council, QuorumSettings, Voter
 from simulations.fleet.plan import Trouble, draw_troubles, without

@@ -8,9 +8,9 @@ Sources: Kip320.tla (WeakIsr, StrongIsr), KIP-101, KIP-320, KIP-497, KIP-903, KI
 from collections.abc import Sequence, Set
 from typing import Final
 
-from metaquorum.config_def import Scope
-from metaquorum.config_layers import WorkerLayers
-from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
+from metaquorum.config.definition import Scope
+from metaquorum.config.resolution import WorkerLayers
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
 from simulations.fleet.cluster_checkers import (
     AnswersHold,
     AnswersInTheirOrder,

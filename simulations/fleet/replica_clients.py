@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from metaquorum.features import UpgradeType
-from metaquorum.records import ELIGIBLE_LEADERS
-from metaquorum.runtime.seams import Runtime, sleep
+from metaquorum.controller.features import UpgradeType
+from metaquorum.metadata.records import ELIGIBLE_LEADERS
+from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection
 from simulations.consumer import EARLIEST, LATEST
 from simulations.fleet.cluster_clients import RETRY_S, Administrator, ClusterClient

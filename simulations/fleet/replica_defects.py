@@ -14,8 +14,13 @@ from dataplane.log.local_log import LocalLog
 from dataplane.log.log_dirs import LogDirs
 from dataplane.partition import Partition
 from dataplane.replication import Replication
-from metaquorum import elections, isr_changes, membership, registrations
-from metaquorum.image import NO_LEADER, MetadataImage
+from metaquorum.controller import (
+    alter_partition,
+    leader_selection,
+    worker_lifecycle,
+    worker_registration,
+)
+from metaquorum.metadata.image import NO_LEADER, MetadataImage
 from simulations.planting import Defect, all_of, swapped
 from wire.primitives.errors import ErrorCode, WireError
 
@@ -55,20 +60,20 @@ def _truncation_by_high_watermark() -> AbstractContextManager[None]:
 
 
 def _resumed_epoch() -> AbstractContextManager[None]:
-    return swapped(registrations, "_restarted", _always(()))
+    return swapped(worker_registration, "_restarted", _always(()))
 
 
 def _election_outside_isr() -> AbstractContextManager[None]:
     def wrong(_: Any) -> Any:
         def elected(partition: Any, is_live: Any) -> int:
             for replica in (partition.leader, *partition.replicas):
-                if elections.may_lead(partition, replica, is_live):
+                if leader_selection.may_lead(partition, replica, is_live):
                     return int(replica)
             return NO_LEADER
 
         return elected
 
-    return swapped(elections, "elected", wrong)
+    return swapped(leader_selection, "elected", wrong)
 
 
 def _early_join() -> AbstractContextManager[None]:
@@ -154,7 +159,7 @@ def _eligible_after_power_loss() -> AbstractContextManager[None]:
 
         return _eligible
 
-    return swapped(elections, "_eligible", wrong)
+    return swapped(leader_selection, "_eligible", wrong)
 
 
 def _eligible_beside_enough() -> AbstractContextManager[None]:
@@ -164,7 +169,7 @@ def _eligible_beside_enough() -> AbstractContextManager[None]:
 
         return _eligible
 
-    return swapped(elections, "_eligible", wrong)
+    return swapped(leader_selection, "_eligible", wrong)
 
 
 def _maximal_isr_ignored() -> AbstractContextManager[None]:
@@ -178,12 +183,12 @@ def _maximal_isr_ignored() -> AbstractContextManager[None]:
 def _stale_broker_epoch_accepted() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def _refusal(image: Any, partition: Any, worker_id: int, epoch: int, change: Any) -> Any:
-            unseen = (isr_changes.NO_EPOCH,) * len(change.broker_epochs)
+            unseen = (alter_partition.NO_EPOCH,) * len(change.broker_epochs)
             return right(image, partition, worker_id, epoch, replace(change, broker_epochs=unseen))
 
         return _refusal
 
-    return swapped(isr_changes, "_refusal", wrong)
+    return swapped(alter_partition, "_refusal", wrong)
 
 
 def _truncation_without_epochs() -> AbstractContextManager[None]:
@@ -197,7 +202,7 @@ def _truncation_without_epochs() -> AbstractContextManager[None]:
 
 
 def _blank_replica_leads() -> AbstractContextManager[None]:
-    return swapped(registrations, "begun_anew", _always(None))
+    return swapped(worker_registration, "begun_anew", _always(None))
 
 
 def _lost_tail_stays() -> AbstractContextManager[None]:
@@ -207,7 +212,7 @@ def _lost_tail_stays() -> AbstractContextManager[None]:
 
         return restarted
 
-    return swapped(registrations, "restarted", wrong)
+    return swapped(worker_registration, "restarted", wrong)
 
 
 def _cut_without_record() -> AbstractContextManager[None]:
@@ -256,7 +261,7 @@ def _live_worker_unregistered() -> AbstractContextManager[None]:
 
         return unregister_worker
 
-    return swapped(membership, "unregister_worker", wrong)
+    return swapped(worker_lifecycle, "unregister_worker", wrong)
 
 
 def _same_process_doubted() -> AbstractContextManager[None]:
@@ -266,7 +271,7 @@ def _same_process_doubted() -> AbstractContextManager[None]:
 
         return _has_all_of
 
-    return swapped(registrations, "_has_all_of", wrong)
+    return swapped(worker_registration, "_has_all_of", wrong)
 
 
 def _unregistered_forgotten() -> AbstractContextManager[None]:

@@ -25,10 +25,10 @@ from typing import Final, NamedTuple
 
 import crc32c
 
-from metaquorum.batch import Batch
-from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage
-from metaquorum.records import MetadataRecord, RegisterWorkerRecord, UnregisterWorkerRecord
-from metaquorum.replay import Replay, replay
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
+from metaquorum.metadata.records import MetadataRecord, RegisterWorkerRecord, UnregisterWorkerRecord
+from metaquorum.metadata.replay import Replay, replay
 from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.machine import Machine

@@ -9,9 +9,9 @@ import trio
 import dataplane.node
 from dataplane.node import Node
 from dataplane.node_config import CONTROLLER, WORKER, NodeConfig
-from metaquorum.batch import Batch
-from metaquorum.loader import MetadataLoader
-from metaquorum.runtime.seams import Runtime
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.runtime.interfaces import Runtime
 from simulations.fleet.cluster_checkers import AnswersHold, ClusterImagesAreOne, ClusterIsOneLog
 from simulations.fleet.council import CLUSTER_ID
 from simulations.fleet.keeper import Kept

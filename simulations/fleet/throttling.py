@@ -14,7 +14,7 @@ from dataplane.client_quotas import ClientQuotas
 from dataplane.connection import Client
 from dataplane.fetch_reader import replica_of
 from dataplane.handlers import fetch
-from metaquorum.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.fleet.replica_checkers import WatchingChecker
 from simulations.fleet.replica_nation import WatchedNation

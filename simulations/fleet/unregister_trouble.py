@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from metaquorum.runtime.seams import Runtime
+from metaquorum.runtime.interfaces import Runtime
 from simulations.client import BROKEN
 from simulations.fleet.cluster_clients import ClusterClient
 from simulations.fleet.nation import Member

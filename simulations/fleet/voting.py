@@ -7,18 +7,18 @@ from typing import Final
 import trio
 
 from metaquorum.channel import ChannelIdentity, ChannelListener, Endpoint, PeerMesh
-from metaquorum.controller import Controller
-from metaquorum.decisions import MorePartitions, NewTopic
-from metaquorum.journal import Journal
-from metaquorum.loader import MetadataLoader
-from metaquorum.quorum import NotCommittedError, OutcomeUnknownError
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.heartbeats import WorkerHeartbeat
+from metaquorum.controller.topics import MorePartitions, NewTopic
+from metaquorum.controller.worker_registration import WorkerRegistration
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import Endpoint as WorkerEndpoint
+from metaquorum.metadata.records import TopicRecord, encode_record
+from metaquorum.metadata.replicated_log import NotCommittedError, OutcomeUnknownError
 from metaquorum.raft.proposals import RaftProposal
 from metaquorum.raft.voter import RaftVoter
-from metaquorum.records import Endpoint as WorkerEndpoint
-from metaquorum.records import TopicRecord, encode_record
-from metaquorum.registrations import WorkerRegistration
-from metaquorum.runtime.seams import Runtime, sleep
-from metaquorum.worker_sessions import WorkerHeartbeat
+from metaquorum.runtime.interfaces import Runtime, sleep
+from metaquorum.storage.journal import Journal
 from simulations.fleet.checkers import ReadsAreCurrent
 from simulations.fleet.council import (
     CLUSTER_ID,

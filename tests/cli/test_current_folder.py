@@ -127,17 +127,20 @@ def test_whoever_runs_the_sources_gets_nodes_of_the_same_sources(tmp_path: Path)
     """`python -m` in the sources' own folder is that person's own choice."""
     program = (
         "import subprocess, sys\n"
-        "from metaquorum.own_processes import ROOT, own_command, own_environment\n"
+        "from metaquorum.runtime.own_processes import ROOT, own_command, own_environment\n"
         "found = subprocess.run([*own_command('where'), '-'], env=own_environment(),"
         " capture_output=True, text=True, check=True).stdout.strip()\n"
         "assert found == str(ROOT), (found, ROOT)\n"
     )
     sources = tmp_path / "sources"
-    (sources / "metaquorum").mkdir(parents=True)
+    own = Path("metaquorum") / "runtime" / "own_processes.py"
+    (sources / own.parent).mkdir(parents=True)
     (sources / "metaquorum" / "__init__.py").touch()
-    own = ROOT / "metaquorum" / "own_processes.py"
-    (sources / "metaquorum" / "own_processes.py").write_text(own.read_text())
-    (sources / "where.py").write_text("from metaquorum.own_processes import ROOT\nprint(ROOT)\n")
+    (sources / own.parent / "__init__.py").touch()
+    (sources / own).write_text((ROOT / own).read_text())
+    (sources / "where.py").write_text(
+        "from metaquorum.runtime.own_processes import ROOT\nprint(ROOT)\n"
+    )
     (sources / "program.py").write_text(program)
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(

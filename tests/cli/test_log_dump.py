@@ -10,16 +10,23 @@ import pytest
 from click.testing import CliRunner
 
 from cli.mq_server import main
-from metaquorum.batch import Batch
-from metaquorum.first_records import read_first_records
-from metaquorum.framing import encode_frame
-from metaquorum.image import MetadataImage
-from metaquorum.journal import MAGIC
-from metaquorum.journal_ops import Begin, Entry, HardState, LogPosition, Truncate, encode_ops
-from metaquorum.records import FeatureLevelRecord, encode_record
-from metaquorum.replay import Replay
-from metaquorum.runtime.real import RealDisk
-from metaquorum.snapshot import write_snapshot
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import FeatureLevelRecord, encode_record
+from metaquorum.metadata.replay import Replay
+from metaquorum.runtime.system import RealDisk
+from metaquorum.storage.bootstrap_records import read_first_records
+from metaquorum.storage.framing import encode_frame
+from metaquorum.storage.journal import MAGIC
+from metaquorum.storage.journal_ops import (
+    Begin,
+    Entry,
+    HardState,
+    LogPosition,
+    Truncate,
+    encode_ops,
+)
+from metaquorum.storage.snapshot import write_snapshot
 from tests.conformance.clients import Librdkafka, Record, create
 from tests.conftest import NewNode
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from cli.logs import MAX_MESSAGE_CHARS, TRACEBACK_INDENT, JsonFormatter, TextFormatter
-from metaquorum.one_line import UNSAFE
+from metaquorum.runtime.one_line import UNSAFE
 
 
 def line(formatter: logging.Formatter, *message: object, exc: BaseException | None = None) -> str:

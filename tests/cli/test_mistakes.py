@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from cli.empty_values import takes_text
 from cli.mq_admin import main as mq_admin
 from cli.mq_server import main as mq_server
-from metaquorum.one_line import UNSAFE
+from metaquorum.runtime.one_line import UNSAFE
 from tests.cli.admin import Admin, environment
 from tests.nodes import PATIENCE_S, Peer, unique
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cli.admin.quota_entities import amount_text, parse_amount
-from metaquorum.admin.blocking import BlockingAdmin, BlockingProducer, connect
-from metaquorum.admin.producer import Producer, ProducerRecord
-from metaquorum.admin.values import NewTopic
+from metaquorum.client.producer import Producer, ProducerRecord
+from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, connect
+from metaquorum.client.values import NewTopic
 from tests.cli.admin import Admin
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 

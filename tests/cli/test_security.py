@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from cli.mq_server import main as server
 from tests.cli.admin import Admin
-from tests.metaquorum.certificates import Authority
+from tests.metaquorum.security.certificates import Authority
 from tests.nodes import Node, elsewhere, free_port, wait_until
 
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"

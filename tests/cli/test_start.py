@@ -40,10 +40,10 @@ NOT_FOR_NODES = {
     "cli.log_dump",
     "dataplane.metrics.collecting",
     "dataplane.metrics.endpoint",
-    "metaquorum.admin.blocking",
-    "metaquorum.dump",
+    "metaquorum.client.socket_transport",
+    "metaquorum.storage.dump",
 }
-OF_CONTROLLERS = {"metaquorum.controller_role", "metaquorum.raft.voter", "pysyncobj"}
+OF_CONTROLLERS = {"metaquorum.controller_server", "metaquorum.raft.voter", "pysyncobj"}
 OF_WORKERS = {"dataplane.handlers.produce", "dataplane.log.log_dirs", "dataplane.worker_role"}
 
 # Runs a node; prints how much processor time went before that and, once it has stopped, which

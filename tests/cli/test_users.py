@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from metaquorum.scram import MAX_ITERATIONS
+from metaquorum.security.scram import MAX_ITERATIONS
 from tests.cli.admin import Admin
 from tests.nodes import Peer, unique, wait_until
 

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from metaquorum.tls_files import TlsFiles
+from metaquorum.security.tls_context import TlsFiles
 from tests.cli.admin import Admin
 from tests.clusters import Cluster
 from tests.conformance.clients import (
@@ -31,7 +31,7 @@ from tests.conformance.clients import (
     admin,
     create,
 )
-from tests.metaquorum.certificates import Authority
+from tests.metaquorum.security.certificates import Authority
 from tests.nodes import Node, elsewhere, free_ports, unique, wait_until
 
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"

@@ -1,7 +1,7 @@
 """Partitions with replicas, without a worker around them."""
 
 from dataplane.partition import Partition, ReplicaContext
-from metaquorum.image import PartitionImage
+from metaquorum.metadata.image import PartitionImage
 
 
 class Setting:

@@ -19,9 +19,9 @@ from dataplane.listeners import client_listeners, replicating
 from dataplane.node import Node
 from dataplane.node_config import NodeConfig
 from dataplane.partition import Partition
-from metaquorum.config_layers import WorkerLayers
+from metaquorum.config.resolution import WorkerLayers
 from metaquorum.runtime import Buffer, Connection, Disk, File, Network, Runtime
-from metaquorum.runtime.real import RealDisk, RealFile, real_runtime
+from metaquorum.runtime.system import RealDisk, RealFile, real_runtime
 from simulations.clock import EPOCH_S
 from simulations.node import INLINE_APPEND_BYTES, NodeOnMachine
 from simulations.world import World

@@ -13,13 +13,13 @@ from dataplane.authentication import MAX_REQUESTS
 from dataplane.connection import AUTHENTICATION_SECONDS
 from dataplane.logins import Logins
 from dataplane.quota_status import QuotaStatus
-from metaquorum.quota_changes import QuotaChange, QuotaOp
-from metaquorum.quota_rules import USER, EntityPart
+from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
+from metaquorum.metadata.quota_lookup import USER, EntityPart
 from metaquorum.rpc.methods import Asker
 from metaquorum.runtime import sleep
-from metaquorum.sasl import PLAIN, client_mechanism
-from metaquorum.scram import ScramMechanism, salted_password
-from metaquorum.scram_changes import ScramUpsertion, UserScramChange
+from metaquorum.security.sasl import PLAIN, client_mechanism
+from metaquorum.security.scram import ScramMechanism, salted_password
 from simulations.world import World
 from tests.dataplane.serving import (
     RawClient,

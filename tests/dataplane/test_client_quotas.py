@@ -3,8 +3,8 @@
 from typing import Any
 
 from dataplane.handlers.client_quotas import SLICE_ENTITIES
-from metaquorum.quota_changes import QuotaChange, QuotaOp
-from metaquorum.quota_rules import EntityPart
+from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.metadata.quota_lookup import EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges

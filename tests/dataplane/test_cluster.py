@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as OtherTopicPartition
 
-from metaquorum.runtime.real import real_runtime
+from metaquorum.runtime.system import real_runtime
 from tests.clusters import Cluster
 from tests.dataplane.serving import RawClient, batch_of, produce_message
 from tests.nodes import PATIENCE_S, wait_until

@@ -7,7 +7,7 @@ from typing import Any
 
 from dataplane.handlers.fetch import MAX_COLD_READS
 from metaquorum.runtime import File
-from metaquorum.runtime.real import RealDisk, RealFile
+from metaquorum.runtime.system import RealDisk, RealFile
 from tests.dataplane.serving import (
     FETCH_VERSION,
     FaultyDisk,

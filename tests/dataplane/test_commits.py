@@ -7,8 +7,8 @@ from pathlib import Path
 import trio
 
 from dataplane.partition import Partition
-from metaquorum.quota_changes import QuotaChange, QuotaOp
-from metaquorum.quota_rules import CLIENT_ID, EntityPart
+from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.replicas import state
 from tests.dataplane.serving import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaquorum.config import TOPIC_KEYS, WORKER_KEYS
+from metaquorum.config.registry import TOPIC_KEYS, WORKER_KEYS
 from tests.dataplane.serving import (
     FaultyDisk,
     Simulated,

@@ -26,7 +26,7 @@ from dataplane.memory import RequestMemory
 from dataplane.turns import SLICE_CPU_S, Turns
 from dataplane.unread import UnreadAnswers
 from metaquorum.runtime import Buffer, File
-from metaquorum.runtime.real import RealDisk
+from metaquorum.runtime.system import RealDisk
 from tests.dataplane.serving import in_trio
 from wire.protocol.frames import BufferPool
 

@@ -5,10 +5,10 @@ from contextlib import suppress
 import pytest
 import trio
 
-from metaquorum.config_changes import ConfigChange, ConfigOp, ResourceChange
-from metaquorum.config_def import Scope
-from metaquorum.quota_changes import QuotaChange, QuotaOp
-from metaquorum.quota_rules import IP, EntityPart
+from metaquorum.config.definition import Scope
+from metaquorum.controller.config_changes import ConfigChange, ConfigOp, ResourceChange
+from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.metadata.quota_lookup import IP, EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import RawClient, Simulated, simulated
 from wire.protocol.apis import APIS, ApiKey

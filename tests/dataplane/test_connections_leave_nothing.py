@@ -15,9 +15,9 @@ from dataplane.listener_tls import ListenerTls, TlsSettings
 from dataplane.principal_rules import PrincipalRules
 from dataplane.server import Server, ServerLimits
 from metaquorum.runtime import sleep
-from metaquorum.runtime.real import real_runtime
-from metaquorum.tls import TlsConnection
-from metaquorum.tls_files import TlsFiles
+from metaquorum.runtime.system import real_runtime
+from metaquorum.security.tls_connection import TlsConnection
+from metaquorum.security.tls_context import TlsFiles
 from tests.dataplane.serving import RawClient, Simulated, fetch_message, in_trio, simulated
 from tests.dataplane.test_authentication import (
     SCRAM_256,
@@ -27,7 +27,7 @@ from tests.dataplane.test_authentication import (
     secured,
 )
 from tests.dataplane.test_server import LIMITS
-from tests.metaquorum.certificates import Authority
+from tests.metaquorum.security.certificates import Authority
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 from wire.protocol.headers import encode_request

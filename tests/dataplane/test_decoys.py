@@ -3,10 +3,10 @@
 import base64
 from typing import Any, NamedTuple
 
-from metaquorum.admin.users import new_upsertion
+from metaquorum.client.users import new_upsertion
+from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.rpc.methods import Asker
-from metaquorum.scram import DEFAULT_ITERATIONS, SALT_BYTES, ScramMechanism
-from metaquorum.scram_changes import ScramUpsertion, UserScramChange
+from metaquorum.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, ScramMechanism
 from tests.dataplane.serving import RawClient, Simulated, listening
 from tests.dataplane.test_authentication import authenticate, handshake, log_in, secured
 from tests.dataplane.together import NODES, Together, together

@@ -6,13 +6,13 @@ import pytest
 
 from dataplane.isr_news import MOST_NAMED, IsrNews
 from dataplane.leadership import UNKNOWN, Leadership
-from metaquorum.image import MetadataImage, PartitionImage
-from metaquorum.records import MetadataRecord, WorkerChangeRecord
-from metaquorum.registrations import register_worker, unfence_worker
-from metaquorum.replay import replay
+from metaquorum.controller.worker_registration import register_worker, unfence_worker
+from metaquorum.metadata.image import MetadataImage, PartitionImage
+from metaquorum.metadata.records import MetadataRecord, WorkerChangeRecord
+from metaquorum.metadata.replay import replay
 from tests.dataplane.serving import batch_of
 from tests.dataplane.together import Together, together
-from tests.metaquorum.histories import CLUSTER, registration
+from tests.metaquorum.storage.histories import CLUSTER, registration
 
 
 def image_of(*workers: int) -> MetadataImage:

@@ -4,7 +4,7 @@ import trio
 import trio.testing
 
 from dataplane.later import LEAST_DEAD, Timers
-from metaquorum.runtime.real import RealClock
+from metaquorum.runtime.system import RealClock
 from tests.dataplane.serving import in_trio
 
 

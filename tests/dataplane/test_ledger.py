@@ -25,9 +25,9 @@ from dataplane.ledger import (
     of_unclean_leader,
 )
 from dataplane.partition import NOWHERE, Partition
-from metaquorum.image import NO_LEADER
-from metaquorum.runtime.real import RealDisk
-from metaquorum.runtime.seams import Runtime
+from metaquorum.metadata.image import NO_LEADER
+from metaquorum.runtime.interfaces import Runtime
+from metaquorum.runtime.system import RealDisk
 from simulations.machine import Machine
 from simulations.world import World
 from tests.dataplane.log.logs import append, make_batch, open_log

@@ -9,8 +9,8 @@ import pytest
 from dataplane.listener_tls import ListenerTls, TlsSettings
 from dataplane.principal_rules import PrincipalRules
 from metaquorum.rpc.methods import ANONYMOUS
-from metaquorum.tls_files import TlsFiles
-from tests.metaquorum.certificates import Authority
+from metaquorum.security.tls_context import TlsFiles
+from tests.metaquorum.security.certificates import Authority
 
 
 def listener(authority: Authority, rules: str = "DEFAULT") -> ListenerTls:

@@ -12,11 +12,11 @@ from dataplane.listeners import (
     client_listeners,
     replicating,
 )
-from metaquorum.config import parse_all
-from metaquorum.config_def import Scope
-from metaquorum.config_layers import WorkerLayers
-from metaquorum.tls_files import TlsFiles
-from tests.metaquorum.certificates import Authority
+from metaquorum.config.definition import Scope
+from metaquorum.config.registry import parse_all
+from metaquorum.config.resolution import WorkerLayers
+from metaquorum.security.tls_context import TlsFiles
+from tests.metaquorum.security.certificates import Authority
 from wire.primitives.errors import KafkaError
 
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"

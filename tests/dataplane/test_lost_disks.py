@@ -1,7 +1,7 @@
 """Three nodes: who is in sync, and who leads, when a worker comes back with less than it had."""
 
-from metaquorum.config_def import Scope
-from metaquorum.image import NO_LEADER
+from metaquorum.config.definition import Scope
+from metaquorum.metadata.image import NO_LEADER
 from simulations.machine import Machine
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.test_replicas import fill

@@ -18,8 +18,8 @@ from dataplane.metrics.elections import ElectionCounts
 from dataplane.metrics.exposition import Page, labels
 from dataplane.metrics.histogram import GROWTH, TURN_S, Times
 from dataplane.metrics.table import METRICS, Kind
-from metaquorum.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
-from metaquorum.runtime.real import real_runtime
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
+from metaquorum.runtime.system import real_runtime
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.dataplane.test_quota_enforcement import send, set_quota
 from tests.dataplane.together import Together, together

@@ -7,7 +7,7 @@ import trio
 
 from dataplane.metrics.collecting import Collector
 from dataplane.metrics.endpoint import HEAD_S, IDLE_S, MAX_CONNECTIONS, MetricsEndpoint
-from metaquorum.loader import MetadataLoader
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.runtime import Connection, Runtime
 from simulations.machine import Fate
 from simulations.world import World

@@ -3,8 +3,8 @@
 import pytest
 import trio
 
-from metaquorum.quota_changes import QuotaChange, QuotaOp
-from metaquorum.quota_rules import CLIENT_ID, EntityPart
+from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import RawClient, Simulated, simulated
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic

@@ -10,7 +10,7 @@ import trio
 
 from dataplane.node import Node, NodeError
 from metaquorum.runtime import Runtime
-from metaquorum.runtime.real import real_runtime
+from metaquorum.runtime.system import real_runtime
 from tests.dataplane.serving import (
     FaultyDisk,
     RawClient,

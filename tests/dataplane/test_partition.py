@@ -7,7 +7,7 @@ import trio
 
 from dataplane.partition import FetchWaiter, Partition
 from dataplane.topic_config import TopicConfig
-from metaquorum.config_layers import WorkerLayers
+from metaquorum.config.resolution import WorkerLayers
 from tests.dataplane.log.logs import append, make_batch, open_log
 from tests.dataplane.replicas import Setting, state
 from tests.dataplane.serving import in_trio, serving

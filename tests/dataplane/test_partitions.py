@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from metaquorum.config import Scope
-from metaquorum.image import partition_record
-from metaquorum.records import ConfigRecord
-from metaquorum.replay import replay
+from metaquorum.config.registry import Scope
+from metaquorum.metadata.image import partition_record
+from metaquorum.metadata.records import ConfigRecord
+from metaquorum.metadata.replay import replay
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
     FaultyDisk,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from metaquorum.features import METADATA_VERSION
+from metaquorum.controller.features import METADATA_VERSION
 from tests.dataplane.serving import RawClient, in_trio, serving
 from wire.messages.describe_cluster import DescribeClusterRequest
 from wire.messages.describe_quorum import (

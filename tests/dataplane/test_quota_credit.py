@@ -8,12 +8,12 @@ import trio
 from dataplane.client_quotas import CREDIT_S, MAX_CREDIT, ClientQuotas
 from dataplane.connection import Client
 from dataplane.muting import Name
-from metaquorum.config_layers import WorkerLayers
-from metaquorum.image import MetadataImage
-from metaquorum.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
-from metaquorum.quota_rules import CLIENT_ID, EntityPart
-from metaquorum.records import ClientQuotaRecord
-from metaquorum.replay import replay
+from metaquorum.config.resolution import WorkerLayers
+from metaquorum.controller.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
+from metaquorum.metadata.records import ClientQuotaRecord
+from metaquorum.metadata.replay import replay
 
 SIZE = 1000
 

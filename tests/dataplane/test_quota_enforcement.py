@@ -9,8 +9,8 @@ from dataplane.client_quotas import RateQuotas
 from dataplane.connection import Client
 from dataplane.muting import Name
 from dataplane.quota_status import QuotaStatus
-from metaquorum.quota_changes import QuotaChange, QuotaOp
-from metaquorum.quota_rules import BY_CONFIG, CLIENT_ID, USER, EntityPart
+from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
+from metaquorum.metadata.quota_lookup import BY_CONFIG, CLIENT_ID, USER, EntityPart
 from metaquorum.rpc.methods import Asker
 from simulations.clock import PIECE_CPU_S
 from simulations.snapback import per_second, producer

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.quota_window import RateWindow
-from metaquorum.mutation_quotas import TokenBucket
+from metaquorum.controller.mutation_quotas import TokenBucket
 
 
 @pytest.mark.parametrize(("used", "delay_s"), [(14_000, 0.0), (36_000, 8.0), (100_000, 40.0)])

@@ -20,11 +20,11 @@ from dataplane.replica_authentication import (
 )
 from metaquorum.channel import ChannelIdentity, Endpoint, HandshakeError, StreamKind
 from metaquorum.channel.handshake import NONCE_BYTES, PROOF_BYTES, Dialing, Hello
-from metaquorum.image import MetadataImage
-from metaquorum.quota_changes import CONSUMER_BYTE_RATE
-from metaquorum.records import RegisterWorkerRecord
+from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import RegisterWorkerRecord
 from metaquorum.runtime import Runtime
-from metaquorum.runtime.real import RealClock, RealDisk, RealNetwork
+from metaquorum.runtime.system import RealClock, RealDisk, RealNetwork
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.test_replica_claims import LEADER, claim, row_of, set_quota
 from tests.dataplane.test_replicas import fill, latest

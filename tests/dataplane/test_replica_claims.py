@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from metaquorum.quota_changes import (
+from metaquorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     REQUEST_PERCENTAGE,
     QuotaChange,
     QuotaOp,
 )
-from metaquorum.quota_rules import CLIENT_ID, EntityPart
+from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import RawClient, batch_of, produce_message
 from tests.dataplane.test_replicas import delete_records, fill, latest

@@ -24,7 +24,7 @@ from dataplane.replica_fetcher import (
 )
 from metaquorum.channel.handshake import Refusal, decode_hello
 from metaquorum.runtime import Connection, Listener, Runtime, StorageError
-from metaquorum.runtime.real import real_runtime
+from metaquorum.runtime.system import real_runtime
 from tests.dataplane.log.logs import EPOCH, append_many, open_log
 from tests.dataplane.replicas import Setting
 from tests.dataplane.serving import batch_of

@@ -3,13 +3,13 @@
 import errno
 from typing import Any
 
-from metaquorum.quota_changes import (
+from metaquorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     REQUEST_PERCENTAGE,
     QuotaChange,
     QuotaOp,
 )
-from metaquorum.quota_rules import CLIENT_ID, USER, EntityPart
+from metaquorum.metadata.quota_lookup import CLIENT_ID, USER, EntityPart
 from metaquorum.rpc.methods import Asker
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.together import Together, together

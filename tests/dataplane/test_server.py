@@ -17,7 +17,7 @@ from dataplane.connection import Client, Entrance, Handle, PendingReply, Reply
 from dataplane.places import MAX_ON_TRIAL, TRIAL_S, Peers
 from dataplane.server import Server, ServerLimits
 from metaquorum.runtime import Connection, Runtime
-from metaquorum.runtime.real import RealClock, RealDisk, RealNetwork
+from metaquorum.runtime.system import RealClock, RealDisk, RealNetwork
 from tests.dataplane.serving import in_trio
 from tests.dataplane.test_connection_alone import PlayedConnection, framed
 from wire.messages.authenticate_replica import AuthenticateReplicaRequest

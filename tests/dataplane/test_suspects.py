@@ -8,7 +8,7 @@ import trio
 from dataplane.fetch_asking import FetchLimits
 from dataplane.handlers.metadata import NEXT_LEADER_S
 from dataplane.replica_fetcher import FetcherConfig, FollowerEvents, LeaderAddress, ReplicaFetcher
-from metaquorum.runtime.real import real_runtime
+from metaquorum.runtime.system import real_runtime
 from tests.dataplane.test_following import replica
 from tests.dataplane.together import Together, together
 from tests.metaquorum.channel.nodes import endpoint

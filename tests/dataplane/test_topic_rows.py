@@ -13,8 +13,8 @@ from dataplane.topic_rows import (
     View,
     describe,
 )
-from metaquorum.image import MetadataImage, PartitionImage, TopicImage
-from metaquorum.records import RegisterWorkerRecord
+from metaquorum.metadata.image import MetadataImage, PartitionImage, TopicImage
+from metaquorum.metadata.records import RegisterWorkerRecord
 from wire.messages.metadata import MetadataResponse, MetadataResponseTopic
 from wire.primitives.errors import ErrorCode
 from wire.schema.codec import encode

@@ -2,8 +2,8 @@
 
 import errno
 
-from metaquorum.config_def import Scope
-from metaquorum.image import NO_LEADER
+from metaquorum.config.definition import Scope
+from metaquorum.metadata.image import NO_LEADER
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.test_replicas import delete_records
 from tests.dataplane.together import Together, together

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dataplane.ledger import Entry, Reason
-from metaquorum.image import NO_LEADER
+from metaquorum.metadata.image import NO_LEADER
 from tests.dataplane.serving import RawClient, batch_of
 from tests.dataplane.test_lost_disks import EVERYTHING, RECORDS, filled, lose_logs, values
 from tests.dataplane.test_replicas import TWO_DISKS, break_disk, on_the_second_disk

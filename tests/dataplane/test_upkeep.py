@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from metaquorum.runtime.real import RealDisk
+from metaquorum.runtime.system import RealDisk
 from tests.dataplane.serving import (
     WORLD_BEGAN_MS,
     FaultyDisk,

@@ -6,7 +6,7 @@ import trio
 
 from dataplane.later import CALLED_AT_ONCE, Timers
 from dataplane.partition import TOLD_AT_ONCE
-from metaquorum.runtime.real import RealClock
+from metaquorum.runtime.system import RealClock
 from tests.dataplane.serving import batch_of, in_trio, serving
 
 COUNT = 5 * TOLD_AT_ONCE + 7

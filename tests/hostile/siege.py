@@ -22,11 +22,11 @@ from typing import Any, Final
 import trio
 
 from dataplane.line_limit import ALL_LINES, ALL_LINES_PER_S
-from metaquorum.scram import MIN_ITERATIONS, ScramMechanism, salted_password
+from metaquorum.security.scram import MIN_ITERATIONS, ScramMechanism, salted_password
 from tests.hostile import frames, honest
 from tests.hostile.attacks import ATTACKS, Attack, Enemy
 from tests.hostile.strangers import GUESSED, MECHANISMS, PASSWORD, SESSION_MS, STRANGERS, USER
-from tests.metaquorum.certificates import Authority
+from tests.metaquorum.security.certificates import Authority
 from tests.nodes import PATIENCE_S, ROOT, Node, free_ports, wait_until
 from wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,

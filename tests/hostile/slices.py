@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 
 from metaquorum.runtime import Connection, Listener
-from metaquorum.runtime.real import RealNetwork
+from metaquorum.runtime.system import RealNetwork
 
 # design: no synchronous slice above this on the loop.
 MAX_SLICE_S: Final = 0.010

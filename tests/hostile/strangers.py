@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from metaquorum.sasl import AuthenticationError, client_mechanism
+from metaquorum.security.sasl import AuthenticationError, client_mechanism
 from tests.hostile import frames
 from tests.hostile.attacks import BROKEN, Attack, Enemy, drain
 from wire.messages.api_versions import ApiVersionsRequest

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from metaquorum.admin.users import new_upsertion
-from metaquorum.one_line import UNSAFE
-from metaquorum.scram import MIN_ITERATIONS, ScramClient, ScramMechanism
+from metaquorum.client.users import new_upsertion
+from metaquorum.runtime.one_line import UNSAFE
+from metaquorum.security.scram import MIN_ITERATIONS, ScramClient, ScramMechanism
 from tests.hostile.honest import Client
-from tests.metaquorum.certificates import Authority
+from tests.metaquorum.security.certificates import Authority
 from tests.nodes import PATIENCE_S, Node, elsewhere, free_ports
 from wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
 from wire.messages.metadata import MetadataRequest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metaquorum.decoy_key import DECOY_KEY
+from metaquorum.security.decoy_key import DECOY_KEY
 from tests.cli.admin import Admin
 from tests.cli.test_security import formatted
 from tests.nodes import Node, elsewhere, free_port

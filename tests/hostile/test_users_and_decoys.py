@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaquorum.scram import BY_SASL_NAME
+from metaquorum.security.scram import BY_SASL_NAME
 from tests.hostile.honest import Client
 from tests.hostile.test_secrets_on_disk import guarded_node
 from tests.nodes import Node, elsewhere

@@ -2,12 +2,12 @@
 
 import trio
 
-from metaquorum.admin import InterruptedChangeError, TopicPartition, connect
-from metaquorum.admin.admin import AdminClient
-from metaquorum.admin.consumer import Consumer, Start
-from metaquorum.admin.producer import Producer, ProducerRecord
-from metaquorum.admin.values import NewTopic
-from metaquorum.runtime.seams import Runtime
+from metaquorum.client import InterruptedChangeError, TopicPartition, connect
+from metaquorum.client.admin import AdminClient
+from metaquorum.client.consumer import Consumer, Start
+from metaquorum.client.producer import Producer, ProducerRecord
+from metaquorum.client.values import NewTopic
+from metaquorum.runtime.interfaces import Runtime
 from simulations.node import NodeOnMachine
 from simulations.world import World
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from metaquorum.runtime.seams import Runtime
+from metaquorum.runtime.interfaces import Runtime
 from simulations.machine import Machine
 from simulations.world import World
 

@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from metaquorum.journal import Journal
-from metaquorum.journal_ops import Entry
-from metaquorum.runtime.seams import Runtime
+from metaquorum.runtime.interfaces import Runtime
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.journal_ops import Entry
 from simulations.defects import DEFECTS
 from simulations.fleet import cluster, quorum
 from simulations.fleet.council import CLUSTER_ID

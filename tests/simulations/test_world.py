@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from metaquorum.runtime.seams import Connection, Runtime, sleep
+from metaquorum.runtime.interfaces import Connection, Runtime, sleep
 from simulations.process import MachineStopped
 from simulations.world import Violation, World
 

@@ -8,7 +8,7 @@ import trio
 from dataplane.log.cleaning import Cleaning, CleaningOrder, CleaningResult
 from dataplane.log.config import LogConfig
 from dataplane.log.partition_log import PartitionLog
-from metaquorum.runtime.seams import Disk
+from metaquorum.runtime.interfaces import Disk
 from tests.dataplane.log.logs import UnsyncedDisk, headers_of
 from wire.records.compression import Codec
 from wire.records.records import Record, batches, decode_records, encode_batch

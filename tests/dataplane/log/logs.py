@@ -10,7 +10,7 @@ from dataplane.log.partition_log import AppendResult, PartitionLog
 from dataplane.log.recovery import LoadedLog, load_log
 from dataplane.log.timestamps import TimestampOffset, youngest_of
 from metaquorum.runtime import File
-from metaquorum.runtime.real import RealDisk, RealFile
+from metaquorum.runtime.system import RealDisk, RealFile
 from wire.records.records import BatchHeader, Record, batches, encode_batch
 
 EPOCH = 3

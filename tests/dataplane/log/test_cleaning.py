@@ -15,7 +15,7 @@ from dataplane.log.cleaning import Cleaning, CleaningAborted, CleaningOrder, Unc
 from dataplane.log.compaction import CompactionLimits, SegmentAges, cleanable
 from dataplane.log.names import DELETED
 from dataplane.log.partition_log import PartitionLog
-from metaquorum.runtime.seams import StorageError
+from metaquorum.runtime.interfaces import StorageError
 from tests.dataplane.log.compacted import (
     RETENTION_MS,
     SEGMENTS,

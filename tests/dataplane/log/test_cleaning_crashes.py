@@ -18,7 +18,7 @@ from tests.dataplane.log.compacted import (
     stored_records,
 )
 from tests.dataplane.log.logs import headers_of
-from tests.metaquorum.crash_disk import Crash, CrashDisk
+from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
 from wire.records.records import Record
 
 pytestmark = pytest.mark.slow  # power goes at every write

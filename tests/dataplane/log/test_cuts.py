@@ -13,9 +13,9 @@ from dataplane.log.config import LogConfig
 from dataplane.log.log_dir import LogDir, NewPartition
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
-from metaquorum.runtime.seams import StorageError
+from metaquorum.runtime.interfaces import StorageError
 from tests.dataplane.log.logs import headers_of, make_batch, read_headers
-from tests.metaquorum.crash_disk import Crash, CrashDisk
+from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
 
 pytestmark = pytest.mark.slow  # power goes at every write
 

@@ -6,8 +6,8 @@ import trio
 
 from dataplane.log.config import LogConfig
 from dataplane.log.files import DirectoryFailedError, DiskFullError, OpenFiles, storage_error
-from metaquorum.runtime.real import RealDisk
-from metaquorum.runtime.seams import StorageError
+from metaquorum.runtime.interfaces import StorageError
+from metaquorum.runtime.system import RealDisk
 from tests.dataplane.log.logs import append_many, log_file, open_log, read_headers
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dataplane.log.files import OpenFiles
 from dataplane.log.index import MAX_BUFFERED_ENTRIES, OffsetIndex, TimeIndex
-from metaquorum.runtime.real import RealDisk
+from metaquorum.runtime.system import RealDisk
 from tests.dataplane.log.logs import log_file
 
 

@@ -14,8 +14,8 @@ from dataplane.log.log_dir import MANY_LOGS, LogDir, NewPartition
 from dataplane.log.names import file_name, parse_partition_folder, retired_folder
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import load_log
-from metaquorum.runtime.real import RealDisk, RealFile
-from metaquorum.runtime.seams import File, Runtime, StorageError
+from metaquorum.runtime.interfaces import File, Runtime, StorageError
+from metaquorum.runtime.system import RealDisk, RealFile
 from simulations.machine import Machine
 from simulations.world import World
 from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers

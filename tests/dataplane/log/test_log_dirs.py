@@ -17,9 +17,9 @@ from dataplane.log.known_dirs import KNOWN_DIRS, read_known_dirs
 from dataplane.log.log_dir import LogDir, NewPartition
 from dataplane.log.log_dirs import LogDirs
 from dataplane.log.names import PARTITION_METADATA
-from metaquorum.runtime.real import RealDisk
-from metaquorum.runtime.seams import Runtime, StorageError
-from metaquorum.storage import StorageIdentityError, open_storage
+from metaquorum.runtime.interfaces import Runtime, StorageError
+from metaquorum.runtime.system import RealDisk
+from metaquorum.storage.data_dir import StorageIdentityError, open_storage
 from simulations.world import World
 from tests.dataplane.log.logs import SMALL, append_many
 from tests.dataplane.serving import FaultyDisk, in_trio

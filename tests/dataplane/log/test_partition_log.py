@@ -8,8 +8,8 @@ import trio
 from dataplane.log.config import LogConfig
 from dataplane.log.files import DiskFullError, OpenFiles
 from dataplane.log.index import SparseIndex
-from metaquorum.runtime.real import RealDisk, RealFile
-from metaquorum.runtime.seams import Buffer, File, StorageError
+from metaquorum.runtime.interfaces import Buffer, File, StorageError
+from metaquorum.runtime.system import RealDisk, RealFile
 from tests.dataplane.log.logs import (
     EPOCH,
     SMALL,

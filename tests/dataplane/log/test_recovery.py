@@ -10,7 +10,7 @@ from dataplane.log.config import NEVER, LogConfig
 from dataplane.log.names import LOG, SNAPSHOT, file_name
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import load_log
-from metaquorum.runtime.seams import StorageError
+from metaquorum.runtime.interfaces import StorageError
 from tests.dataplane.log.logs import (
     EPOCH,
     SMALL,

@@ -17,9 +17,9 @@ from metaquorum.channel import (
     RpcClient,
     RpcServer,
 )
-from metaquorum.runtime.real import real_runtime
-from metaquorum.runtime.seams import Runtime
-from metaquorum.tls_files import TlsFiles
+from metaquorum.runtime.interfaces import Runtime
+from metaquorum.runtime.system import real_runtime
+from metaquorum.security.tls_context import TlsFiles
 from tests.nodes import PATIENCE_S, free_port
 
 SECRET = b"a secret of this cluster"

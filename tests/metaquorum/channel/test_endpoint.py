@@ -6,7 +6,7 @@ import pytest
 
 from metaquorum.channel import ChannelTimings, StreamKind
 from metaquorum.channel.timing import Backoff, within
-from metaquorum.runtime.seams import sleep
+from metaquorum.runtime.interfaces import sleep
 from tests.metaquorum.channel.nodes import HOST, SECRET, endpoint, in_trio, shared_runtime
 from tests.nodes import PATIENCE_S
 

@@ -24,7 +24,7 @@ from metaquorum.channel import (
     listener,
 )
 from metaquorum.channel.listener import MAX_IN_HANDSHAKE
-from metaquorum.runtime.seams import Connection
+from metaquorum.runtime.interfaces import Connection
 from tests.metaquorum.channel.nodes import (
     HOST,
     SECRET,

@@ -26,7 +26,7 @@ from metaquorum.channel.calls import (
     encode_cancel,
 )
 from metaquorum.channel.rpc_server import MAX_CALL_BYTES_IN_FLIGHT, MAX_CALLS_IN_FLIGHT
-from metaquorum.runtime.seams import Connection, Listener
+from metaquorum.runtime.interfaces import Connection, Listener
 from tests.metaquorum.channel.nodes import (
     HOST,
     Changes,

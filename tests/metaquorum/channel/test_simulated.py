@@ -22,7 +22,7 @@ from metaquorum.channel import (
     RpcClient,
     RpcServer,
 )
-from metaquorum.runtime.seams import Runtime, sleep
+from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.machine import Machine
 from simulations.world import Violation, World
 from tests.metaquorum.channel.nodes import SECRET, Voter

@@ -20,16 +20,21 @@ import trio
 import trio.testing
 from trio._core import _run
 
-from metaquorum.batch import Batch
-from metaquorum.journal import Journal
-from metaquorum.loader import MetadataLoader
-from metaquorum.quorum import NotCommittedError, OutcomeUnknownError, Proposal, RaftFatalError
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import TopicRecord, encode_record
+from metaquorum.metadata.replicated_log import (
+    NotCommittedError,
+    OutcomeUnknownError,
+    Proposal,
+    RaftFatalError,
+)
 from metaquorum.raft.peers import PeerProtocolError, PeerReceiver
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter
-from metaquorum.records import TopicRecord, encode_record
-from metaquorum.runtime.seams import StorageError
-from tests.metaquorum.crash_disk import Crash, CrashDisk
+from metaquorum.runtime.interfaces import StorageError
+from metaquorum.storage.journal import Journal
+from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
 
 T = TypeVar("T")
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"

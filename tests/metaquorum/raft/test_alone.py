@@ -8,22 +8,22 @@ import pytest
 import trio
 import trio.testing
 
-from metaquorum.controller import Controller
-from metaquorum.decisions import NewTopic
-from metaquorum.image import MetadataImage
-from metaquorum.journal import Journal
-from metaquorum.loader import MetadataLoader
-from metaquorum.quorum import NotCommittedError, OutcomeUnknownError
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.heartbeats import WorkerHeartbeat
+from metaquorum.controller.topics import NewTopic
+from metaquorum.controller.worker_registration import WorkerRegistration
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import Endpoint, TopicRecord, encode_record
+from metaquorum.metadata.replicated_log import NotCommittedError, OutcomeUnknownError
 from metaquorum.raft.peers import NoPeers
 from metaquorum.raft.voter import RaftVoter
-from metaquorum.records import Endpoint, TopicRecord, encode_record
-from metaquorum.registrations import WorkerRegistration
-from metaquorum.runtime.real import RealClock, RealDisk
-from metaquorum.runtime.seams import Disk, StorageError
-from metaquorum.snapshot import snapshots
-from metaquorum.worker_sessions import WorkerHeartbeat
-from tests.metaquorum.crash_disk import CrashDisk
-from tests.metaquorum.local_gateway import LocalGateway
+from metaquorum.runtime.interfaces import Disk, StorageError
+from metaquorum.runtime.system import RealClock, RealDisk
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.snapshot import snapshots
+from tests.metaquorum.rpc.local_gateway import LocalGateway
+from tests.metaquorum.storage.crash_disk import CrashDisk
 from wire.primitives.errors import ErrorCode
 
 DIRECTORY = "/data/metadata"

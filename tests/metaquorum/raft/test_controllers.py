@@ -5,12 +5,12 @@ from random import Random
 import pytest
 import trio
 
-from metaquorum.controller import Controller
-from metaquorum.decisions import NewTopic
-from metaquorum.image import NO_LEADER
-from metaquorum.worker_sessions import WorkerHeartbeat
-from tests.metaquorum.histories import registration
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.heartbeats import WorkerHeartbeat
+from metaquorum.controller.topics import NewTopic
+from metaquorum.metadata.image import NO_LEADER
 from tests.metaquorum.raft.cluster import Cluster, Node
+from tests.metaquorum.storage.histories import registration
 from wire.primitives.errors import ErrorCode, KafkaError
 
 

@@ -5,8 +5,8 @@ import logging
 import pytest
 import trio
 
-from metaquorum.quorum import NotCommittedError
-from metaquorum.runtime.seams import StorageError
+from metaquorum.metadata.replicated_log import NotCommittedError
+from metaquorum.runtime.interfaces import StorageError
 from tests.metaquorum.raft.cluster import Cluster, Node
 from wire.primitives.errors import ErrorCode
 

@@ -4,9 +4,7 @@ from random import Random
 
 import pytest
 
-from metaquorum.journal import Journal
-from metaquorum.journal_ops import HardState, LogPosition
-from metaquorum.quorum import RaftFatalError
+from metaquorum.metadata.replicated_log import RaftFatalError
 from metaquorum.raft import core as core_module
 from metaquorum.raft.core import RaftCore
 from metaquorum.raft.log import RaftLog
@@ -26,7 +24,9 @@ from metaquorum.raft.messages import (
 )
 from metaquorum.raft.progress import Sending
 from metaquorum.raft.timings import RaftTimings
-from tests.metaquorum.crash_disk import CrashDisk
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.journal_ops import HardState, LogPosition
+from tests.metaquorum.storage.crash_disk import CrashDisk
 
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
 

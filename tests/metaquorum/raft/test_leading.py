@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from metaquorum.quorum import NotCommittedError, OutcomeUnknownError
+from metaquorum.metadata.replicated_log import NotCommittedError, OutcomeUnknownError
 from tests.metaquorum.raft.cluster import Cluster, Node
 
 

@@ -10,13 +10,13 @@ import pysyncobj.syncobj as syncobj
 import pysyncobj.version
 import pytest
 
-from metaquorum.journal import Journal
-from metaquorum.journal_ops import LogPosition
 from metaquorum.raft import library
 from metaquorum.raft.core import RaftCore
 from metaquorum.raft.log import RaftLog
 from metaquorum.raft.timings import RaftTimings
-from tests.metaquorum.crash_disk import CrashDisk
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.journal_ops import LogPosition
+from tests.metaquorum.storage.crash_disk import CrashDisk
 from tests.nodes import wait_until
 
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"

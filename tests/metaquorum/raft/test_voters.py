@@ -3,9 +3,9 @@
 import pytest
 import trio
 
-from metaquorum.batch import Batch
-from metaquorum.journal import Journal
-from metaquorum.journal_ops import Entry
+from metaquorum.metadata.batch import Batch
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.journal_ops import Entry
 from tests.metaquorum.raft.cluster import CLUSTER, DIRECTORY, Cluster
 
 

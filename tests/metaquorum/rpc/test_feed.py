@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import metaquorum.rpc.feed
-from metaquorum.batch import Batch
-from metaquorum.image import MetadataImage
-from metaquorum.records import PartitionRecord, TopicRecord
-from metaquorum.replay import Replay, replay
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import PartitionRecord, TopicRecord
+from metaquorum.metadata.replay import Replay, replay
 from metaquorum.rpc.feed import RecentBatches, SnapshotParts
-from metaquorum.snapshot import unpack_records
+from metaquorum.storage.snapshot import unpack_records
 
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
 COUNTS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), max_size=30)

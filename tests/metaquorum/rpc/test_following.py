@@ -9,13 +9,14 @@ import trio
 
 import metaquorum.rpc.feed
 from metaquorum.channel.rpc_server import Caller
-from metaquorum.controller_role import ControllerRole
-from metaquorum.decisions import NewTopic, TopicOutcome
-from metaquorum.gateway import Gateway
-from metaquorum.loader import MetadataLoader
-from metaquorum.proposer import Changed
-from metaquorum.records import Endpoint
-from metaquorum.registrations import WorkerRegistration
+from metaquorum.controller.heartbeats import WorkerHeartbeat
+from metaquorum.controller.proposer import Changed
+from metaquorum.controller.topics import NewTopic, TopicOutcome
+from metaquorum.controller.worker_registration import WorkerRegistration
+from metaquorum.controller_server import ControllerRole
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import Endpoint
+from metaquorum.rpc.controller_client import Gateway
 from metaquorum.rpc.feed import RecentBatches
 from metaquorum.rpc.follower import DivergedError, MetadataFollower
 from metaquorum.rpc.links import QuorumLinks
@@ -28,7 +29,6 @@ from metaquorum.rpc.methods import (
     QuorumView,
 )
 from metaquorum.rpc.session import ReplacedError, WorkerSession
-from metaquorum.worker_sessions import WorkerHeartbeat
 from tests.metaquorum.channel.nodes import (
     CLUSTER,
     HOST,

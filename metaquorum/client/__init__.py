@@ -1,0 +1,87 @@
+"""Administer, produce to and consume from any Kafka-compatible cluster, on our own wire code.
+
+In a trio program:
+
+    async with connect("127.0.0.1:9092") as cluster:
+        admin = AdminClient(cluster)
+        for topic in await admin.topics():
+            print(topic.name, len(topic.partitions))
+
+Without an event loop: `metaquorum.client.socket_transport`. `Producer` and `Consumer` are simple:
+one batch of a partition under way at a time, partitions taken by assignment, no groups, no
+transactions. `connect(..., runtime=...)` takes the seams of a simulated machine.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from metaquorum.client.cluster import DEFAULT_TIMEOUT_S, Cluster, Node, TopicPartition
+from metaquorum.client.errors import (
+    AdminError,
+    BrokerError,
+    InterruptedChangeError,
+    NotServedError,
+    UnreachableError,
+)
+from metaquorum.client.security import PLAINTEXT, Login, Security, Tls
+from metaquorum.client.throttling import ThrottleTimes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from metaquorum.runtime.interfaces import Runtime
+
+__all__ = [
+    "AdminError",
+    "BrokerError",
+    "Cluster",
+    "InterruptedChangeError",
+    "Login",
+    "Node",
+    "NotServedError",
+    "Security",
+    "ThrottleTimes",
+    "Tls",
+    "TopicPartition",
+    "UnreachableError",
+    "connect",
+]
+
+
+@asynccontextmanager
+async def connect(
+    bootstrap: str | Sequence[tuple[str, int]],
+    *,
+    client_id: str = "metaquorum",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    runtime: Runtime | None = None,
+    security: Security = PLAINTEXT,
+) -> AsyncIterator[Cluster]:
+    """A cluster whose connections end with the block; the first is made by the first call.
+
+    ValueError where the files for TLS cannot be used.
+    """
+    from metaquorum.client.trio_transport import SeamTransport
+
+    if runtime is None:
+        from metaquorum.runtime.system import real_runtime
+
+        runtime = real_runtime()
+    cluster = Cluster(
+        SeamTransport(
+            runtime.clock,
+            runtime.network,
+            None if security.tls is None else security.tls.context(),
+        ),
+        bootstrap,
+        client_id=client_id,
+        timeout_s=timeout_s,
+        random=runtime.random,
+        login=security.login,
+    )
+    try:
+        yield cluster
+    finally:
+        cluster.close()

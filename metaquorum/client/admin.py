@@ -1,0 +1,613 @@
+"""What administrators do: topics, configs, offsets, the nodes and their disks.
+
+Methods that are asked about several things answer with a mapping: for each, its value or the
+BrokerError with which a broker refused it. What concerns the whole call is raised:
+UnreachableError, NotServedError (this cluster has no such API), InterruptedChangeError, and
+BrokerError where a method is about one thing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from metaquorum.client.cluster import ANY_BROKER, CONTROLLER, Cluster, TopicPartition
+from metaquorum.client.connection import VersionRange
+from metaquorum.client.errors import AdminError, BrokerError, broker_error
+from metaquorum.client.health import ClusterHealth, PartitionHealth
+from metaquorum.client.quorum import describe_quorum, describe_workers, unregister_worker
+from metaquorum.client.quota_use import QuotaClient, WorkerQuotaUse, describe_quota_use
+from metaquorum.client.quotas import Wanted, alter_client_quotas, describe_client_quotas
+from metaquorum.client.replicas import (
+    describe_cluster_health,
+    describe_eligible,
+    describe_health,
+    describe_truncations,
+)
+from metaquorum.client.users import (
+    DEFAULT_MECHANISM,
+    Credentials,
+    delete_credentials,
+    describe_users,
+    set_password,
+)
+from metaquorum.client.values import (
+    BROKER_DEFAULT,
+    ApiSupport,
+    ClusterDescription,
+    ConfigChange,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    ConfigSynonym,
+    ConfigType,
+    CreatedTopic,
+    Eligible,
+    Ledger,
+    LogDir,
+    NewTopic,
+    OffsetAtTime,
+    Partition,
+    Quorum,
+    ReplicaOnDisk,
+    ResourceType,
+    Topic,
+    WorkerDescription,
+)
+from metaquorum.metadata.quota_lookup import CLIENT_ID, IP, USER, Part, QuotaEntity
+from metaquorum.runtime.whole_numbers import whole_number
+from metaquorum.security.scram import DEFAULT_ITERATIONS
+from wire.messages.metadata import MetadataResponseTopic
+from wire.primitives.errors import ErrorCode
+from wire.primitives.types import ZERO_UUID, uuid_to_text
+from wire.schema.message import Message
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+MAX_TIMESTAMP: Final = -3
+HIGH_WATERMARK: Final = -1  # for `delete_records`: everything that is committed
+# The first version of CreateTopics in which -1 means the broker's own default (KIP-464).
+_BROKER_DEFAULT_FROM: Final = 4
+
+
+class AdminClient:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    # The cluster
+
+    async def describe_cluster(self) -> ClusterDescription:
+        cluster = self.cluster
+        await cluster.refresh()
+        connection = await cluster.connection(ANY_BROKER, cluster.deadline())
+        nodes = [cluster.nodes[node_id] for node_id in sorted(cluster.nodes)]
+        controller = cluster.controller_id if cluster.controller_id >= 0 else None
+        return ClusterDescription(cluster.cluster_id, controller, nodes, connection.features)
+
+    async def apis(self, node_id: int | None = None) -> list[ApiSupport]:
+        """Every API that the node (or any) serves, by key."""
+        to = ANY_BROKER if node_id is None else node_id
+        connection = await self.cluster.connection(to, self.cluster.deadline())
+        return [_api_support(key, served) for key, served in sorted(connection.versions.items())]
+
+    async def describe_quorum(self) -> Quorum:
+        return await describe_quorum(self.cluster)
+
+    async def workers(self) -> list[WorkerDescription]:
+        """All that are registered, fenced ones too, by their ids."""
+        return await describe_workers(self.cluster)
+
+    async def describe_health(self, topics: Iterable[Topic]) -> list[PartitionHealth]:
+        """Of every partition of these topics: what is wrong with it, and why."""
+        return await describe_health(self.cluster, topics)
+
+    async def describe_eligible(self, topics: Iterable[str]) -> dict[TopicPartition, Eligible]:
+        """Of their partitions that have any: who may lead without being in sync."""
+        return await describe_eligible(self.cluster, topics)
+
+    async def describe_cluster_health(self, topics: Iterable[Topic]) -> ClusterHealth:
+        """Of all workers, and of these topics."""
+        return await describe_cluster_health(self.cluster, topics)
+
+    async def describe_truncations(
+        self, node_id: int, topics: Sequence[str] | None = None
+    ) -> Ledger:
+        """What replicas on that node have lost, of these topics (None: of all)."""
+        return await describe_truncations(self.cluster, node_id, topics)
+
+    async def unregister_worker(self, worker_id: int) -> None:
+        """The cluster has forgotten the worker."""
+        await unregister_worker(self.cluster, worker_id)
+
+    async def describe_log_dirs(self, node_ids: Sequence[int] | None = None) -> list[LogDir]:
+        """The directories of these nodes (None: of all), by node and path."""
+        from wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
+
+        await self.cluster.refresh()
+        found: list[LogDir] = []
+        for node_id in sorted(self.cluster.nodes) if node_ids is None else node_ids:
+            response: DescribeLogDirsResponse = await self.cluster.call(
+                DescribeLogDirsRequest(topics=None), to=node_id
+            )
+            if response.error_code:
+                raise broker_error(response.error_code, None, f"node {node_id}")
+            found += [
+                LogDir(
+                    node_id=node_id,
+                    path=result.log_dir,
+                    error=broker_error(result.error_code, None, "").message
+                    if result.error_code
+                    else "",
+                    total_bytes=result.total_bytes,
+                    usable_bytes=result.usable_bytes,
+                    replicas=[
+                        ReplicaOnDisk(
+                            topic.name,
+                            partition.partition_index,
+                            partition.partition_size,
+                            partition.offset_lag,
+                            partition.is_future_key,
+                        )
+                        for topic in result.topics
+                        for partition in topic.partitions
+                    ],
+                )
+                for result in sorted(response.results, key=lambda result: result.log_dir)
+            ]
+        return found
+
+    # Topics
+
+    async def topics(self) -> list[Topic]:
+        """All topics, by name, internal ones too. Those that metadata cannot tell are left out."""
+        found = await self.cluster.refresh(None)
+        topics = [_topic(topic) for topic in found if not topic.error_code]
+        return sorted(topics, key=lambda topic: topic.name)
+
+    async def describe_topics(self, names: Iterable[str]) -> dict[str, Topic | BrokerError]:
+        names = list(dict.fromkeys(names))
+        found = {topic.name: topic for topic in await self.cluster.refresh(names)}
+        described: dict[str, Topic | BrokerError] = {}
+        for name in names:
+            topic = found.get(name)
+            code = topic.error_code if topic else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            text = "there is no such topic" if code == _UNKNOWN_TOPIC else None
+            described[name] = (
+                _topic(topic)
+                if topic and not topic.error_code
+                else broker_error(code, text, f"topic {name}")
+            )
+        return described
+
+    async def create_topics(
+        self, topics: Iterable[NewTopic], *, validate_only: bool = False
+    ) -> dict[str, CreatedTopic | BrokerError]:
+        from wire.messages.create_topics import (
+            CreatableTopic,
+            CreatableTopicConfig,
+            CreateTopicsRequest,
+            CreateTopicsResponse,
+        )
+
+        asked = {topic.name: topic for topic in topics}
+        if any(
+            BROKER_DEFAULT in (topic.partitions, topic.replication_factor)
+            for topic in asked.values()
+        ):
+            await self._check_broker_defaults()
+        request = CreateTopicsRequest(
+            topics=[
+                CreatableTopic(
+                    name=topic.name,
+                    num_partitions=topic.partitions,
+                    replication_factor=topic.replication_factor,
+                    configs=[
+                        CreatableTopicConfig(name=name, value=value)
+                        for name, value in topic.configs.items()
+                    ],
+                )
+                for topic in asked.values()
+            ],
+            timeout_ms=self._timeout_ms(),
+            validate_only=validate_only,
+        )
+        response: CreateTopicsResponse = await self._change(request)
+        return {
+            result.name: broker_error(
+                result.error_code, result.error_message, f"topic {result.name}"
+            )
+            if result.error_code
+            else CreatedTopic(
+                result.name,
+                _id_text(result.topic_id),
+                result.num_partitions,
+                result.replication_factor,
+            )
+            for result in response.topics
+        }
+
+    async def _check_broker_defaults(self) -> None:
+        from wire.messages.create_topics import CreateTopicsRequest
+
+        connection = await self.cluster.connection(CONTROLLER, self.cluster.deadline())
+        if connection.version_of(CreateTopicsRequest) < _BROKER_DEFAULT_FROM:
+            raise AdminError(
+                "this cluster is too old to choose partitions and replication factor by itself: "
+                "say both"
+            )
+
+    async def delete_topics(self, names: Iterable[str]) -> dict[str, BrokerError | None]:
+        """None: gone."""
+        from wire.messages.delete_topics import (
+            DeleteTopicsRequest,
+            DeleteTopicsResponse,
+            DeleteTopicState,
+        )
+
+        names = list(dict.fromkeys(names))
+        connection = await self.cluster.connection(CONTROLLER, self.cluster.deadline())
+        by_state = connection.version_of(DeleteTopicsRequest) >= 6
+        request = DeleteTopicsRequest(
+            topics=[DeleteTopicState(name=name) for name in names] if by_state else [],
+            topic_names=[] if by_state else names,
+            timeout_ms=self._timeout_ms(),
+        )
+        response: DeleteTopicsResponse = await self._change(request)
+        return {
+            result.name or "": broker_error(
+                result.error_code, result.error_message, f"topic {result.name}"
+            )
+            if result.error_code
+            else None
+            for result in response.responses
+        }
+
+    async def create_partitions(
+        self, name: str, count: int, *, validate_only: bool = False
+    ) -> None:
+        """The topic has `count` partitions."""
+        from wire.messages.create_partitions import (
+            CreatePartitionsRequest,
+            CreatePartitionsResponse,
+            CreatePartitionsTopic,
+        )
+
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name=name, count=count, assignments=None)],
+            timeout_ms=self._timeout_ms(),
+            validate_only=validate_only,
+        )
+        response: CreatePartitionsResponse = await self._change(request)
+        for result in response.results:
+            if result.error_code:
+                raise broker_error(result.error_code, result.error_message, f"topic {name}")
+
+    # Offsets and records
+
+    async def list_offsets(
+        self, timestamps_ms: Mapping[TopicPartition, int], *, read_committed: bool = False
+    ) -> dict[TopicPartition, OffsetAtTime | BrokerError]:
+        """The first offset at or after a time; EARLIEST, LATEST and MAX_TIMESTAMP are times too."""
+        from wire.messages.list_offsets import (
+            ListOffsetsPartition,
+            ListOffsetsRequest,
+            ListOffsetsResponse,
+            ListOffsetsTopic,
+        )
+
+        deadline = self.cluster.deadline()
+
+        async def ask(
+            node_id: int, led: list[TopicPartition]
+        ) -> dict[TopicPartition, OffsetAtTime | BrokerError]:
+            request = ListOffsetsRequest(
+                replica_id=-1,
+                isolation_level=int(read_committed),
+                topics=[
+                    ListOffsetsTopic(
+                        name=name,
+                        partitions=[
+                            ListOffsetsPartition(
+                                partition_index=where.partition, timestamp=timestamps_ms[where]
+                            )
+                            for where in partitions
+                        ],
+                    )
+                    for name, partitions in _by_topic(led).items()
+                ],
+                timeout_ms=self._timeout_ms(),
+            )
+            response: ListOffsetsResponse = await self.cluster.call(
+                request, to=node_id, deadline=deadline
+            )
+            return {
+                (where := TopicPartition(topic.name, partition.partition_index)): broker_error(
+                    partition.error_code, None, f"partition {where}"
+                )
+                if partition.error_code
+                else OffsetAtTime(partition.offset, partition.timestamp, partition.leader_epoch)
+                for topic in response.topics
+                for partition in topic.partitions
+            }
+
+        return await self.cluster.ask_leaders(timestamps_ms, ask, deadline)
+
+    async def delete_records(
+        self, before: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | BrokerError]:
+        """Where each partition begins now that what lay before the offset is gone.
+
+        HIGH_WATERMARK as an offset means everything.
+        """
+        from wire.messages.delete_records import (
+            DeleteRecordsPartition,
+            DeleteRecordsRequest,
+            DeleteRecordsResponse,
+            DeleteRecordsTopic,
+        )
+
+        deadline = self.cluster.deadline()
+
+        async def ask(
+            node_id: int, led: list[TopicPartition]
+        ) -> dict[TopicPartition, int | BrokerError]:
+            request = DeleteRecordsRequest(
+                topics=[
+                    DeleteRecordsTopic(
+                        name=name,
+                        partitions=[
+                            DeleteRecordsPartition(
+                                partition_index=where.partition, offset=before[where]
+                            )
+                            for where in partitions
+                        ],
+                    )
+                    for name, partitions in _by_topic(led).items()
+                ],
+                timeout_ms=self._timeout_ms(),
+            )
+            # Deleting twice what is before an offset deletes nothing more.
+            response: DeleteRecordsResponse = await self.cluster.call(
+                request, to=node_id, deadline=deadline
+            )
+            return {
+                (where := TopicPartition(topic.name, partition.partition_index)): broker_error(
+                    partition.error_code, None, f"partition {where}"
+                )
+                if partition.error_code
+                else partition.low_watermark
+                for topic in response.topics
+                for partition in topic.partitions
+            }
+
+        return await self.cluster.ask_leaders(before, ask, deadline)
+
+    # Configs
+
+    async def describe_configs(
+        self,
+        resource: ConfigResource,
+        names: Sequence[str] | None = None,
+        *,
+        synonyms: bool = False,
+        documentation: bool = False,
+    ) -> list[ConfigEntry]:
+        """These configs (None: all), by name; BrokerError when there is no such resource."""
+        from wire.messages.describe_configs import (
+            DescribeConfigsRequest,
+            DescribeConfigsResource,
+            DescribeConfigsResponse,
+        )
+
+        to = self._node_of(resource)
+        connection = await self.cluster.connection(to, self.cluster.deadline())
+        documented = connection.version_of(DescribeConfigsRequest) >= 3
+        request = DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsResource(
+                    resource_type=resource.type,
+                    resource_name=resource.name,
+                    configuration_keys=None if names is None else list(names),
+                )
+            ],
+            include_synonyms=synonyms,
+            include_documentation=documentation and documented,
+        )
+        response: DescribeConfigsResponse = await self.cluster.call(request, to=to)
+        (result,) = response.results
+        if result.error_code:
+            raise broker_error(result.error_code, result.error_message, str(resource))
+        entries = [
+            ConfigEntry(
+                name=config.name,
+                value=config.value,
+                source=_member(ConfigSource, config.config_source, ConfigSource.UNKNOWN),
+                read_only=config.read_only,
+                is_sensitive=config.is_sensitive,
+                type=_member(ConfigType, config.config_type, ConfigType.UNKNOWN),
+                documentation=config.documentation,
+                synonyms=[
+                    ConfigSynonym(
+                        synonym.name,
+                        synonym.value,
+                        _member(ConfigSource, synonym.source, ConfigSource.UNKNOWN),
+                    )
+                    for synonym in config.synonyms
+                ],
+            )
+            for config in result.configs
+        ]
+        return sorted(entries, key=lambda entry: entry.name)
+
+    async def alter_configs(
+        self,
+        resource: ConfigResource,
+        changes: Iterable[ConfigChange],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """The changes are in force, all of them or (BrokerError) none."""
+        from wire.messages.incremental_alter_configs import (
+            AlterableConfig,
+            AlterConfigsResource,
+            IncrementalAlterConfigsRequest,
+            IncrementalAlterConfigsResponse,
+        )
+
+        request = IncrementalAlterConfigsRequest(
+            resources=[
+                AlterConfigsResource(
+                    resource_type=resource.type,
+                    resource_name=resource.name,
+                    configs=[
+                        AlterableConfig(
+                            name=change.name,
+                            config_operation=change.operation,
+                            value=change.value,
+                        )
+                        for change in changes
+                    ],
+                )
+            ],
+            validate_only=validate_only,
+        )
+        to = self._node_of(resource)
+        response: IncrementalAlterConfigsResponse = await self._change(
+            request, to=CONTROLLER if to == ANY_BROKER else to
+        )
+        for result in response.responses:
+            if result.error_code:
+                raise broker_error(result.error_code, result.error_message, str(resource))
+
+    # Users
+
+    async def describe_users(
+        self, names: Sequence[str] | None = None
+    ) -> dict[str, Credentials | BrokerError]:
+        """SCRAM mechanisms by user, with the iterations of each; None: of all users."""
+        return await describe_users(self.cluster, names)
+
+    async def set_password(
+        self,
+        user: str,
+        password: str,
+        *,
+        mechanisms: Sequence[str] = (DEFAULT_MECHANISM,),
+        iterations: int = DEFAULT_ITERATIONS,
+    ) -> None:
+        """The user, new or not, logs in with this password by these mechanisms."""
+        await set_password(self.cluster, user, password, mechanisms, iterations)
+
+    async def delete_credentials(self, user: str, mechanisms: Sequence[str]) -> None:
+        """The user does not log in by these mechanisms any more."""
+        await delete_credentials(self.cluster, user, mechanisms)
+
+    # Client quotas
+
+    async def describe_client_quotas(
+        self,
+        *,
+        user: Wanted = Part.ABSENT,
+        client_id: Wanted = Part.ABSENT,
+        ip: Wanted = Part.ABSENT,
+        strict: bool = False,
+    ) -> dict[QuotaEntity, dict[str, float]]:
+        """The quotas that are set for whom has the parts that are asked for.
+
+        A part may be asked for by name, as Part.DEFAULT, or as Match.ANY of either. `strict`: and
+        has no other part.
+        """
+        wanted = {USER: user, CLIENT_ID: client_id, IP: ip}
+        return await describe_client_quotas(self.cluster, wanted, strict=strict)
+
+    async def alter_client_quotas(
+        self,
+        changes: Mapping[QuotaEntity, Mapping[str, float | None]],
+        *,
+        validate_only: bool = False,
+    ) -> dict[QuotaEntity, BrokerError | None]:
+        """Each entity has these quotas and keeps its others; None as a value takes one away.
+
+        What is asked for one entity is done whole or refused whole.
+        """
+        return await alter_client_quotas(self.cluster, changes, validate_only=validate_only)
+
+    async def describe_quota_use(
+        self,
+        worker: int,
+        clients: Sequence[QuotaClient] = (),
+        *,
+        most_used: int = 0,
+        include_muted: bool = False,
+    ) -> WorkerQuotaUse:
+        """What is used on that worker: by these clients, and of so many allowances nearest to
+        their limit. NotServedError by any Kafka."""
+        return await describe_quota_use(
+            self.cluster, worker, clients, most_used=most_used, include_muted=include_muted
+        )
+
+    def _node_of(self, resource: ConfigResource) -> int:
+        """A node tells its own configs; those of everything else any of them knows."""
+        if resource.type not in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+            return ANY_BROKER
+        if not resource.name:
+            return ANY_BROKER
+        node_id = whole_number(resource.name, 2**31 - 1)
+        if node_id is None:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, "a node is named by its number", str(resource)
+            )
+        return node_id
+
+    # What changes something
+
+    def _timeout_ms(self) -> int:
+        return int(self.cluster.timeout_s * 1000)
+
+    async def _change(self, request: Message, *, to: int = CONTROLLER) -> Any:
+        """Sent once, to the node that is asked to change things."""
+        return await self.cluster.call(request, to=to, changes=True)
+
+
+_UNKNOWN_TOPIC: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    grouped: dict[str, list[TopicPartition]] = {}
+    for where in partitions:
+        grouped.setdefault(where.topic, []).append(where)
+    return grouped
+
+
+def _topic(topic: MetadataResponseTopic) -> Topic:
+    partitions = [
+        Partition(
+            partition.partition_index,
+            partition.leader_id if partition.leader_id >= 0 else None,
+            partition.leader_epoch,
+            partition.replica_nodes,
+            partition.isr_nodes,
+            partition.offline_replicas,
+        )
+        for partition in sorted(topic.partitions, key=lambda p: p.partition_index)
+    ]
+    return Topic(topic.name or "", _id_text(topic.topic_id), topic.is_internal, partitions)
+
+
+def _id_text(topic_id: bytes) -> str:
+    """Empty where the broker is too old to know."""
+    return "" if topic_id == ZERO_UUID else uuid_to_text(topic_id)
+
+
+E = TypeVar("E", ConfigSource, ConfigType)
+
+
+def _member(kind: type[E], value: int, unknown: E) -> E:
+    try:
+        return kind(value)
+    except ValueError:  # of a broker that is newer than this
+        return unknown
+
+
+def _api_support(key: int, served: VersionRange) -> ApiSupport:
+    from metaquorum.client.api_names import API_NAMES, spoken
+
+    return ApiSupport(key, API_NAMES.get(key, f"API {key}"), served, spoken(key))

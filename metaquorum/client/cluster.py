@@ -1,0 +1,401 @@
+"""A cluster as a client sees it: found by its bootstrap addresses, asked where it must be asked.
+
+Every call has one deadline, which all its attempts share. What was only asked about is asked again
+on another connection when one breaks; a change that has been sent is not, for it may have been
+made: InterruptedChangeError says so. Answers that say "not here, not now" (a moved leader, say)
+lead to fresh metadata and another attempt.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from random import Random
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from metaquorum.client.connection import BrokerConnection
+from metaquorum.client.errors import (
+    BrokerError,
+    InterruptedChangeError,
+    UnreachableError,
+    broker_error,
+)
+from metaquorum.client.security import Login
+from metaquorum.client.throttling import ThrottleTimes
+from metaquorum.client.transport import BROKEN, AllFailedError, Attempt, Transport
+from metaquorum.runtime.whole_numbers import whole_number
+from wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from wire.primitives.errors import ErrorCode
+from wire.schema.message import Message
+
+T = TypeVar("T")
+
+DEFAULT_PORT: Final = 9092
+DEFAULT_TIMEOUT_S: Final = 30.0
+CONNECT_TIMEOUT_S: Final = 10.0
+# After it the next address is tried beside one that has not answered (RFC 8305's delay).
+RACE_STAGGER_S: Final = 0.25
+FIRST_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 1.0
+FAILOVER_S: Final = 10.0
+MAX_BOOTSTRAP_ADDRESSES: Final = 100
+ANY_BROKER: Final = -1
+CONTROLLER: Final = -2
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+Answers: TypeAlias = dict[TopicPartition, T | BrokerError]
+
+
+class Node(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+
+    @property
+    def address(self) -> str:
+        return address_text((self.host, self.port))
+
+
+def parse_bootstrap(text: str) -> list[tuple[str, int]]:
+    """From "host:port,host:port"; the port may be left out. ValueError says what is wrong."""
+    addresses = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        host, colon, port = item.rpartition(":")
+        if not colon or (item.count(":") > 1 and not host.startswith("[")):
+            host, port = item, str(DEFAULT_PORT)
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        if not host or "[" in host or "]" in host or not whole_number(port, 65_535):
+            raise ValueError(f"{item!r} is not HOST:PORT")
+        addresses.append((host, int(port)))
+    if not addresses:
+        raise ValueError("an address is needed: HOST:PORT[,HOST:PORT...]")
+    if len(addresses) > MAX_BOOTSTRAP_ADDRESSES:
+        raise ValueError(f"more than {MAX_BOOTSTRAP_ADDRESSES} addresses")
+    return addresses
+
+
+def address_text(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Cluster:
+    """Connections to the brokers of one cluster, at most one to each."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        bootstrap: str | Sequence[tuple[str, int]],
+        *,
+        client_id: str = "mq-admin",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        random: Random | None = None,
+        login: Login | None = None,
+    ) -> None:
+        """Nothing is connected yet. `random` spreads what may go anywhere.
+
+        `login` is who we are to brokers.
+        """
+        self._login = login
+        self.transport = transport
+        self.timeout_s = timeout_s
+        self.client_id = client_id
+        self.random = random or Random()  # noqa: S311 - it only spreads load
+        self.nodes: dict[int, Node] = {}
+        self.cluster_id: str | None = None
+        self.controller_id = -1
+        self._bootstrap = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else bootstrap
+        # How long brokers have made us wait, by the API (Produce, Fetch, ...).
+        self.throttle_times: dict[str, ThrottleTimes] = {}
+        self._first: BrokerConnection | None = None
+        self._connections: dict[int, BrokerConnection] = {}
+        self._topics: dict[str, MetadataResponseTopic] = {}
+        self._partitions: dict[str, dict[int, MetadataResponsePartition]] = {}
+
+    def close(self) -> None:
+        for connection in [*self._connections.values(), *([self._first] if self._first else [])]:
+            connection.close()
+        self._connections.clear()
+        self._first = None
+
+    def deadline(self, timeout_s: float | None = None) -> float:
+        return self.transport.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    # Asking
+
+    async def call(
+        self,
+        request: Message,
+        *,
+        to: int = ANY_BROKER,
+        deadline: float | None = None,
+        changes: bool = False,
+        max_version: int | None = None,
+    ) -> Any:
+        """The answer of the broker `to` (or of any, or of the controller) to `request`.
+
+        With `changes` it is not sent twice.
+        """
+        deadline = self.deadline() if deadline is None else deadline
+        attempt = 0
+        while True:
+            connection = await self.connection(to, deadline)
+            sent = False
+            try:
+                connection.version_of(type(request))  # not served: nothing was sent
+                sent = True
+                await connection.send(request, deadline, max_version=max_version)
+                return await connection.receive(deadline)
+            except BROKEN as error:
+                self._drop(connection)
+                where = address_text(connection.address)
+                if changes and sent:
+                    raise InterruptedChangeError(
+                        f"{where} did not answer ({_reason(error)}); the change may have been made"
+                    ) from error
+                if not await self.back_off(attempt, deadline):
+                    raise UnreachableError(
+                        f"{where} did not answer {_api_name(request)}: {_reason(error)}"
+                    ) from error
+            attempt += 1
+
+    async def connection(self, to: int, deadline: float) -> BrokerConnection:
+        """An open connection with versions agreed; UnreachableError when there can be none."""
+        if to == ANY_BROKER:
+            return await self._any(deadline)
+        if not self.nodes:
+            await self.refresh(deadline=deadline)
+        if to == CONTROLLER and not self.nodes:
+            return await self._any(deadline)
+        if to == CONTROLLER:
+            to = self.controller_id if self.controller_id in self.nodes else min(self.nodes)
+        known = self._connections.get(to)
+        if known is not None:
+            return known
+        node = self.nodes.get(to)
+        if node is None:
+            there = ", ".join(str(node_id) for node_id in sorted(self.nodes))
+            text = f"there is no such node; those there are: {there}"
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, text, f"node {to}")
+        try:
+            opened = await self._open((node.host, node.port), deadline)
+        except BROKEN as error:
+            raise UnreachableError(
+                f"node {to} cannot be reached at {node.address}, the address that the cluster "
+                f"gives for it: {_reason(error)}"
+            ) from error
+        self._connections[to] = opened
+        return opened
+
+    async def _any(self, deadline: float) -> BrokerConnection:
+        """The first broker that answers, login and all: one that hangs costs a moment.
+
+        Each address is tried once: a person who mistyped one need not wait for the deadline.
+        Of a cluster that was reached before it is believed for a while that it will be back.
+        """
+        if self._first is not None:
+            return self._first
+        for connection in self._connections.values():
+            return connection
+        addresses = [*self._bootstrap, *((node.host, node.port) for node in self.nodes.values())]
+        patience = min(deadline, self.deadline(FAILOVER_S)) if self.nodes else 0.0
+        attempt = 0
+        while True:
+            tried = list(dict.fromkeys(addresses))
+            attempts = [partial(self._open, address, deadline) for address in tried]
+            try:
+                self._first = await self._first_open(attempts)
+            except AllFailedError as error:
+                failures = [
+                    f"{address_text(address)}: {_reason(failure)}"
+                    for address, failure in zip(tried, error.failures, strict=True)
+                ]
+            else:
+                return self._first
+            if not await self.back_off(attempt, patience):
+                raise UnreachableError("no broker could be reached: " + "; ".join(failures))
+            attempt += 1
+
+    async def _first_open(self, attempts: Sequence[Attempt[BrokerConnection]]) -> BrokerConnection:
+        if len(attempts) > 1:
+            return await self.transport.race(attempts, RACE_STAGGER_S)
+        try:
+            return await attempts[0]()
+        except BROKEN as error:
+            raise AllFailedError([error]) from error
+
+    async def _open(self, address: tuple[str, int], deadline: float) -> BrokerConnection:
+        soon = min(deadline, self.deadline(CONNECT_TIMEOUT_S))
+        stream = await self.transport.connect(*address, soon)
+        connection = BrokerConnection(
+            stream, address, self.client_id, self._login, self.transport.monotonic
+        )
+        connection.throttle_times = self.throttle_times
+        try:
+            await connection.negotiate(soon)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _drop(self, connection: BrokerConnection) -> None:
+        connection.close()
+        if self._first is connection:
+            self._first = None
+        for node_id in [n for n, c in self._connections.items() if c is connection]:
+            del self._connections[node_id]
+
+    def drop(self, connection: BrokerConnection) -> None:
+        """It broke, or what it would still answer is of no interest."""
+        self._drop(connection)
+
+    async def back_off(self, attempt: int, deadline: float) -> bool:
+        """Whether there is time for another attempt; if so, the pause before it is over."""
+        now = self.transport.monotonic()
+        pause = min(FIRST_BACKOFF_S * 2**attempt, MAX_BACKOFF_S) * self.random.uniform(0.8, 1.2)
+        if now + pause >= deadline:
+            return False
+        await self.transport.sleep_until(now + pause)
+        return True
+
+    # Metadata
+
+    async def refresh(
+        self, topics: Iterable[str] | None = (), *, deadline: float | None = None
+    ) -> list[MetadataResponseTopic]:
+        """Fresh metadata of the nodes and of these topics (None: of all), as it came."""
+        names = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        request = MetadataRequest(topics=names, allow_auto_topic_creation=False)
+        response: MetadataResponse = await self.call(request, deadline=deadline)
+        if response.error_code:
+            raise broker_error(response.error_code, None, "metadata")
+        self.nodes = {
+            broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack)
+            for broker in response.brokers
+        }
+        self.cluster_id = response.cluster_id
+        self.controller_id = response.controller_id
+        for node_id in [node_id for node_id in self._connections if node_id not in self.nodes]:
+            self._drop(self._connections[node_id])
+        return response.topics
+
+    async def topic(
+        self, name: str, *, refresh: bool = False, deadline: float | None = None
+    ) -> MetadataResponseTopic:
+        """One topic's metadata, remembered unless `refresh`; BrokerError when it is not there."""
+        known = self._topics.get(name)
+        if known is not None and not refresh:
+            return known
+        deadline = self.deadline() if deadline is None else deadline
+        attempt = 0
+        while True:
+            (topic,) = await self.refresh([name], deadline=deadline)
+            if not topic.error_code:
+                self._topics[name] = topic
+                self._partitions[name] = {p.partition_index: p for p in topic.partitions}
+                return topic
+            self._topics.pop(name, None)
+            error = broker_error(topic.error_code, None, f"topic {name}")
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                error.message = "there is no such topic"
+            missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if missing or not error.retriable or not await self.back_off(attempt, deadline):
+                raise error
+            attempt += 1
+
+    async def partition(
+        self, where: TopicPartition, *, refresh: bool = False, deadline: float | None = None
+    ) -> MetadataResponsePartition:
+        await self.topic(where.topic, refresh=refresh, deadline=deadline)
+        partitions = self._partitions[where.topic]
+        found = partitions.get(where.partition)
+        if found is None:
+            text = f"there is no such partition; topic {where.topic} has {len(partitions)}"
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            raise BrokerError(code, text, f"partition {where}")
+        return found
+
+    async def leaders(
+        self, partitions: Iterable[TopicPartition], *, refresh: bool, deadline: float
+    ) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, BrokerError]]:
+        """The partitions by the node that leads them, and those that have no leader now."""
+        grouped: dict[int, list[TopicPartition]] = {}
+        leaderless: dict[TopicPartition, BrokerError] = {}
+        fresh: set[str] = set()
+        for where in partitions:
+            again = refresh and where.topic not in fresh
+            fresh.add(where.topic)
+            found = await self.partition(where, refresh=again, deadline=deadline)
+            if found.leader_id >= 0 and found.leader_id in self.nodes:
+                grouped.setdefault(found.leader_id, []).append(where)
+            else:
+                leaderless[where] = BrokerError(
+                    ErrorCode.LEADER_NOT_AVAILABLE, "no leader at this time", f"partition {where}"
+                )
+        return grouped, leaderless
+
+    async def ask_leaders(
+        self,
+        partitions: Iterable[TopicPartition],
+        ask: Callable[[int, list[TopicPartition]], Awaitable[Answers[T]]],
+        deadline: float,
+    ) -> Answers[T]:
+        """What the leader of each partition answers, by `ask` of a node about those it leads.
+
+        Retriable refusals are asked again, after a look at who leads now, until the deadline; a
+        leader that cannot be reached, for as long as a failover may take.
+        """
+        answers: Answers[T] = {}
+        asked = list(dict.fromkeys(partitions))
+        waiting = asked
+        patience = 0.0
+        attempt = 0
+        while True:
+            grouped, leaderless = await self.leaders(
+                waiting, refresh=attempt > 0, deadline=deadline
+            )
+            answers.update(leaderless)
+            for node_id, led in grouped.items():
+                try:
+                    answers.update(await ask(node_id, led))
+                except UnreachableError as error:
+                    patience = min(deadline, patience or self.deadline(FAILOVER_S))
+                    if self.transport.monotonic() >= patience:
+                        raise
+                    code = ErrorCode.NETWORK_EXCEPTION
+                    unreached = BrokerError(code, str(error), f"node {node_id}")
+                    answers.update(dict.fromkeys(led, unreached))
+            waiting = [where for where in waiting if _may_change(answers.get(where))]
+            if not waiting or not await self.back_off(attempt, deadline):
+                return {where: answers[where] for where in asked}
+            attempt += 1
+
+
+def _may_change(answer: object) -> bool:
+    return isinstance(answer, BrokerError) and answer.retriable
+
+
+def _api_name(request: Message) -> str:
+    return type(request).__name__.removesuffix("Request")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,258 @@
+"""One connection to one broker: versions agreed upon, requests sent, answers read in order."""
+
+import importlib
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from math import inf
+from random import Random
+from typing import Any, Final, NamedTuple, TypeVar
+
+from metaquorum.client.errors import BrokerError, NotServedError, UnsendableError, broker_error
+from metaquorum.client.security import Login
+from metaquorum.client.throttling import ThrottleTimes
+from metaquorum.client.transport import Stream
+from metaquorum.security.sasl import AuthenticationError
+from wire.messages.api_versions import ApiVersionsRequest
+from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from wire.primitives.errors import ErrorCode, WireError
+from wire.protocol.apis import ApiKey
+from wire.protocol.frames import FrameBuffer
+from wire.protocol.headers import decode_response_as, encode_request
+from wire.schema.message import Message
+
+M = TypeVar("M", bound=Message)
+
+# A fetch may bring more than asked for where one batch is larger; nothing is ever larger than this.
+MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
+MAX_IN_FLIGHT: Final = 16
+MAX_LOGIN_STEPS: Final = 4
+# Of a session's time, after which we show again who we are (KIP-368).
+SESSION_SHARE: Final = 0.85
+_SASL_AUTHENTICATE_SINCE: Final = 1
+SOFTWARE_NAME: Final = "mq-admin"
+SOFTWARE_VERSION: Final = "0.1.0"
+
+
+class VersionRange(NamedTuple):
+    """Both ends included."""
+
+    first: int
+    last: int
+
+
+class Pending(NamedTuple):
+    """A request under way."""
+
+    correlation_id: int
+    request: type[Message]
+    version: int
+
+
+class BrokerConnection:
+    """Requests may be sent ahead; answers are taken in their order.
+
+    Whatever it raises but NotServedError (OSError, EOFError, WireError) is its end: close it.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        address: tuple[str, int],
+        client_id: str,
+        login: Login | None = None,
+        now: Callable[[], float] = time.monotonic,
+        random: Random | None = None,
+    ) -> None:
+        """`now` is the clock of the deadlines, by which sessions end, too."""
+        self._login = login
+        self._now = now
+        self._random = random
+        self._log_in_again_at = inf
+        self.address = address
+        self.versions: dict[int, VersionRange] = {}
+        self.features: dict[str, int] = {}  # finalized ones and their levels
+        self._stream = stream
+        self._client_id = client_id
+        self._received = FrameBuffer(MAX_RESPONSE_BYTES)
+        self._waiting: deque[Pending] = deque()
+        self.throttle_times: dict[str, ThrottleTimes] = {}  # by API
+        self._last_id = 0
+        self._is_served = False  # a request was answered that strangers may not make
+
+    async def negotiate(self, deadline: float) -> None:
+        """`versions` is what the broker serves (KIP-35, KIP-511)."""
+        await self._send(_versions_request(), ApiVersionsRequest.VERSIONS.last, deadline)
+        await self._take_versions(deadline)
+        if self._login is not None:
+            await self._log_in(self._login, deadline)
+
+    async def negotiate_and_ask(self, request: Message, deadline: float) -> Any:
+        """As `negotiate`, and the answer to `request`, which travels with the first request.
+
+        Where this client logs in, `request` follows the login. Otherwise it leaves in its oldest
+        version before the broker has said what it serves: it takes no time of its own.
+        """
+        if self._login is not None:
+            await self.negotiate(deadline)
+            await self.send(request, deadline)
+            return await self.receive(deadline)
+        await self._send(_versions_request(), ApiVersionsRequest.VERSIONS.last, deadline)
+        await self._send(request, request.VERSIONS.first, deadline)
+        await self._take_versions(deadline)
+        return await self.receive(deadline)
+
+    async def _take_versions(self, deadline: float) -> None:
+        version = ApiVersionsRequest.VERSIONS.last
+        response = await self.receive(deadline)
+        if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
+            offered = [a.max_version for a in response.api_keys if a.api_key == ApiKey.API_VERSIONS]
+            version = min(version - 1, max(offered, default=0))
+            if self._waiting:
+                raise WireError("the broker is too old to be asked before it has told its versions")
+            response = await self._ask(_versions_request(), version, deadline)
+        if response.error_code:
+            raise WireError(f"ApiVersions v{version} is answered with error {response.error_code}")
+        self.versions = {
+            api.api_key: VersionRange(api.min_version, api.max_version) for api in response.api_keys
+        }
+        self.features = {
+            feature.name: feature.max_version_level for feature in response.finalized_features
+        }
+
+    async def _log_in(self, login: Login, deadline: float) -> None:
+        """The broker knows who we are. BrokerError where it does not believe it."""
+        began = self._now()
+        mechanism = login.begin(self._random)
+        handshake = SaslHandshakeRequest(mechanism=login.mechanism)
+        version = self.version_of(SaslHandshakeRequest)
+        if version < _SASL_AUTHENTICATE_SINCE:
+            raise NotServedError("SaslAuthenticate", "this cluster is too old to log in to")
+        offered: SaslHandshakeResponse = await self._ask(handshake, version, deadline)
+        if offered.error_code:
+            there = ", ".join(offered.mechanisms) or "none"
+            text = f"the broker does not take the mechanism {login.mechanism}; it takes: {there}"
+            raise broker_error(offered.error_code, text, "log in")
+        version = self.version_of(SaslAuthenticateRequest)
+        token: bytes | None = mechanism.first()
+        for _ in range(MAX_LOGIN_STEPS):
+            if token is None:
+                break
+            step = SaslAuthenticateRequest(auth_bytes=token)
+            answer: SaslAuthenticateResponse = await self._ask(step, version, deadline)
+            if answer.error_code:
+                raise broker_error(answer.error_code, answer.error_message, "log in")
+            try:
+                token = mechanism.respond(bytes(answer.auth_bytes))
+            except AuthenticationError as error:
+                code = ErrorCode.SASL_AUTHENTICATION_FAILED
+                raise BrokerError(code, f"the broker is not to be trusted: {error}") from None
+            self._log_in_again_at = inf
+            if answer.session_lifetime_ms > 0:
+                lifetime_s = answer.session_lifetime_ms / 1000 * SESSION_SHARE
+                self._log_in_again_at = began + lifetime_s
+
+    async def _ask(self, request: Message, version: int, deadline: float) -> Any:
+        await self._send(request, version, deadline)
+        return await self.receive(deadline)
+
+    def version_of(self, request: type[Message], *, max_version: int | None = None) -> int:
+        """The newest version that both ends speak; NotServedError when there is none."""
+        ours, theirs = request.VERSIONS, self.versions.get(request.API)
+        name = request.__name__.removesuffix("Request")
+        if theirs is None:
+            text = f"this cluster does not serve {name} (API {request.API})"
+            raise NotServedError(name, text)
+        newest = min(ours.last, theirs.last)
+        if newest < max(ours.first, theirs.first):
+            raise NotServedError(
+                name,
+                f"this cluster serves {name} in versions {theirs.first} to {theirs.last}, "
+                f"this client speaks {ours.first} to {ours.last}",
+            )
+        if max_version is not None and max_version >= max(ours.first, theirs.first):
+            newest = min(newest, max_version)
+        return newest
+
+    async def send(
+        self, request: Message, deadline: float, *, max_version: int | None = None
+    ) -> None:
+        """It is on its way; its answer is to be taken by `receive`."""
+        version = self.version_of(type(request), max_version=max_version)
+        if self._now() >= self._log_in_again_at and not self._waiting and self._login is not None:
+            await self._log_in(self._login, deadline)
+        await self._send(request, version, deadline)
+
+    async def send_unanswered(
+        self, request: Message, deadline: float, *, max_version: int | None = None
+    ) -> None:
+        """As `send`, for a produce request that asks for no answer."""
+        await self.send(request, deadline, max_version=max_version)
+        self._waiting.pop()
+
+    async def _send(self, request: Message, version: int, deadline: float) -> None:
+        assert len(self._waiting) < MAX_IN_FLIGHT
+        self._last_id += 1
+        try:
+            data = encode_request(request.API, version, self._last_id, self._client_id, request)
+        except (WireError, ValueError) as error:
+            name = type(request).__name__.removesuffix("Request")
+            raise UnsendableError(f"nothing was sent: {name} cannot say this: {error}") from None
+        self._waiting.append(Pending(self._last_id, type(request), version))
+        await self._stream.send(data, deadline)
+
+    async def receive(self, deadline: float) -> Any:
+        """The answer to the oldest request that waits for one.
+
+        Records in it are views of a buffer, void when the next answer is received.
+        """
+        pending = self._waiting.popleft()
+        frame = await self._frame(deadline)
+        response = response_class(pending.request)
+        correlation_id, message = decode_response_as(response, pending.version, frame)
+        if correlation_id != pending.correlation_id:
+            raise WireError(
+                f"answer {correlation_id} where {pending.correlation_id} was due: not Kafka?"
+            )
+        if (throttle_time_ms := getattr(message, "throttle_time_ms", None)) is not None:
+            name = pending.request.__name__.removesuffix("Request")
+            self.throttle_times.setdefault(name, ThrottleTimes()).add(throttle_time_ms)
+        self._is_served = self._is_served or pending.request is not ApiVersionsRequest
+        return message
+
+    async def _frame(self, deadline: float) -> memoryview:
+        received = self._received
+        while (frame := received.next_frame()) is None:
+            count = await self._stream.receive_into(received.writable(), deadline)
+            if not count:
+                raise EOFError(f"the broker closed the connection{self._why_closed()}")
+            received.received(count)
+        return frame
+
+    def _why_closed(self) -> str:
+        """A guess: brokers say nothing to those whom they will not have."""
+        if not self.versions:
+            return " at the first request; it may expect TLS"
+        if self._login is None and not self._is_served:
+            return " after telling its versions; it may want to know who you are"
+        return ""
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _versions_request() -> ApiVersionsRequest:
+    return ApiVersionsRequest(
+        client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION
+    )
+
+
+@lru_cache(maxsize=128)
+def response_class(request: type[Message]) -> type[Message]:
+    """It stands beside the request in the module of their API."""
+    module = importlib.import_module(request.__module__)
+    name = request.__name__.removesuffix("Request") + "Response"
+    found: type[Message] = getattr(module, name)
+    return found

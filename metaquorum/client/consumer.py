@@ -1,0 +1,370 @@
+"""A simple and correct consumer of partitions that it is given; it belongs to no group.
+
+`poll` asks all leaders at once (one request under way to each) and reads their answers in turn. A
+partition's position is always the offset after the last record handed out or passed over, so that
+moved leaders and broken connections neither lose nor repeat a record.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
+from metaquorum.client.cluster import Cluster, TopicPartition
+from metaquorum.client.connection import BrokerConnection
+from metaquorum.client.errors import BrokerError, UnreachableError, broker_error
+from metaquorum.client.transport import BROKEN
+from wire.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.frozen import frozen
+from wire.primitives.types import ZERO_UUID, Buffer
+from wire.records.records import (
+    BatchHeader,
+    ControlType,
+    batch_crc,
+    batches,
+    decode_marker,
+    decode_pieces,
+    iter_records,
+    stored_problem,
+)
+
+MAX_WAIT_S: Final = 0.5
+# Of one answer; a batch that is larger comes whole nevertheless.
+FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
+PARTITION_MAX_BYTES: Final = 1024 * 1024
+# Memory for the records decoded of one answer; what is left is asked for again.
+MAX_HELD_BYTES: Final = 1 << 28
+_RECORD_BYTES: Final = 256  # of a record, beside its key and its value
+_NAMES_UNTIL: Final = 12  # from Fetch 13 on topics are named by their ids
+_NO_SESSION_EPOCH: Final = -1
+
+
+class _From(Enum):
+    OFFSET = 1
+    TAIL = 2
+    TIME = 3
+
+
+@frozen
+class Start:
+    """Where to begin in a partition."""
+
+    kind: _From
+    value: int
+
+    @classmethod
+    def beginning(cls) -> "Start":
+        return cls(_From.TIME, EARLIEST)
+
+    @classmethod
+    def end(cls) -> "Start":
+        return cls(_From.TAIL, 0)
+
+    @classmethod
+    def at_offset(cls, offset: int) -> "Start":
+        """BrokerError (OFFSET_OUT_OF_RANGE) if the partition neither has it nor ends there."""
+        return cls(_From.OFFSET, offset)
+
+    @classmethod
+    def last(cls, count: int) -> "Start":
+        """So many offsets before the end, as far as there are."""
+        return cls(_From.TAIL, count)
+
+    @classmethod
+    def at_time(cls, timestamp_ms: int) -> "Start":
+        """The first record of that time or later; the end if there is none."""
+        return cls(_From.TIME, timestamp_ms)
+
+
+@frozen
+class ConsumedRecord:
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Consumer:
+    """`positions` says for each partition which offset comes next."""
+
+    def __init__(self, cluster: Cluster, *, read_committed: bool = False) -> None:
+        """With `read_committed`, nothing of open or aborted transactions is handed out."""
+        self.cluster = cluster
+        self.positions: dict[TopicPartition, int] = {}
+        self._admin = AdminClient(cluster)
+        self._read_committed = read_committed
+        self._stale = False
+        self._failures = 0
+        self._patience = 0.0
+
+    async def assign(self, starts: Mapping[TopicPartition, Start]) -> None:
+        """Reading goes on with these partitions, and no others, from there."""
+        named = {w: start.value for w, start in starts.items() if start.kind is _From.OFFSET}
+        await self._check_range(named)
+        times = {
+            where: start.value if start.kind is _From.TIME else LATEST
+            for where, start in starts.items()
+            if start.kind is not _From.OFFSET
+        }
+        found = await self._offsets(times)
+        unbounded = [where for where, offset in found.items() if offset < 0]
+        ends = await self._offsets(dict.fromkeys(unbounded, LATEST))
+        tails = [where for where in starts if starts[where].kind is _From.TAIL]
+        firsts = await self._offsets(dict.fromkeys(tails, EARLIEST))
+        self.positions = {}
+        for where, start in starts.items():
+            if start.kind is _From.OFFSET:
+                self.positions[where] = start.value
+            elif start.kind is _From.TAIL:
+                self.positions[where] = max(firsts[where], found[where] - start.value)
+            else:
+                self.positions[where] = ends.get(where, found[where])
+
+    async def end_offsets(self) -> dict[TopicPartition, int]:
+        """Where each assigned partition ends at this time, for this consumer."""
+        return await self._offsets(dict.fromkeys(self.positions, LATEST))
+
+    def release(self, where: TopicPartition) -> None:
+        """Nothing more is read from there."""
+        self.positions.pop(where, None)
+
+    async def _offsets(
+        self, times: Mapping[TopicPartition, int], *, read_committed: bool | None = None
+    ) -> dict[TopicPartition, int]:
+        if not times:
+            return {}
+        if read_committed is None:
+            read_committed = self._read_committed
+        found = await self._admin.list_offsets(times, read_committed=read_committed)
+        offsets: dict[TopicPartition, int] = {}
+        for where, answer in found.items():
+            if isinstance(answer, BrokerError):
+                raise answer
+            offsets[where] = answer.offset
+        return offsets
+
+    # Reading
+
+    async def poll(self, max_wait_s: float = MAX_WAIT_S) -> list[ConsumedRecord]:
+        """What comes next, in order within each partition; empty if nothing came in that time.
+
+        BrokerError and UnreachableError once trying again has not helped for the cluster's timeout.
+        """
+        if not self.positions:
+            return []
+        cluster = self.cluster
+        deadline = cluster.deadline() + max_wait_s
+        troubles: list[Exception] = []
+        records: list[ConsumedRecord] = []
+        asked: list[tuple[BrokerConnection, list[TopicPartition]]] = []
+        try:
+            refresh, self._stale = self._stale, False
+            grouped, leaderless = await cluster.leaders(
+                self.positions, refresh=refresh, deadline=deadline
+            )
+            troubles += leaderless.values()
+            for node_id, led in grouped.items():
+                try:
+                    connection = await cluster.connection(node_id, deadline)
+                    await self._ask(connection, led, max_wait_s, deadline)
+                except UnreachableError as error:
+                    troubles.append(error)
+                except BROKEN as error:
+                    cluster.drop(connection)
+                    troubles.append(UnreachableError(f"node {node_id}: {error}"))
+                else:
+                    asked.append((connection, led))
+            while asked:
+                connection, led = asked[0]
+                try:
+                    response: FetchResponse = await connection.receive(deadline)
+                    records += await self._take(led, response, troubles)
+                except BROKEN as error:
+                    cluster.drop(connection)
+                    troubles.append(UnreachableError(f"node at {connection.address}: {error}"))
+                asked.pop(0)
+        finally:
+            for connection, _ in asked:  # their answers will not be waited for
+                cluster.drop(connection)
+        await self._bear(troubles)
+        return records
+
+    async def _ask(
+        self,
+        connection: BrokerConnection,
+        led: Sequence[TopicPartition],
+        max_wait_s: float,
+        deadline: float,
+    ) -> None:
+        topics: dict[str, FetchTopic] = {}
+        ids_known = True
+        for where in led:
+            topic = topics.get(where.topic)
+            if topic is None:
+                topic_id = (await self.cluster.topic(where.topic)).topic_id
+                ids_known = ids_known and topic_id != ZERO_UUID
+                topic = topics[where.topic] = FetchTopic(topic=where.topic, topic_id=topic_id)
+            topic.partitions.append(
+                FetchPartition(
+                    partition=where.partition,
+                    fetch_offset=self.positions[where],
+                    partition_max_bytes=PARTITION_MAX_BYTES,
+                )
+            )
+        request = FetchRequest(
+            max_wait_ms=int(max_wait_s * 1000),
+            min_bytes=1,
+            max_bytes=FETCH_MAX_BYTES,
+            isolation_level=int(self._read_committed),
+            session_epoch=_NO_SESSION_EPOCH,
+            topics=list(topics.values()),
+        )
+        max_version = None if ids_known else _NAMES_UNTIL
+        await connection.send(request, deadline, max_version=max_version)
+
+    async def _take(
+        self,
+        led: Sequence[TopicPartition],
+        response: FetchResponse,
+        troubles: list[Exception],
+    ) -> list[ConsumedRecord]:
+        if response.error_code:
+            troubles.append(broker_error(response.error_code, None, "fetch"))
+            return []
+        places: dict[tuple[bytes | str, int], TopicPartition] = {}
+        for where in led:
+            topic_id = (await self.cluster.topic(where.topic)).topic_id
+            places[topic_id, where.partition] = places[where.topic, where.partition] = where
+        records: list[ConsumedRecord] = []
+        for topic in response.responses:
+            for data in topic.partitions:
+                where_or_none = places.get((topic.topic or topic.topic_id, data.partition_index))
+                if where_or_none is None:
+                    raise WireError("a partition that was not asked for")
+                records += await self._take_partition(where_or_none, data, troubles)
+        return records
+
+    async def _take_partition(
+        self, where: TopicPartition, data: PartitionData, troubles: list[Exception]
+    ) -> list[ConsumedRecord]:
+        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            await self._move_into_range(where)
+            return []
+        if data.error_code:
+            troubles.append(broker_error(data.error_code, None, f"partition {where}"))
+            return []
+        if not data.records:
+            return []
+        assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded
+        records: list[ConsumedRecord] = []
+        held_bytes = 0
+        try:
+            for batch, position in self._decode(where, data, data.records):
+                records += batch
+                self.positions[where] = position
+                for record in batch:
+                    held_bytes += len(record.key or b"") + len(record.value or b"") + _RECORD_BYTES
+                if held_bytes >= MAX_HELD_BYTES:
+                    break
+        except (KafkaError, WireError) as error:
+            if not records:  # else those before the damage come first, and it is met again
+                text = f"what was read at offset {self.positions[where]} is damaged: {error}"
+                raise BrokerError(ErrorCode.CORRUPT_MESSAGE, text, f"partition {where}") from error
+        return records
+
+    def _decode(
+        self, where: TopicPartition, data: PartitionData, buffer: Buffer
+    ) -> Iterator[tuple[list[ConsumedRecord], int]]:
+        """Some records at and after the position at a time, and the position after them."""
+        position = self.positions[where]
+        aborted = _Aborted(data)
+        for start, header in batches(buffer):
+            if batch_crc(buffer, start, header.batch_bytes) != header.crc:
+                raise WireError("the record batch's checksum does not match")
+            if problem := stored_problem(header):
+                raise WireError(problem)
+            if header.next_offset <= position:
+                continue
+            if header.is_control:
+                aborted.see_marker(buffer, start, header)
+            elif not aborted.covers(header):
+                for records in decode_pieces(buffer, start):
+                    consumed = [
+                        ConsumedRecord(
+                            where.topic,
+                            where.partition,
+                            record.offset,
+                            record.timestamp_ms,
+                            record.key,
+                            record.value,
+                            record.headers,
+                        )
+                        for record in records
+                        if record.offset >= position
+                    ]
+                    if consumed:
+                        yield consumed, consumed[-1].offset + 1
+            yield [], header.next_offset
+
+    async def _check_range(self, offsets: Mapping[TopicPartition, int]) -> None:
+        firsts = await self._offsets(dict.fromkeys(offsets, EARLIEST))
+        ends = await self._offsets(dict.fromkeys(offsets, LATEST), read_committed=False)
+        for where, offset in offsets.items():
+            if not firsts[where] <= offset <= ends[where]:
+                raise BrokerError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"offset {offset} is not there: it begins at {firsts[where]} "
+                    f"and ends before {ends[where]}",
+                    f"partition {where}",
+                )
+
+    async def _move_into_range(self, where: TopicPartition) -> None:
+        """Records were removed before they were read; what is left is read from its start."""
+        first = (await self._offsets({where: EARLIEST}))[where]
+        self.positions[where] = max(first, self.positions[where])
+        await self._check_range({where: self.positions[where]})
+
+    async def _bear(self, troubles: Sequence[Exception]) -> None:
+        """Return, after a pause, if what went wrong may pass; otherwise raise it."""
+        if not troubles:
+            self._failures = 0
+            return
+        if not self._failures:
+            self._patience = self.cluster.deadline()
+        for trouble in troubles:
+            if isinstance(trouble, KafkaError) and not trouble.retriable:
+                raise trouble
+        self._stale = True
+        if not await self.cluster.back_off(self._failures, self._patience):
+            raise troubles[0]
+        self._failures += 1
+
+
+class _Aborted:
+    """Which batches of one answer belong to aborted transactions (KIP-98)."""
+
+    def __init__(self, data: PartitionData) -> None:
+        listed = data.aborted_transactions or []
+        self._coming = sorted(listed, key=lambda one: one.first_offset, reverse=True)
+        self._open: set[int] = set()
+
+    def covers(self, header: BatchHeader) -> bool:
+        while self._coming and self._coming[-1].first_offset <= header.last_offset:
+            self._open.add(self._coming.pop().producer_id)
+        return header.is_transactional and header.producer_id in self._open
+
+    def see_marker(self, buffer: Buffer, start: int, header: BatchHeader) -> None:
+        for record in iter_records(buffer, start):
+            marker = decode_marker(record)
+            if marker is not None and marker.control_type is ControlType.ABORT:
+                self._open.discard(header.producer_id)

@@ -1,0 +1,156 @@
+"""Which partitions are not as they should be, and why. Pure rules over what a cluster tells.
+
+    offline           nobody leads: neither read nor written
+    under min ISR     fewer in sync than min.insync.replicas: acks=all is refused
+    at min ISR        some are missing, and one more would be too many
+    under-replicated  some are missing
+
+`min.insync.replicas` counts for no more than there are replicas.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+from metaquorum.client.values import (
+    Eligible,
+    FollowerView,
+    Partition,
+    PartitionView,
+    Topic,
+    WorkerDescription,
+)
+from wire.primitives.frozen import frozen
+
+
+class Trouble(Enum):
+    OFFLINE = "offline"
+    UNDER_MIN_ISR = "under min ISR"
+    AT_MIN_ISR = "at min ISR"
+    UNDER_REPLICATED = "under-replicated"
+
+
+@frozen
+class MissingReplica:
+    """A replica that is not in sync. None: nobody tells."""
+
+    node: int
+    why: str
+    lag: int | None  # records
+    since_ms_ago: int | None
+
+
+@frozen
+class PartitionHealth:
+    topic: str
+    index: int
+    leader: int | None
+    replicas: Sequence[int]
+    isr: Sequence[int]
+    min_isr: int | None  # None: the cluster did not tell
+    missing: Sequence[MissingReplica]
+    eligible: Eligible
+
+    @property
+    def troubles(self) -> list[Trouble]:
+        return troubles(self.leader, self.replicas, self.isr, self.min_isr)
+
+
+@frozen
+class ClusterHealth:
+    """How many of which."""
+
+    live_workers: int
+    workers: int
+    partitions: int
+    counts: Mapping[Trouble, int]
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.live_workers == self.workers and not any(self.counts.values())
+
+
+def troubles(
+    leader: int | None, replicas: Sequence[int], isr: Sequence[int], min_isr: int | None
+) -> list[Trouble]:
+    """The worst first."""
+    found = []
+    if leader is None:
+        found.append(Trouble.OFFLINE)
+    is_short = len(isr) < len(replicas)
+    if min_isr is not None and is_short:
+        least = min(min_isr, len(replicas))
+        if len(isr) < least:
+            found.append(Trouble.UNDER_MIN_ISR)
+        elif len(isr) == least:
+            found.append(Trouble.AT_MIN_ISR)
+    if is_short:
+        found.append(Trouble.UNDER_REPLICATED)
+    return found
+
+
+def needs_look(partition: Partition) -> bool:
+    """Whether anything is wrong with it, by metadata alone."""
+    return partition.leader is None or len(partition.isr) < len(partition.replicas)
+
+
+def partition_health(
+    topic: Topic,
+    partition: Partition,
+    min_isr: int | None,
+    workers: Mapping[int, WorkerDescription],
+    view: PartitionView | None,
+    eligible: Eligible | None = None,
+) -> PartitionHealth:
+    """`view`: what the leader knows of its followers; `eligible`: where the cluster tells."""
+    followers = {} if view is None else {one.node: one for one in view.followers}
+    return PartitionHealth(
+        topic.name,
+        partition.index,
+        partition.leader,
+        partition.replicas,
+        partition.isr,
+        min_isr,
+        [
+            _missing(replica, partition, workers, view, followers.get(replica))
+            for replica in partition.replicas
+            if replica not in partition.isr
+            or (replica in partition.offline and partition.leader is None)
+        ],
+        eligible or Eligible(),
+    )
+
+
+def _missing(
+    replica: int,
+    partition: Partition,
+    workers: Mapping[int, WorkerDescription],
+    view: PartitionView | None,
+    follower: FollowerView | None,
+) -> MissingReplica:
+    worker = workers.get(replica)
+    lag = None
+    if view is not None and follower is not None and follower.log_end_offset is not None:
+        lag = max(0, view.log_end_offset - follower.log_end_offset)
+    since = None if follower is None else follower.caught_up_ms_ago
+    if worker is None:
+        return MissingReplica(replica, "its worker is not registered", lag, since)
+    if worker.is_fenced:
+        why = f": {worker.why_fenced}" if worker.why_fenced else ""
+        heard = worker.heard_ms_ago if since is None else since
+        return MissingReplica(replica, f"its worker is not live{why}", lag, heard)
+    if worker.is_shutting_down:
+        return MissingReplica(replica, "its worker is shutting down", lag, since)
+    if replica in partition.offline:
+        return MissingReplica(replica, "its log directory cannot be used", lag, since)
+    if follower is None:
+        return MissingReplica(replica, "not in sync", None, None)
+    if follower.log_end_offset is None:
+        return MissingReplica(replica, "it has not fetched yet", None, since)
+    if follower.fetched_ms_ago is not None and follower.fetched_ms_ago > SILENT_MS:
+        return MissingReplica(replica, "it does not fetch any more", lag, since)
+    return MissingReplica(replica, "it lags behind" if lag else "it is about to join", lag, since)
+
+
+# A follower that has not asked for so long has stopped; polls take half a second.
+SILENT_MS: Final = 5000

@@ -1,0 +1,146 @@
+"""The quorum and the workers, from whatever the cluster serves to tell of them.
+
+metaquorum      DescribeWorkers tells all there is to know of the workers
+any Kafka       DescribeCluster tells which there are and which are fenced, DescribeQuorum how far
+                each has the metadata; the rest is None
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from metaquorum.client.cluster import ANY_BROKER, CONTROLLER, Cluster, address_text
+from metaquorum.client.errors import NotServedError, broker_error
+from metaquorum.client.values import Quorum, QuorumReplica, WorkerDescription
+from wire.primitives.errors import ErrorCode
+
+METADATA_TOPIC: Final = "__cluster_metadata"
+_FENCED_SINCE: Final = 2  # DescribeCluster: KIP-1073
+
+
+async def describe_quorum(cluster: Cluster) -> Quorum:
+    """BrokerError, where nobody can tell."""
+    from wire.messages.describe_quorum import (
+        DescribeQuorumPartition,
+        DescribeQuorumRequest,
+        DescribeQuorumResponse,
+        DescribeQuorumTopic,
+        ReplicaState,
+    )
+
+    topic = DescribeQuorumTopic(topic_name=METADATA_TOPIC, partitions=[DescribeQuorumPartition()])
+    response: DescribeQuorumResponse = await cluster.call(DescribeQuorumRequest(topics=[topic]))
+    _check(response.error_code, response.error_message)
+    if not response.topics or not response.topics[0].partitions:
+        _check(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer has no quorum in it")
+    (partition,) = response.topics[0].partitions
+    _check(partition.error_code, partition.error_message)
+    addresses = {
+        node.node_id: address_text((node.listeners[0].host, node.listeners[0].port))
+        for node in response.nodes
+        if node.listeners
+    }
+
+    def replicas(states: Iterable[ReplicaState]) -> list[QuorumReplica]:
+        return sorted(
+            (
+                QuorumReplica(
+                    state.replica_id,
+                    _told(state.log_end_offset),
+                    _told(state.last_fetch_timestamp),
+                    _told(state.last_caught_up_timestamp),
+                    addresses.get(state.replica_id),
+                )
+                for state in states
+            ),
+            key=lambda replica: replica.node_id,
+        )
+
+    return Quorum(
+        partition.leader_id,
+        partition.leader_epoch,
+        partition.high_watermark,
+        replicas(partition.current_voters),
+        replicas(partition.observers),
+    )
+
+
+async def describe_workers(cluster: Cluster) -> list[WorkerDescription]:
+    """By their ids. BrokerError."""
+    from wire.messages.describe_workers import DescribeWorkersRequest, DescribeWorkersResponse
+
+    connection = await cluster.connection(ANY_BROKER, cluster.deadline())
+    if DescribeWorkersRequest.API not in connection.versions:
+        return await _from_kafka(cluster)
+    response: DescribeWorkersResponse = await cluster.call(DescribeWorkersRequest())
+    _check(response.error_code, response.error_message)
+    return [
+        WorkerDescription(
+            worker.worker_id,
+            ",".join(address_text((each.host, each.port)) for each in worker.listeners),
+            worker.rack,
+            worker.is_fenced,
+            worker.why_fenced or None,
+            worker.host,
+            worker.broker_epoch,
+            worker.is_shutting_down,
+            _told(worker.applied_offset),
+            _told(worker.heard_ms_ago),
+        )
+        for worker in sorted(response.workers, key=lambda worker: worker.worker_id)
+    ]
+
+
+async def _from_kafka(cluster: Cluster) -> list[WorkerDescription]:
+    from wire.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+
+    connection = await cluster.connection(ANY_BROKER, cluster.deadline())
+    fenced = connection.version_of(DescribeClusterRequest) >= _FENCED_SINCE
+    response: DescribeClusterResponse = await cluster.call(
+        DescribeClusterRequest(include_fenced_brokers=fenced)
+    )
+    _check(response.error_code, response.error_message)
+    known: dict[int, QuorumReplica] = {}
+    try:
+        quorum = await describe_quorum(cluster)
+        known = {each.node_id: each for each in (*quorum.observers, *quorum.voters)}
+    except NotServedError:
+        pass  # without a quorum of its own
+    now_ms = cluster.transport.now_ms()
+    workers = []
+    for broker in sorted(response.brokers, key=lambda broker: broker.broker_id):
+        replica = known.get(broker.broker_id)
+        heard_ms = None if replica is None else replica.heard_ms
+        workers.append(
+            WorkerDescription(
+                broker.broker_id,
+                address_text((broker.host, broker.port)),
+                broker.rack,
+                broker.is_fenced,
+                None,
+                None,
+                None,
+                None,
+                None if replica is None else replica.end_offset,
+                None if heard_ms is None else max(0, now_ms - heard_ms),
+            )
+        )
+    return workers
+
+
+async def unregister_worker(cluster: Cluster, worker_id: int) -> None:
+    """BrokerError. Not sent twice."""
+    from wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+
+    request = UnregisterBrokerRequest(broker_id=worker_id)
+    response: UnregisterBrokerResponse = await cluster.call(request, to=CONTROLLER, changes=True)
+    if response.error_code:
+        raise broker_error(response.error_code, response.error_message, f"worker {worker_id}")
+
+
+def _check(code: int, message: str | None) -> None:
+    if code:
+        raise broker_error(code, message, "the quorum")
+
+
+def _told(value: int) -> int | None:
+    return None if value < 0 else value

@@ -1,0 +1,231 @@
+"""How replicas are: the health of partitions, and what only workers of ours tell."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from metaquorum.client.cluster import ANY_BROKER, Cluster, TopicPartition
+from metaquorum.client.errors import AdminError, BrokerError, NotServedError, broker_error
+from metaquorum.client.health import (
+    ClusterHealth,
+    PartitionHealth,
+    Trouble,
+    needs_look,
+    partition_health,
+)
+from metaquorum.client.quorum import describe_workers
+from metaquorum.client.values import (
+    Eligible,
+    FollowerView,
+    Ledger,
+    Partition,
+    PartitionView,
+    ResourceType,
+    Topic,
+    Truncation,
+)
+from wire.primitives.types import uuid_to_text
+
+
+async def describe_truncations(
+    cluster: Cluster, node_id: int, topics: Sequence[str] | None = None
+) -> Ledger:
+    """The truncation ledger of one worker. NotServedError by any Kafka; BrokerError."""
+    from wire.messages.describe_truncations import (
+        DescribeTruncationsRequest,
+        DescribeTruncationsResponse,
+    )
+
+    request = DescribeTruncationsRequest(topics=None if topics is None else list(topics))
+    response: DescribeTruncationsResponse = await cluster.call(request, to=node_id)
+    if response.error_code:
+        raise broker_error(response.error_code, response.error_message, f"node {node_id}")
+    return Ledger(
+        node_id,
+        [
+            Truncation(
+                node_id,
+                row.time_ms,
+                row.topic,
+                uuid_to_text(row.topic_id),
+                row.partition,
+                row.reason,
+                row.offset,
+                row.end_offset if row.end_offset >= 0 else None,
+                row.last_epoch if row.last_epoch >= 0 else None,
+                row.leader_id if row.leader_id >= 0 else None,
+                row.leader_epoch if row.leader_epoch >= 0 else None,
+                row.high_watermark if row.high_watermark >= 0 else None,
+                row.acknowledged,
+                row.detail or None,
+            )
+            for row in response.truncations
+        ],
+        response.has_forgotten,
+    )
+
+
+async def describe_health(cluster: Cluster, topics: Iterable[Topic]) -> list[PartitionHealth]:
+    """Of every partition of these topics. What a cluster does not tell is left out."""
+    topics = list(topics)
+    ill = [(topic, one) for topic in topics for one in topic.partitions if needs_look(one)]
+    min_isr = await min_insync_replicas(cluster, [topic.name for topic in topics])
+    workers = {}
+    views: Mapping[TopicPartition, PartitionView] = {}
+    eligible: Mapping[TopicPartition, Eligible] = {}
+    if ill:
+        eligible = await describe_eligible(cluster, {topic.name for topic, _ in ill})
+        workers = {one.worker_id: one for one in await describe_workers(cluster)}
+        views = await describe_replicas(cluster, ill)
+    return [
+        partition_health(
+            topic,
+            partition,
+            min_isr.get(topic.name),
+            workers,
+            views.get(TopicPartition(topic.name, partition.index)),
+            eligible.get(TopicPartition(topic.name, partition.index)),
+        )
+        for topic in topics
+        for partition in topic.partitions
+    ]
+
+
+async def describe_cluster_health(cluster: Cluster, topics: Iterable[Topic]) -> ClusterHealth:
+    """Of all workers, and of these topics."""
+    workers = await describe_workers(cluster)
+    topics = list(topics)
+    ill = [topic for topic in topics if any(map(needs_look, topic.partitions))]
+    counts: Counter[Trouble] = Counter()
+    for partition in await describe_health(cluster, ill):
+        counts.update(partition.troubles)
+    return ClusterHealth(
+        sum(not worker.is_fenced for worker in workers),
+        len(workers),
+        sum(len(topic.partitions) for topic in topics),
+        {trouble: counts[trouble] for trouble in Trouble},
+    )
+
+
+# Resources in one request.
+MAX_RESOURCES: Final = 500
+
+
+async def min_insync_replicas(cluster: Cluster, topics: Sequence[str]) -> dict[str, int]:
+    """Of those of which the cluster tells."""
+    from wire.messages.describe_configs import (
+        DescribeConfigsRequest,
+        DescribeConfigsResource,
+        DescribeConfigsResponse,
+    )
+
+    found: dict[str, int] = {}
+    for start in range(0, len(topics), MAX_RESOURCES):
+        request = DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsResource(
+                    resource_type=ResourceType.TOPIC,
+                    resource_name=name,
+                    configuration_keys=["min.insync.replicas"],
+                )
+                for name in topics[start : start + MAX_RESOURCES]
+            ]
+        )
+        response: DescribeConfigsResponse = await cluster.call(request, to=ANY_BROKER)
+        for result in response.results:
+            for config in result.configs:
+                if config.value is not None and config.value.isdigit():
+                    found[result.resource_name] = int(config.value)
+    return found
+
+
+async def describe_eligible(
+    cluster: Cluster, topics: Iterable[str]
+) -> dict[TopicPartition, Eligible]:
+    """Of those partitions that have any; nothing where the cluster does not tell."""
+    from wire.messages.describe_topic_partitions import (
+        DescribeTopicPartitionsRequest,
+        DescribeTopicPartitionsResponse,
+        TopicRequest,
+    )
+
+    found: dict[TopicPartition, Eligible] = {}
+    request = DescribeTopicPartitionsRequest(topics=[TopicRequest(name=n) for n in sorted(topics)])
+    while True:
+        try:
+            response: DescribeTopicPartitionsResponse = await cluster.call(request, to=ANY_BROKER)
+        except NotServedError:
+            return found
+        for topic in response.topics:
+            for row in topic.partitions:
+                if row.eligible_leader_replicas or row.last_known_elr:
+                    last = row.last_known_elr[0] if row.last_known_elr else None
+                    at = TopicPartition(topic.name or "", row.partition_index)
+                    found[at] = Eligible(tuple(row.eligible_leader_replicas or ()), last)
+        if response.next_cursor is None:
+            return found
+        request = replace(request, cursor=response.next_cursor)
+
+
+async def describe_replicas(
+    cluster: Cluster, partitions: Iterable[tuple[Topic, Partition]]
+) -> dict[TopicPartition, PartitionView]:
+    """What the leaders of these tell of their followers; nothing where none does, as in Kafka."""
+    by_leader: dict[int, dict[str, list[int]]] = {}
+    for topic, partition in partitions:
+        if partition.leader is not None:
+            by_leader.setdefault(partition.leader, {}).setdefault(topic.name, []).append(
+                partition.index
+            )
+    views: dict[TopicPartition, PartitionView] = {}
+    for leader, led in by_leader.items():
+        try:
+            views |= await _ask_leader(cluster, leader, led)
+        except NotServedError:
+            break
+        except (AdminError, BrokerError):
+            continue  # gone just now: the others still tell
+    return views
+
+
+async def _ask_leader(
+    cluster: Cluster, leader: int, led: Mapping[str, Sequence[int]]
+) -> dict[TopicPartition, PartitionView]:
+    from wire.messages.describe_replicas import (
+        DescribeReplicasRequest,
+        DescribeReplicasResponse,
+        DescribeReplicasTopic,
+    )
+
+    request = DescribeReplicasRequest(
+        topics=[
+            DescribeReplicasTopic(name=name, partitions=list(indexes))
+            for name, indexes in led.items()
+        ]
+    )
+    response: DescribeReplicasResponse = await cluster.call(request, to=leader)
+    return {
+        TopicPartition(topic.name, row.partition): PartitionView(
+            row.leader_epoch,
+            row.high_watermark,
+            row.log_end_offset,
+            [
+                FollowerView(
+                    one.replica_id,
+                    one.in_sync,
+                    _told(one.log_end_offset),
+                    _told(one.fetched_ms_ago),
+                    _told(one.caught_up_ms_ago),
+                )
+                for one in row.followers
+            ],
+        )
+        for topic in response.topics
+        for row in topic.partitions
+        if not row.error_code
+    }
+
+
+def _told(value: int) -> int | None:
+    return None if value < 0 else value

@@ -1,0 +1,299 @@
+"""The same client for programs without an event loop: plain functions over blocking sockets.
+
+    with connect("127.0.0.1:9092") as cluster:
+        for topic in BlockingAdmin(cluster).topics():
+            print(topic.name, len(topic.partitions))
+
+Not for several threads at once.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar
+
+from metaquorum.client.admin import AdminClient
+from metaquorum.client.cluster import DEFAULT_TIMEOUT_S, Cluster
+from metaquorum.client.consumer import Consumer
+from metaquorum.client.producer import Producer
+from metaquorum.client.security import PLAINTEXT, Security, Tls
+from metaquorum.client.transport import BROKEN, AllFailedError, Attempt, Closable
+from wire.primitives.types import Buffer
+
+if TYPE_CHECKING:
+    import ssl
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound=Closable)
+A = TypeVar("A", AdminClient, Producer, Consumer)
+
+_LEAST_TIMEOUT_S: Final = 0.001  # zero would mean not to wait at all
+
+
+class BlockingStream:
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    async def send(self, data: Buffer, deadline: float) -> None:
+        self._socket.settimeout(_left(deadline))
+        self._socket.sendall(data)
+
+    async def receive_into(self, buffer: memoryview, deadline: float) -> int:
+        self._socket.settimeout(_left(deadline))
+        return self._socket.recv_into(buffer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class BlockingTransport:
+    def __init__(self, tls: Tls | None = None) -> None:
+        """ValueError where the files for TLS cannot be used."""
+        self._context = None if tls is None else tls.context()
+        self._of_thread = threading.local()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    async def sleep_until(self, deadline: float) -> None:
+        time.sleep(max(0.0, deadline - time.monotonic()))
+
+    async def connect(self, host: str, port: int, deadline: float) -> BlockingStream:
+        sock = socket.create_connection((host, port), _left(deadline))
+        secured: ssl.SSLSocket | None = None
+        lane: _Lane | None = getattr(self._of_thread, "lane", None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._context is not None:
+            sock = secured = self._context.wrap_socket(
+                sock, server_hostname=host, do_handshake_on_connect=False
+            )
+        if lane is not None:
+            lane.contest.opened(lane.number, sock)
+        if secured is not None:
+            _shake_hands(secured)
+        return BlockingStream(sock)
+
+    async def race(self, attempts: Sequence[Attempt[C]], stagger_s: float) -> C:
+        contest = _Contest[C](len(attempts))
+
+        def run(number: int) -> None:
+            self._of_thread.lane = _Lane(contest, number)
+            try:
+                contest.finished(number, wait(attempts[number]()))
+            except Exception as error:  # noqa: BLE001 - it is raised where the race is waited for
+                contest.failed(number, error)
+
+        try:
+            for number in range(len(attempts)):
+                # A thread that nobody waits for: it ends when its socket does.
+                threading.Thread(target=run, args=(number,), daemon=True).start()
+                if contest.wait(number + 1, stagger_s):
+                    break
+            else:
+                contest.wait(len(attempts), None)
+            return contest.result()
+        finally:
+            contest.end()
+
+
+class _Contest(Generic[C]):
+    """Attempts of one race, in threads of their own, and what became of them."""
+
+    def __init__(self, count: int) -> None:
+        self._changed = threading.Condition()
+        self._sockets: dict[int, list[socket.socket]] = {number: [] for number in range(count)}
+        self._failures: dict[int, Exception] = {}
+        self._won: tuple[int, C] | None = None
+        self._fatal: Exception | None = None
+        self._is_over = False
+
+    def opened(self, number: int, sock: socket.socket) -> None:
+        """The attempt uses this socket, which is shut down if another one wins."""
+        with self._changed:
+            self._sockets[number].append(sock)
+            if self._is_over:
+                _shut_down(sock)
+
+    def finished(self, number: int, result: C) -> None:
+        with self._changed:
+            if self._won is None and not self._is_over:
+                self._won = number, result
+                self._changed.notify()
+                return
+        result.close()
+
+    def failed(self, number: int, error: Exception) -> None:
+        with self._changed:
+            self._failures[number] = error
+            if not isinstance(error, BROKEN) and self._fatal is None:
+                self._fatal = error
+            self._changed.notify()
+
+    def wait(self, begun: int, timeout_s: float | None) -> bool:
+        """Whether the race is decided; False once all that have begun failed, or it is late."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_decided() or len(self._failures) >= begun, timeout_s
+            )
+            return self._is_decided()
+
+    def _is_decided(self) -> bool:
+        return self._won is not None or self._fatal is not None
+
+    def result(self) -> C:
+        """Of the winner; AllFailedError, or the error that ended the race."""
+        with self._changed:
+            if self._won is not None:
+                return self._won[1]
+            if self._fatal is not None:
+                raise self._fatal
+            raise AllFailedError([self._failures[number] for number in sorted(self._failures)])
+
+    def end(self) -> None:
+        """Nothing of the others goes on: a thread that waits for bytes is told of their end."""
+        with self._changed:
+            self._is_over = True
+            winner = -1 if self._won is None else self._won[0]
+            for number, sockets in self._sockets.items():
+                if number != winner:
+                    for sock in sockets:
+                        _shut_down(sock)
+
+
+class _Lane(NamedTuple):
+    """The attempt that runs in this thread."""
+
+    contest: _Contest[Any]
+    number: int
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already, or was never connected
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of TLS without a farewell
+
+
+def _shake_hands(sock: "ssl.SSLSocket") -> None:
+    try:
+        sock.do_handshake()
+    except OSError as error:
+        sock.close()
+        raise ConnectionError(f"no TLS with it: {_why(error)}") from None
+
+
+# What OpenSSL says of an answer that is none, or of none at all.
+_NO_TLS: Final = frozenset(
+    ("UNEXPECTED_EOF_WHILE_READING", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+)
+
+
+def _why(error: OSError) -> object:
+    reason = getattr(error, "reason", None)
+    if reason in _NO_TLS or isinstance(error, ConnectionResetError):
+        return "it does not seem to speak TLS there"
+    return getattr(error, "verify_message", None) or reason or error
+
+
+def _left(deadline: float) -> float:
+    return max(_LEAST_TIMEOUT_S, deadline - time.monotonic())
+
+
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its result. It must wait for nothing but a `BlockingTransport`, and so never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a coroutine that waits for an event loop was run without one")
+
+
+@contextmanager
+def connect(
+    bootstrap: str | Sequence[tuple[str, int]],
+    *,
+    client_id: str = "mq-admin",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    security: Security = PLAINTEXT,
+) -> Iterator[Cluster]:
+    """A cluster whose connections end with the block; the first is made by the first call.
+
+    ValueError where the files for TLS cannot be used.
+    """
+    cluster = Cluster(
+        BlockingTransport(security.tls),
+        bootstrap,
+        client_id=client_id,
+        timeout_s=timeout_s,
+        login=security.login,
+    )
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+class Blocking(Generic[A]):
+    client: A
+
+    def __init__(self, client: A) -> None:
+        self.client = client
+
+
+def _blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Blocking[A], P], T]:
+    def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return wait(method(self.client, *args, **kwargs))
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+class BlockingAdmin(Blocking[AdminClient]):
+    """`AdminClient`, whose methods return when they are done."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(AdminClient(cluster))
+
+    describe_cluster = _blocking(AdminClient.describe_cluster)
+    apis = _blocking(AdminClient.apis)
+    describe_quorum = _blocking(AdminClient.describe_quorum)
+    workers = _blocking(AdminClient.workers)
+    describe_health = _blocking(AdminClient.describe_health)
+    describe_eligible = _blocking(AdminClient.describe_eligible)
+    describe_cluster_health = _blocking(AdminClient.describe_cluster_health)
+    describe_truncations = _blocking(AdminClient.describe_truncations)
+    unregister_worker = _blocking(AdminClient.unregister_worker)
+    describe_log_dirs = _blocking(AdminClient.describe_log_dirs)
+    topics = _blocking(AdminClient.topics)
+    describe_topics = _blocking(AdminClient.describe_topics)
+    create_topics = _blocking(AdminClient.create_topics)
+    delete_topics = _blocking(AdminClient.delete_topics)
+    create_partitions = _blocking(AdminClient.create_partitions)
+    list_offsets = _blocking(AdminClient.list_offsets)
+    delete_records = _blocking(AdminClient.delete_records)
+    describe_configs = _blocking(AdminClient.describe_configs)
+    alter_configs = _blocking(AdminClient.alter_configs)
+    describe_users = _blocking(AdminClient.describe_users)
+    set_password = _blocking(AdminClient.set_password)
+    delete_credentials = _blocking(AdminClient.delete_credentials)
+    describe_client_quotas = _blocking(AdminClient.describe_client_quotas)
+    describe_quota_use = _blocking(AdminClient.describe_quota_use)
+    alter_client_quotas = _blocking(AdminClient.alter_client_quotas)
+
+
+class BlockingProducer(Blocking[Producer]):
+    send = _blocking(Producer.send)
+
+
+class BlockingConsumer(Blocking[Consumer]):
+    assign = _blocking(Consumer.assign)
+    end_offsets = _blocking(Consumer.end_offsets)
+    poll = _blocking(Consumer.poll)

@@ -1,0 +1,84 @@
+"""The controller's rule for changes of an ISR, which leaders ask for (AlterPartition, KIP-497).
+
+Every proposal succeeds one state of the partition and no other: it names the leader epoch and the
+partition epoch that it was made in. Who is to be in the ISR has to be the very incarnation that the
+leader has seen, neither fenced nor going (KIP-841, KIP-903); else a replica that has just lost its
+disk could be taken for the one that held everything.
+"""
+
+from typing import Final
+
+from metaquorum.controller.eligible_leaders import min_isr
+from metaquorum.controller.leader_selection import with_isr
+from metaquorum.controller.topics import Decision
+from metaquorum.metadata.image import MetadataImage, PartitionImage, partition_record
+from wire.primitives.errors import ErrorCode
+from wire.primitives.frozen import frozen
+
+NO_EPOCH: Final = -1
+
+
+@frozen
+class PartitionChange:
+    """A leader's wish. `broker_epochs`: of each in `isr`, -1 where the leader has not seen it."""
+
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[int, ...]
+    broker_epochs: tuple[int, ...]
+
+
+def alter_partition(
+    image: MetadataImage, worker_id: int, broker_epoch: int, change: PartitionChange
+) -> Decision[ErrorCode]:
+    """The ISR is as the leader wishes, in the next partition epoch; or why it is not."""
+    topic = image.topic_by_id(change.topic_id)
+    if topic is None:
+        return Decision(ErrorCode.UNKNOWN_TOPIC_ID)
+    if not 0 <= change.partition < len(topic.partitions):
+        return Decision(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    partition = topic.partitions[change.partition]
+    code = _refusal(image, partition, worker_id, broker_epoch, change)
+    if code is not ErrorCode.NONE:
+        return Decision(code)
+    # In the order of the replicas, the preferred leader first.
+    isr = tuple(replica for replica in partition.replicas if replica in change.isr)
+    changed = with_isr(partition, isr, min_isr(image, topic.name))
+    return Decision(ErrorCode.NONE, [partition_record(change.topic_id, change.partition, changed)])
+
+
+def _refusal(
+    image: MetadataImage,
+    partition: PartitionImage,
+    worker_id: int,
+    broker_epoch: int,
+    change: PartitionChange,
+) -> ErrorCode:
+    worker = image.workers.get(worker_id)
+    if worker is None or worker.broker_epoch != broker_epoch:
+        return ErrorCode.STALE_BROKER_EPOCH
+    if partition.leader != worker_id:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if change.leader_epoch < partition.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    if change.leader_epoch > partition.leader_epoch:
+        return ErrorCode.NOT_CONTROLLER  # this one has not heard of that epoch yet
+    if change.partition_epoch < partition.partition_epoch:
+        return ErrorCode.INVALID_UPDATE_VERSION
+    if change.partition_epoch > partition.partition_epoch:
+        return ErrorCode.NOT_CONTROLLER
+    if (
+        worker_id not in change.isr
+        or len(set(change.isr)) != len(change.isr)
+        or len(change.isr) != len(change.broker_epochs)
+        or not set(change.isr) <= set(partition.replicas)
+    ):
+        return ErrorCode.INVALID_REQUEST
+    for replica_id, epoch in zip(change.isr, change.broker_epochs, strict=True):
+        if replica_id in partition.offline or not image.is_live(replica_id):
+            return ErrorCode.INELIGIBLE_REPLICA
+        if epoch not in (NO_EPOCH, image.workers[replica_id].broker_epoch):
+            return ErrorCode.INELIGIBLE_REPLICA
+    return ErrorCode.NONE

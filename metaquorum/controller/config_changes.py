@@ -1,0 +1,182 @@
+"""The active controller's rules for configs: which changes of a resource's configs are taken.
+
+All changes of one resource are one batch: taken whole or refused whole. Only what differs is
+written. Source: KIP-133, KIP-226, KIP-339; words and codes of Apache Kafka 4.3, which refuses a
+worker's bad value with INVALID_REQUEST and a topic's with INVALID_CONFIG.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from itertools import chain
+
+from metaquorum.config.definition import ConfigKey, ConfigType, Scope, parse
+from metaquorum.config.registry import COMPACTION_LAGS, check_topic_values, find_key, key_named
+from metaquorum.controller.eligible_leaders import MIN_ISR, check_configs, reconfigured
+from metaquorum.controller.topics import Decision
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import ConfigRecord
+from metaquorum.metadata.topic_names import check_topic_name
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
+
+ALL_WORKERS = ""  # the name of the resource whose configs every worker has by default
+
+
+class ConfigOp(IntEnum):
+    """What to do with one config, numbered as IncrementalAlterConfigs does."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2  # to a list: what is not in it yet
+    SUBTRACT = 3  # from a list
+
+
+@frozen
+class ConfigChange:
+    """`op` is a `ConfigOp`, or the number that a client thinks is one."""
+
+    name: str
+    op: int
+    value: str | None = None
+
+
+@frozen
+class ResourceChange:
+    """Changes of the configs of one topic, of one worker (by its id's digits), or of all workers.
+
+    With `replace` the resource has afterwards what `changes` say and nothing else (AlterConfigs).
+    """
+
+    scope: Scope
+    name: str
+    changes: Sequence[ConfigChange]
+    replace: bool = False
+
+
+def change_configs(image: MetadataImage, resource: ResourceChange) -> Decision[KafkaError | None]:
+    """The resource has the configs that the change asks for; or why it cannot."""
+    own = image.configs.get((resource.scope, resource.name), {})
+    try:
+        _check_resource(image, resource)
+        wanted = _changed({} if resource.replace else own, resource)
+        check_configs(image, resource.scope, resource.name, own, wanted)
+    except KafkaError as error:
+        return Decision(error)
+    partitions = reconfigured(image, resource.scope, resource.name, wanted)
+    return Decision(None, chain(_records(resource, own, wanted), partitions))
+
+
+def may_need_fewer(resource: ResourceChange) -> bool:
+    """Whether min.insync.replicas may be another, and ELRs have to be emptied for it."""
+    return resource.replace or any(change.name == MIN_ISR for change in resource.changes)
+
+
+def prepare_configs(image: MetadataImage, resources: Sequence[ResourceChange]) -> Decision[None]:
+    """Partitions are as they have to be for these configs, in as many batches as that takes.
+
+    The change itself is one batch, which does that for the few that others change meanwhile.
+    """
+    records = (
+        record
+        for resource in resources
+        for record in change_configs(image, resource).records
+        if not isinstance(record, ConfigRecord)
+    )
+    return Decision(None, records, divisible=True)
+
+
+def _check_resource(image: MetadataImage, resource: ResourceChange) -> None:
+    names = [change.name for change in resource.changes]
+    if len(set(names)) != len(names):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    nulls = [c.name for c in resource.changes if c.value is None and c.op != ConfigOp.DELETE]
+    if nulls:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}"
+        )
+    if resource.scope is Scope.WORKER:
+        return
+    if not resource.name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+    check_topic_name(resource.name)
+    if image.topic(resource.name) is None:
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.name}' does not exist."
+        )
+
+
+def _changed(own: Mapping[str, str], resource: ResourceChange) -> dict[str, str]:
+    """What the resource's own configs are to be, each that is touched checked."""
+    _check_dynamic(resource)
+    configs = dict(own)
+    for change in resource.changes:
+        if change.op == ConfigOp.DELETE:
+            configs.pop(change.name, None)
+            continue
+        key = key_named(resource.scope, change.name)
+        text = _new_text(key, configs.get(key.name), change)
+        try:
+            parse(key, text)
+        except KafkaError as error:
+            if resource.scope is Scope.WORKER:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, error.message) from None
+            raise
+        configs[key.name] = text
+    if resource.scope is Scope.TOPIC:
+        lags = (key_named(Scope.TOPIC, name) for name in COMPACTION_LAGS if name in configs)
+        check_topic_values({key.name: parse(key, configs[key.name]) for key in lags})
+    return configs
+
+
+def _check_dynamic(resource: ResourceChange) -> None:
+    fixed = [
+        change.name
+        for change in resource.changes
+        if change.op != ConfigOp.DELETE
+        and (key := find_key(resource.scope, change.name)) is not None
+        and not key.dynamic
+    ]
+    if fixed:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Cannot update these configs dynamically: [{', '.join(fixed)}]",
+        )
+
+
+def _new_text(key: ConfigKey, own: str | None, change: ConfigChange) -> str:
+    assert change.value is not None
+    if change.op == ConfigOp.SET:
+        return change.value
+    if change.op not in (ConfigOp.APPEND, ConfigOp.SUBTRACT):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Unknown operation {change.op} for {key.name}."
+        )
+    op = ConfigOp(change.op)
+    if key.type is not ConfigType.LIST:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"Can't {op.name} to key {key.name} because its type is not LIST.",
+        )
+    # Without a value of its own the resource's list is the default, whatever other layers say.
+    items = _items((key.default_text or "") if own is None else own)
+    named = _items(change.value)
+    if op is ConfigOp.APPEND:
+        items += [item for item in named if item not in items]
+    else:
+        items = [item for item in items if item not in named]
+    return ",".join(items)
+
+
+def _items(text: str) -> list[str]:
+    return list(dict.fromkeys(item.strip() for item in text.split(","))) if text else []
+
+
+def _records(
+    resource: ResourceChange, own: Mapping[str, str], wanted: Mapping[str, str]
+) -> Iterator[ConfigRecord]:
+    for name in own:
+        if name not in wanted:
+            yield ConfigRecord(int(resource.scope), resource.name, name, None)
+    for name, text in wanted.items():
+        if own.get(name) != text:
+            yield ConfigRecord(int(resource.scope), resource.name, name, text)

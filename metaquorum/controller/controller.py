@@ -1,0 +1,374 @@
+"""The active controller: everything that changes the metadata.
+
+Its rules are plain functions (`decisions`, `registrations`, `features`, `config_changes`); what
+they decide goes through `proposer`. Its workers are `membership`'s. Every voter of the quorum has a
+controller; all but the active one refuse.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from random import Random
+from typing import Final, TypeVar
+
+import trio
+
+from metaquorum.controller.alter_partition import PartitionChange, alter_partition
+from metaquorum.controller.config_changes import (
+    ResourceChange,
+    change_configs,
+    may_need_fewer,
+    prepare_configs,
+)
+from metaquorum.controller.controller_configs import UNCLEAN_ELECTIONS, ControllerConfigs
+from metaquorum.controller.elect_leaders import LeaderWish, elect_leader
+from metaquorum.controller.eligible_leaders import for_all_workers
+from metaquorum.controller.features import (
+    FeatureUpdate,
+    check_features,
+    nodes_with_features,
+    update_features,
+)
+from metaquorum.controller.mutation_quotas import MutationQuotas, MutationsTaken, MutationUse
+from metaquorum.controller.preferred_leaders import keep_balance
+from metaquorum.controller.proposer import Changed, Proposer
+from metaquorum.controller.quota_changes import QuotaChange, change_quotas
+from metaquorum.controller.scram_changes import UserScramChange, change_scram_credentials
+from metaquorum.controller.topics import (
+    MAX_PARTITIONS_PER_TOPIC,
+    MAX_WISHES,
+    TOO_MANY,
+    USE_DEFAULT,
+    Decision,
+    MorePartitions,
+    NewTopic,
+    ProducerIdBlock,
+    TopicDefaults,
+    TopicOutcome,
+    allocate_producer_ids,
+    create_partitions,
+    create_topic,
+    delete_topic,
+)
+from metaquorum.controller.worker_lifecycle import Membership
+from metaquorum.controller.worker_registration import (
+    ControllerRegistration,
+    lose_log,
+    register_controller,
+)
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import MetadataRecord
+from metaquorum.metadata.replicated_log import Quorum
+from metaquorum.runtime.interfaces import Clock
+from wire.primitives.errors import ErrorCode, KafkaError
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+SLICE_WISHES: Final = 100  # looked at before the loop gets its turn
+
+
+class Controller:
+    """Everything that changes the metadata. Its methods raise KafkaError where they return none.
+
+    Those that wait may be called on any voter; on one that is not active they raise
+    NOT_CONTROLLER. Nobody waits here until a change is visible to anybody.
+    """
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        loader: MetadataLoader,
+        clock: Clock,
+        random: Random,
+        static_configs: Mapping[str, str],
+        first_records: Sequence[MetadataRecord] = (),
+    ) -> None:
+        """`first_records` are what a new cluster has from its beginning."""
+        self._quorum = quorum
+        self._loader = loader
+        self._clock = clock
+        self._random = random
+        first_records = (for_all_workers(static_configs), *first_records)
+        self._proposer = Proposer(quorum, loader, clock, first_records)
+        self._configs = ControllerConfigs(quorum.status.node_id, static_configs)
+        configs = self._configs.of(loader.image)
+        self.mutations = MutationQuotas(
+            configs.integer("controller.quota.window.num"),
+            float(configs.integer("controller.quota.window.size.seconds")),
+        )
+        self.membership: Final = Membership(quorum, loader, self._proposer, clock, self._configs)
+
+    async def start(self) -> None:
+        """This is the active controller, and the cluster is founded.
+
+        KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot.
+        """
+        await self._quorum.wait_active()
+        check_features(self._loader.image)
+        await self._proposer.change(lambda _: Decision(None))
+
+    async def run(self) -> None:
+        """While this is the active controller, workers that are gone are fenced; for ever.
+
+        KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot.
+        """
+        while True:
+            term = await self._quorum.wait_active()
+            check_features(self._loader.image)
+            configs = self._configs.of(self._loader.image)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.membership.tend)
+                nursery.start_soon(keep_balance, self._proposer, self._clock, configs)
+                known = self._quorum.status.leadership
+                while known.is_active and known.term == term:
+                    known = await self._quorum.wait_change(known)
+                nursery.cancel_scope.cancel()
+            await trio.lowlevel.checkpoint()
+
+    # Topics and configs
+
+    async def take_mutations(
+        self, user: str, client_id: str | None, counts: Sequence[int], *, is_strict: bool
+    ) -> MutationsTaken:
+        """So many of the wishes for so many partitions each are within the client's quota."""
+        image = await self._proposer.decided()
+        now = self._clock.monotonic()
+        return self.mutations.take(
+            image.client_quotas, user, client_id, counts, now, is_strict=is_strict
+        )
+
+    async def describe_mutations(
+        self, user: str, client_id: str | None, most_used: int = 0
+    ) -> list[MutationUse]:
+        """What the client has of its quota, nothing where it is not limited; or who has least."""
+        image = await self._proposer.decided()
+        now = self._clock.monotonic()
+        if most_used > 0:
+            return self.mutations.most_used(image.client_quotas, most_used, now)
+        use = self.mutations.use(image.client_quotas, user, client_id, now)
+        return [] if use is None else [use]
+
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False
+    ) -> Changed[list[TopicOutcome]]:
+        """One outcome for each name: created and committed; or why not.
+
+        With `validate_only` nothing is made, and outcomes have no topic id.
+        """
+        image = await self._proposer.decided()
+        if excess := _excess(topics, image, self._configs.topic_defaults(image)):
+            names = dict.fromkeys([topic.name for topic in topics])
+            return Changed([TopicOutcome.refused(excess, name) for name in names], 0)
+        counts: dict[str, int] = {}
+        for topic in topics:
+            counts[topic.name] = counts.get(topic.name, 0) + 1
+        twice = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+        refused = [TopicOutcome.refused(twice, name) for name in counts if counts[name] > 1]
+        unique = [topic for topic in topics if counts[topic.name] == 1]
+
+        def decide(image: MetadataImage, topic: NewTopic) -> Decision[TopicOutcome]:
+            return create_topic(image, topic, self._configs.topic_defaults(image), self._random)
+
+        if validate_only:
+            made = [_unmade(decide(image, topic).answer) async for topic in _in_slices(unique)]
+            return Changed(refused + made, 0)
+        changed = await self._proposer.change_all(
+            unique, decide, lambda topic, error: TopicOutcome.refused(error, topic.name)
+        )
+        return Changed(refused + changed.answer, changed.end_offset)
+
+    async def delete_topics(
+        self, topics: Sequence[tuple[str | None, bytes | None]]
+    ) -> Changed[list[TopicOutcome]]:
+        """One outcome for each (name, None) or (None, topic id): gone, or why not."""
+        image = await self._proposer.decided()
+        error = _too_many(topics)
+        if not self._configs.of(image).boolean("delete.topic.enable"):
+            error = KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+        if error is not None:
+            return Changed([TopicOutcome.refused(error, *topic) for topic in topics], 0)
+        return await self._proposer.change_all(
+            topics,
+            lambda image, topic: delete_topic(image, *topic),
+            lambda topic, error: TopicOutcome.refused(error, *topic),
+        )
+
+    async def create_partitions(
+        self, wishes: Sequence[MorePartitions], *, validate_only: bool = False
+    ) -> Changed[list[KafkaError | None]]:
+        """For each wish: None once its partitions are made; or why there are none.
+
+        No topic may be in it twice.
+        """
+
+        def decide(image: MetadataImage, wish: MorePartitions) -> Decision[KafkaError | None]:
+            return create_partitions(image, wish, self._random)
+
+        return await self._change_each(wishes, decide, validate_only)
+
+    async def change_configs(
+        self, resources: Sequence[ResourceChange], *, validate_only: bool = False
+    ) -> Changed[list[KafkaError | None]]:
+        """For each resource: None once all of its changes are committed; or why none is."""
+        if not validate_only and any(map(may_need_fewer, resources)):
+            try:
+                await self._proposer.change(lambda image: prepare_configs(image, resources))
+            except KafkaError as error:
+                return Changed([error for _ in resources], 0)
+        changed = await self._change_each(resources, change_configs, validate_only)
+        if not validate_only and any(map(_may_allow_unclean, resources)):
+            self.membership.elect_soon()
+        return changed
+
+    async def change_quotas(
+        self, changes: Sequence[QuotaChange], *, validate_only: bool = False
+    ) -> Changed[list[KafkaError | None]]:
+        """For each entity: None once all of its changes are committed; or why none is."""
+        return await self._change_each(changes, change_quotas, validate_only)
+
+    async def change_scram_credentials(
+        self, users: Sequence[UserScramChange]
+    ) -> Changed[list[KafkaError | None]]:
+        """For each user: None once all that was asked is committed; or why nothing is."""
+        return await self._change_each(users, change_scram_credentials, validate_only=False)
+
+    async def _change_each(
+        self,
+        wishes: Sequence[T],
+        decide: Callable[[MetadataImage, T], Decision[KafkaError | None]],
+        validate_only: bool,
+    ) -> Changed[list[KafkaError | None]]:
+        image = await self._proposer.decided()
+        if (error := _too_many(wishes)) is not None:
+            return Changed([error for _ in wishes], 0)
+        if validate_only:
+            return Changed([decide(image, wish).answer async for wish in _in_slices(wishes)], 0)
+        return await self._proposer.change_all(wishes, decide, lambda _, error: error)
+
+    async def alter_partitions(
+        self, worker_id: int, broker_epoch: int, changes: Sequence[PartitionChange]
+    ) -> Changed[list[ErrorCode]]:
+        """A code for each wish of a leader for another ISR; NONE once it is committed.
+
+        REQUEST_TIMED_OUT: nobody knows.
+        """
+        return await self._proposer.change_all(
+            changes,
+            lambda image, change: alter_partition(image, worker_id, broker_epoch, change),
+            lambda _, error: error.code,
+        )
+
+    async def lose_logs(
+        self,
+        worker_id: int,
+        broker_epoch: int,
+        logs: Sequence[tuple[bytes, int]],
+        *,
+        begun_anew: bool = False,
+    ) -> Changed[list[KafkaError | None]]:
+        """For each (topic id, partition): None once it is known that the worker lacks that log.
+
+        `begun_anew`: it had lost it before it started, and has an empty one.
+        """
+        if (error := _too_many(logs)) is not None:
+            return Changed([error for _ in logs], 0)
+        changed = await self._proposer.change_all(
+            logs,
+            lambda image, at: lose_log(
+                image,
+                worker_id,
+                broker_epoch,
+                at,
+                began_anew=begun_anew,
+                may_be_unclean=self._configs.may_be_unclean,
+            ),
+            lambda _, error: error,
+        )
+        told = changed.answer.count(None)
+        if told:
+            how = "has lost" if begun_anew else "cannot use"
+            logger.warning("worker %d %s its logs of %d partitions", worker_id, how, told)
+        return changed
+
+    async def elect_leaders(self, wishes: Sequence[LeaderWish]) -> Changed[list[KafkaError | None]]:
+        """For each wish: None once the partition is led so; or why it is not."""
+        return await self._change_each(wishes, elect_leader, validate_only=False)
+
+    async def allocate_producer_ids(
+        self, worker_id: int, broker_epoch: int
+    ) -> Changed[ProducerIdBlock]:
+        """Producer ids that nobody else ever gets."""
+        return await self._proposer.change(
+            lambda image: allocate_producer_ids(image, worker_id, broker_epoch)
+        )
+
+    # The cluster
+
+    async def register_controller(self, controller: ControllerRegistration) -> Changed[None]:
+        """It is known which feature levels the controller can run at."""
+        return await self._proposer.change(lambda image: register_controller(image, controller))
+
+    async def update_features(
+        self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
+    ) -> Changed[None]:
+        """The cluster runs at all of these levels; KafkaError where at none of them."""
+        status = self._quorum.status
+
+        def decide(image: MetadataImage) -> Decision[None]:
+            nodes = nodes_with_features(image, status.node_id, status.voters)
+            return update_features(image, updates, nodes, self._configs.static)
+
+        if validate_only:
+            decide(await self._proposer.decided())
+            return Changed(None, 0)
+        return await self._proposer.change(decide)
+
+
+async def _in_slices(wishes: Sequence[T]) -> AsyncIterator[T]:
+    """Each of them, and the loop gets its turn between."""
+    for number, wish in enumerate(wishes, 1):
+        yield wish
+        if number % SLICE_WISHES == 0:
+            await trio.lowlevel.checkpoint()
+
+
+def _may_allow_unclean(resource: ResourceChange) -> bool:
+    return resource.replace or any(c.name == UNCLEAN_ELECTIONS for c in resource.changes)
+
+
+def _too_many(wishes: Sequence[object]) -> KafkaError | None:
+    if len(wishes) <= MAX_WISHES:
+        return None
+    return TOO_MANY
+
+
+def _excess(
+    topics: Sequence[NewTopic], image: MetadataImage, defaults: TopicDefaults
+) -> KafkaError | None:
+    """Why one request may not have so many partitions (KIP-599), or topics."""
+    if (error := _too_many(topics)) is not None:
+        return error
+    partitions = 0
+    for topic in topics:
+        count = len(topic.assignments) if topic.assignments else topic.partitions
+        if count <= MAX_PARTITIONS_PER_TOPIC:  # else it is refused alone
+            partitions += defaults.partitions if count == USE_DEFAULT else max(0, count)
+    if partitions > MAX_WISHES:
+        return KafkaError(
+            ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request."
+        )
+    return None
+
+
+def _unmade(outcome: TopicOutcome) -> TopicOutcome:
+    return TopicOutcome(
+        outcome.name,
+        None,
+        outcome.code,
+        outcome.message,
+        outcome.partitions,
+        outcome.replication_factor,
+        outcome.configs,
+    )

@@ -1,0 +1,53 @@
+"""Configs as the active controller goes by them, in any image that it decides on."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from metaquorum.config.resolution import Configs, WorkerLayers
+from metaquorum.controller.topics import TopicDefaults
+from metaquorum.metadata.image import MetadataImage
+
+UNCLEAN_ELECTIONS: Final = "unclean.leader.election.enable"
+
+
+class ControllerConfigs:
+    """What was asked of the last image is known for as long as its configs are the same."""
+
+    def __init__(self, node_id: int, static: Mapping[str, str]) -> None:
+        self._node_id = node_id
+        self.static: Final = static
+        self._defaults_of: object = None
+        self._topic_defaults = TopicDefaults()
+        self._unclean_of: object = None
+        self._is_unclean_default = False
+
+    def of(self, image: MetadataImage) -> Configs:
+        """What all workers have in common."""
+        return WorkerLayers(
+            self.static, dynamic_default=image.worker_configs(None)
+        ).worker_configs()
+
+    def may_be_unclean(self, image: MetadataImage, topic: str) -> bool:
+        """Whether any replica of the topic may lead where none in sync is left."""
+        own = image.topic_configs(topic)
+        if not own and image.configs is self._unclean_of:
+            return self._is_unclean_default
+        configs = WorkerLayers(
+            self.static,
+            dynamic=image.worker_configs(self._node_id),
+            dynamic_default=image.worker_configs(None),
+        ).topic_configs(own)
+        answer = configs.boolean(UNCLEAN_ELECTIONS)
+        if not own:  # as of most topics, all of which a restart asks for
+            self._unclean_of, self._is_unclean_default = image.configs, answer
+        return answer
+
+    def topic_defaults(self, image: MetadataImage) -> TopicDefaults:
+        """Of a topic that is made without saying how many partitions and replicas it has."""
+        if image.configs is not self._defaults_of:
+            configs = self.of(image)
+            self._topic_defaults = TopicDefaults(
+                configs.integer("num.partitions"), configs.integer("default.replication.factor")
+            )
+            self._defaults_of = image.configs
+        return self._topic_defaults

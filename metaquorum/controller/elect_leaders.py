@@ -1,0 +1,108 @@
+"""Elections that somebody asks for (ElectLeaders, KIP-183 and KIP-460).
+
+preferred    the first replica leads, if it is live and in sync: leadership is spread again
+unclean      where nobody in sync or eligible is left, the first live replica leads; what only
+             those had that are gone is lost, and the record of the partition says so
+             (`unclean_epoch`)
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+from metaquorum.controller.eligible_leaders import min_isr
+from metaquorum.controller.leader_selection import (
+    elected,
+    elected_unclean,
+    led_by,
+    led_unclean_by,
+    may_lead,
+)
+from metaquorum.controller.topics import Decision
+from metaquorum.metadata.image import (
+    NO_LEADER,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+    partition_record,
+)
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
+
+
+class ElectionType(IntEnum):
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+@frozen
+class LeaderWish:
+    """A wish that the partition be led by another."""
+
+    topic: str
+    partition: int
+    election_type: int
+
+
+def wishes_of(topic: TopicImage, election_type: int) -> Iterator[LeaderWish]:
+    """A wish for each partition of `topic` that such an election may change."""
+    for index, partition in enumerate(topic.partitions):
+        if _is_worthwhile(partition, election_type):
+            yield LeaderWish(topic.name, index, election_type)
+
+
+def _is_worthwhile(partition: PartitionImage, election_type: int) -> bool:
+    if election_type == ElectionType.UNCLEAN:
+        return partition.leader == NO_LEADER
+    return partition.leader != partition.replicas[0]
+
+
+def elect_leader(image: MetadataImage, wish: LeaderWish) -> Decision[KafkaError | None]:
+    """The partition is led as is wished; or why it is not."""
+    topic = image.topic(wish.topic)
+    if topic is None or not 0 <= wish.partition < len(topic.partitions):
+        return _refused(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
+        )
+    partition = topic.partitions[wish.partition]
+    if not _is_worthwhile(partition, wish.election_type):
+        return _refused(
+            ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
+        )
+    if wish.election_type == ElectionType.UNCLEAN:
+        after = _unclean(image, topic, partition)
+    else:
+        after = _preferred(image, partition)
+    if isinstance(after, KafkaError):
+        return Decision(after)
+    assert after is not None, "another leader is a change"
+    return Decision(None, [partition_record(topic.topic_id, wish.partition, after)])
+
+
+def _preferred(
+    image: MetadataImage, partition: PartitionImage
+) -> PartitionImage | KafkaError | None:
+    first = partition.replicas[0]
+    if first not in partition.isr or not may_lead(partition, first, image.is_live):
+        return KafkaError(
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+            f"The preferred leader {first} is not in sync, or not available.",
+        )
+    return led_by(partition, first)
+
+
+def _unclean(
+    image: MetadataImage, topic: TopicImage, partition: PartitionImage
+) -> PartitionImage | KafkaError | None:
+    leader = elected(partition, image.is_live)
+    if leader != NO_LEADER:
+        return led_by(partition, leader, min_isr(image, topic.name))
+    leader = elected_unclean(partition, image.is_live)
+    if leader == NO_LEADER:
+        return KafkaError(
+            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "No replica is available to lead."
+        )
+    return led_unclean_by(partition, leader)
+
+
+def _refused(code: ErrorCode, message: str) -> Decision[KafkaError | None]:
+    return Decision(KafkaError(code, message))

@@ -1,0 +1,183 @@
+"""Feature levels: what a whole cluster may rely on, whatever mix of versions its nodes run.
+
+Every node says which levels it can run at; the metadata log says at which level the cluster runs.
+A level is raised only when every registered node reaches it, and a node that does not cover the
+cluster's levels is not let in, so that nothing is ever written that somebody cannot read.
+
+Source: KIP-584, KIP-778.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Final
+
+from metaquorum.controller import eligible_leaders
+from metaquorum.controller.topics import Decision
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import (
+    ELIGIBLE_LEADERS,
+    METADATA_VERSION,
+    FeatureLevelRecord,
+    FeatureRange,
+    MetadataRecord,
+)
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
+
+# The features this version knows, with the levels it can run at; a new cluster gets the highest.
+SUPPORTED_FEATURES: Final[tuple[FeatureRange, ...]] = (
+    FeatureRange(METADATA_VERSION, 1, 1),
+    FeatureRange(ELIGIBLE_LEADERS, 0, 1),
+)
+
+
+class UpgradeType(IntEnum):
+    """What a change of a level may be, numbered as UpdateFeatures does."""
+
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+@frozen
+class FeatureUpdate:
+    """A wish that the cluster run at `level` of the feature; 0 is without it.
+
+    `upgrade_type` is an `UpgradeType`, or the number that a client thinks is one.
+    """
+
+    name: str
+    level: int
+    upgrade_type: int = UpgradeType.UPGRADE
+
+
+def found_cluster(
+    image: MetadataImage, first_records: Sequence[MetadataRecord] = ()
+) -> Decision[None]:
+    """The cluster runs at known feature levels; nothing changes where it does already.
+
+    `first_records` are what a new cluster has from its beginning.
+    """
+    missing = [each for each in SUPPORTED_FEATURES if each.name not in image.features]
+    records: list[MetadataRecord] = [FeatureLevelRecord(each.name, each.most) for each in missing]
+    return Decision(None, [*records, *(first_records if records else ())])
+
+
+def check_features(image: MetadataImage) -> None:
+    """KafkaError (UNSUPPORTED_VERSION) when the cluster runs at levels this version cannot."""
+    check_covered(image, SUPPORTED_FEATURES, "this version")
+
+
+def check_covered(image: MetadataImage, ranges: Sequence[FeatureRange], who: str) -> None:
+    """KafkaError (UNSUPPORTED_VERSION) where the cluster's level is outside of these ranges."""
+    supported = {each.name: each for each in ranges}
+    for name, level in image.features.items():
+        known = supported.get(name)
+        if known is None or not known.least <= level <= known.most:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"The cluster runs at level {level} of {name}, which {who} does not"
+                " support; start a newer one.",
+            )
+
+
+def update_features(
+    image: MetadataImage,
+    updates: Sequence[FeatureUpdate],
+    nodes: Mapping[str, Sequence[FeatureRange] | None],
+    static_configs: Mapping[str, str],
+) -> Decision[None]:
+    """The cluster runs at all of these levels; KafkaError where any of them cannot be.
+
+    `nodes`: every controller and worker, by what to call it, with the levels it can run at; None
+    where that is not known. `static_configs`: the controller's.
+    """
+    if len({update.name for update in updates}) != len(updates):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "A feature is given more than once.")
+    for update in updates:
+        _check_update(image.features.get(update.name, 0), update, nodes)
+    changed = [each for each in updates if each.level != image.features.get(each.name, 0)]
+    records = _update_records(image, changed, static_configs)
+    return Decision(None, records, divisible=True)
+
+
+def _update_records(
+    image: MetadataImage, updates: Sequence[FeatureUpdate], static_configs: Mapping[str, str]
+) -> Iterator[MetadataRecord | None]:
+    """The levels come last: what has to be so before they do is sound without them."""
+    for update in updates:
+        if update.name == ELIGIBLE_LEADERS:
+            steps = eligible_leaders.beginning(image, static_configs)
+            yield from steps if update.level else eligible_leaders.ending(image)
+    for update in updates:
+        yield FeatureLevelRecord(update.name, update.level)
+
+
+def nodes_with_features(
+    image: MetadataImage, active_id: int, voters: Sequence[int]
+) -> dict[str, Sequence[FeatureRange] | None]:
+    """What every node of the cluster can run at; `active_id` is the controller that asks."""
+    nodes: dict[str, Sequence[FeatureRange] | None] = {
+        f"Local controller {active_id}": SUPPORTED_FEATURES
+    }
+    for controller_id in voters:
+        if controller_id != active_id:
+            known = image.controllers.get(controller_id)
+            nodes[f"Controller {controller_id}"] = None if known is None else known.features
+    for worker_id, worker in sorted(image.workers.items()):
+        nodes[f"Broker {worker_id}"] = worker.features
+    return nodes
+
+
+def _check_update(
+    level: int, update: FeatureUpdate, nodes: Mapping[str, Sequence[FeatureRange] | None]
+) -> None:
+    if update.upgrade_type not in UpgradeType._value2member_map_:
+        raise _invalid(update, "The controller does not support the given upgrade type.")
+    if update.level < 0:
+        raise _invalid(update, "A feature version cannot be less than 0.")
+    for complaint in _unsupported(update, nodes):
+        raise _invalid(update, complaint)
+    upgrades = update.upgrade_type == UpgradeType.UPGRADE
+    if update.level > level and not upgrades:
+        raise _invalid(update, "Can't downgrade to a newer version.")
+    if update.level < level and upgrades:
+        raise _invalid(
+            update,
+            "Can't downgrade the version of this feature without setting the upgrade type to either"
+            " safe or unsafe downgrade.",
+        )
+    if update.level < level and update.name == METADATA_VERSION:
+        safe = update.upgrade_type == UpgradeType.SAFE_DOWNGRADE
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"Unsupported metadata.version downgrade from {level} to {update.level}. "
+            + (
+                "Refusing to perform the requested downgrade because it might delete metadata"
+                " information."
+                if safe
+                else "Unsafe metadata downgrade is not supported in this version."
+            ),
+        )
+
+
+def _unsupported(
+    update: FeatureUpdate, nodes: Mapping[str, Sequence[FeatureRange] | None]
+) -> Iterator[str]:
+    for node, ranges in nodes.items():
+        if ranges is None:
+            yield f"{node} has not told yet which versions it supports."
+            continue
+        known = next((each for each in ranges if each.name == update.name), None)
+        if known is None:
+            if update.level:  # at 0 it is as if there were no such feature
+                yield f"{node} does not support this feature."
+        elif not known.least <= update.level <= known.most:
+            yield f"{node} only supports versions {known.least}-{known.most}"
+
+
+def _invalid(update: FeatureUpdate, reason: str) -> KafkaError:
+    return KafkaError(
+        ErrorCode.INVALID_UPDATE_VERSION,
+        f"Invalid update version {update.level} for feature {update.name}. {reason}",
+    )

@@ -1,0 +1,129 @@
+"""Leaders return to their preferred replicas by themselves (auto.leader.rebalance.enable).
+
+A worker that was away leads nothing when it is back: others do, and go on until somebody asks.
+From time to time the active controller looks who leads less than it should: whose preferred
+partitions (it is the first of their replicas) are led by others, by a larger share than
+leader.imbalance.per.broker.percentage. Those of them for which it is live and in sync it is given,
+so many at a time that clients notice little.
+
+Source: Kafka's KafkaController.checkAndTriggerAutoLeaderRebalance (the percentage, which KRaft left
+out) and ReplicationControlManager.maybeBalancePartitionLeaders (the bound).
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from metaquorum.config.resolution import Configs
+from metaquorum.controller.leader_selection import led_by, may_lead
+from metaquorum.controller.proposer import Proposer
+from metaquorum.controller.topics import Decision
+from metaquorum.controller.worker_registration import SCAN_PARTITIONS
+from metaquorum.metadata.image import MetadataImage, PartitionImage, partition_record
+from metaquorum.metadata.records import MetadataRecord
+from metaquorum.runtime.interfaces import Clock, sleep
+from wire.primitives.errors import KafkaError
+
+logger = logging.getLogger(__name__)
+
+MAX_RETURNED: Final = 1000  # leaders, in one step
+NEXT_RETURN_S: Final = 1.0  # after a step that was full
+
+
+class Returned:
+    """How many partitions each worker leads again. Complete once all records were made."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def __str__(self) -> str:
+        """As `7 by worker 1, 5 by worker 3`."""
+        return ", ".join(f"{count} by worker {at}" for at, count in sorted(self.counts.items()))
+
+
+def return_leaders(image: MetadataImage, most_percent: int) -> Decision[Returned]:
+    """The preferred replicas lead where workers lead too little; `MAX_RETURNED` partitions at most.
+
+    `most_percent` of a worker's preferred partitions may be led by others.
+    """
+    returned = Returned()
+    return Decision(returned, _records(image, most_percent, returned), divisible=True)
+
+
+def _records(
+    image: MetadataImage, most_percent: int, returned: Returned
+) -> Iterator[MetadataRecord | None]:
+    preferred: dict[int, int] = {}
+    elsewhere: dict[int, int] = {}
+    looked_at = 0
+    for topic in image.topics.each():
+        for partition in topic.partitions:
+            first = partition.replicas[0]
+            preferred[first] = preferred.get(first, 0) + 1
+            if partition.leader != first:
+                elsewhere[first] = elsewhere.get(first, 0) + 1
+            looked_at += 1
+            if looked_at % SCAN_PARTITIONS == 0:
+                yield None
+    lacking = {
+        worker_id
+        for worker_id, count in elsewhere.items()
+        if count * 100 > most_percent * preferred[worker_id] and image.is_live(worker_id)
+    }
+    if not lacking:
+        return
+    left = MAX_RETURNED
+    for topic in image.topics.each():
+        for number, partition in enumerate(topic.partitions):
+            looked_at += 1
+            if looked_at % SCAN_PARTITIONS == 0:
+                yield None
+            if partition.replicas[0] in lacking and _may_return(partition, image):
+                after = led_by(partition, partition.replicas[0])
+                assert after is not None
+                returned.counts[after.leader] = returned.counts.get(after.leader, 0) + 1
+                left -= 1
+                yield partition_record(topic.topic_id, number, after)
+                if not left:
+                    return
+
+
+def _may_return(partition: PartitionImage, image: MetadataImage) -> bool:
+    first = partition.replicas[0]
+    return (
+        partition.leader != first
+        and first in partition.isr
+        and may_lead(partition, first, image.is_live)
+    )
+
+
+async def keep_balance(proposer: Proposer, clock: Clock, configs: Configs) -> None:
+    """Leaders return from time to time, where the configs want it, while this is the controller."""
+    if not configs.boolean("auto.leader.rebalance.enable"):
+        return
+    interval_s = configs.integer("leader.imbalance.check.interval.seconds")
+    most_percent = configs.integer("leader.imbalance.per.broker.percentage")
+    wait_s: float = interval_s
+    while True:
+        await sleep(clock, wait_s)
+        wait_s = interval_s
+        try:
+            changed = await proposer.change(lambda image: return_leaders(image, most_percent))
+        except KafkaError as error:
+            logger.warning("leaders cannot be returned now: %s", error.message)
+            continue
+        returned = changed.answer
+        if returned.total:
+            logger.info(
+                "%d partitions are led by their preferred replicas again: %s",
+                returned.total,
+                returned,
+            )
+        if returned.total == MAX_RETURNED:
+            wait_s = NEXT_RETURN_S

@@ -1,0 +1,112 @@
+"""The controller's rules for SCRAM credentials: which changes are taken. Source: KIP-554."""
+
+from itertools import islice
+from typing import Final
+
+from metaquorum.controller.topics import Decision
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import (
+    MAX_SALT_BYTES,
+    MetadataRecord,
+    RemoveScramCredentialRecord,
+    ScramCredentialRecord,
+)
+from metaquorum.security.scram import MAX_ITERATIONS, MIN_ITERATIONS, ScramMechanism, credential
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
+
+MAX_NAME_CHARS: Final = 249
+# Deleted credentials whose salts the metadata keeps: 2 MB. Beyond it one of them is forgotten for
+# each that is deleted, and shown as a user that never existed.
+MAX_DELETED: Final = 10_000
+_MECHANISMS: Final = frozenset(int(mechanism) for mechanism in ScramMechanism)
+
+
+@frozen
+class ScramUpsertion:
+    """A user's password, salted by the client, for one mechanism."""
+
+    mechanism: int
+    iterations: int
+    salt: bytes
+    salted_password: bytes
+
+
+@frozen
+class UserScramChange:
+    """What one request wants of one user: all of it is done, or nothing."""
+
+    name: str
+    deletions: tuple[int, ...] = ()  # mechanisms
+    upsertions: tuple[ScramUpsertion, ...] = ()
+
+
+def change_scram_credentials(
+    image: MetadataImage, change: UserScramChange
+) -> Decision[KafkaError | None]:
+    """The user has the credentials that are asked for; or why not."""
+    try:
+        _check(image, change)
+    except KafkaError as error:
+        return Decision(error)
+    records: list[MetadataRecord] = [
+        _removal(image.scram[change.name, mechanism]) for mechanism in change.deletions
+    ]
+    too_many = max(0, len(image.deleted_scram) + len(records) - MAX_DELETED)
+    # In the order of a hash: no user, and no time of deletion, is preferred.
+    for name, mechanism in islice(image.deleted_scram, min(too_many, len(records))):
+        records.append(RemoveScramCredentialRecord(name, mechanism))
+    records += [scram_record(change.name, upsertion) for upsertion in change.upsertions]
+    return Decision(None, records)
+
+
+def _removal(removed: ScramCredentialRecord) -> RemoveScramCredentialRecord:
+    return RemoveScramCredentialRecord(
+        removed.name, removed.mechanism, removed.salt, removed.iterations
+    )
+
+
+def scram_record(name: str, upsertion: ScramUpsertion) -> ScramCredentialRecord:
+    mechanism = ScramMechanism(upsertion.mechanism)
+    made = credential(mechanism, upsertion.salted_password, upsertion.salt, upsertion.iterations)
+    return ScramCredentialRecord(
+        name, int(mechanism), made.salt, made.iterations, made.stored_key, made.server_key
+    )
+
+
+def _check(image: MetadataImage, change: UserScramChange) -> None:
+    named = [*change.deletions, *(upsertion.mechanism for upsertion in change.upsertions)]
+    if not change.name:
+        raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
+    if len(change.name) > MAX_NAME_CHARS:
+        raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username is too long")
+    if not _MECHANISMS.issuperset(named):
+        raise KafkaError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
+    if len(set(named)) != len(named):
+        raise KafkaError(
+            ErrorCode.DUPLICATE_RESOURCE,
+            "A user credential cannot be altered twice in the same request",
+        )
+    for mechanism in change.deletions:
+        if (change.name, mechanism) not in image.scram:
+            raise KafkaError(
+                ErrorCode.RESOURCE_NOT_FOUND,
+                "Attempt to delete a user credential that does not exist",
+            )
+    for upsertion in change.upsertions:
+        check_upsertion(upsertion)
+
+
+def check_upsertion(upsertion: ScramUpsertion) -> None:
+    """KafkaError."""
+    complaint = None
+    if upsertion.iterations < MIN_ITERATIONS:
+        complaint = "Too few iterations"
+    elif upsertion.iterations > MAX_ITERATIONS:
+        complaint = "Too many iterations"
+    elif not upsertion.salt or len(upsertion.salt) > MAX_SALT_BYTES:
+        complaint = "The salt is empty or too long"
+    elif len(upsertion.salted_password) != ScramMechanism(upsertion.mechanism).key_bytes:
+        complaint = "The salted password is not as long as the mechanism's hash"
+    if complaint is not None:
+        raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, complaint)

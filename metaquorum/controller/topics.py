@@ -1,0 +1,415 @@
+"""The active controller's rules: from the metadata as it will stand, and a wish, to records.
+
+Plain functions of their arguments: no I/O, no clock; randomness is passed in. Each returns a
+`Decision`: the answer, and the records that make it true. Records of large decisions are made while
+they are consumed, so that the loop need not wait for all; they depend on the given image only.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from random import Random
+from typing import Final, Generic, TypeVar
+
+from metaquorum.config.definition import Scope
+from metaquorum.config.registry import parse_all
+from metaquorum.controller.replica_placement import Place, place
+from metaquorum.metadata.image import MetadataImage, TopicImage
+from metaquorum.metadata.records import (
+    MAX_REPLICAS,
+    UUID_BYTES,
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from metaquorum.metadata.topic_names import METADATA_TOPIC, check_topic_name, colliding_topic
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.frozen import frozen
+
+T = TypeVar("T")
+
+MAX_PARTITIONS_PER_TOPIC: Final = 10_000  # a topic is made by one batch
+MAX_WISHES: Final = 10_000  # in one request; Kafka's bound of records by one operation
+TOO_MANY: Final = KafkaError(
+    ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation."
+)
+MAX_CONFIGS_PER_TOPIC: Final = 256
+PRODUCER_ID_BLOCK: Final = 1000
+USE_DEFAULT: Final = -1
+
+
+@frozen
+class Decision(Generic[T]):
+    """An answer, and the records to be committed before it may be given.
+
+    `divisible`: any prefix of the records leaves the metadata sound, so that they may be committed
+    in several batches; else they are one batch. A None among them is no record: much was looked at
+    to find the next one, and the loop may have its turn.
+    """
+
+    answer: T
+    records: Iterable[MetadataRecord | None] = ()
+    divisible: bool = False
+
+    def all_records(self) -> list[MetadataRecord]:
+        return [record for record in self.records if record is not None]
+
+
+@frozen
+class NewTopic:
+    """A wish for a topic. -1 asks for the default; `assignments`: partition to its replicas."""
+
+    name: str
+    partitions: int = USE_DEFAULT
+    replication_factor: int = USE_DEFAULT
+    assignments: Mapping[int, tuple[int, ...]] | None = None
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@frozen
+class MorePartitions:
+    """A wish that a topic have `count` partitions; `assignments`: the replicas of the new ones."""
+
+    topic: str
+    count: int
+    assignments: Sequence[tuple[int, ...]] | None = None
+
+
+@frozen
+class TopicDefaults:
+    """What a topic gets that does not say."""
+
+    partitions: int = 1
+    replication_factor: int = 1
+
+
+@frozen
+class TopicOutcome:
+    """What became of one topic of a request. Of a refused one, only name and id as asked."""
+
+    name: str | None
+    topic_id: bytes | None = None
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    partitions: int = -1
+    replication_factor: int = -1
+    configs: Mapping[str, str] = field(default_factory=dict)  # its own ones
+
+    @staticmethod
+    def refused(
+        error: KafkaError, name: str | None, topic_id: bytes | None = None
+    ) -> "TopicOutcome":
+        return TopicOutcome(name, topic_id, error.code, error.message)
+
+
+@frozen
+class ProducerIdBlock:
+    """The producer ids from `first` on, `count` of them."""
+
+    first: int
+    count: int
+
+
+def create_topic(
+    image: MetadataImage,
+    topic: NewTopic,
+    defaults: TopicDefaults,
+    random: Random,
+) -> Decision[TopicOutcome]:
+    """The topic exists, with all its partitions and configs; or why it cannot."""
+    try:
+        _check_new_name(image, topic.name)
+        configs = _checked_configs(topic.configs)
+        if topic.assignments:
+            replicas: Iterable[tuple[int, ...]] = _checked_assignments(image, topic)
+            count, factor = len(topic.assignments), len(topic.assignments[0])
+        else:
+            count, factor = _checked_counts(topic, defaults)
+            replicas = _placed(image, count, factor, random)
+        if count > MAX_PARTITIONS_PER_TOPIC:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"A topic can have at most {MAX_PARTITIONS_PER_TOPIC} partitions.",
+            )
+    except KafkaError as error:
+        return Decision(TopicOutcome.refused(error, topic.name))
+    topic_id = new_topic_id(random)
+    outcome = TopicOutcome(
+        topic.name,
+        topic_id,
+        partitions=count,
+        replication_factor=factor,
+        configs=configs,
+    )
+    return Decision(outcome, _topic_records(image, topic.name, topic_id, configs, replicas))
+
+
+def _topic_records(
+    image: MetadataImage,
+    name: str,
+    topic_id: bytes,
+    configs: Mapping[str, str],
+    replicas: Iterable[tuple[int, ...]],
+) -> Iterator[MetadataRecord]:
+    yield TopicRecord(name, topic_id)
+    for key, text in configs.items():
+        yield ConfigRecord(int(Scope.TOPIC), name, key, text)
+    yield from _partition_records(image, topic_id, 0, replicas)
+
+
+def _partition_records(
+    image: MetadataImage, topic_id: bytes, first: int, replicas: Iterable[tuple[int, ...]]
+) -> Iterator[MetadataRecord]:
+    """New partitions, numbered from `first` on, led by the first of their live replicas."""
+    for number, workers in enumerate(replicas, first):
+        live = workers
+        if not all(map(image.is_live, workers)):
+            live = tuple([worker_id for worker_id in workers if image.is_live(worker_id)])
+        yield PartitionRecord(topic_id, number, workers, live, live[0], 0, 0)
+
+
+def new_topic_id(random: Random) -> bytes:
+    """A random (version 4) UUID; never one of those the protocol keeps for itself."""
+    bits = random.getrandbits(8 * UUID_BYTES)
+    bits = bits & ~(0xF << 76) | 4 << 76
+    bits = bits & ~(0x3 << 62) | 2 << 62
+    return bits.to_bytes(UUID_BYTES, "big")
+
+
+def _check_new_name(image: MetadataImage, name: str) -> None:
+    check_topic_name(name)
+    if name == METADATA_TOPIC:  # in Kafka's words
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited."
+        )
+    if image.topic(name) is not None:
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+    if (other := colliding_topic(image, name)) is not None:
+        raise KafkaError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"Topic '{name}' collides with existing topic: {other}",
+        )
+
+
+def _checked_configs(configs: Mapping[str, str | None]) -> dict[str, str]:
+    if len(configs) > MAX_CONFIGS_PER_TOPIC:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG, f"A topic can have at most {MAX_CONFIGS_PER_TOPIC} configs."
+        )
+    if nulls := [name for name, text in configs.items() if text is None]:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"Null value not supported for topic configs: {','.join(nulls)}",
+        )
+    checked = {name: text for name, text in configs.items() if text is not None}
+    parse_all(Scope.TOPIC, checked)
+    return checked
+
+
+def _placed(
+    image: MetadataImage, partitions: int, factor: int, random: Random
+) -> Iterator[tuple[int, ...]]:
+    """The replicas of new partitions; KafkaError where there are too few workers."""
+    live: list[Place] = []
+    away: list[Place] = []
+    for worker_id, worker in sorted(image.workers.items()):
+        if image.is_live(worker_id) or worker.fenced:  # else it is just leaving
+            usable = away if worker.fenced else live
+            usable.append(Place(worker_id, worker.host, worker.rack))
+    reason = None
+    if not live and image.workers:
+        reason = "All brokers are currently fenced."
+    elif factor > min(len(live) + len(away), MAX_REPLICAS):
+        reason = (
+            f"The target replication factor of {factor} cannot be reached because only"
+            f" {len(live) + len(away)} broker(s) are registered."
+        )
+    if reason is not None:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): {reason}",
+        )
+    return place(live, partitions, factor, random, away)
+
+
+def _checked_counts(topic: NewTopic, defaults: TopicDefaults) -> tuple[int, int]:
+    """Partitions and replicas of each."""
+    count = defaults.partitions if topic.partitions == USE_DEFAULT else topic.partitions
+    factor = topic.replication_factor
+    if factor == USE_DEFAULT:
+        factor = defaults.replication_factor
+    elif factor <= 0:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    if count <= 0:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            "Number of partitions was set to an invalid non-positive value.",
+        )
+    return count, factor
+
+
+def _checked_assignments(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
+    """The replicas of every partition, in order."""
+    assert topic.assignments is not None
+    if topic.replication_factor != USE_DEFAULT:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but replication factor was not set"
+            " to -1.",
+        )
+    if topic.partitions != USE_DEFAULT:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but numPartitions was not set to -1.",
+        )
+    if sorted(topic.assignments) != list(range(len(topic.assignments))):
+        raise _bad_assignment("partitions should be a consecutive 0-based integer sequence.")
+    ordered = [topic.assignments[number] for number in range(len(topic.assignments))]
+    for number, workers in enumerate(ordered):
+        _check_replicas(image, number, workers, len(ordered[0]))
+    return ordered
+
+
+def _check_replicas(
+    image: MetadataImage, number: int, workers: tuple[int, ...], factor: int
+) -> None:
+    if not workers:
+        raise _bad_assignment("The manual partition assignment includes an empty replica list.")
+    if len(workers) > MAX_REPLICAS:
+        raise _bad_assignment(f"A partition can have at most {MAX_REPLICAS} replicas.")
+    if len(workers) != factor:
+        raise _bad_assignment(
+            f"The manual partition assignment includes a partition with {len(workers)}"
+            f" replica(s), but this is not consistent with previous partitions, which have"
+            f" {factor} replica(s)."
+        )
+    for worker_id in workers:
+        if worker_id not in image.workers:
+            raise _bad_assignment(
+                f"The manual partition assignment includes broker {worker_id}, but no such"
+                " broker is registered."
+            )
+        if workers.count(worker_id) > 1:
+            raise _bad_assignment(
+                f"The manual partition assignment includes the broker {worker_id} more than once."
+            )
+    if not any(map(image.is_live, workers)):
+        raise _bad_assignment(
+            "All brokers specified in the manual partition assignment for partition"
+            f" {number} are fenced or in controlled shutdown."
+        )
+
+
+def _bad_assignment(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+
+
+def create_partitions(
+    image: MetadataImage, wish: MorePartitions, random: Random
+) -> Decision[KafkaError | None]:
+    """The topic has so many partitions, those it had unchanged; or why it cannot (KIP-195)."""
+    topic = image.topic(wish.topic)
+    try:
+        if topic is None:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                "This server does not host this topic-partition.",
+            )
+        present = len(topic.partitions)
+        _check_increase(wish, present)
+        factor = len(topic.partitions[0].replicas)
+        if wish.assignments is None:
+            replicas: Iterable[tuple[int, ...]] = _placed(
+                image, wish.count - present, factor, random
+            )
+        else:
+            replicas = _checked_additions(
+                image, wish.assignments, present, wish.count - present, factor
+            )
+    except KafkaError as error:
+        return Decision(error)
+    return Decision(None, _partition_records(image, topic.topic_id, present, replicas))
+
+
+def _check_increase(wish: MorePartitions, present: int) -> None:
+    complaint = None
+    if wish.count == present:
+        complaint = f"Topic already has {present} partition(s)."
+    elif wish.count < present:
+        complaint = (
+            f"The topic {wish.topic} currently has {present} partition(s);"
+            f" {wish.count} would not be an increase."
+        )
+    elif wish.count > MAX_PARTITIONS_PER_TOPIC:
+        complaint = f"A topic can have at most {MAX_PARTITIONS_PER_TOPIC} partitions."
+    if complaint is not None:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, complaint)
+
+
+def _checked_additions(
+    image: MetadataImage,
+    assignments: Sequence[tuple[int, ...]],
+    first: int,
+    count: int,
+    factor: int,
+) -> Sequence[tuple[int, ...]]:
+    if len(assignments) != count:
+        raise _bad_assignment(
+            f"Attempted to add {count} additional partition(s), but only {len(assignments)}"
+            " assignment(s) were specified."
+        )
+    for number, workers in enumerate(assignments, first):
+        _check_replicas(image, number, workers, factor)
+    return assignments
+
+
+def delete_topic(
+    image: MetadataImage, name: str | None, topic_id: bytes | None
+) -> Decision[TopicOutcome]:
+    """The topic of that name, or of that id, is gone; or why it cannot go."""
+    topic: TopicImage | None
+    if topic_id is not None:
+        topic = image.topic_by_id(topic_id)
+        error = KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    else:
+        topic = None if name is None else image.topic(name)
+        error = KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            "This server does not host this topic-partition.",
+        )
+    if topic is None:
+        return Decision(TopicOutcome.refused(error, name, topic_id))
+    outcome = TopicOutcome(topic.name, topic.topic_id, partitions=len(topic.partitions))
+    return Decision(outcome, [RemoveTopicRecord(topic.topic_id)])
+
+
+def allocate_producer_ids(
+    image: MetadataImage, worker_id: int, broker_epoch: int
+) -> Decision[ProducerIdBlock]:
+    """A block of producer ids belongs to that worker, and to nobody else ever. KafkaError."""
+    check_epoch(image, worker_id, broker_epoch)
+    first = image.next_producer_id
+    return Decision(
+        ProducerIdBlock(first, PRODUCER_ID_BLOCK),
+        [ProducerIdsRecord(worker_id, broker_epoch, first + PRODUCER_ID_BLOCK)],
+    )
+
+
+def check_epoch(image: MetadataImage, worker_id: int, broker_epoch: int) -> None:
+    """KafkaError unless it is the worker's current registration that speaks."""
+    worker = image.workers.get(worker_id)
+    if worker is None:
+        raise KafkaError(
+            ErrorCode.BROKER_ID_NOT_REGISTERED, f"Worker {worker_id} is not registered."
+        )
+    if worker.broker_epoch != broker_epoch:
+        raise KafkaError(
+            ErrorCode.STALE_BROKER_EPOCH,
+            f"Worker {worker_id} is registered with epoch {worker.broker_epoch},"
+            f" not {broker_epoch}.",
+        )

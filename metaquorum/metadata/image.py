@@ -1,0 +1,277 @@
+"""The metadata as it stands after so many records: an immutable image, and what changed since one.
+
+Images share what they have in common, so that keeping one costs what changed. `replay` makes them.
+
+    end_offset    the number of records replayed; the offset of the next one
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from metaquorum.config.definition import Scope
+from metaquorum.metadata.persistent_map import PersistentMap
+from metaquorum.metadata.quota_lookup import QuotaEntity
+from metaquorum.metadata.records import (
+    ClientQuotaRecord,
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterControllerRecord,
+    RegisterWorkerRecord,
+    RemoveScramCredentialRecord,
+    ScramCredentialRecord,
+    TopicRecord,
+    UnregisterWorkerRecord,
+)
+from wire.primitives.frozen import frozen
+
+NO_LEADER: Final = -1
+NO_EPOCH: Final = -1
+
+
+@frozen
+class PartitionImage:
+    """One partition; `leader` is NO_LEADER (-1) where none is there."""
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    offline: tuple[int, ...] = ()  # replicas on log directories that failed
+    blank: tuple[int, ...] = ()  # those that began anew, and were not in sync since
+    unclean_epoch: int = NO_EPOCH  # the last that began with a possible loss (`elections`)
+    # Not in sync any more, but they have all that is committed (KIP-966).
+    elr: tuple[int, ...] = ()
+    last_leader: int = NO_LEADER  # of a partition that is led by nobody, where it is known
+
+    def in_next_epoch(self) -> "PartitionImage":
+        return PartitionImage(
+            self.replicas,
+            self.isr,
+            self.leader,
+            self.leader_epoch,
+            self.partition_epoch + 1,
+            self.offline,
+            self.blank,
+            self.unclean_epoch,
+            self.elr,
+            self.last_leader,
+        )
+
+
+@frozen
+class TopicImage:
+    """One topic; `partitions` in order of their number, from 0."""
+
+    name: str
+    topic_id: bytes
+    partitions: tuple[PartitionImage, ...]
+
+
+ConfigResource = tuple[int, str]  # a `config.Scope` and a name
+ScramUser = tuple[str, int]  # a name and a `scram.ScramMechanism`
+_NO_CONFIGS: Final[Mapping[str, str]] = {}
+
+
+def _name_bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")
+
+
+def _id_bytes(topic_id: bytes) -> bytes:
+    return topic_id
+
+
+def _resource_bytes(resource: ConfigResource) -> bytes:
+    return b"%d:%s" % (resource[0], _name_bytes(resource[1]))
+
+
+def _entity_bytes(entity: QuotaEntity) -> bytes:
+    return b"".join(
+        b"%d:%s;" % (len(word), word)
+        for kind, name in entity.parts()
+        for word in (kind.encode(), b"" if name is None else _name_bytes(name))
+    )
+
+
+def _scram_user_bytes(user: ScramUser) -> bytes:
+    return b"%s:%d" % (_name_bytes(user[0]), user[1])
+
+
+def collision_name(name: str) -> str:
+    """Topics of equal collision names would have the same metric names ('.' and '_' are one)."""
+    return name.replace(".", "_")
+
+
+@frozen
+class MetadataImage:
+    """Everything the metadata log says, after `end_offset` records. Never changed."""
+
+    cluster_id: str
+    end_offset: int
+    features: Mapping[str, int]
+    topics: PersistentMap[str, TopicImage]
+    topic_names: PersistentMap[bytes, str]  # by topic id
+    # Of the topics with a '.' or '_' in their name: collision name to topic name.
+    collisions: PersistentMap[str, str]
+    configs: PersistentMap[ConfigResource, Mapping[str, str]]  # only resources with configs
+    workers: Mapping[int, RegisterWorkerRecord]
+    # The last registration of each worker that is unregistered: whether a process that registers
+    # under that id has all that the worker wrote is judged by it. One for each id there ever was.
+    departed: Mapping[int, RegisterWorkerRecord]
+    controllers: Mapping[int, RegisterControllerRecord]
+    next_producer_id: int
+    producer_ids: ProducerIdsRecord | None  # the last block given
+    partition_count: int
+    # Of users, client-ids and addresses; only entities that have any.
+    client_quotas: PersistentMap[QuotaEntity, Mapping[str, float]]
+    scram: PersistentMap[ScramUser, ScramCredentialRecord]
+    # Of deleted users: the salt and the iteration count that are still shown of them.
+    deleted_scram: PersistentMap[ScramUser, RemoveScramCredentialRecord]
+
+    @staticmethod
+    def empty(cluster_id: str) -> "MetadataImage":
+        """The image of no records at all."""
+        return MetadataImage(
+            cluster_id,
+            0,
+            {},
+            PersistentMap(_name_bytes),
+            PersistentMap(_id_bytes),
+            PersistentMap(_name_bytes),
+            PersistentMap(_resource_bytes),
+            {},
+            {},
+            {},
+            0,
+            None,
+            0,
+            PersistentMap(_entity_bytes),
+            PersistentMap(_scram_user_bytes),
+            PersistentMap(_scram_user_bytes),
+        )
+
+    def topic(self, name: str) -> TopicImage | None:
+        return self.topics.get(name)
+
+    def topic_by_id(self, topic_id: bytes) -> TopicImage | None:
+        name = self.topic_names.get(topic_id)
+        return None if name is None else self.topics[name]
+
+    def is_live(self, worker_id: int) -> bool:
+        """The worker is registered, and may lead."""
+        worker = self.workers.get(worker_id)
+        return worker is not None and not worker.fenced and not worker.in_controlled_shutdown
+
+    def last_registration(self, worker_id: int) -> RegisterWorkerRecord | None:
+        """The worker's registration, or the one it had when it was unregistered."""
+        return self.workers.get(worker_id) or self.departed.get(worker_id)
+
+    def broker_epoch(self, worker_id: int) -> int:
+        """Of the worker's registration; -1 where there is none."""
+        worker = self.workers.get(worker_id)
+        return -1 if worker is None else worker.broker_epoch
+
+    def fenced_workers(self) -> set[int]:
+        return {worker_id for worker_id, worker in self.workers.items() if worker.fenced}
+
+    def topic_configs(self, name: str) -> Mapping[str, str]:
+        """The topic's own configs, as text: the first layer for `WorkerLayers.topic_configs`."""
+        return self.configs.get((Scope.TOPIC, name), _NO_CONFIGS)
+
+    def worker_configs(self, worker_id: int | None) -> Mapping[str, str]:
+        """The worker's dynamic configs; None: those of all workers."""
+        name = "" if worker_id is None else str(worker_id)
+        return self.configs.get((Scope.WORKER, name), _NO_CONFIGS)
+
+    def records(self) -> Iterator[MetadataRecord]:
+        """Records that replay into this image (but for its end offset), in an order of their own.
+
+        Equal images give equal records, whatever the history that led to them.
+        """
+        for name, level in sorted(self.features.items()):
+            yield FeatureLevelRecord(name, level)
+        for _, worker in sorted(self.workers.items()):
+            yield worker
+        for _, departed in sorted(self.departed.items()):
+            yield departed
+            yield UnregisterWorkerRecord(departed.worker_id, departed.broker_epoch)
+        for _, controller in sorted(self.controllers.items()):
+            yield controller
+        for _, topic in self.topics.in_order():
+            yield TopicRecord(topic.name, topic.topic_id)
+            for number, partition in enumerate(topic.partitions):
+                yield partition_record(topic.topic_id, number, partition)
+        for (scope, resource), configs in self.configs.in_order():
+            for name, value in sorted(configs.items()):
+                yield ConfigRecord(scope, resource, name, value)
+        for entity, quotas in self.client_quotas.in_order():
+            for key, quota in sorted(quotas.items()):
+                yield ClientQuotaRecord(entity.parts(), key, quota)
+        if self.producer_ids is not None:
+            yield self.producer_ids
+        for _, credential in self.scram.in_order():
+            yield credential
+        for _, deleted in self.deleted_scram.in_order():
+            yield deleted
+
+
+def partition_record(topic_id: bytes, number: int, partition: PartitionImage) -> PartitionRecord:
+    """The record that gives the partition this state."""
+    return PartitionRecord(
+        topic_id,
+        number,
+        partition.replicas,
+        partition.isr,
+        partition.leader,
+        partition.leader_epoch,
+        partition.partition_epoch,
+        partition.offline,
+        partition.blank,
+        partition.unclean_epoch,
+        partition.elr,
+        partition.last_leader,
+    )
+
+
+@frozen
+class MetadataDelta:
+    """What is different in `image` from `before`, by name; the values stand in the images.
+
+    Mappings to None serve as sets that keep their order, which is the log's.
+    """
+
+    before: MetadataImage
+    image: MetadataImage
+    topic_ids: Mapping[bytes, None]
+    resources: Mapping[ConfigResource, None]
+    worker_ids: Mapping[int, None]
+    features: Mapping[str, None]
+    quota_entities: Mapping[QuotaEntity, None]
+
+    @staticmethod
+    def none(image: MetadataImage) -> "MetadataDelta":
+        return MetadataDelta(image, image, {}, {}, {}, {}, {})
+
+    def then(self, later: "MetadataDelta") -> "MetadataDelta":
+        """Both changes as one; `later` begins where this one ends."""
+        assert later.before.end_offset == self.image.end_offset
+        return MetadataDelta(
+            self.before,
+            later.image,
+            {**self.topic_ids, **later.topic_ids},
+            {**self.resources, **later.resources},
+            {**self.worker_ids, **later.worker_ids},
+            {**self.features, **later.features},
+            {**self.quota_entities, **later.quota_entities},
+        )
+
+    def topics(self) -> Iterator[tuple[TopicImage | None, TopicImage | None]]:
+        """Every touched topic as (before, after); None where it is not there.
+
+        A topic that was deleted and made again appears twice, under its two ids.
+        """
+        for topic_id in self.topic_ids:
+            yield self.before.topic_by_id(topic_id), self.image.topic_by_id(topic_id)

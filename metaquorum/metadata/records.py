@@ -1,0 +1,629 @@
+"""Metadata records: the facts that the metadata log is made of, and their bytes.
+
+A record is a frozen dataclass with one row in `SCHEMAS`: its id, its newest version, and for each
+field what it holds and since which version. On disk and between nodes it is the msgpack array
+`[id, version, field...]`. Ids are never used again; a new version only adds fields at the end, with
+a default for older records. A record version may be written only once every node reads it: the
+cluster's level of metadata.version says so (`Schema.levels`).
+
+Reading is strict: types, ranges and lengths are checked, nothing is guessed. A record of a newer
+version is refused in words, since passing it over would make replicas differ.
+"""
+
+import math
+from collections.abc import Callable, Container, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgpack
+
+from metaquorum.metadata.quota_lookup import CLIENT_ID, IP, USER, EntityPart
+from wire.primitives.errors import WireError
+from wire.primitives.frozen import frozen
+
+METADATA_VERSION: Final = "metadata.version"
+ELIGIBLE_LEADERS: Final = "eligible.leader.replicas.version"
+
+MAX_REPLICAS: Final = 128
+MAX_ENDPOINTS: Final = 64
+MAX_LOG_DIRS: Final = 64
+MAX_FEATURES: Final = 256
+MAX_ENTITY_PARTS: Final = 3
+MAX_TOPIC_CHARS: Final = 249
+MAX_TEXT_CHARS: Final = 32_767
+MAX_SALT_BYTES: Final = 1024
+MAX_KEY_BYTES: Final = 64
+MAX_PARTITION: Final = 2**31 - 1
+_EPOCH_MAX: Final = 2**31 - 1
+_OFFSET_MAX: Final = 2**63 - 1
+UUID_BYTES: Final = 16
+
+# msgpack allocates an array as long as its bytes claim, at every level of nesting, before it reads
+# the items: what records need is the bound.
+UNPACK_LIMITS: Final[Mapping[str, Any]] = {
+    "use_list": False,
+    "max_array_len": 256,
+    "max_map_len": 0,
+    "max_str_len": 4 * MAX_TEXT_CHARS,
+    "max_bin_len": 1024,
+    "max_ext_len": 0,
+}
+
+
+class RecordError(WireError):
+    """Bytes that are no metadata record of ours."""
+
+
+class NewerVersionError(RecordError):
+    """A record, or a format, that only a newer version can read."""
+
+
+class Endpoint(NamedTuple):
+    """Where clients reach a worker, as it is to be told them."""
+
+    listener: str
+    host: str
+    port: int
+    security_protocol: str
+
+
+class FeatureRange(NamedTuple):
+    """The levels of a feature that a worker can run at, both included."""
+
+    name: str
+    least: int
+    most: int
+
+
+@frozen
+class FeatureLevelRecord:
+    """From here on the cluster runs at this level of the feature; 0 is without it."""
+
+    name: str
+    level: int
+
+
+@frozen
+class TopicRecord:
+    """The topic exists; its partitions follow in the same batch, from 0 without a gap."""
+
+    name: str
+    topic_id: bytes
+
+
+@frozen
+class PartitionRecord:
+    """The partition's whole state from here on; `leader` -1 is none.
+
+    `offline`: replicas whose worker is there, but not the log directory. `blank`: those that have
+    begun anew, empty, and were not in sync since. `unclean_epoch`: the last leader epoch that began
+    with a possible loss of what was committed, or -1. `elr`: eligible leader replicas, which are
+    not in sync any more, and have all that is committed. `last_leader`: of a partition without a
+    leader, or -1.
+    """
+
+    topic_id: bytes
+    partition: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    offline: tuple[int, ...] = ()
+    blank: tuple[int, ...] = ()
+    unclean_epoch: int = -1
+    elr: tuple[int, ...] = ()
+    last_leader: int = -1
+
+
+@frozen
+class RemoveTopicRecord:
+    """The topic is gone, and its partitions and configs with it."""
+
+    topic_id: bytes
+
+
+@frozen
+class ConfigRecord:
+    """The config of that resource has this value; None: its own value is gone.
+
+    `resource_type` is a `config.Scope`; the worker named "" stands for all workers.
+    """
+
+    resource_type: int
+    resource_name: str
+    name: str
+    value: str | None
+
+
+@frozen
+class RegisterWorkerRecord:
+    """The worker is known by this incarnation. `broker_epoch` is this record's own offset.
+
+    `previous_broker_epoch`: until the worker is live for the first time, what the start marks of
+    its log directories may still name though they hold all that was written; None for nothing.
+    """
+
+    worker_id: int
+    incarnation_id: bytes
+    broker_epoch: int
+    endpoints: tuple[Endpoint, ...]
+    host: str
+    rack: str | None
+    log_dirs: tuple[bytes, ...]
+    features: tuple[FeatureRange, ...]
+    fenced: bool
+    in_controlled_shutdown: bool = False
+    previous_broker_epoch: int | None = None
+
+
+@frozen
+class UnregisterWorkerRecord:
+    """The worker is forgotten."""
+
+    worker_id: int
+    broker_epoch: int
+
+
+@frozen
+class ProducerIdsRecord:
+    """The block of producer ids before `next_producer_id` belongs to that worker."""
+
+    worker_id: int
+    broker_epoch: int
+    next_producer_id: int
+
+
+@frozen
+class WorkerChangeRecord:
+    """The registered worker is so from here on; None leaves what it was."""
+
+    worker_id: int
+    broker_epoch: int
+    fenced: bool | None = None
+    in_controlled_shutdown: bool | None = None
+
+
+@frozen
+class RegisterControllerRecord:
+    """The controller is known by this incarnation, at its quorum address."""
+
+    controller_id: int
+    incarnation_id: bytes
+    host: str
+    port: int
+    features: tuple[FeatureRange, ...]
+
+
+@frozen
+class ClientQuotaRecord:
+    """The quota `key` of that entity has this value; None: it has none any more."""
+
+    entity: tuple[EntityPart, ...]
+    key: str
+    value: float | None
+
+
+@frozen
+class ScramCredentialRecord:
+    """The user can be known by this from here on; `mechanism` is a `scram.ScramMechanism`."""
+
+    name: str
+    mechanism: int
+    salt: bytes
+    iterations: int
+    stored_key: bytes
+    server_key: bytes
+
+
+@frozen
+class RemoveScramCredentialRecord:
+    """The user has no credential for this mechanism any more.
+
+    Whoever claims to be that user is still shown `salt` and `iterations`, those of the deleted
+    credential, so that nobody learns of the deletion; an empty salt ends that.
+    """
+
+    name: str
+    mechanism: int
+    salt: bytes = b""
+    iterations: int = 0
+
+
+MetadataRecord: TypeAlias = (
+    FeatureLevelRecord
+    | TopicRecord
+    | PartitionRecord
+    | RemoveTopicRecord
+    | ConfigRecord
+    | RegisterWorkerRecord
+    | UnregisterWorkerRecord
+    | ProducerIdsRecord
+    | WorkerChangeRecord
+    | RegisterControllerRecord
+    | ClientQuotaRecord
+    | ScramCredentialRecord
+    | RemoveScramCredentialRecord
+)
+
+# A kind turns an unpacked value into a field's value, or raises ValueError saying what it is not.
+Kind: TypeAlias = Callable[[Any], Any]
+
+
+def _integer(least: int, most: int) -> Kind:
+    def check(value: Any) -> int:
+        # No enumeration either: the image is the same whether it was replayed before the record
+        # was encoded or from its bytes.
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"is not an integer from {least} to {most}")
+        return value
+
+    return check
+
+
+def _text(max_chars: int) -> Kind:
+    def check(value: Any) -> str:
+        if type(value) is not str or len(value) > max_chars:
+            raise ValueError(f"is not a text of at most {max_chars} characters")
+        return value
+
+    return check
+
+
+def _one_of(*texts: str) -> Kind:
+    def check(value: Any) -> str:
+        if type(value) is not str or value not in texts:
+            raise ValueError(f"is not one of {', '.join(texts)}")
+        return value
+
+    return check
+
+
+def _positive(value: Any) -> float:
+    if type(value) is not float or not 0 < value < math.inf:
+        raise ValueError("is not a finite number above zero")
+    return value
+
+
+def _nullable(kind: Kind) -> Kind:
+    return lambda value: None if value is None else kind(value)
+
+
+def _uuid(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) != UUID_BYTES:
+        raise ValueError(f"is not {UUID_BYTES} bytes")
+    return value
+
+
+def _data(max_bytes: int) -> Kind:
+    def check(value: Any) -> bytes:
+        if type(value) is not bytes or len(value) > max_bytes:
+            raise ValueError(f"is not at most {max_bytes} bytes")
+        return value
+
+    return check
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("is not true or false")
+    return value
+
+
+def _array(kind: Kind, max_items: int) -> Kind:
+    def check(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, tuple) or len(value) > max_items:
+            raise ValueError(f"is not an array of at most {max_items} items")
+        return tuple([kind(item) for item in value])
+
+    return check
+
+
+def _struct(make: Callable[..., Any], *kinds: Kind) -> Kind:
+    def check(value: Any) -> Any:
+        if not isinstance(value, tuple) or len(value) != len(kinds):
+            raise ValueError(f"is not an array of {len(kinds)} items")
+        return make(*[kind(item) for kind, item in zip(kinds, value, strict=True)])
+
+    return check
+
+
+@frozen
+class Field:
+    """What a field holds. Records older than version `since` are read as having `default` there.
+
+    What `is_secret` is shown to nobody.
+    """
+
+    name: str
+    kind: Kind
+    since: int = 0
+    default: object = None
+    is_secret: bool = False
+
+
+@frozen
+class Schema:
+    """The bytes of one kind of record.
+
+    `levels`: for each version, the least level of metadata.version that the cluster must run at for
+    it to be written. Version n of the record may be written from levels[n] on. `features`: of a
+    version that is for a feature of its own, that feature, which the cluster must have, too.
+    """
+
+    id: int
+    version: int
+    record: type[MetadataRecord]
+    fields: tuple[Field, ...]
+    levels: tuple[int, ...] = (0,)
+    features: tuple[tuple[int, str], ...] = ()
+
+    def version_at(self, level: int, features: Container[str] = ()) -> int:
+        """The newest version that every node reads of a cluster at that level with these features.
+
+        ValueError where there is none: such a record is not to be decided there.
+        """
+        for version in range(self.version, -1, -1):
+            needed = [feature for of_version, feature in self.features if of_version == version]
+            if self.levels[version] <= level and all(each in features for each in needed):
+                return version
+        raise ValueError(
+            f"{self.record.__name__} needs level {self.levels[0]} of metadata.version;"
+            f" the cluster runs at {level}"
+        )
+
+
+_WORKER_ID: Final = _integer(0, 2**31 - 1)
+_LEADER: Final = _integer(-1, 2**31 - 1)
+_EPOCH: Final = _integer(0, _EPOCH_MAX)
+_OFFSET: Final = _integer(0, _OFFSET_MAX)
+_NAME: Final = _text(MAX_TOPIC_CHARS)
+_MECHANISM: Final = _integer(1, 2)
+_LONG_TEXT: Final = _text(MAX_TEXT_CHARS)
+_REPLICAS: Final = _array(_WORKER_ID, MAX_REPLICAS)
+_LEVEL: Final = _integer(0, 32_767)
+_ENDPOINT: Final = _struct(Endpoint, _NAME, _NAME, _integer(0, 65_535), _NAME)
+_FEATURE: Final = _struct(FeatureRange, _NAME, _LEVEL, _LEVEL)
+_ENTITY_PART: Final = _struct(EntityPart, _one_of(USER, CLIENT_ID, IP), _nullable(_LONG_TEXT))
+
+SCHEMAS: Final[tuple[Schema, ...]] = (
+    Schema(1, 0, FeatureLevelRecord, (Field("name", _NAME), Field("level", _LEVEL))),
+    Schema(2, 0, TopicRecord, (Field("name", _NAME), Field("topic_id", _uuid))),
+    Schema(
+        3,
+        3,
+        PartitionRecord,
+        (
+            Field("topic_id", _uuid),
+            Field("partition", _integer(0, MAX_PARTITION)),
+            Field("replicas", _REPLICAS),
+            Field("isr", _REPLICAS),
+            Field("leader", _LEADER),
+            Field("leader_epoch", _EPOCH),
+            Field("partition_epoch", _EPOCH),
+            Field("offline", _REPLICAS, since=1, default=()),
+            Field("blank", _REPLICAS, since=2, default=()),
+            Field("unclean_epoch", _integer(-1, _EPOCH_MAX), since=2, default=-1),
+            Field("elr", _REPLICAS, since=3, default=()),
+            Field("last_leader", _LEADER, since=3, default=-1),
+        ),
+        levels=(0, 0, 0, 0),  # as below
+        features=((3, ELIGIBLE_LEADERS),),
+    ),
+    Schema(4, 0, RemoveTopicRecord, (Field("topic_id", _uuid),)),
+    Schema(
+        5,
+        0,
+        ConfigRecord,
+        (
+            Field("resource_type", _integer(0, 127)),
+            Field("resource_name", _NAME),
+            Field("name", _NAME),
+            Field("value", _nullable(_LONG_TEXT)),
+        ),
+    ),
+    Schema(
+        6,
+        2,
+        RegisterWorkerRecord,
+        (
+            Field("worker_id", _WORKER_ID),
+            Field("incarnation_id", _uuid),
+            Field("broker_epoch", _OFFSET),
+            Field("endpoints", _array(_ENDPOINT, MAX_ENDPOINTS)),
+            Field("host", _NAME),
+            Field("rack", _nullable(_NAME)),
+            Field("log_dirs", _array(_uuid, MAX_LOG_DIRS)),
+            Field("features", _array(_FEATURE, MAX_FEATURES)),
+            Field("fenced", _boolean),
+            Field("in_controlled_shutdown", _boolean, since=1, default=False),
+            Field("previous_broker_epoch", _nullable(_OFFSET), since=2, default=None),
+        ),
+        # Nothing was released that reads older versions only, so none needs a level of its own.
+        levels=(0, 0, 0),
+    ),
+    Schema(
+        7,
+        0,
+        UnregisterWorkerRecord,
+        (Field("worker_id", _WORKER_ID), Field("broker_epoch", _OFFSET)),
+    ),
+    Schema(
+        8,
+        0,
+        ProducerIdsRecord,
+        (
+            Field("worker_id", _WORKER_ID),
+            Field("broker_epoch", _OFFSET),
+            Field("next_producer_id", _OFFSET),
+        ),
+    ),
+    Schema(
+        9,
+        0,
+        WorkerChangeRecord,
+        (
+            Field("worker_id", _WORKER_ID),
+            Field("broker_epoch", _OFFSET),
+            Field("fenced", _nullable(_boolean)),
+            Field("in_controlled_shutdown", _nullable(_boolean)),
+        ),
+    ),
+    Schema(
+        10,
+        0,
+        RegisterControllerRecord,
+        (
+            Field("controller_id", _WORKER_ID),
+            Field("incarnation_id", _uuid),
+            Field("host", _NAME),
+            Field("port", _integer(0, 65_535)),
+            Field("features", _array(_FEATURE, MAX_FEATURES)),
+        ),
+    ),
+    Schema(
+        11,
+        0,
+        ClientQuotaRecord,
+        (
+            Field("entity", _array(_ENTITY_PART, MAX_ENTITY_PARTS)),
+            Field("key", _NAME),
+            Field("value", _nullable(_positive)),
+        ),
+    ),
+    Schema(
+        12,
+        0,
+        ScramCredentialRecord,
+        (
+            Field("name", _NAME),
+            Field("mechanism", _MECHANISM),
+            Field("salt", _data(MAX_SALT_BYTES), is_secret=True),
+            Field("iterations", _integer(1, 2**31 - 1)),
+            Field("stored_key", _data(MAX_KEY_BYTES), is_secret=True),
+            Field("server_key", _data(MAX_KEY_BYTES), is_secret=True),
+        ),
+    ),
+    Schema(
+        13,
+        1,
+        RemoveScramCredentialRecord,
+        (
+            Field("name", _NAME),
+            Field("mechanism", _MECHANISM),
+            Field("salt", _data(MAX_SALT_BYTES), since=1, default=b"", is_secret=True),
+            Field("iterations", _integer(0, 2**31 - 1), since=1, default=0),
+        ),
+        levels=(0, 0),  # as with RegisterWorkerRecord
+    ),
+)
+
+_BY_ID: Final[Mapping[int, Schema]] = {schema.id: schema for schema in SCHEMAS}
+_BY_TYPE: Final[Mapping[type, Schema]] = {schema.record: schema for schema in SCHEMAS}
+
+
+def schema_of(record: MetadataRecord) -> Schema:
+    return _BY_TYPE[type(record)]
+
+
+def encode_record(record: MetadataRecord, version: int | None = None) -> bytes:
+    """The record's bytes, at its newest version unless an older one is asked for.
+
+    ValueError for a field that could not be read again, or that is not its default where the
+    version does not have it: what is read is what was written, or nothing is proposed.
+    """
+    schema = _BY_TYPE[type(record)]
+    written = schema.version if version is None else version
+    row: list[object] = [schema.id, written]
+    for field in schema.fields:
+        value = getattr(record, field.name)
+        try:
+            field.kind(value)
+        except ValueError as error:
+            raise ValueError(f"{type(record).__name__}.{field.name} {error}") from None
+        if field.since <= written:
+            row.append(value)
+        elif value != field.default:
+            raise ValueError(
+                f"{type(record).__name__}.{field.name} cannot be said in version {written}"
+            )
+    packed = msgpack.packb(row)
+    assert isinstance(packed, bytes)
+    return packed
+
+
+class RecordEncoder:
+    """Records to bytes, in the versions that every node of a cluster at these levels reads."""
+
+    __slots__ = ("_features", "_versions")
+
+    def __init__(self, features: Mapping[str, int]) -> None:
+        """`features`: the levels of those that the cluster has."""
+        self._features = features
+        self._versions: dict[type, int] = {}
+
+    def encode(self, record: MetadataRecord) -> bytes:
+        """As `encode_record`; ValueError also where the cluster is not at the record's level."""
+        kind = type(record)
+        version = self._versions.get(kind)
+        if version is None:
+            level = self._features.get(METADATA_VERSION, 0)
+            version = _BY_TYPE[kind].version_at(level, self._features)
+            self._versions[kind] = version
+        return encode_record(record, version)
+
+
+def record_from(row: object) -> MetadataRecord:
+    """The record that an unpacked row is; RecordError naming what is wrong with it."""
+    if type(row) is not tuple or len(row) < 2 or type(row[0]) is not int:
+        raise RecordError("metadata record: not an array of id, version and fields")
+    schema = _BY_ID.get(row[0])
+    if schema is None:
+        raise NewerVersionError(
+            f"metadata record: id {row[0]} is unknown; written by a newer version?"
+        )
+    name, version = schema.record.__name__, row[1]
+    if type(version) is not int or version < 0:
+        raise RecordError(f"{name}: no version number")
+    if version > schema.version:
+        raise NewerVersionError(
+            f"{name}: version {version} was written by a newer version;"
+            f" this one reads up to {schema.version}"
+        )
+    fields = schema.fields
+    if version < schema.version:
+        fields = tuple(field for field in fields if field.since <= version)
+    if len(row) != len(fields) + 2:
+        raise RecordError(f"{name}: {len(row) - 2} fields where {len(fields)} belong")
+    values = []
+    for field, value in zip(fields, row[2:], strict=True):
+        try:
+            values.append(field.kind(value))
+        except ValueError as error:
+            raise RecordError(f"{name}.{field.name} {error}") from None
+    values += [field.default for field in schema.fields[len(fields) :]]
+    return schema.record(*values)
+
+
+def decode_record(data: bytes | memoryview) -> MetadataRecord:
+    """The record that `data` is, all of it; RecordError."""
+    return record_from(unpack(data))
+
+
+def unpack(data: bytes | memoryview) -> object:
+    """The msgpack value that `data` is; arrays become tuples. RecordError."""
+    try:
+        return msgpack.unpackb(data, **UNPACK_LIMITS)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise RecordError(f"metadata record: no msgpack ({error})") from None
+
+
+def record_text(record: MetadataRecord) -> str:
+    """One readable line, for dumps and logs: `Topic name=a topic_id=...`."""
+    schema = schema_of(record)
+    words = [type(record).__name__.removesuffix("Record")]
+    for field in schema.fields:
+        value = getattr(record, field.name)
+        if field.is_secret:
+            value = "[hidden]"
+        words.append(f"{field.name}={value.hex() if isinstance(value, bytes) else value}")
+    return " ".join(words)

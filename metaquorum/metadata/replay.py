@@ -1,0 +1,316 @@
+"""Image = fold(log): the one fold, for controllers and workers.
+
+It takes records in order and never refuses one, since every rule was applied when the record was
+decided. What it asserts is our own doing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from metaquorum.config.definition import Scope
+from metaquorum.metadata.image import (
+    ConfigResource,
+    MetadataDelta,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+    collision_name,
+)
+from metaquorum.metadata.quota_lookup import QuotaEntity
+from metaquorum.metadata.records import (
+    ClientQuotaRecord,
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterControllerRecord,
+    RegisterWorkerRecord,
+    RemoveScramCredentialRecord,
+    RemoveTopicRecord,
+    ScramCredentialRecord,
+    TopicRecord,
+    UnregisterWorkerRecord,
+    WorkerChangeRecord,
+)
+
+MAX_OPEN_TOPICS: Final = 300  # of a replay, so that its last step is a short one
+
+
+class Replay:
+    """Records folded into an image, in as many steps as the caller likes."""
+
+    __slots__ = (
+        "_before",
+        "_collisions",
+        "_configs",
+        "_controllers",
+        "_count",
+        "_deleted_scram",
+        "_departed",
+        "_features",
+        "_next_producer_id",
+        "_partition_count",
+        "_partitions",
+        "_producer_ids",
+        "_quota_entities",
+        "_quotas",
+        "_resources",
+        "_scram",
+        "_topic_ids",
+        "_topic_names",
+        "_topics",
+        "_touched_features",
+        "_worker_ids",
+        "_workers",
+    )
+
+    def __init__(self, image: MetadataImage) -> None:
+        self._before = image
+        self._count = 0
+        self._features = dict(image.features)
+        self._topics = image.topics.edit()
+        self._topic_names = image.topic_names.edit()
+        self._collisions = image.collisions.edit()
+        self._configs = image.configs.edit()
+        self._workers = dict(image.workers)
+        self._departed = image.departed
+        self._controllers = image.controllers
+        self._next_producer_id = image.next_producer_id
+        self._producer_ids = image.producer_ids
+        self._partition_count = image.partition_count
+        self._quotas = image.client_quotas.edit()
+        self._scram = image.scram.edit()
+        self._deleted_scram = image.deleted_scram.edit()
+        self._partitions: dict[bytes, list[PartitionImage]] = {}  # of topics being changed
+        self._topic_ids: dict[bytes, None] = {}
+        self._resources: dict[ConfigResource, None] = {}
+        self._worker_ids: dict[int, None] = {}
+        self._touched_features: dict[str, None] = {}
+        self._quota_entities: dict[QuotaEntity, None] = {}
+
+    def apply(self, records: Iterable[MetadataRecord]) -> None:
+        """The image will be that of these records, too."""
+        for record in records:
+            self._count += 1
+            match record:
+                case PartitionRecord():
+                    self._set_partition(record)
+                case TopicRecord():
+                    self._add_topic(record)
+                case RemoveTopicRecord():
+                    self._remove_topic(record.topic_id)
+                case ConfigRecord():
+                    self._set_config(record)
+                case RegisterWorkerRecord():
+                    self._register_worker(record)
+                case WorkerChangeRecord():
+                    self._change_worker(record)
+                case UnregisterWorkerRecord():
+                    self._unregister_worker(record.worker_id)
+                case ProducerIdsRecord():
+                    self._next_producer_id = record.next_producer_id
+                    self._producer_ids = record
+                case FeatureLevelRecord():
+                    self._set_feature(record)
+                case RegisterControllerRecord():
+                    self._controllers = {**self._controllers, record.controller_id: record}
+                case ClientQuotaRecord():
+                    self._set_quota(record)
+                case ScramCredentialRecord():
+                    self._scram[record.name, record.mechanism] = record
+                    self._deleted_scram.discard((record.name, record.mechanism))
+                case RemoveScramCredentialRecord():
+                    self._remove_scram(record)
+        if len(self._partitions) > MAX_OPEN_TOPICS:
+            last = next(reversed(self._partitions))
+            self._close_topics(last)
+
+    def finish(self, end_offset: int | None = None) -> tuple[MetadataImage, MetadataDelta]:
+        """The image after all records, and the change that they made. Ends this replay.
+
+        `end_offset`: where the log stands when the records were a snapshot's, not the log's.
+        """
+        self._close_topics()
+        before = self._before
+        image = MetadataImage(
+            before.cluster_id,
+            before.end_offset + self._count if end_offset is None else end_offset,
+            self._features if self._touched_features else before.features,
+            self._topics.finish(),
+            self._topic_names.finish(),
+            self._collisions.finish(),
+            self._configs.finish(),
+            self._workers if self._worker_ids else before.workers,
+            self._departed,
+            self._controllers,
+            self._next_producer_id,
+            self._producer_ids,
+            self._partition_count,
+            self._quotas.finish(),
+            self._scram.finish(),
+            self._deleted_scram.finish(),
+        )
+        delta = MetadataDelta(
+            before,
+            image,
+            self._topic_ids,
+            self._resources,
+            self._worker_ids,
+            self._touched_features,
+            self._quota_entities,
+        )
+        return image, delta
+
+    def _close_topics(self, but: bytes | None = None) -> None:
+        """The topics being changed are in the image; `but` this one, if more of it may follow."""
+        for topic_id, partitions in self._partitions.items():
+            if topic_id != but:
+                name = self._topic_names.get(topic_id)
+                assert name is not None
+                self._topics[name] = TopicImage(name, topic_id, tuple(partitions))
+        self._partitions = {} if but is None else {but: self._partitions[but]}
+
+    def _add_topic(self, record: TopicRecord) -> None:
+        assert self._topics.get(record.name) is None, f"topic {record.name} is there already"
+        self._topics[record.name] = TopicImage(record.name, record.topic_id, ())
+        self._topic_names[record.topic_id] = record.name
+        if (normalized := _collision_key(record.name)) is not None:
+            self._collisions[normalized] = record.name
+        self._topic_ids[record.topic_id] = None
+
+    def _set_partition(self, record: PartitionRecord) -> None:
+        partitions = self._partitions.get(record.topic_id)
+        if partitions is None:
+            partitions = self._open_topic(record.topic_id)
+        replicas = record.replicas
+        state = PartitionImage(
+            replicas,
+            replicas if record.isr == replicas else record.isr,
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            record.offline,
+            record.blank,
+            record.unclean_epoch,
+            record.elr,
+            record.last_leader,
+        )
+        if record.partition == len(partitions):
+            partitions.append(state)
+            self._partition_count += 1
+        else:
+            partitions[record.partition] = state
+
+    def _open_topic(self, topic_id: bytes) -> list[PartitionImage]:
+        name = self._topic_names.get(topic_id)
+        assert name is not None, f"partition of an unknown topic {topic_id.hex()}"
+        topic = self._topics.get(name)
+        assert topic is not None
+        partitions = self._partitions[topic_id] = list(topic.partitions)
+        self._topic_ids[topic_id] = None
+        return partitions
+
+    def _remove_topic(self, topic_id: bytes) -> None:
+        name = self._topic_names.get(topic_id)
+        assert name is not None, f"removal of an unknown topic {topic_id.hex()}"
+        partitions: Iterable[PartitionImage] | None = self._partitions.pop(topic_id, None)
+        if partitions is None:
+            topic = self._topics.get(name)
+            assert topic is not None
+            partitions = topic.partitions
+        self._partition_count -= sum(1 for _ in partitions)
+        self._topics.discard(name)
+        self._topic_names.discard(topic_id)
+        if (normalized := _collision_key(name)) is not None:
+            self._collisions.discard(normalized)
+        resource = (Scope.TOPIC, name)
+        if self._configs.get(resource) is not None:
+            self._configs.discard(resource)
+            self._resources[resource] = None
+        self._topic_ids[topic_id] = None
+
+    def _set_config(self, record: ConfigRecord) -> None:
+        resource = (record.resource_type, record.resource_name)
+        configs = dict(self._configs.get(resource) or {})
+        if record.value is None:
+            configs.pop(record.name, None)
+        else:
+            configs[record.name] = record.value
+        if configs:
+            self._configs[resource] = configs
+        else:
+            self._configs.discard(resource)
+        self._resources[resource] = None
+
+    def _set_quota(self, record: ClientQuotaRecord) -> None:
+        entity = QuotaEntity.of(record.entity)
+        quotas = dict(self._quotas.get(entity) or {})
+        if record.value is None:
+            quotas.pop(record.key, None)
+        else:
+            quotas[record.key] = record.value
+        if quotas:
+            self._quotas[entity] = quotas
+        else:
+            self._quotas.discard(entity)
+        self._quota_entities[entity] = None
+
+    def _remove_scram(self, record: RemoveScramCredentialRecord) -> None:
+        user = (record.name, record.mechanism)
+        self._scram.discard(user)
+        if record.salt:
+            self._deleted_scram[user] = record
+        else:
+            self._deleted_scram.discard(user)
+
+    def _register_worker(self, record: RegisterWorkerRecord) -> None:
+        self._workers[record.worker_id] = record
+        self._worker_ids[record.worker_id] = None
+        if record.worker_id in self._departed:
+            self._departed = {
+                worker_id: departed
+                for worker_id, departed in self._departed.items()
+                if worker_id != record.worker_id
+            }
+
+    def _unregister_worker(self, worker_id: int) -> None:
+        worker = self._workers.pop(worker_id, None)
+        self._worker_ids[worker_id] = None
+        if worker is not None:
+            self._departed = {**self._departed, worker_id: worker}
+
+    def _change_worker(self, record: WorkerChangeRecord) -> None:
+        worker = self._workers[record.worker_id]
+        assert worker.broker_epoch == record.broker_epoch, "a change of an earlier registration"
+        fenced, in_shutdown = record.fenced, record.in_controlled_shutdown
+        self._workers[record.worker_id] = replace(
+            worker,
+            fenced=worker.fenced if fenced is None else fenced,
+            previous_broker_epoch=None if fenced is False else worker.previous_broker_epoch,
+            in_controlled_shutdown=(
+                worker.in_controlled_shutdown if in_shutdown is None else in_shutdown
+            ),
+        )
+        self._worker_ids[record.worker_id] = None
+
+    def _set_feature(self, record: FeatureLevelRecord) -> None:
+        if record.level:
+            self._features[record.name] = record.level
+        else:
+            self._features.pop(record.name, None)
+        self._touched_features[record.name] = None
+
+
+def _collision_key(name: str) -> str | None:
+    return collision_name(name) if "." in name or "_" in name else None
+
+
+def replay(
+    image: MetadataImage, records: Iterable[MetadataRecord]
+) -> tuple[MetadataImage, MetadataDelta]:
+    """The image after these records, and the change that they made."""
+    steps = Replay(image)
+    steps.apply(records)
+    return steps.finish()

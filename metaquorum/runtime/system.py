@@ -1,0 +1,567 @@
+"""The machine itself: the one place that touches sockets, files, clocks and threads."""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import math
+import mmap
+import os
+import platform
+import random
+import re
+import select
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
+
+import outcome
+import trio
+from trio._core._io_epoll import EpollIOManager
+
+from metaquorum.runtime.interfaces import Buffer, Connection, File, FileLock, Listener, Runtime
+
+T = TypeVar("T")
+
+LISTEN_BACKLOG: Final = 1024
+# A name that has several addresses: the next one is tried when one is silent for so long.
+NEXT_ADDRESS_S: Final = 2.0
+# Steps called before other tasks get their turn; a step answers what one read has brought.
+MAX_STEPS_PER_TURN: Final = 64
+# And for so long: those that were called soon, and those of what has become readable. What is left
+# then comes first when trio has been asked for what it has to do.
+MAX_STEPS_S: Final = 0.005
+# sendfile of more than this at once would keep the loop for long when the receiver is fast.
+SEND_FILE_SLICE_BYTES: Final = 1 << 20
+PAGE_BYTES: Final = mmap.PAGESIZE
+# What Linux reads ahead, unless it is told otherwise.
+READ_AHEAD_BYTES: Final = 128 * 1024
+_ONE_BYTE: Final = [bytearray(1)]
+_FILE_MODE: Final = 0o644
+_PRIVATE_FILE_MODE: Final = 0o600
+_PRIVATE_DIR_MODE: Final = 0o700
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+
+
+class RealClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    # Asked several times a request: no frame of ours in between.
+    monotonic = staticmethod(trio.current_time)
+    cpu_s = staticmethod(time.thread_time)
+
+    async def sleep_until(self, deadline: float) -> None:
+        await trio.sleep_until(deadline)
+
+
+class RealFile:
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, size: int, position: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        if len(data) in (0, size):
+            return data
+        parts = [data]
+        got = len(data)
+        while data and got < size:  # a signal or a limit of the kernel can cut a read short
+            data = os.pread(self._fd, size - got, position + got)
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def write(self, data: Buffer, position: int) -> None:
+        written = os.pwrite(self._fd, data, position)
+        if written == len(data):
+            return
+        rest = memoryview(data).cast("B")[written:]
+        while rest:
+            position += written
+            written = os.pwrite(self._fd, rest, position)
+            rest = rest[written:]
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def is_cached(self, size: int, position: int) -> bool:
+        # One byte of the first and of the last page, and some between: read-ahead fills the rest.
+        last = position + max(size, 1) - 1
+        fd = self._fd
+        try:
+            for at in range(position, last // PAGE_BYTES * PAGE_BYTES, READ_AHEAD_BYTES):
+                os.preadv(fd, _ONE_BYTE, at, os.RWF_NOWAIT)
+            os.preadv(fd, _ONE_BYTE, last, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without RWF_NOWAIT
+            return True
+        return True
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class RealFileLock:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+@functools.cache
+def _syncfs() -> Callable[[int], int] | None:
+    """Linux's; None before 5.8, when it did not tell of writes that had failed."""
+    version = re.match(r"(\d+)\.(\d+)", platform.release())
+    if sys.platform != "linux" or version is None:
+        return None
+    if (int(version[1]), int(version[2])) < (5, 8):
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    return None if function is None else cast(Callable[[int], int], function)
+
+
+class RealDisk:
+    def open(self, path: str, *, create: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return RealFile(path, os.open(path, flags, _FILE_MODE))
+
+    def create_private(self, path: str) -> File:
+        # O_EXCL: nobody has opened the file while it had another mode, or as a link to elsewhere.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
+        fd = os.open(path, flags, _PRIVATE_FILE_MODE)
+        try:
+            os.fchmod(fd, _PRIVATE_FILE_MODE)  # the umask may have taken the owner's rights, too
+        finally:
+            os.close(fd)
+        return self.open(path, create=True)
+
+    def make_private(self, path: str) -> bool:
+        found = os.stat(path).st_mode
+        mode = _PRIVATE_DIR_MODE if stat.S_ISDIR(found) else _PRIVATE_FILE_MODE
+        if stat.S_IMODE(found) == mode:
+            return False
+        os.chmod(path, mode)
+        return bool(found & (stat.S_IRWXG | stat.S_IRWXO))
+
+    def read_file(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_dirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_all(self, path: str) -> bool:
+        syncfs = _syncfs()
+        if syncfs is None:
+            return False
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if syncfs(fd):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
+        finally:
+            os.close(fd)
+        return True
+
+    def boot_id(self) -> str:
+        try:
+            return self.read_file(_BOOT_ID).decode("ascii").strip()
+        except OSError:
+            return ""
+
+    def lock(self, path: str) -> FileLock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return RealFileLock(fd)
+
+    def free_bytes(self, path: str) -> int:
+        return shutil.disk_usage(path).free
+
+    def total_bytes(self, path: str) -> int:
+        return shutil.disk_usage(path).total
+
+    async def run(self, function: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(function)
+
+
+class Poller(trio.abc.Instrument):
+    """Calls steps of connections that have become readable, without a turn of the loop for each.
+
+    A turn of trio's loop, which wakes a task for each socket, costs as much as the request that it
+    brought. So when trio is about to wait (`before_io_wait`: every task has had its turn), the
+    process waits here instead, in an epoll of our own with trio's epoll in it, and calls the steps
+    of whatever becomes readable at once. It goes back when trio has something to do: its epoll is
+    ready, its timeout is over, or a step has said that its connection's task must await something.
+
+    Two things trio keeps to itself: the descriptor of its epoll, and whether somebody waits for all
+    tasks to wait (a test), whom nothing here may disturb. Its version is pinned.
+    """
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = None
+        self._trio_fd = -1
+        self._runner: Any = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._steps: dict[int, tuple[Callable[[], bool], trio.lowlevel.Task]] = {}
+        self._registered: set[int] = set()
+        self._soon: dict[int, Callable[[], bool]] = {}  # steps for which nothing has to come
+        self._readable: deque[int] = deque()  # whose steps are still to be called
+        self._stepping = -1  # whose step is being called
+        self._raise_cancel: trio.lowlevel.RaiseCancelT | None = (
+            None  # that step had its own task cancelled
+        )
+
+    def _start(self) -> select.epoll:
+        self._runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
+        manager = self._runner.io_manager
+        assert isinstance(manager, EpollIOManager)
+        self._trio_fd = manager._epoll.fileno()
+        self._token = trio.lowlevel.current_trio_token()
+        self._epoll = select.epoll()
+        self._epoll.register(self._trio_fd, select.EPOLLIN)
+        trio.lowlevel.add_instrument(self)
+        return self._epoll
+
+    async def call_when_readable(self, fd: int, step: Callable[[], bool]) -> None:
+        epoll = self._epoll or self._start()
+        if fd in self._registered:
+            epoll.modify(fd, select.EPOLLIN)
+        else:
+            epoll.register(fd, select.EPOLLIN)
+            self._registered.add(fd)
+        self._steps[fd] = step, trio.lowlevel.current_task()
+
+        def abort(raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            if fd == self._stepping:
+                self._raise_cancel = raise_cancel
+                return trio.lowlevel.Abort.FAILED
+            self._rest(fd)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def call_soon(self, fd: int, step: Callable[[], bool]) -> None:
+        if fd in self._steps:
+            self._soon[fd] = step
+
+    def forget(self, fd: int) -> None:
+        """The descriptor is about to be closed, by the task that would wait for it."""
+        assert fd not in self._steps
+        if fd in self._registered:
+            self._registered.remove(fd)
+            assert self._epoll is not None
+            self._epoll.unregister(fd)
+
+    def _rest(self, fd: int) -> trio.lowlevel.Task:
+        """Nobody waits for the descriptor now, and it is not looked at."""
+        assert self._epoll is not None
+        self._epoll.modify(fd, 0)
+        self._soon.pop(fd, None)
+        _, task = self._steps.pop(fd)
+        return task
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Wait in trio's stead. What happens here must not raise: trio would drop us."""
+        epoll, token = self._epoll, self._token
+        assert epoll is not None
+        assert token is not None
+        runner = self._runner
+        trio_sleeps = timeout > 0
+        if runner.waiting_for_idle or runner.clock_autojump_threshold != math.inf:
+            timeout = 0
+        now = time.monotonic()
+        until = now + timeout
+        while True:
+            if self._soon:
+                self._call_waiting()
+            trio_is_ready = False
+            if not self._readable:
+                idle_s = 0.0 if runner.runq or self._soon else max(until - now, 0.0)
+                trio_is_ready = self._look(epoll, idle_s)
+            self._call_readable()
+            if trio_is_ready:
+                return
+            now = time.monotonic()
+            # A step may have woken any task, not only its own; and what is left may be much.
+            if runner.runq or now >= until or self._readable:
+                break
+        # Or trio would wait for as long once more. Not in a turn in which it would not: that costs
+        # 10 microseconds, and the last turns of all refuse it.
+        if trio_sleeps and (timeout > 0 or runner.runq or self._readable):
+            token.run_sync_soon(_nothing)
+
+    def _call_waiting(self) -> None:
+        """Those for which nothing has to come; what they ask for has its turn later."""
+        soon, until = self._soon, time.monotonic() + MAX_STEPS_S
+        for _ in range(len(soon)):
+            fd = next(iter(soon), -1)
+            if fd < 0:  # one of them may have made an end of others
+                break
+            step = soon.pop(fd)
+            if fd in self._steps:
+                self._call(fd, step)
+                if time.monotonic() >= until:
+                    break
+
+    def _look(self, epoll: select.epoll, idle_s: float) -> bool:
+        """Whether trio has something to do. What is readable waits for its steps."""
+        trio_is_ready = False
+        for fd, _ in epoll.poll(idle_s, MAX_STEPS_PER_TURN):
+            if fd == self._trio_fd:
+                trio_is_ready = True
+            elif fd in self._steps:
+                self._readable.append(fd)
+            else:
+                # Hung up while its task is busy: epoll tells of that unasked, and would do so for
+                # ever.
+                epoll.unregister(fd)
+                self._registered.remove(fd)
+        return trio_is_ready
+
+    def _call_readable(self) -> None:
+        readable, steps, until = self._readable, self._steps, 0.0
+        while readable:
+            fd = readable.popleft()
+            waiting = steps.get(fd)
+            if waiting is None:  # it has come to an end since it was seen
+                continue
+            self._call(fd, waiting[0])
+            if readable:
+                now = time.monotonic()
+                until = until or now + MAX_STEPS_S
+                if now >= until:
+                    break
+
+    def _call(self, fd: int, step: Callable[[], bool]) -> None:
+        self._stepping = fd
+        try:
+            more = step()
+        except BaseException as error:  # noqa: BLE001 - it is raised in the waiting task
+            trio.lowlevel.reschedule(self._rest(fd), outcome.Error(error))
+            return
+        finally:
+            self._stepping = -1
+            raise_cancel, self._raise_cancel = self._raise_cancel, None
+        if raise_cancel is not None:
+            trio.lowlevel.reschedule(self._rest(fd), outcome.capture(raise_cancel))
+        elif not more:
+            trio.lowlevel.reschedule(self._rest(fd))
+
+
+def _nothing() -> None:
+    """For its being called."""
+
+
+class RealConnection:
+    """A connected, non-blocking TCP socket; trio's SocketStream would cost 10 µs a request."""
+
+    __slots__ = ("_poller", "_socket", "peer")
+
+    def __init__(self, sock: socket.socket, poller: Poller) -> None:
+        self._poller = poller
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        host, port = sock.getpeername()[:2]
+        # One of IPv4, by a socket that listens for both.
+        self.peer: tuple[str, int] = (str(host).removeprefix("::ffff:"), int(port))
+
+    async def receive_into(self, buffer: bytearray | memoryview) -> int:
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                return self._socket.recv_into(buffer)
+            except BlockingIOError:
+                continue
+
+    def receive_nowait(self, buffer: bytearray | memoryview) -> int:
+        try:
+            return self._socket.recv_into(buffer)
+        except BlockingIOError:
+            return -1
+
+    async def pump(self, step: Callable[[], bool]) -> None:
+        await self._poller.call_when_readable(self._socket.fileno(), step)
+
+    def call_soon(self, step: Callable[[], bool]) -> None:
+        self._poller.call_soon(self._socket.fileno(), step)
+
+    def send_nowait(self, data: Buffer) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+
+    async def send(self, data: Buffer) -> None:
+        rest = memoryview(data).cast("B")
+        while True:
+            rest = rest[self.send_nowait(rest) :]
+            if not rest:
+                return
+            await trio.lowlevel.wait_writable(self._socket)
+
+    async def send_file(self, file: File, position: int, size: int) -> None:
+        assert isinstance(file, RealFile)
+        end = position + size
+        while position < end:
+            count = min(end - position, SEND_FILE_SLICE_BYTES)
+            try:
+                sent = os.sendfile(self._socket.fileno(), file.fileno(), position, count)
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._socket)
+                continue
+            if sent == 0:
+                raise EOFError(f"{file.path} ends at {position}, before {end}")
+            position += sent
+            if position < end:
+                await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        fd = self._socket.fileno()
+        if fd >= 0:
+            self._poller.forget(fd)
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+
+class RealListener:
+    def __init__(self, sock: socket.socket, poller: Poller) -> None:
+        self._poller = poller
+        sock.setblocking(False)
+        self._socket = sock
+        host, port = sock.getsockname()[:2]
+        self.address: tuple[str, int] = (str(host), int(port))
+
+    async def accept(self) -> Connection:
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                sock, _ = self._socket.accept()
+            except BlockingIOError:
+                continue
+            try:
+                return RealConnection(sock, self._poller)
+            except OSError:  # gone again before we looked
+                sock.close()
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+
+class RealNetwork:
+    def __init__(self) -> None:
+        self._poller = Poller()
+
+    async def listen(self, host: str, port: int) -> Listener:
+        family, kind, protocol, _, address = (
+            await trio.socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if (
+                family == socket.AF_INET6
+            ):  # [::] is for both families, whatever the system's default
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind(address)
+            sock.listen(LISTEN_BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        return RealListener(sock, self._poller)
+
+    async def connect(self, host: str, port: int) -> Connection:
+        addresses = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        failure: OSError | None = None
+        for number, (family, kind, protocol, _, address) in enumerate(addresses, 1):
+            sock = socket.socket(family, kind, protocol)
+            sock.setblocking(False)
+            try:
+                status = sock.connect_ex(address)
+                if status == errno.EINPROGRESS:
+                    patience_s = math.inf if number == len(addresses) else NEXT_ADDRESS_S
+                    with trio.move_on_after(patience_s) as waiting:
+                        await trio.lowlevel.wait_writable(sock)
+                    status = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if waiting.cancelled_caught:
+                        status = status or errno.ETIMEDOUT
+                if status:
+                    raise OSError(status, os.strerror(status))
+                return RealConnection(sock, self._poller)
+            except OSError as error:
+                sock.close()
+                failure = error
+            except BaseException:
+                sock.close()
+                raise
+        raise failure or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+
+
+def real_runtime() -> Runtime:
+    return Runtime(RealClock(), RealNetwork(), RealDisk(), random.SystemRandom())

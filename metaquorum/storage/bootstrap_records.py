@@ -1,0 +1,39 @@
+"""What a new cluster's metadata log begins with: written down by `format`, on each controller.
+
+    <data>/first.records     one record a line, in hexadecimal
+
+Read at every start, and of use only to the controller that founds the cluster. The file holds
+credentials of users: its owner alone may read it.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from metaquorum.metadata.records import MetadataRecord, RecordError, decode_record, encode_record
+from metaquorum.runtime.interfaces import Disk, StorageError, write_atomically
+from metaquorum.security.private_files import keep_private
+
+FIRST_RECORDS: Final = "first.records"
+MAX_FILE_BYTES: Final = 1 << 20
+
+
+def write_first_records(disk: Disk, data_dir: str, records: Sequence[MetadataRecord]) -> None:
+    """Slow: for `Disk.run`. OSError."""
+    text = "".join(encode_record(record).hex() + "\n" for record in records)
+    write_atomically(disk, os.path.join(data_dir, FIRST_RECORDS), text.encode(), private=True)
+
+
+def read_first_records(disk: Disk, data_dir: str) -> list[MetadataRecord]:
+    """None where there is no such file. Slow: for `Disk.run`. StorageError."""
+    path = os.path.join(data_dir, FIRST_RECORDS)
+    if not disk.exists(path):
+        return []
+    keep_private(disk, [path])
+    try:
+        if disk.size(path) > MAX_FILE_BYTES:
+            raise ValueError("it is too large")
+        lines = disk.read_file(path).decode().split()
+        return [decode_record(bytes.fromhex(line)) for line in lines]
+    except (ValueError, RecordError) as error:
+        raise StorageError(f"{path} is damaged: {error}") from None

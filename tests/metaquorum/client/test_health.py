@@ -1,0 +1,113 @@
+"""Which partitions are called unhealthy, and what is said of those that are missing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from metaquorum.client.health import Trouble, partition_health, troubles
+from metaquorum.client.values import (
+    Eligible,
+    FollowerView,
+    Partition,
+    PartitionView,
+    Topic,
+    WorkerDescription,
+)
+
+OFFLINE, UNDER_MIN, AT_MIN, UNDER = Trouble
+
+
+@pytest.mark.parametrize(
+    ("leader", "replicas", "isr", "min_isr", "found"),
+    [
+        (1, (1, 2, 3), (1, 2, 3), 2, []),
+        (1, (1, 2, 3), (1, 2, 3), 3, []),  # as it was asked for
+        (1, (1, 2, 3), (1, 2), 1, [UNDER]),
+        (1, (1, 2, 3), (1, 2), 2, [AT_MIN, UNDER]),
+        (1, (1, 2, 3), (1,), 2, [UNDER_MIN, UNDER]),
+        (None, (1, 2, 3), (1,), 2, [OFFLINE, UNDER_MIN, UNDER]),
+        (None, (1,), (1,), 1, [OFFLINE]),
+        (1, (1,), (1,), 2, []),  # no more replicas than there are
+        (1, (1, 2), (1,), 3, [UNDER_MIN, UNDER]),
+        (1, (1, 2), (1,), None, [UNDER]),
+    ],
+)
+def test_troubles(
+    leader: int | None,
+    replicas: Sequence[int],
+    isr: Sequence[int],
+    min_isr: int | None,
+    found: list[Trouble],
+) -> None:
+    assert troubles(leader, replicas, isr, min_isr) == found
+
+
+def worker(number: int, **more: Any) -> WorkerDescription:
+    fields: dict[str, Any] = {
+        "worker_id": number,
+        "address": "h:1",
+        "rack": None,
+        "is_fenced": False,
+        "why_fenced": None,
+        "host": None,
+        "broker_epoch": 1,
+        "is_shutting_down": False,
+        "metadata_offset": 1,
+        "heard_ms_ago": 7,
+    }
+    return WorkerDescription(**(fields | more))
+
+
+def view(**more: Any) -> PartitionView:
+    fields: dict[str, Any] = {
+        "node": 2,
+        "in_sync": False,
+        "log_end_offset": 90,
+        "fetched_ms_ago": 10,
+        "caught_up_ms_ago": 4000,
+    }
+    return PartitionView(1, 80, 100, [FollowerView(**(fields | more))])
+
+
+SILENT = worker(2, is_fenced=True, why_fenced="silent")
+NEW = view(log_end_offset=None, caught_up_ms_ago=None)
+
+
+@pytest.mark.parametrize(
+    ("there", "offline", "seen", "why", "lag", "since"),
+    [
+        (None, [], None, "its worker is not registered", None, None),
+        (worker(2, is_fenced=True), [], None, "its worker is not live", None, 7),
+        (SILENT, [2], view(), "its worker is not live: silent", 10, 4000),
+        (worker(2, is_shutting_down=True), [], None, "its worker is shutting down", None, None),
+        (worker(2), [2], view(), "its log directory cannot be used", 10, 4000),
+        (worker(2), [], view(), "it lags behind", 10, 4000),
+        (worker(2), [], view(log_end_offset=100), "it is about to join", 0, 4000),
+        (worker(2), [], NEW, "it has not fetched yet", None, None),
+        (worker(2), [], view(fetched_ms_ago=60_000), "it does not fetch any more", 10, 4000),
+        (worker(2), [], None, "not in sync", None, None),
+    ],
+)  # fmt: skip
+def test_why_a_replica_is_missing(
+    there: WorkerDescription | None,
+    offline: list[int],
+    seen: PartitionView | None,
+    why: str,
+    lag: int | None,
+    since: int | None,
+) -> None:
+    partition = Partition(0, 1, 3, [1, 2], [1], offline)
+    topic = Topic("t", "id", False, [partition])
+    workers = {1: worker(1)} | ({2: there} if there is not None else {})
+    found = partition_health(topic, partition, 1, workers, seen)
+    (missing,) = found.missing
+    assert (missing.node, missing.why, missing.lag, missing.since_ms_ago) == (2, why, lag, since)
+
+
+def test_who_may_lead_without_being_in_sync_is_told_where_it_is_known() -> None:
+    topic = Topic("t", "id", False, [])
+    partition = Partition(0, None, 3, [1, 2], [], [])
+    assert partition_health(topic, partition, 2, {}, None).eligible == Eligible()
+    known = Eligible((2,), 1)
+    assert partition_health(topic, partition, 2, {}, None, known).eligible == known

@@ -1,0 +1,198 @@
+"""What becomes of a resource's configs, beside a dictionary; partitions that are added."""
+
+from random import Random
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaquorum.config.definition import Scope
+from metaquorum.controller.config_changes import (
+    ConfigChange,
+    ConfigOp,
+    ResourceChange,
+    change_configs,
+)
+from metaquorum.controller.topics import (
+    MAX_PARTITIONS_PER_TOPIC,
+    MorePartitions,
+    NewTopic,
+    create_partitions,
+)
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.replay import replay
+from tests.metaquorum.raft.test_alone import Node
+from tests.metaquorum.storage.crash_disk import CrashDisk
+from tests.metaquorum.storage.histories import CLUSTER, history
+from wire.primitives.errors import ErrorCode as E
+from wire.primitives.errors import KafkaError
+
+# Topic "a" has two partitions of one replica, and retention.ms=5.
+IMAGE, _ = replay(
+    MetadataImage.empty(CLUSTER),
+    history([("register", 1, 1), ("register", 2, 1), ("create", "a", 2)]),
+)
+SET, DELETE, APPEND, SUBTRACT = ConfigOp
+
+
+def topic(*changes: ConfigChange, name: str = "a", replace: bool = False) -> ResourceChange:
+    return ResourceChange(Scope.TOPIC, name, changes, replace)
+
+
+def worker(*changes: ConfigChange) -> ResourceChange:
+    return ResourceChange(Scope.WORKER, "1", changes)
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "message"),
+    [
+        (topic(ConfigChange("retention.ms", SET, "x")), E.INVALID_CONFIG, "type LONG"),
+        (topic(ConfigChange("no.such", SET, "1")), E.INVALID_CONFIG, "Unknown topic config name"),
+        (topic(ConfigChange("retention.ms", SET)), E.INVALID_REQUEST, "Null value not supported"),
+        (topic(ConfigChange("retention.ms", APPEND, "1")), E.INVALID_CONFIG, "Can't APPEND to key"),
+        (topic(ConfigChange("cleanup.policy", APPEND, "x")), E.INVALID_CONFIG, "must be one of"),
+        (topic(ConfigChange("retention.ms", 9, "1")), E.INVALID_REQUEST, "Unknown operation 9"),
+        (
+            topic(ConfigChange("retention.ms", SET, "1"), ConfigChange("retention.ms", DELETE)),
+            E.INVALID_REQUEST,
+            "duplicate config keys",
+        ),
+        (
+            topic(ConfigChange("retention.ms", SET, "1"), ConfigChange("segment.ms", SET, "0")),
+            E.INVALID_CONFIG,
+            "at least 1",
+        ),
+        (topic(name="b"), E.UNKNOWN_TOPIC_OR_PARTITION, "The topic 'b' does not exist."),
+        (topic(name="!"), E.INVALID_TOPIC_EXCEPTION, "other than ASCII"),
+        (topic(name=""), E.INVALID_REQUEST, "Default topic resources are not allowed."),
+        (
+            worker(ConfigChange("node.id", SET, "2"), ConfigChange("num.partitions", SET, "2")),
+            E.INVALID_REQUEST,
+            "Cannot update these configs dynamically: [node.id, num.partitions]",
+        ),
+        (worker(ConfigChange("log.retention.ms", SET, "x")), E.INVALID_REQUEST, "type LONG"),
+        (worker(ConfigChange("log.no.such", SET, "1")), E.INVALID_CONFIG, "Unknown worker config"),
+    ],
+)
+def test_a_change_is_refused_whole_and_in_kafkas_words(
+    wish: ResourceChange, code: E, message: str
+) -> None:
+    decision = change_configs(IMAGE, wish)
+    assert decision.answer is not None
+    assert decision.answer.code is code
+    assert message in decision.answer.message
+    assert list(decision.records) == []
+
+
+def taken(image: MetadataImage, wish: ResourceChange) -> MetadataImage:
+    decision = change_configs(image, wish)
+    assert decision.answer is None
+    return replay(image, decision.records)[0]
+
+
+def test_what_a_resource_has_not_can_be_deleted_whatever_it_is() -> None:
+    for name in ("segment.ms", "no.such.config"):
+        assert list(change_configs(IMAGE, topic(ConfigChange(name, DELETE))).records) == []
+    assert list(change_configs(IMAGE, worker(ConfigChange("node.id", DELETE))).records) == []
+
+
+def test_only_what_differs_is_written() -> None:
+    same = ConfigChange("retention.ms", SET, "5")
+    assert list(change_configs(IMAGE, topic(same)).records) == []
+    more = topic(same, ConfigChange("segment.ms", SET, "6"))
+    assert len(list(change_configs(IMAGE, more).records)) == 1
+
+
+def test_a_list_without_a_value_of_its_own_begins_as_the_default() -> None:
+    image = taken(IMAGE, topic(ConfigChange("cleanup.policy", APPEND, "delete")))
+    assert image.topic_configs("a")["cleanup.policy"] == "delete"
+    image = taken(image, topic(ConfigChange("cleanup.policy", SUBTRACT, "x, delete")))
+    assert image.topic_configs("a")["cleanup.policy"] == ""
+
+
+NUMBERS = st.sampled_from(["retention.ms", "segment.ms", "flush.ms", "max.message.bytes"])
+VALUES = st.one_of(st.none(), st.integers(1, 9).map(str))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.dictionaries(NUMBERS, VALUES)), max_size=8))
+def test_changes_are_those_of_a_dictionary(
+    wishes: list[tuple[bool, dict[str, str | None]]],
+) -> None:
+    image, model = IMAGE, {"retention.ms": "5"}
+    for replace, values in wishes:
+        wanted = {name: text for name, text in values.items() if text is not None}
+        if replace:
+            changes = [ConfigChange(name, SET, text) for name, text in wanted.items()]
+            model = wanted
+        else:
+            changes = [
+                ConfigChange(name, DELETE if text is None else SET, text)
+                for name, text in values.items()
+            ]
+            model = {n: t for n, t in model.items() if n not in values} | wanted
+        image = taken(image, topic(*changes, replace=replace))
+        assert image.topic_configs("a") == model
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "message"),
+    [
+        (MorePartitions("b", 3), E.UNKNOWN_TOPIC_OR_PARTITION, "does not host"),
+        (MorePartitions("a", 2), E.INVALID_PARTITIONS, "already has 2 partition(s)"),
+        (MorePartitions("a", -1), E.INVALID_PARTITIONS, "-1 would not be an increase"),
+        (MorePartitions("a", MAX_PARTITIONS_PER_TOPIC + 1), E.INVALID_PARTITIONS, "at most"),
+        (MorePartitions("a", 4, [(1,)]), E.INVALID_REPLICA_ASSIGNMENT, "add 2 additional"),
+        (MorePartitions("a", 3, [(9,)]), E.INVALID_REPLICA_ASSIGNMENT, "no such broker"),
+        (MorePartitions("a", 3, [()]), E.INVALID_REPLICA_ASSIGNMENT, "empty replica list"),
+        (MorePartitions("a", 3, [(1, 2)]), E.INVALID_REPLICA_ASSIGNMENT, "not consistent"),
+    ],
+)
+def test_partitions_that_cannot_be_added_are_refused_in_kafkas_words(
+    wish: MorePartitions, code: E, message: str
+) -> None:
+    decision = create_partitions(IMAGE, wish, Random(1))
+    assert decision.answer is not None
+    assert decision.answer.code is code
+    assert message in decision.answer.message
+    assert list(decision.records) == []
+
+
+def test_added_partitions_follow_those_there_are() -> None:
+    before = IMAGE.topics["a"].partitions
+    decision = create_partitions(IMAGE, MorePartitions("a", 4, [(2,), (1,)]), Random(1))
+    image, _ = replay(IMAGE, decision.records)
+    after = image.topics["a"].partitions
+    assert after[:2] == before
+    assert [(p.replicas, p.isr, p.leader, p.leader_epoch) for p in after[2:]] == [
+        ((2,), (2,), 2, 0),
+        ((1,), (1,), 1, 0),
+    ]
+    assert image.partition_count == IMAGE.partition_count + 2
+    decision = create_partitions(IMAGE, MorePartitions("a", 6), Random(1))
+    image, _ = replay(IMAGE, decision.records)
+    assert sorted(p.leader for p in image.topics["a"].partitions[2:]) == [1, 1, 2, 2]
+
+
+def test_a_change_is_visible_when_it_is_answered_and_validating_makes_none() -> None:
+    async def work(node: Node) -> None:
+        gateway = node.gateway
+        await gateway.create_topics([NewTopic("a")])
+        good = topic(ConfigChange("segment.ms", SET, "7"))
+        bad = topic(ConfigChange("segment.ms", SET, "7"), name="b")
+
+        def codes(answers: list[KafkaError | None]) -> list[E | None]:
+            return [None if answer is None else answer.code for answer in answers]
+
+        for validate_only in (True, False):
+            answers = await gateway.change_configs([good, bad], validate_only=validate_only)
+            assert codes(answers) == [None, E.UNKNOWN_TOPIC_OR_PARTITION]
+            more = [MorePartitions("a", 3), MorePartitions("b", 3)]
+            answers = await gateway.create_partitions(more, validate_only=validate_only)
+            assert codes(answers) == [None, E.UNKNOWN_TOPIC_OR_PARTITION]
+            image = node.loader.visible
+            assert image.topic_configs("a") == ({} if validate_only else {"segment.ms": "7"})
+            assert len(image.topics["a"].partitions) == (1 if validate_only else 3)
+
+    trio.run(Node(CrashDisk()).run, work)

@@ -1,0 +1,106 @@
+"""Levels of features: who may raise them, and what may be written at which."""
+
+import pytest
+
+from metaquorum.controller.features import (
+    FeatureUpdate,
+    UpgradeType,
+    nodes_with_features,
+    update_features,
+)
+from metaquorum.metadata import records
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import (
+    FeatureLevelRecord,
+    FeatureRange,
+    Field,
+    RecordEncoder,
+    RegisterControllerRecord,
+    Schema,
+    TopicRecord,
+    WorkerChangeRecord,
+    encode_record,
+)
+from metaquorum.metadata.replay import replay
+from tests.metaquorum.storage.histories import CLUSTER, history
+from wire.primitives.errors import ErrorCode, KafkaError
+
+LEVEL, GROUPS = "metadata.version", "group.version"
+IMAGE, _ = replay(
+    MetadataImage.empty(CLUSTER), [FeatureLevelRecord(LEVEL, 2), FeatureLevelRecord(GROUPS, 1)]
+)
+NODES = {
+    "Local controller 1": (FeatureRange(LEVEL, 1, 4), FeatureRange(GROUPS, 0, 2)),
+    "Broker 7": (FeatureRange(LEVEL, 1, 3), FeatureRange(GROUPS, 0, 2)),
+}
+UP, SAFE, UNSAFE = UpgradeType
+
+
+def test_a_level_that_every_node_reaches_is_taken() -> None:
+    updates = [FeatureUpdate(LEVEL, 3), FeatureUpdate(GROUPS, 1)]
+    assert update_features(IMAGE, updates, NODES, {}).all_records() == [
+        FeatureLevelRecord(LEVEL, 3)
+    ]
+    lower = [FeatureUpdate(GROUPS, 0, SAFE)]
+    assert update_features(IMAGE, lower, NODES, {}).all_records() == [FeatureLevelRecord(GROUPS, 0)]
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        (FeatureUpdate(LEVEL, 4), "Broker 7 only supports versions 1-3"),
+        (FeatureUpdate(LEVEL, 5), "Local controller 1 only supports versions 1-4"),
+        (FeatureUpdate(LEVEL, 0, SAFE), "Local controller 1 only supports versions 1-4"),
+        (FeatureUpdate("what", 1), "Local controller 1 does not support this feature"),
+        (FeatureUpdate(LEVEL, -1), "cannot be less than 0"),
+        (FeatureUpdate(LEVEL, 3, 0), "does not support the given upgrade type"),
+        (FeatureUpdate(LEVEL, 3, SAFE), "Can't downgrade to a newer version"),
+        (FeatureUpdate(LEVEL, 1), "without setting the upgrade type"),
+        (FeatureUpdate(LEVEL, 1, SAFE), "might delete metadata information"),
+        (FeatureUpdate(LEVEL, 1, UNSAFE), "Unsafe metadata downgrade is not supported"),
+    ],
+)
+def test_a_level_that_cannot_be_is_refused_and_all_others_with_it(
+    update: FeatureUpdate, message: str
+) -> None:
+    with pytest.raises(KafkaError, match=message) as refused:
+        update_features(IMAGE, [FeatureUpdate(GROUPS, 2), update], NODES, {})
+    assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
+
+
+def test_every_controller_must_have_told_what_it_supports() -> None:
+    image, _ = replay(MetadataImage.empty(CLUSTER), history([("register", 7, 1)]))
+    assert nodes_with_features(image, 1, (1,)).keys() == {"Local controller 1", "Broker 7"}
+    with pytest.raises(KafkaError, match="Controller 2 has not told yet"):
+        update_features(image, [FeatureUpdate(LEVEL, 1)], nodes_with_features(image, 1, (1, 2)), {})
+    told, _ = replay(image, [RegisterControllerRecord(2, bytes(16), "h", 1, NODES["Broker 7"])])
+    update_features(told, [FeatureUpdate(LEVEL, 1)], nodes_with_features(told, 1, (1, 2)), {})
+
+
+def test_a_record_is_written_in_the_newest_version_that_the_level_allows() -> None:
+    schema = Schema(99, 2, TopicRecord, (), levels=(1, 3, 3))
+    assert [schema.version_at(level) for level in (1, 2, 3, 9)] == [0, 0, 2, 2]
+    with pytest.raises(ValueError, match="needs level 1"):
+        schema.version_at(0)
+    for each in records.SCHEMAS:
+        assert len(each.levels) == each.version + 1
+        assert list(each.levels) == sorted(each.levels)
+
+
+def test_what_an_older_version_cannot_say_is_not_written_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = records._BY_TYPE[WorkerChangeRecord]
+    newer = Schema(
+        known.id,
+        1,
+        WorkerChangeRecord,
+        (*known.fields[:-1], Field("in_controlled_shutdown", known.fields[-1].kind, since=1)),
+        levels=(1, 2),
+    )
+    monkeypatch.setattr(records, "_BY_TYPE", {WorkerChangeRecord: newer})
+    plain, shutting_down = WorkerChangeRecord(1, 2, True), WorkerChangeRecord(1, 2, None, True)
+    assert RecordEncoder({LEVEL: 1}).encode(plain) == encode_record(plain, 0)
+    assert RecordEncoder({LEVEL: 2}).encode(shutting_down) == encode_record(shutting_down, 1)
+    with pytest.raises(ValueError, match="cannot be said in version 0"):
+        RecordEncoder({LEVEL: 1}).encode(shutting_down)

@@ -1,0 +1,254 @@
+"""The machine's own network under trio: what the process does while trio believes it waits."""
+
+import contextlib
+import itertools
+import logging
+import socket
+import time
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from metaquorum.runtime import Connection, system
+from metaquorum.runtime.system import RealNetwork
+from tests.nodes import PATIENCE_S, needs_ipv6
+
+# So long trio would sleep if nobody told it; a wake-up takes some 50 microseconds.
+LOST_S = PATIENCE_S
+
+
+async def _pair(network: RealNetwork) -> tuple[Connection, socket.socket]:
+    """A connection of ours, and the other end of it."""
+    listener = await network.listen("127.0.0.1", 0)
+    other = socket.create_connection(listener.address)
+    ours = await listener.accept()
+    listener.close()
+    return ours, other
+
+
+def test_a_step_wakes_the_task_of_another_connection_at_once() -> None:
+    """A fetch waits for records on one connection, and a produce on another brings them."""
+    woken_by_step = trio.Event()
+
+    async def pump(connection: Connection) -> None:
+        def step() -> bool:
+            if connection.receive_nowait(bytearray(10)) > 0:
+                woken_by_step.set()
+            return True  # this connection's own task has nothing to do
+
+        await connection.pump(step)
+
+    async def main() -> None:
+        network = RealNetwork()
+        ours, other = await _pair(network)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump, ours)
+            await trio.testing.wait_all_tasks_blocked()
+            # Nothing but the step can end this wait, or else its timeout.
+            with trio.move_on_after(LOST_S) as limit:
+                other.send(b"records")
+                await woken_by_step.wait()
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() < limit.deadline
+        assert woken_by_step.is_set()
+        ours.close()
+        other.close()
+
+    trio.run(main)
+
+
+class _Resolver(trio.abc.HostnameResolver):
+    """Every name has these addresses."""
+
+    def __init__(self, *addresses: tuple[str, int]) -> None:
+        self._addresses = addresses
+
+    async def getaddrinfo(self, *_: object, **__: object) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", each) for each in self._addresses]
+
+    async def getnameinfo(self, *_: object) -> Any:
+        raise NotImplementedError
+
+
+def test_where_one_address_of_a_name_is_silent_or_refuses_the_next_one_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(system, "NEXT_ADDRESS_S", 0.05)
+
+    async def main() -> None:
+        network = RealNetwork()
+        listener = await network.listen("127.0.0.1", 0)
+        with contextlib.ExitStack() as stack:
+            silent = stack.enter_context(socket.socket())
+            silent.bind(("127.0.0.1", 0))
+            silent.listen(0)  # whoever comes beyond one or two is not answered
+            for _ in range(4):
+                sock = stack.enter_context(socket.socket())
+                sock.setblocking(False)
+                sock.connect_ex(silent.getsockname())
+            closed = stack.enter_context(socket.socket())
+            closed.bind(("127.0.0.1", 0))
+            addresses = (silent.getsockname(), closed.getsockname(), listener.address)
+            trio.socket.set_custom_hostname_resolver(_Resolver(*addresses))
+            connection = await network.connect("log.example.org", 9092)
+            assert connection.peer == listener.address
+            connection.close()
+        listener.close()
+
+    trio.run(main)
+
+
+@needs_ipv6
+def test_by_a_socket_for_both_families_each_address_is_known_as_what_it_is() -> None:
+    async def main() -> None:
+        listener = await RealNetwork().listen("::", 0)
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, listener.address[1])) as other:
+                ours = await listener.accept()
+                assert ours.peer == other.getsockname()[:2]
+                ours.close()
+        listener.close()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_a_step_may_cancel_the_task_that_waits_for_it(
+    more: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        network = RealNetwork()
+        ours, other = await _pair(network)
+        with trio.CancelScope() as scope:
+
+            def step() -> bool:
+                scope.cancel()
+                return more
+
+            other.send(b"records")
+            await ours.pump(step)
+            await trio.lowlevel.checkpoint()
+        assert scope.cancelled_caught
+        # The loop still waits as it did, for this connection too.
+        await ours.pump(lambda: ours.receive_nowait(bytearray(10)) < 0)
+        ours.close()
+        other.close()
+
+    with caplog.at_level(logging.DEBUG):
+        trio.run(main)
+    assert caplog.records == []
+
+
+def test_a_loop_ends_without_complaint_from_the_instrument(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """trio drops an instrument that raises, and logs it."""
+
+    async def main() -> None:
+        network = RealNetwork()
+        ours, other = await _pair(network)
+        with trio.move_on_after(0.01):
+            await ours.pump(lambda: True)
+        ours.close()
+        other.close()
+
+    with caplog.at_level(logging.DEBUG):
+        trio.run(main)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("is_soon", [False, True])
+def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bool) -> None:
+    """However many connections have something to do at once."""
+    count, rounds = 12, 4
+    calls = [0] * count
+    turns: list[int] = []  # how many steps had been called in each turn of a task
+
+    async def main() -> None:
+        network = RealNetwork()
+        pairs = [await _pair(network) for _ in range(count)]
+
+        async def pump(number: int) -> None:
+            ours = pairs[number][0]
+
+            def step() -> bool:
+                ends = time.monotonic() + system.MAX_STEPS_S
+                while time.monotonic() < ends:
+                    pass
+                calls[number] += 1
+                if is_soon and calls[number] < rounds:
+                    ours.call_soon(step)
+                return calls[number] < rounds  # and there is always something to read
+
+            await ours.pump(step)
+
+        async def other() -> None:
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns.append(sum(calls))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            async with trio.open_nursery() as pumping:
+                for number in range(count):
+                    pumping.start_soon(pump, number)
+                for _, theirs in pairs:
+                    theirs.send(b"records")
+            nursery.cancel_scope.cancel()
+        for ours, theirs in pairs:
+            ours.close()
+            theirs.close()
+
+    trio.run(main)
+    assert calls == [rounds] * count
+    assert max(b - a for a, b in itertools.pairwise(turns)) <= 4
+
+
+def test_a_step_is_called_soon_without_anything_to_read() -> None:
+    """An answer is ready because of what another connection has brought."""
+
+    async def main() -> None:
+        network = RealNetwork()
+        (ours, other), (theirs, another) = await _pair(network), await _pair(network)
+        calls: list[str] = []
+
+        def answer() -> bool:
+            calls.append("answer")
+            return len(calls) < 3  # a step that was called soon can end the pump, too
+
+        def pumped() -> bool:
+            calls.append("pumped")
+            return True
+
+        def bring() -> bool:
+            theirs.receive_nowait(bytearray(10))
+            ours.call_soon(answer)
+            return True
+
+        async def pump_theirs() -> None:
+            await theirs.pump(bring)
+
+        async with trio.open_nursery() as nursery:
+            ours.call_soon(pumped)  # nobody pumps: nothing happens
+            nursery.start_soon(pump_theirs)
+            with trio.fail_after(LOST_S):
+                async with trio.open_nursery() as waiting:
+
+                    async def pump_ours() -> None:
+                        await ours.pump(pumped)
+                        waiting.cancel_scope.cancel()
+
+                    waiting.start_soon(pump_ours)
+                    await trio.testing.wait_all_tasks_blocked()
+                    for count in (1, 2, 3):
+                        another.send(b"records")
+                        while len(calls) < count:
+                            await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+        assert calls == ["answer"] * 3
+        for end in (ours, other, theirs, another):
+            end.close()
+
+    trio.run(main)
