@@ -11,7 +11,7 @@ import click
 from cli.admin.output import plain, printable
 from cli.admin.times import iso_text
 from dataplane.log.dump import segment_rows
-from dataplane.log.names import LOG, parse_file_name
+from dataplane.log.segments.names import LOG, parse_file_name
 from metaquorum.runtime.one_line import UNSAFE, one_line
 from metaquorum.storage.data_dir import META_PROPERTIES, METADATA_DIR
 from metaquorum.storage.dump import (

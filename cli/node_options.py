@@ -12,7 +12,7 @@ import click
 from cli.logs import LOG_FORMATS, LOG_LEVELS
 from cli.quorum_options import KAFKAS_ROLES, quorum_settings
 from cli.usage import UsageError, address, address_text, without_brackets
-from dataplane.listeners import (
+from dataplane.network.listeners import (
     DEFAULT_NAME,
     ClientListener,
     ListenerError,

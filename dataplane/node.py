@@ -34,10 +34,10 @@ from wire.primitives.errors import KafkaError
 from wire.primitives.types import random_uuid
 
 if TYPE_CHECKING:  # a role is imported by the nodes that have it
-    from dataplane.log.log_dirs import LogDirs
-    from dataplane.metrics.endpoint import MetricsEndpoint
-    from dataplane.worker import Worker
-    from dataplane.worker_role import WorkerRole
+    from dataplane.log.dirs.log_dirs import LogDirs
+    from dataplane.prometheus.endpoint import MetricsEndpoint
+    from dataplane.worker.context import Worker
+    from dataplane.worker_server import WorkerRole
     from metaquorum.controller_server import ControllerRole
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Node:
         log_dirs: LogDirs | None = None
         if config.is_worker:
             # Before the controller runs: its heartbeats would wait for so long an import.
-            from dataplane.worker_role import WorkerRole
+            from dataplane.worker_server import WorkerRole
 
             option = "address in listeners" if config.listeners else "--listen"
             for asked in config.client_listeners:
@@ -174,7 +174,7 @@ class Node:
             await self.controller_role.close()
 
     async def _open_log_dirs(self, storage: Storage) -> "LogDirs":
-        from dataplane.log.log_dirs import LogDirs
+        from dataplane.log.dirs.log_dirs import LogDirs
 
         disk, random = self._runtime.disk, self._runtime.random
         paths = self.config.log_dirs or (self.config.data_dir,)
@@ -264,8 +264,8 @@ class Node:
         address = self.config.metrics_listen
         if address is None:
             return None
-        from dataplane.metrics.collecting import Collector
-        from dataplane.metrics.endpoint import MetricsEndpoint
+        from dataplane.prometheus.collector import Collector
+        from dataplane.prometheus.endpoint import MetricsEndpoint
 
         listener = await self._listen(address, "--metrics-listen")
         stack.callback(listener.close)

@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Final
 
-from dataplane.listeners import (
-    DEFAULT_NAME,
-    ClientListener,
-    Replicating,
-    SecurityProtocol,
-)
+from dataplane.network.listeners import DEFAULT_NAME, ClientListener, Replicating, SecurityProtocol
 from metaquorum.security.tls_context import TlsFiles
 from wire.primitives.frozen import frozen
 

@@ -10,17 +10,18 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.connection import ClientConnection, LaterReply
-from dataplane.log import cleaning, recovery
-from dataplane.log.compaction import BatchFilter
+from dataplane.log.compaction import cleaning
+from dataplane.log.compaction.compaction import BatchFilter
+from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.local_log import LocalLog
-from dataplane.log.log_dir import LogDir
-from dataplane.log.names import CLEAN_SHUTDOWN
-from dataplane.log.offset_map import OffsetMap
 from dataplane.log.partition_log import PartitionLog
-from dataplane.log.producers import ProducerStateTable
-from dataplane.log.scan import SegmentScan
-from dataplane.log.segments import Segments
+from dataplane.log.recovery import recovery
+from dataplane.log.segments.names import CLEAN_SHUTDOWN
+from dataplane.log.segments.offset_map import OffsetMap
+from dataplane.log.segments.producers import ProducerStateTable
+from dataplane.log.segments.scan import SegmentScan
+from dataplane.log.segments.segment_list import Segments
+from dataplane.network.connection import ClientConnection, LaterReply
 from metaquorum.controller import leader_selection
 from metaquorum.metadata.image import PartitionImage
 from metaquorum.runtime.interfaces import Disk, write_atomically

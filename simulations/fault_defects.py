@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
-from dataplane.log import files, local_log
+from dataplane.log import local_log
+from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.local_log import LocalLog
-from dataplane.log.log_dir import LogDir
+from dataplane.log.segments import files
 from simulations.planting import Defect, swapped
 
 

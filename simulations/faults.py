@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from dataplane.log.names import DELETED
+from dataplane.log.segments.names import DELETED
 from simulations.machine import How
 from simulations.node import NodeOnMachine
 from simulations.room import Room

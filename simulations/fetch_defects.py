@@ -3,8 +3,8 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.fetch_sessions import SessionPartition
-from dataplane.partition import FetchWaiter
+from dataplane.fetch.sessions import SessionPartition
+from dataplane.partition.partition import FetchWaiter
 from simulations.planting import Defect, swapped
 
 

@@ -3,11 +3,12 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane import cleaner
-from dataplane.log import producers, recovery
-from dataplane.log.config import NEVER
 from dataplane.log.partition_log import PartitionLog
-from dataplane.refused_batches import RefusedBatches
+from dataplane.log.recovery import recovery
+from dataplane.log.segments import producers
+from dataplane.log.segments.config import NEVER
+from dataplane.maintenance import log_cleaner
+from dataplane.partition.rejected_batches import RefusedBatches
 from simulations.planting import Defect, swapped
 
 
@@ -18,7 +19,7 @@ def _unstable_cleaned() -> AbstractContextManager[None]:
 
         return cleanable
 
-    return swapped(cleaner, "cleanable", wrong)
+    return swapped(log_cleaner, "cleanable", wrong)
 
 
 def _removals_not_synced() -> AbstractContextManager[None]:

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 import dataplane.node
-from dataplane.log import log_dir
-from dataplane.log.names import DELETED, LOG
+from dataplane.log.dirs import log_dir
+from dataplane.log.segments.names import DELETED, LOG
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.raft.voter import RaftVoter

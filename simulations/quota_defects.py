@@ -3,13 +3,13 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane import client_quotas
-from dataplane.client_quotas import ClientQuotas
-from dataplane.connection import ClientConnection
-from dataplane.cpu_meter import CpuMeter
 from dataplane.handlers.produce_outcome import Outcome
-from dataplane.muting import Mute
-from dataplane.server import Server
+from dataplane.network.connection import ClientConnection
+from dataplane.network.server import Server
+from dataplane.quotas import client_quota_manager
+from dataplane.quotas.client_quota_manager import ClientQuotas
+from dataplane.quotas.cpu_meter import CpuMeter
+from dataplane.quotas.muting import Mute
 from metaquorum.controller.mutation_quotas import TokenBucket
 from metaquorum.metadata.quota_lookup import rules_for
 from simulations.planting import Defect, swapped
@@ -70,7 +70,7 @@ def _last_rule_applies() -> AbstractContextManager[None]:
 
         return applying
 
-    return swapped(client_quotas, "applying", wrong)
+    return swapped(client_quota_manager, "applying", wrong)
 
 
 def _mutations_not_counted() -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import trio
 
-from dataplane.quota_status import QuotaStatus
+from dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,

@@ -3,8 +3,8 @@
     python -m simulations.snapback docs/images/snapback.svg
 
 A producer that always has another record sends one at a time and heeds the throttle time. What it
-is let send is decided by the code that workers run (`dataplane.quota_window`); a test holds this
-against a whole node. Drawing needs matplotlib: pip install 'metaquorum[plot]'.
+is let send is decided by the code that workers run (`dataplane.quotas.rate_window`); a test holds
+this against a whole node. Drawing needs matplotlib: pip install 'metaquorum[plot]'.
 """
 
 import sys
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dataplane.quota_window import RateWindow
+from dataplane.quotas.rate_window import RateWindow
 
 
 @dataclass(frozen=True, slots=True)

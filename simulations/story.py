@@ -11,8 +11,8 @@ from typing import Final
 
 import trio
 
-from dataplane.log.checkpoints import decode_offsets
-from dataplane.log.names import LOG_START_CHECKPOINT
+from dataplane.log.recovery.checkpoints import decode_offsets
+from dataplane.log.segments.names import LOG_START_CHECKPOINT
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.raft.peers import NoPeers
 from metaquorum.raft.voter import RaftVoter

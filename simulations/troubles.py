@@ -7,8 +7,8 @@ from typing import Final
 
 import trio
 
-from dataplane.log.checkpoints import decode_offsets
-from dataplane.log.names import RECOVERY_POINT_CHECKPOINT
+from dataplane.log.recovery.checkpoints import decode_offsets
+from dataplane.log.segments.names import RECOVERY_POINT_CHECKPOINT
 from metaquorum.runtime import Runtime, sleep
 from simulations.checkers.delivery import OtherDirectoriesLive
 from simulations.checkers.log_files import NaiveBatch, Segment, naive_segments

@@ -6,16 +6,16 @@ from typing import Any, Final
 
 import trio
 
-from dataplane import upkeep
-from dataplane.fetch_sessions import SessionPartition
-from dataplane.log import cleaning
+from dataplane.fetch.sessions import SessionPartition
+from dataplane.log.compaction import cleaning
+from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
 from dataplane.log.local_log import LocalLog
-from dataplane.log.log_dirs import LogDirs
-from dataplane.log.names import LOG_START_CHECKPOINT
-from dataplane.log.offset_checkpoints import OffsetCheckpoints
-from dataplane.log.segment import Segment
-from dataplane.log.sync_mark import SyncMark
-from dataplane.partitions import Partitions
+from dataplane.log.segments.names import LOG_START_CHECKPOINT
+from dataplane.log.segments.segment import Segment
+from dataplane.log.segments.sync_failure_marker import SyncMark
+from dataplane.maintenance import background_tasks
+from dataplane.replication.replica_manager import Partitions
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.runtime.interfaces import StorageError
@@ -36,7 +36,7 @@ def _retention_takes_one_more() -> AbstractContextManager[None]:
 
         return retention_start
 
-    return swapped(upkeep, "retention_start", wrong)
+    return swapped(background_tasks, "retention_start", wrong)
 
 
 def _deleted_records_come_back() -> AbstractContextManager[None]:

@@ -3,8 +3,8 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane import batch_validation
 from dataplane.handlers import produce
+from dataplane.partition import batch_validation
 from simulations.planting import Defect, swapped
 from wire.records.batches import CODEC_MASK
 from wire.records.record_walk import RecordWalk

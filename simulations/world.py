@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from trio._core import _run
 
-from dataplane.log import sync_mark
+from dataplane.log.segments import sync_failure_marker
 from simulations.beside import TurnLock
 from simulations.clock import MachineClock
 from simulations.machine import Machine, running_on, running_process
@@ -110,7 +110,7 @@ class World:
             swapped(_KERNEL, "get_events", seldom_asked),
             # Where mutants can be planted, and the same on every machine.
             swapped(walk_form, "walk_class", lambda _: RecordWalk),
-            swapped(sync_mark, "Lock", lambda _: TurnLock),
+            swapped(sync_failure_marker, "Lock", lambda _: TurnLock),
             self._node_logs(),
         ):
             trio.run(self._main, story, clock=self.timeline)

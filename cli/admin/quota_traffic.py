@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dataplane.quota_window import RateWindow
+from dataplane.quotas.rate_window import RateWindow
 from wire.primitives.frozen import frozen
 
 TICK_S: Final = 0.01  # the profile's bytes come in steps of it

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Final
 
-from dataplane.turns import Turns, Work, in_pieces, pieces
-from dataplane.worker import Request, Worker
+from dataplane.scheduling.time_slices import Turns, Work, in_pieces, pieces
+from dataplane.worker.context import Request, Worker
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.metadata.records import ScramCredentialRecord
 from wire.messages.alter_user_scram_credentials import (

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from dataplane.handlers.configs import MAX_WORKER_ID, config_scope
-from dataplane.turns import each_of, in_pieces, row_count
-from dataplane.worker import Request, Worker
+from dataplane.scheduling.time_slices import each_of, in_pieces, row_count
+from dataplane.worker.context import Request, Worker
 from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
 from metaquorum.controller.topics import MAX_WISHES, TOO_MANY

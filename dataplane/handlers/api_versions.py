@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from dataplane.worker import Request, Worker
+from dataplane.worker.context import Request, Worker
 from metaquorum.controller.features import SUPPORTED_FEATURES
 from wire.messages.api_versions import (
     ApiVersion,

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from dataplane.turns import Work, in_pieces
-from dataplane.worker import Request, Worker, WorkerAddress
+from dataplane.scheduling.time_slices import Work, in_pieces
+from dataplane.worker.context import Request, Worker, WorkerAddress
 from wire.messages.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dataplane.turns import PIECE_ROWS, Work, in_pieces
-from dataplane.worker import Request, Worker
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
+from dataplane.worker.context import Request, Worker
 from metaquorum.config.definition import ConfigType, Scope, to_text
 from metaquorum.config.registry import is_of_listener, shown_keys
 from metaquorum.config.resolution import Configs, Resolved

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.turns import Work, for_each_of, in_pieces, row_count
-from dataplane.worker import Request, Worker
+from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from dataplane.worker.context import Request, Worker
 from metaquorum.controller.elect_leaders import ElectionType, LeaderWish, wishes_of
 from wire.messages.elect_leaders import (
     ElectLeadersRequest,

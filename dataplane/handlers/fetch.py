@@ -4,21 +4,21 @@ An answer holds no records, only where they lie: `connection` copies small slice
 ones to sendfile. A fetch that finds less than `min_bytes` watches its partitions and reads again
 when enough has come, its time is over, or something else happened to one of them.
 
-A request says all it asks for, or continues a session (`dataplane.fetch_sessions`). The partitions
+A request says all it asks for, or continues a session (`dataplane.fetch.sessions`). The partitions
 that it names are a set, as in Apache Kafka: one that is named twice is fetched once, as it was
 named last, and answered where it was named first.
 
-A request of many partitions is work in pieces (`dataplane.turns`): it watches a partition before it
-looks at it, so that nothing that comes between two pieces goes unnoticed, and after a wait it looks
-again only at partitions to which something has happened.
+A request of many partitions is work in pieces (`dataplane.scheduling.time_slices`): it watches a
+partition before it looks at it, so that nothing that comes between two pieces goes unnoticed, and
+after a wait it looks again only at partitions to which something has happened.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar
 
-from dataplane.fetch_reader import FetchReader, replica_of, size_of
-from dataplane.fetch_sessions import (
+from dataplane.fetch.parked_polls import ParkedRequests
+from dataplane.fetch.sessions import (
     INITIAL_EPOCH,
     NO_SESSION,
     FetchSession,
@@ -27,13 +27,20 @@ from dataplane.fetch_sessions import (
     has_many,
     is_whole,
 )
-from dataplane.later import Later
-from dataplane.log.files import ColdError
-from dataplane.parked import ParkedRequests
-from dataplane.partition import NO_ERROR, FetchWaiter, Partition, Watcher
-from dataplane.replica_authentication import fetch_claim_error
-from dataplane.turns import FORGOTTEN_ROWS, PIECE_ROWS, Work, at_once, in_pieces, pieces
-from dataplane.worker import Request, Worker
+from dataplane.handlers.fetch_reader import FetchReader, replica_of, size_of
+from dataplane.log.segments.files import ColdError
+from dataplane.network.delayed import Later
+from dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition, Watcher
+from dataplane.replication.replica_authentication import fetch_claim_error
+from dataplane.scheduling.time_slices import (
+    FORGOTTEN_ROWS,
+    PIECE_ROWS,
+    Work,
+    at_once,
+    in_pieces,
+    pieces,
+)
+from dataplane.worker.context import Request, Worker
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import StorageError
 from wire.messages.fetch import (

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, TypeVar
 
-from dataplane.turns import PIECE_ROWS, Work, in_pieces
-from dataplane.worker import Request, Worker
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
+from dataplane.worker.context import Request, Worker
 from wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,

@@ -5,10 +5,10 @@ from typing import Final
 
 import trio
 
-from dataplane.log.log_dir import LogDir
-from dataplane.partition import Partition
-from dataplane.turns import Work, for_each_of, in_pieces, row_count
-from dataplane.worker import Request, Worker
+from dataplane.log.dirs.log_dir import LogDir
+from dataplane.partition.partition import Partition
+from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
+from dataplane.worker.context import Request, Worker
 from wire.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsPartition,

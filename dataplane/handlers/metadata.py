@@ -6,11 +6,11 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from dataplane import mutations
 from dataplane.handlers.cluster import CLUSTER_OPERATIONS
-from dataplane.topic_rows import PARTITIONS_PER_SLICE, TOPICS_PER_SLICE, Form, View
-from dataplane.turns import PIECE_ROWS, Work, in_pieces
-from dataplane.worker import Request, Worker
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
+from dataplane.worker import mutation_limits
+from dataplane.worker.context import Request, Worker
+from dataplane.worker.metadata_cache import PARTITIONS_PER_SLICE, TOPICS_PER_SLICE, Form, View
 from metaquorum.controller.topics import NewTopic, TopicOutcome
 from metaquorum.metadata.image import MetadataImage, TopicImage
 from metaquorum.metadata.topic_names import check_topic_name
@@ -30,7 +30,8 @@ AUTO_CREATE_S: Final = 5.0
 # How long it waits for the next leader. Requests behind it on the connection wait, too.
 NEXT_LEADER_S: Final = 0.4
 
-# A topic that there is, as its row (`dataplane.topic_rows`); what is said of one that is not.
+# A topic that there is, as its row (`dataplane.worker.metadata_cache`); what is said of one that is
+# not.
 Told: TypeAlias = bytes | MetadataResponseTopic
 Found: TypeAlias = TopicImage | MetadataResponseTopic
 
@@ -140,8 +141,8 @@ async def _create_first(
 
     await worker.turns.each(names, wish)
     wishes = list(once.values())
-    counts = await worker.turns.each(wishes, partial(mutations.partitions_of_new, worker))
-    allowed = await mutations.allowed(worker, request, counts, is_strict=False)
+    counts = await worker.turns.each(wishes, partial(mutation_limits.partitions_of_new, worker))
+    allowed = await mutation_limits.allowed(worker, request, counts, is_strict=False)
     outcomes = await worker.gateway.create_topics(request.asker, wishes, timeout_s=AUTO_CREATE_S)
     refused: dict[str | None, TopicOutcome] = {}
 

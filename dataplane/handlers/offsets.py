@@ -7,11 +7,11 @@ from typing import Any, Final
 import trio
 
 from dataplane.log.partition_log import PartitionLog
-from dataplane.log.timestamps import Candidate, TimestampOffset, youngest_of
-from dataplane.partition import Partition
-from dataplane.replica_authentication import claim_error
-from dataplane.turns import Work, each_of, for_each_of, in_pieces
-from dataplane.worker import Request, Worker
+from dataplane.log.segments.timestamps import Candidate, TimestampOffset, youngest_of
+from dataplane.partition.partition import Partition
+from dataplane.replication.replica_authentication import claim_error
+from dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_pieces
+from dataplane.worker.context import Request, Worker
 from metaquorum.runtime import File, StorageError
 from wire.messages.list_offsets import (
     ListOffsetsPartition,

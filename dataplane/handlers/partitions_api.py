@@ -6,12 +6,10 @@ from typing import Final
 
 import trio
 
-from dataplane import mutations
 from dataplane.handlers.metadata import view_of
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.log.producers import ProducerEntry
-from dataplane.topic_rows import TOPIC_OPERATIONS, describe
-from dataplane.turns import (
+from dataplane.log.segments.producers import ProducerEntry
+from dataplane.scheduling.time_slices import (
     PIECE_ROWS,
     Turns,
     Work,
@@ -21,7 +19,9 @@ from dataplane.turns import (
     pieces,
     row_count,
 )
-from dataplane.worker import Request, Worker
+from dataplane.worker import mutation_limits
+from dataplane.worker.context import Request, Worker
+from dataplane.worker.metadata_cache import TOPIC_OPERATIONS, describe
 from metaquorum.controller.topics import MAX_WISHES, TOO_MANY, MorePartitions
 from metaquorum.metadata.image import NO_LEADER, TopicImage
 from metaquorum.metadata.topic_names import check_topic_name
@@ -63,18 +63,22 @@ async def handle_create_partitions(
     turns = worker.turns
     outcomes, wishes = await turns.do(_wishes(turns, message.topics), topic_count)
     try:
-        allowed = mutations.Allowed(len(wishes))
+        allowed = mutation_limits.Allowed(len(wishes))
         if not message.validate_only:
-            counts_more = await turns.each(wishes, partial(mutations.partitions_more, worker.image))
+            counts_more = await turns.each(
+                wishes, partial(mutation_limits.partitions_more, worker.image)
+            )
             is_strict = request.version >= _STRICT_SINCE
-            allowed = await mutations.allowed(worker, request, counts_more, is_strict=is_strict)
+            allowed = await mutation_limits.allowed(
+                worker, request, counts_more, is_strict=is_strict
+            )
         answers = await worker.gateway.create_partitions(
             request.asker,
             wishes[: allowed.count],
             validate_only=message.validate_only,
             timeout_s=timeout_seconds(message.timeout_ms),
         )
-        answers += [mutations.EXCEEDED] * (len(wishes) - allowed.count)
+        answers += [mutation_limits.EXCEEDED] * (len(wishes) - allowed.count)
         told = zip(wishes, answers, strict=True)
         await turns.do(
             in_pieces(told, lambda each: outcomes.update({each[0].topic: each[1]})), len(wishes)

@@ -11,15 +11,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
 
-from dataplane.batch_validation import (
-    COMMON_BYTES,
-    Batch,
-    Validation,
-    is_slow,
-    validated,
-    validation,
-)
-from dataplane.connection import Client, CloseConnectionError, LaterReply
 from dataplane.handlers.produce_outcome import (
     Answer,
     Answers,
@@ -38,12 +29,21 @@ from dataplane.handlers.produce_outcome import (
     success,
     topic_response,
 )
-from dataplane.log.config import NEVER
 from dataplane.log.partition_log import AppendResult
-from dataplane.partition import Partition
-from dataplane.refused_batches import Place, check_turn, refuse
-from dataplane.turns import Work, each_of, in_pieces
-from dataplane.worker import Request, Worker
+from dataplane.log.segments.config import NEVER
+from dataplane.network.connection import Client, CloseConnectionError, LaterReply
+from dataplane.partition.batch_validation import (
+    COMMON_BYTES,
+    Batch,
+    Validation,
+    is_slow,
+    validated,
+    validation,
+)
+from dataplane.partition.partition import Partition
+from dataplane.partition.rejected_batches import Place, check_turn, refuse
+from dataplane.scheduling.time_slices import Work, each_of, in_pieces
+from dataplane.worker.context import Request, Worker
 from metaquorum.runtime import Clock, StorageError
 from wire.messages.produce import (
     PartitionProduceData,

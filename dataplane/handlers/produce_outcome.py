@@ -10,15 +10,15 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from dataplane.batch_validation import InvalidRecordsError
-from dataplane.connection import Client
-from dataplane.later import Later
 from dataplane.log.partition_log import AppendResult
-from dataplane.partition import Partition
-from dataplane.partitions import ElsewhereError
-from dataplane.quorum_check import QuorumQuestion
-from dataplane.turns import PIECE_ROWS, Work, at_once, in_pieces, pieces
-from dataplane.worker import Worker
+from dataplane.network.connection import Client
+from dataplane.network.delayed import Later
+from dataplane.partition.batch_validation import InvalidRecordsError
+from dataplane.partition.partition import Partition
+from dataplane.replication.replica_manager import ElsewhereError
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, at_once, in_pieces, pieces
+from dataplane.worker.context import Worker
+from dataplane.worker.leadership_check import QuorumQuestion
 from metaquorum.runtime import StorageError
 from wire.messages.produce import (
     BatchIndexAndErrorMessage,

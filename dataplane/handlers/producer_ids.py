@@ -1,6 +1,6 @@
 """InitProducerId: an id of its own for each idempotent producer."""
 
-from dataplane.worker import Request, Worker
+from dataplane.worker.context import Request, Worker
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from wire.primitives.errors import ErrorCode, KafkaError
 

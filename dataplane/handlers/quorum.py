@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.turns import Turns, Work, each_of, in_pieces, row_count
-from dataplane.worker import Request, Worker
+from dataplane.scheduling.time_slices import Turns, Work, each_of, in_pieces, row_count
+from dataplane.worker.context import Request, Worker
 from metaquorum.controller.features import FeatureUpdate, UpgradeType
 from metaquorum.controller.topics import MAX_WISHES, TOO_MANY
 from metaquorum.metadata.records import RegisterWorkerRecord

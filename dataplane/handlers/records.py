@@ -5,9 +5,9 @@ from typing import Final
 import trio
 
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.partition import Partition
-from dataplane.turns import for_each_of, row_count
-from dataplane.worker import Request, Worker
+from dataplane.partition.partition import Partition
+from dataplane.scheduling.time_slices import for_each_of, row_count
+from dataplane.worker.context import Request, Worker
 from metaquorum.runtime import StorageError
 from wire.messages.delete_records import (
     DeleteRecordsPartition,

@@ -4,12 +4,12 @@ from typing import Final
 
 import trio
 
-from dataplane.leadership import Follower
-from dataplane.ledger import Entry
-from dataplane.partition import Partition
-from dataplane.replica_authentication import ReplicaAuthenticationError
-from dataplane.turns import Work, in_pieces
-from dataplane.worker import Request, Worker
+from dataplane.partition.leader_state import Follower
+from dataplane.partition.partition import Partition
+from dataplane.replication.replica_authentication import ReplicaAuthenticationError
+from dataplane.replication.truncation_ledger import Entry
+from dataplane.scheduling.time_slices import Work, in_pieces
+from dataplane.worker.context import Request, Worker
 from wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,

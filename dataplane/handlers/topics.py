@@ -3,10 +3,10 @@
 from functools import partial
 from typing import Final
 
-from dataplane import mutations
 from dataplane.handlers.configs import resolve_all
-from dataplane.turns import PIECE_ROWS, Turns, Work, in_pieces, pieces
-from dataplane.worker import Request, Worker
+from dataplane.scheduling.time_slices import PIECE_ROWS, Turns, Work, in_pieces, pieces
+from dataplane.worker import mutation_limits
+from dataplane.worker.context import Request, Worker
 from metaquorum.config.definition import to_text
 from metaquorum.controller.topics import MAX_WISHES, TOO_MANY, NewTopic, TopicOutcome
 from wire.messages.create_topics import (
@@ -74,11 +74,11 @@ async def _create(
     turns = worker.turns
     todo, refused = await turns.do(_wishes(turns, message.topics), len(message.topics))
     try:
-        allowed = mutations.Allowed(len(todo))
+        allowed = mutation_limits.Allowed(len(todo))
         if not message.validate_only:
-            counts = await turns.each(todo, partial(mutations.partitions_of_new, worker))
+            counts = await turns.each(todo, partial(mutation_limits.partitions_of_new, worker))
             is_strict = request.version >= _STRICT_CREATION_SINCE
-            allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
+            allowed = await mutation_limits.allowed(worker, request, counts, is_strict=is_strict)
         outcomes = await worker.gateway.create_topics(
             request.asker,
             todo[: allowed.count],
@@ -86,7 +86,8 @@ async def _create(
             timeout_s=timeout_seconds(message.timeout_ms),
         )
         exceeded = await turns.each(
-            todo[allowed.count :], lambda wish: TopicOutcome.refused(mutations.EXCEEDED, wish.name)
+            todo[allowed.count :],
+            lambda wish: TopicOutcome.refused(mutation_limits.EXCEEDED, wish.name),
         )
     finally:
         turns.discard(todo)
@@ -179,14 +180,17 @@ async def handle_delete_topics(
         else:
             await turns.each(message.topic_names, lambda name: once.setdefault((name, None)))
         asked = list(once)
-        counts = await turns.each(asked, lambda each: mutations.partitions_of(worker.image, *each))
+        counts = await turns.each(
+            asked, lambda each: mutation_limits.partitions_of(worker.image, *each)
+        )
         is_strict = request.version >= _STRICT_DELETION_SINCE
-        allowed = await mutations.allowed(worker, request, counts, is_strict=is_strict)
+        allowed = await mutation_limits.allowed(worker, request, counts, is_strict=is_strict)
         outcomes = await worker.gateway.delete_topics(
             request.asker, asked[: allowed.count], timeout_s=timeout_seconds(message.timeout_ms)
         )
         outcomes += await turns.each(
-            asked[allowed.count :], lambda each: TopicOutcome.refused(mutations.EXCEEDED, *each)
+            asked[allowed.count :],
+            lambda each: TopicOutcome.refused(mutation_limits.EXCEEDED, *each),
         )
         responses = await turns.each(outcomes, _deleted)
     finally:

@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 
 import trio
 
-from dataplane.log.config import LogConfig
-from dataplane.log.files import LogFile, OpenFiles, storage_error, storage_errors
-from dataplane.log.folder import LogFolder, Unsynced
-from dataplane.log.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, file_name
-from dataplane.log.recovery import LoadedLog
-from dataplane.log.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
-from dataplane.log.segments import Segments
+from dataplane.log.recovery.folder import LogFolder, Unsynced
+from dataplane.log.recovery.recovery import LoadedLog
+from dataplane.log.segments.config import LogConfig
+from dataplane.log.segments.files import LogFile, OpenFiles, storage_error, storage_errors
+from dataplane.log.segments.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, file_name
+from dataplane.log.segments.segment import MAX_RELATIVE_OFFSET, Segment, SegmentState
+from dataplane.log.segments.segment_list import Segments
 from metaquorum.runtime.interfaces import Disk, File, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
 

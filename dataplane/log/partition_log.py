@@ -19,22 +19,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from dataplane.log.checkpoints import LogOffsets
-from dataplane.log.config import LogConfig
-from dataplane.log.epochs import LeaderEpochs
-from dataplane.log.files import OpenFiles, storage_error
-from dataplane.log.folder import Unsynced
 from dataplane.log.local_log import NO_TIMESTAMP, LocalLog
-from dataplane.log.names import DAMAGED
-from dataplane.log.producers import BatchMark, ProducerStateTable
-from dataplane.log.recovery import LoadedLog
-from dataplane.log.segment import Segment, walk_headers
-from dataplane.log.slices import LogSlice
-from dataplane.log.timestamps import (
-    Candidate,
-    next_candidate,
-    youngest_candidates,
-)
+from dataplane.log.recovery.checkpoints import LogOffsets
+from dataplane.log.recovery.folder import Unsynced
+from dataplane.log.recovery.recovery import LoadedLog
+from dataplane.log.segments.config import LogConfig
+from dataplane.log.segments.epochs import LeaderEpochs
+from dataplane.log.segments.files import OpenFiles, storage_error
+from dataplane.log.segments.names import DAMAGED
+from dataplane.log.segments.producers import BatchMark, ProducerStateTable
+from dataplane.log.segments.segment import Segment, walk_headers
+from dataplane.log.segments.slices import LogSlice
+from dataplane.log.segments.timestamps import Candidate, next_candidate, youngest_candidates
 from metaquorum.runtime.interfaces import Disk, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.records import BatchHeader, assign, set_log_append_time

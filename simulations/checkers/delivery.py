@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import Counter
 
-from dataplane.log.names import LOG, file_name
+from dataplane.log.segments.names import LOG, file_name
 from simulations.checkers import Checker
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.log_files import naive_batches

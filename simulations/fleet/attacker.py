@@ -11,7 +11,7 @@ on, and `ClaimsAreRefused` at the answers. `LiesStayOut` looks for the batches i
 from random import Random
 from typing import Any, Final
 
-from dataplane.replica_authentication import prove
+from dataplane.replication.replica_authentication import prove
 from metaquorum.channel import ChannelIdentity, Endpoint
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.client import BROKEN, ClientConnection

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import trio
 
-from dataplane import following
 from dataplane.handlers import produce, produce_outcome
-from dataplane.leadership import Leadership
 from dataplane.log.partition_log import PartitionLog
-from dataplane.partition import Partition
-from dataplane.replica_fetcher import ReplicaFetcher
+from dataplane.partition.leader_state import Leadership
+from dataplane.partition.partition import Partition
+from dataplane.replication import follower_state
+from dataplane.replication.replica_fetcher import ReplicaFetcher
 from metaquorum.controller import alter_partition
 from metaquorum.metadata import loader
 from metaquorum.runtime.interfaces import StorageError
@@ -81,7 +81,7 @@ def _high_watermark_above_cut() -> AbstractContextManager[None]:
 
         return truncate
 
-    return swapped(following, "truncate", wrong)
+    return swapped(follower_state, "truncate", wrong)
 
 
 def _high_watermark_above_end() -> AbstractContextManager[None]:

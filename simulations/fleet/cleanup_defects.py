@@ -3,11 +3,12 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane import batch_validation, cleaner, upkeep
-from dataplane.fetch_reader import FetchReader
-from dataplane.log.config import NEVER
-from dataplane.log.index import TimeIndex
+from dataplane.handlers.fetch_reader import FetchReader
 from dataplane.log.partition_log import PartitionLog
+from dataplane.log.segments.config import NEVER
+from dataplane.log.segments.index import TimeIndex
+from dataplane.maintenance import background_tasks, log_cleaner
+from dataplane.partition import batch_validation
 from simulations.planting import Defect, swapped
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import parse_header
@@ -20,7 +21,7 @@ def _uncommitted_compacted() -> AbstractContextManager[None]:
 
         return cleanable
 
-    return swapped(cleaner, "cleanable", wrong)
+    return swapped(log_cleaner, "cleanable", wrong)
 
 
 def _retention_past_high_watermark() -> AbstractContextManager[None]:
@@ -30,7 +31,7 @@ def _retention_past_high_watermark() -> AbstractContextManager[None]:
 
         return retention_start
 
-    return swapped(upkeep, "retention_start", wrong)
+    return swapped(background_tasks, "retention_start", wrong)
 
 
 def _followers_read_past() -> AbstractContextManager[None]:

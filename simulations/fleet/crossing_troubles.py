@@ -30,8 +30,8 @@ from typing import Final
 
 import trio
 
-from dataplane.log.names import LOG, file_name
-from dataplane.partition import Partition
+from dataplane.log.segments.names import LOG, file_name
+from dataplane.partition.partition import Partition
 from metaquorum.metadata.image import PartitionImage
 from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.checkers.log_files import naive_segments

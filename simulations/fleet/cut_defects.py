@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import trio
 
+from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
 from dataplane.log.local_log import LocalLog
-from dataplane.log.offset_checkpoints import OffsetCheckpoints
 from simulations.planting import Defect, all_of, swapped
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from dataplane.log import log_dir
-from dataplane.log.files import DiskFullError
+from dataplane.log.dirs import log_dir
 from dataplane.log.local_log import LocalLog
-from dataplane.log.names import LOG, SWAP, file_name, parse_partition_folder
 from dataplane.log.partition_log import AppendResult, PartitionLog
-from dataplane.log.segment import Segment, SegmentState
-from dataplane.partition import Partition
-from dataplane.upkeep import Upkeep
+from dataplane.log.segments.files import DiskFullError
+from dataplane.log.segments.names import LOG, SWAP, file_name, parse_partition_folder
+from dataplane.log.segments.segment import Segment, SegmentState
+from dataplane.maintenance.background_tasks import Upkeep
+from dataplane.partition.partition import Partition
 from metaquorum.runtime.interfaces import StorageError
 from simulations.checkers.log_files import naive_segments
 from simulations.fleet.replicas import (

@@ -3,10 +3,11 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane import following
-from dataplane.log import files, log_dir
+from dataplane.log.dirs import log_dir
 from dataplane.log.local_log import LocalLog
-from dataplane.partition import Partition
+from dataplane.log.segments import files
+from dataplane.partition.partition import Partition
+from dataplane.replication import follower_state
 from metaquorum.controller import worker_registration
 from metaquorum.raft.progress import Progress
 from metaquorum.runtime.interfaces import StorageError
@@ -21,7 +22,7 @@ def _damage_taken_over() -> AbstractContextManager[None]:
 
         return batch_crc
 
-    return swapped(following, "batch_crc", wrong)
+    return swapped(follower_state, "batch_crc", wrong)
 
 
 def _older_image_believed() -> AbstractContextManager[None]:

@@ -3,9 +3,15 @@
 from collections.abc import Sequence
 from typing import Final
 
-from dataplane.ledger import FILE_NAME, OLD_FILE_NAME, Acknowledged, Reason, decode_lines
-from dataplane.ledger import Entry as Line
-from dataplane.log.names import parse_partition_folder
+from dataplane.log.segments.names import parse_partition_folder
+from dataplane.replication.truncation_ledger import (
+    FILE_NAME,
+    OLD_FILE_NAME,
+    Acknowledged,
+    Reason,
+    decode_lines,
+)
+from dataplane.replication.truncation_ledger import Entry as Line
 from metaquorum.metadata.records import RegisterWorkerRecord
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.fleet.replica_checkers import WatchingChecker

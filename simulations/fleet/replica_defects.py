@@ -6,14 +6,15 @@ from typing import Any, Final
 
 import trio
 
-from dataplane import batch_validation, fetch_reader, following, partitions, replica_authentication
-from dataplane.fetch_reader import FetchReader
-from dataplane.handlers import fetch, produce
-from dataplane.leadership import Leadership
+from dataplane.handlers import fetch, fetch_reader, produce
+from dataplane.handlers.fetch_reader import FetchReader
+from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.local_log import LocalLog
-from dataplane.log.log_dirs import LogDirs
-from dataplane.partition import Partition
-from dataplane.replication import Replication
+from dataplane.partition import batch_validation
+from dataplane.partition.leader_state import Leadership
+from dataplane.partition.partition import Partition
+from dataplane.replication import follower_state, replica_authentication, replica_manager
+from dataplane.replication.isr_manager import Replication
 from metaquorum.controller import (
     alter_partition,
     leader_selection,
@@ -116,7 +117,7 @@ def _topic_resurrected() -> AbstractContextManager[None]:
 
         return _is_stray
 
-    return swapped(partitions, "_is_stray", wrong)
+    return swapped(replica_manager, "_is_stray", wrong)
 
 
 def _flush_without_sync() -> AbstractContextManager[None]:
@@ -194,11 +195,11 @@ def _stale_broker_epoch_accepted() -> AbstractContextManager[None]:
 def _truncation_without_epochs() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def wanted(*args: Any) -> Any:
-            return right(*args)._replace(last_fetched_epoch=following.NO_EPOCH)
+            return right(*args)._replace(last_fetched_epoch=follower_state.NO_EPOCH)
 
         return wanted
 
-    return swapped(following, "wanted", wrong)
+    return swapped(follower_state, "wanted", wrong)
 
 
 def _blank_replica_leads() -> AbstractContextManager[None]:

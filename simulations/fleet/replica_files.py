@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dataplane.log.names import parse_partition_folder
+from dataplane.log.segments.names import parse_partition_folder
 from simulations.checkers.log_files import ScansLogs, naive_segments
 from simulations.fleet.nation import Member
 from simulations.fleet.replica_checkers import WatchingChecker

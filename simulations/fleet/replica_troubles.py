@@ -12,8 +12,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import trio
 
-from dataplane.log.checkpoints import decode_offsets, decode_partition_metadata
-from dataplane.log.names import (
+from dataplane.log.recovery.checkpoints import decode_offsets, decode_partition_metadata
+from dataplane.log.segments.names import (
     HIGH_WATERMARK_CHECKPOINT,
     PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,

@@ -17,8 +17,8 @@ from typing import Final, TypeAlias
 
 import trio
 
-from dataplane.log.names import parse_partition_folder
-from dataplane.nearest_replica import RACK_AWARE_SELECTOR
+from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
+from dataplane.log.segments.names import parse_partition_folder
 from simulations.fleet.attacker import ReplicaAttacker
 from simulations.fleet.cleanup_checkers import CLEANUP_CHECKERS, LastOfEachKeyIsRead
 from simulations.fleet.cleanup_clients import CleanupAdministrator, CleanupProducer

@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dataplane.client_quotas import ClientQuotas
-from dataplane.connection import Client
-from dataplane.fetch_reader import replica_of
 from dataplane.handlers import fetch
+from dataplane.handlers.fetch_reader import replica_of
+from dataplane.network.connection import Client
+from dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from simulations.fleet.nation import ClusterChecker, Nation
 from simulations.fleet.replica_checkers import WatchingChecker

@@ -14,7 +14,7 @@ def line(formatter: logging.Formatter, *message: object, exc: BaseException | No
     handler.setFormatter(formatter)
     info = None if exc is None else (type(exc), exc, exc.__traceback__)
     record = logging.LogRecord(
-        "dataplane.server", logging.WARNING, "server.py", 1, message[0], message[1:], info
+        "dataplane.network.server", logging.WARNING, "server.py", 1, message[0], message[1:], info
     )
     handler.emit(record)
     return stream.getvalue()
@@ -81,4 +81,4 @@ def test_a_traceback_is_part_of_its_json_line() -> None:
     assert got.count("\n") == 1
     assert row["level"] == "warning"
     assert "ValueError: a bug" in row["traceback"]
-    assert row["logger"] == "dataplane.server"
+    assert row["logger"] == "dataplane.network.server"

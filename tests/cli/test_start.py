@@ -38,13 +38,17 @@ NOT_FOR_NODES = {
     "cli.cluster",
     "cli.format",
     "cli.log_dump",
-    "dataplane.metrics.collecting",
-    "dataplane.metrics.endpoint",
+    "dataplane.prometheus.collector",
+    "dataplane.prometheus.endpoint",
     "metaquorum.client.socket_transport",
     "metaquorum.storage.dump",
 }
 OF_CONTROLLERS = {"metaquorum.controller_server", "metaquorum.raft.voter", "pysyncobj"}
-OF_WORKERS = {"dataplane.handlers.produce", "dataplane.log.log_dirs", "dataplane.worker_role"}
+OF_WORKERS = {
+    "dataplane.handlers.produce",
+    "dataplane.log.dirs.log_dirs",
+    "dataplane.worker_server",
+}
 
 # Runs a node; prints how much processor time went before that and, once it has stopped, which
 # modules it has loaded.

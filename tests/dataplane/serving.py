@@ -15,10 +15,10 @@ from typing import Any, ParamSpec
 
 import trio
 
-from dataplane.listeners import client_listeners, replicating
+from dataplane.network.listeners import client_listeners, replicating
 from dataplane.node import Node
 from dataplane.node_config import NodeConfig
-from dataplane.partition import Partition
+from dataplane.partition.partition import Partition
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.runtime import Buffer, Connection, Disk, File, Network, Runtime
 from metaquorum.runtime.system import RealDisk, RealFile, real_runtime

@@ -1,7 +1,7 @@
 """Three nodes: leaders return by themselves once the nodes are back."""
 
+from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import batch_of
-from tests.dataplane.together import Together, together
 
 
 async def roll(cluster: Together) -> list[int]:

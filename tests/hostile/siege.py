@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.line_limit import ALL_LINES, ALL_LINES_PER_S
+from dataplane.instruments.log_rate_limit import ALL_LINES, ALL_LINES_PER_S
 from metaquorum.security.scram import MIN_ITERATIONS, ScramMechanism, salted_password
 from tests.hostile import frames, honest
 from tests.hostile.attacks import ATTACKS, Attack, Enemy

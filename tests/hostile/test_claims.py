@@ -1,6 +1,7 @@
 """A client that says it is a replica, at nodes as processes: attacks that once worked.
 
-Each of them in virtual time, and in more variants: tests/dataplane/test_replica_claims.py.
+Each of them in virtual time, and in more variants:
+tests/dataplane/replication/test_replica_claims.py.
 """
 
 import contextlib

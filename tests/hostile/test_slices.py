@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 import trio
 
-from dataplane.fetch_sessions import FINAL_EPOCH
+from dataplane.fetch.sessions import FINAL_EPOCH
 from tests.dataplane.serving import Served, batch_of, in_trio, serving
 from tests.hostile.largest import MOST_FETCHED, PARTITIONS, TOPIC, fetch_of, largest_of
 from tests.hostile.slices import MAX_SLICE_S, Watch, WatchedNetwork

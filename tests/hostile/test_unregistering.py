@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.ledger import FILE_NAME, decode_lines
+from dataplane.replication.truncation_ledger import FILE_NAME, decode_lines
 from tests.clusters import Cluster
 from tests.hostile.honest import Client
 from tests.nodes import PATIENCE_S, elsewhere, wait_until

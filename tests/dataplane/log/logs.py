@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from dataplane.log.config import LogConfig
-from dataplane.log.files import LogFile, OpenFiles
 from dataplane.log.partition_log import AppendResult, PartitionLog
-from dataplane.log.recovery import LoadedLog, load_log
-from dataplane.log.timestamps import TimestampOffset, youngest_of
+from dataplane.log.recovery.recovery import LoadedLog, load_log
+from dataplane.log.segments.config import LogConfig
+from dataplane.log.segments.files import LogFile, OpenFiles
+from dataplane.log.segments.timestamps import TimestampOffset, youngest_of
 from metaquorum.runtime import File
 from metaquorum.runtime.system import RealDisk, RealFile
 from wire.records.records import BatchHeader, Record, batches, encode_batch

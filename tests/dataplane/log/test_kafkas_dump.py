@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from dataplane.log.config import LogConfig
+from dataplane.log.segments.config import LogConfig
 from tests.conftest import KafkaTool
-from tests.dataplane.log.compacted import (
+from tests.dataplane.log.compaction.compacted import (
     RETENTION_MS,
     append_records,
     clean,

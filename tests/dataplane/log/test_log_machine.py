@@ -15,11 +15,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from dataplane.log.config import LogConfig
-from dataplane.log.files import OpenFiles
-from dataplane.log.index import OffsetIndex
-from dataplane.log.names import OFFSET_INDEX, file_name
 from dataplane.log.partition_log import PartitionLog
+from dataplane.log.segments.config import LogConfig
+from dataplane.log.segments.files import OpenFiles
+from dataplane.log.segments.index import OffsetIndex
+from dataplane.log.segments.names import OFFSET_INDEX, file_name
 from tests.dataplane.log.logs import (
     UnsyncedDisk,
     append,

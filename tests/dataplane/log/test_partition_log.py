@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from dataplane.log.config import LogConfig
-from dataplane.log.files import DiskFullError, OpenFiles
-from dataplane.log.index import SparseIndex
+from dataplane.log.segments.config import LogConfig
+from dataplane.log.segments.files import DiskFullError, OpenFiles
+from dataplane.log.segments.index import SparseIndex
 from metaquorum.runtime.interfaces import Buffer, File, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
 from tests.dataplane.log.logs import (

@@ -1,0 +1,336 @@
+"""From a frame to its handler, and from the handler's message to the bytes of the answer.
+
+A handler takes (worker, request, message) and returns its response message, None for no answer, a
+`Later` or a coroutine of either, or work that yields before it returns any of them
+(`dataplane.scheduling.time_slices`): whatever grows with the rows of a request is such work. It
+never sees bytes; what it raises as WireError or CloseConnectionError ends the connection.
+
+A large frame is decoded in turns, and the answer to work that did not end in the slice in which it
+was begun, or to a coroutine, is encoded so.
+"""
+
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from functools import partial
+from types import CoroutineType, GeneratorType
+from typing import Any, Final, TypeAlias, cast
+
+from dataplane.handlers import (
+    access,
+    alter_configs,
+    api_versions,
+    cluster,
+    configs,
+    elections,
+    fetch,
+    groups,
+    log_dirs,
+    metadata,
+    offsets,
+    partitions_api,
+    produce,
+    producer_ids,
+    quorum,
+    records,
+    replicas,
+    topics,
+)
+from dataplane.handlers.quotas import client_quotas, quota_use
+from dataplane.network.connection import (
+    Client,
+    CloseConnectionError,
+    LaterReply,
+    PendingReply,
+    Reply,
+)
+from dataplane.network.delayed import Later
+from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied
+from dataplane.worker.context import Request, Worker
+from wire.protocol.apis import APIS, Api, ApiKey
+from wire.protocol.headers import (
+    decode_request_header,
+    encode_response,
+    encode_response_in_pieces,
+    encode_response_parts,
+    encode_unsupported_api_versions,
+)
+from wire.schema.codec import decoder, decoder_in_pieces
+from wire.schema.message import Message, Struct
+
+# Frames above this are decoded in turns, if more than a few rows are in them.
+LARGE_FRAME_BYTES: Final = 8 * 1024
+
+Answer: TypeAlias = Message | None
+# What a handler may return; of its own, or at the end of its work.
+Handled: TypeAlias = Answer | Coroutine[Any, Any, Answer] | Later
+Handler: TypeAlias = Callable[[Worker, Request, Any], Handled | Work[Handled]]
+
+HANDLERS: Final[Mapping[int, Handler]] = {
+    ApiKey.PRODUCE: produce.handle_produce,
+    ApiKey.FETCH: fetch.handle_fetch,
+    ApiKey.LIST_OFFSETS: offsets.handle_list_offsets,
+    ApiKey.METADATA: metadata.handle_metadata,
+    ApiKey.OFFSET_FETCH: groups.handle_offset_fetch,
+    ApiKey.FIND_COORDINATOR: cluster.handle_find_coordinator,
+    ApiKey.SASL_HANDSHAKE: access.handle_sasl_handshake,
+    ApiKey.SASL_AUTHENTICATE: access.handle_sasl_authenticate,
+    ApiKey.API_VERSIONS: api_versions.handle_api_versions,
+    ApiKey.CREATE_TOPICS: topics.handle_create_topics,
+    ApiKey.DELETE_TOPICS: topics.handle_delete_topics,
+    ApiKey.INIT_PRODUCER_ID: producer_ids.handle_init_producer_id,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.handle_offset_for_leader_epoch,
+    ApiKey.DESCRIBE_CONFIGS: configs.handle_describe_configs,
+    ApiKey.ALTER_CONFIGS: alter_configs.handle_alter_configs,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: alter_configs.handle_incremental_alter_configs,
+    ApiKey.CREATE_PARTITIONS: partitions_api.handle_create_partitions,
+    ApiKey.ELECT_LEADERS: elections.handle_elect_leaders,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: partitions_api.handle_describe_topic_partitions,
+    ApiKey.DESCRIBE_PRODUCERS: partitions_api.handle_describe_producers,
+    ApiKey.DELETE_RECORDS: records.handle_delete_records,
+    ApiKey.DESCRIBE_LOG_DIRS: log_dirs.handle_describe_log_dirs,
+    ApiKey.DESCRIBE_ACLS: access.handle_describe_acls,
+    ApiKey.CREATE_ACLS: access.handle_create_acls,
+    ApiKey.DELETE_ACLS: access.handle_delete_acls,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: client_quotas.handle_describe_client_quotas,
+    ApiKey.ALTER_CLIENT_QUOTAS: client_quotas.handle_alter_client_quotas,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: access.handle_describe_user_scram_credentials,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: access.handle_alter_user_scram_credentials,
+    ApiKey.LIST_CONFIG_RESOURCES: configs.handle_list_config_resources,
+    ApiKey.DESCRIBE_CLUSTER: cluster.handle_describe_cluster,
+    ApiKey.DESCRIBE_QUORUM: quorum.handle_describe_quorum,
+    ApiKey.UPDATE_FEATURES: quorum.handle_update_features,
+    ApiKey.UNREGISTER_BROKER: quorum.handle_unregister_broker,
+    ApiKey.DESCRIBE_WORKERS: quorum.handle_describe_workers,
+    ApiKey.DESCRIBE_QUOTA_USE: quota_use.handle_describe_quota_use,
+    ApiKey.DESCRIBE_TRUNCATIONS: replicas.handle_describe_truncations,
+    ApiKey.DESCRIBE_REPLICAS: replicas.handle_describe_replicas,
+    ApiKey.AUTHENTICATE_REPLICA: replicas.handle_authenticate_replica,
+}
+assert HANDLERS.keys() == APIS.keys()
+
+
+class Route:
+    """What one version of one API needs, looked up once."""
+
+    __slots__ = (
+        "_encode",
+        "api",
+        "decode",
+        "decode_in_pieces",
+        "handler",
+        "has_throttle_time",
+        "version",
+    )
+
+    def __init__(self, api: Api, version: int) -> None:
+        self.api = api
+        self.version = version
+        self.handler = HANDLERS[api.key]
+        self.decode = decoder(api.request, version)
+        self.decode_in_pieces = decoder_in_pieces(api.request, version)
+        self.has_throttle_time = hasattr(api.response(), "throttle_time_ms")
+        self._encode: Callable[[Api, int, int, Message], Reply] = (
+            encode_response_parts if api.key == ApiKey.FETCH else encode_response
+        )
+
+    def reply(self, correlation_id: int, answer: Answer) -> Reply:
+        if answer is None:
+            return None
+        return self._encode(self.api, self.version, correlation_id, answer)
+
+    def reply_in_pieces(self, correlation_id: int, answer: Answer) -> Work[Reply]:
+        if answer is None:
+            return None
+        parts = yield from encode_response_in_pieces(self.api, self.version, correlation_id, answer)
+        return parts
+
+
+class _Asked:
+    """One request on its way, for as long as its answer is not there."""
+
+    __slots__ = ("correlation_id", "message", "request", "route", "size_bytes")
+
+    def __init__(
+        self, route: Route, request: Request, correlation_id: int, size_bytes: int
+    ) -> None:
+        self.route = route
+        self.request = request
+        self.correlation_id = correlation_id
+        self.message: Message | None = None  # if it is large: it is forgotten in pieces, too
+        self.size_bytes = size_bytes  # of its frame, which may be gone when the answer is there
+
+
+class _InTurns(PendingReply):
+    """The reply to a request that waits: for a coroutine, or for its work's turn."""
+
+    __slots__ = ("_dispatcher", "_waiting")
+
+    def __init__(
+        self,
+        dispatcher: "Dispatcher",
+        asked: _Asked,
+        waiting: Coroutine[Any, Any, Answer] | Work[Reply | Handled],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._answer: Any = asked
+        self._waiting = waiting
+
+    def __await__(self) -> Generator[Any, Any, Reply | LaterReply]:
+        return (yield from self._dispatcher.finish(self._answer, self._waiting).__await__())
+
+    def close(self) -> None:
+        self._waiting.close()
+        self._dispatcher.discard(self._answer)
+
+
+def _forgotten(message: Struct) -> Work[None]:
+    """Nothing is left in the arrays of `message`."""
+    for field in message.FIELDS:
+        if field.kind != "array" or not (rows := getattr(message, field.name)):
+            continue
+        if len(rows) <= PIECE_ROWS:
+            for row in rows:
+                if isinstance(row, Struct):
+                    yield from _forgotten(row)
+        else:
+            yield from emptied(rows)
+
+
+class Dispatcher:
+    """Answers the requests of all connections of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._turns = worker.turns
+        self._routes: dict[tuple[int, int], Route] = {}
+
+    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
+        header, body = decode_request_header(frame)
+        version = header.api_version
+        if not header.api_key:  # Produce
+            reply = produce.handle_one(self._worker, frame, body, header, client)
+            if reply is not None:
+                return reply
+        route = self._routes.get((header.api_key, version))
+        if route is None:
+            api = APIS.get(header.api_key)
+            if api is None:
+                raise CloseConnectionError(f"api_key: {header.api_key} is not served")
+            if not api.serves(version):
+                if api.key == ApiKey.API_VERSIONS:
+                    return encode_unsupported_api_versions(header.correlation_id)
+                raise CloseConnectionError(f"api_version: {api.name} v{version} is not served")
+            route = self._routes[header.api_key, version] = Route(api, version)
+        request = Request(version, header.client_id, client)
+        if len(frame) > LARGE_FRAME_BYTES:
+            asked = _Asked(route, request, header.correlation_id, len(frame))
+            work = self._decode_and_handle(asked, frame, body)
+            try:
+                next(work)
+            except StopIteration as done:
+                return self._reply_to(asked, done.value)
+            return _InTurns(self, asked, self._work(asked, work))
+        # Bytes behind the message are let pass, as Kafka does: librdkafka leaves three behind
+        # "all topics" in a flexible Metadata request (its issue 5049).
+        message, _ = route.decode(frame, body)
+        handled = route.handler(self._worker, request, message)
+        if isinstance(handled, Message):
+            return self._reply(route, request, header.correlation_id, len(frame), handled)
+        return self._reply_to(_Asked(route, request, header.correlation_id, len(frame)), handled)
+
+    def _decode_and_handle(
+        self, asked: _Asked, frame: memoryview, body: int
+    ) -> Work[Handled | Work[Handled]]:
+        """What the handler returns; it was called with a message that was decoded in pieces."""
+        message, _ = yield from asked.route.decode_in_pieces(frame, body)
+        asked.message = message
+        return asked.route.handler(self._worker, asked.request, message)
+
+    def _reply_to(
+        self, asked: _Asked, handled: Handled | Work[Handled]
+    ) -> Reply | PendingReply | LaterReply:
+        if type(handled) is GeneratorType:
+            done = self._turns.run(handled)
+            if done is None:
+                return _InTurns(self, asked, self._work(asked, handled))
+            handled = done[0]
+        if type(handled) is CoroutineType:
+            return _InTurns(self, asked, handled)
+        if isinstance(handled, Later):
+            return LaterReply(handled, partial(self._reply_to_given, asked))
+        answer = cast(Answer, handled)
+        return self._reply(
+            asked.route, asked.request, asked.correlation_id, asked.size_bytes, answer
+        )
+
+    def _reply_to_given(self, asked: _Asked, given: Answer | Work[Answer]) -> Reply | PendingReply:
+        """What a `Later` gave may be work, too."""
+        reply = self._reply_to(asked, given)
+        assert not isinstance(reply, LaterReply)
+        return reply
+
+    def _work(self, asked: _Asked, work: Work[Any]) -> Work[Reply | Handled]:
+        """The reply, if no more has to be waited for than turns; or else what has to be."""
+        handled = yield from work
+        while type(handled) is GeneratorType:
+            handled = yield from handled
+        if type(handled) is CoroutineType or isinstance(handled, Later):
+            return handled
+        return (yield from self._reply_in_pieces(asked, handled))
+
+    async def finish(
+        self, asked: _Asked, waiting: Coroutine[Any, Any, Answer] | Work[Reply | Handled]
+    ) -> Reply | LaterReply:
+        """The reply to what was begun; for whom a connection's task waits."""
+        turns, handled = self._turns, cast(Any, waiting)
+        try:
+            if type(handled) is GeneratorType:
+                handled = await turns.finish(handled, asked.size_bytes)
+                if isinstance(handled, Later):
+                    return LaterReply(handled, partial(self._reply_to_given, asked))
+                if type(handled) is not CoroutineType:
+                    return cast(Reply, handled)
+            answer = await handled
+            # It is there, with what it was asked in: to wait for room would free none, and whoever
+            # goes first there would keep a large request that is done from being answered.
+            return await turns.finish(self._reply_in_pieces(asked, answer), 0)
+        except BaseException:
+            self.discard(asked)
+            raise
+
+    def discard(self, asked: _Asked) -> None:
+        """The request is not answered: its message is forgotten in slices if it is large."""
+        if (message := asked.message) is not None:
+            asked.message = None
+            self._turns.finish_unawaited(_forgotten(message))
+
+    def _reply(
+        self, route: Route, request: Request, correlation_id: int, size_bytes: int, answer: Answer
+    ) -> Reply:
+        if self._worker.quotas.is_on:
+            self._charge(route, request, size_bytes, answer)
+        if self._worker.errors is not None and answer is not None:
+            self._worker.errors.count(route.api.key, answer)
+        return route.reply(correlation_id, answer)
+
+    def _reply_in_pieces(self, asked: _Asked, answer: Answer) -> Work[Reply]:
+        route = asked.route
+        if self._worker.quotas.is_on:
+            self._charge(route, asked.request, asked.size_bytes, answer)
+        if self._worker.errors is not None and answer is not None:
+            yield from self._worker.errors.count_in_pieces(route.api.key, answer)
+        reply = yield from route.reply_in_pieces(asked.correlation_id, answer)
+        for message in (answer, asked.message):
+            if message is not None:
+                yield from _forgotten(message)
+        return reply
+
+    def _charge(self, route: Route, request: Request, size_bytes: int, answer: Answer) -> None:
+        """What was used is counted. The answer says for how long its client is left alone."""
+        throttle_ms = self._worker.quotas.answering(
+            request.client,
+            request.client_id,
+            produced_bytes=size_bytes if route.api.key == ApiKey.PRODUCE else 0,
+        )
+        if throttle_ms and answer is not None and route.has_throttle_time:
+            # It may say so already: of bytes fetched.
+            answer.throttle_time_ms = throttle_ms  # type: ignore[attr-defined]

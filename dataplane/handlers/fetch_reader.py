@@ -1,0 +1,234 @@
+"""What can be read now for one fetch: a row per partition, within the bounds the client gave."""
+
+from typing import Final
+
+from dataplane.fetch.replica_selector import nearest_replica
+from dataplane.log.segments.files import ColdError
+from dataplane.log.segments.slices import LogSlice
+from dataplane.partition.partition import NO_ERROR, NOT_LEADER, Partition
+from dataplane.worker.context import Worker
+from metaquorum.runtime import StorageError
+from wire.messages.fetch import (
+    EpochEndOffset,
+    FetchPartition,
+    FetchRequest,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+)
+from wire.primitives.errors import ErrorCode, KafkaError
+
+READ_COMMITTED: Final = 1
+UNKNOWN_EPOCH: Final = -1
+_LEADER_ELSEWHERE: Final = frozenset(
+    (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+)
+# Told when the wait is over, unless there is nothing to wait for: a client that has not heard yet
+# that a topic is gone would else ask without a pause.
+_UNHURRIED: Final = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))
+
+
+def replica_of(message: FetchRequest) -> int:
+    if message.replica_state is not None:
+        return message.replica_state.replica_id
+    return message.replica_id
+
+
+class FetchReader:
+    __slots__ = (
+        "_given",
+        "broker_epoch",
+        "cold",
+        "from_followers",
+        "is_committed",
+        "is_first",
+        "left_bytes",
+        "listener",
+        "may_block",
+        "must_answer",
+        "names_leaders",
+        "rack",
+        "replica_id",
+        "size_bytes",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        worker: Worker,
+        listener: str,
+        message: FetchRequest,
+        max_bytes: int,
+        *,
+        from_followers: bool = False,
+    ) -> None:
+        """`listener` is that by which the client came.
+
+        `from_followers`: a consumer that knows that followers, too, have what is committed.
+        """
+        self.worker = worker
+        self.listener = listener
+        self.from_followers = from_followers
+        self.rack = message.rack_id if from_followers and worker.selects_replicas else ""
+        # What is read next is not read again after a wait, when a follower has told no more.
+        self.is_first = True
+        self.replica_id = replica_of(message)
+        state = message.replica_state
+        self.broker_epoch = UNKNOWN_EPOCH if state is None else state.replica_epoch
+        self.is_committed = message.isolation_level == READ_COMMITTED
+        # What has to be read beside the loop before the places of all records can be told.
+        self.cold: list[ColdError] = []
+        self.may_block = False
+        self.left_bytes = max_bytes
+        self.size_bytes = 0
+        self._given: list[tuple[Partition, int]] = []
+        # An error or a diverging log is told at once; and nothing comes to a full answer, or to
+        # what was read of an older segment.
+        self.must_answer = False
+        self.names_leaders = False
+
+    def end_offset(self, partition: Partition) -> int:
+        """Where this reader has to stop. A debugging consumer (-2) is a consumer, as in Kafka."""
+        if self.replica_id >= 0:
+            return partition.log.log_end_offset
+        if self.is_committed:
+            return partition.last_stable_offset
+        return partition.high_watermark
+
+    def read(
+        self, asked: FetchPartition, partition: Partition | None, code: ErrorCode
+    ) -> PartitionData:
+        """The row for one partition, which was looked up with this outcome."""
+        if partition is None:
+            return self._refuse(asked, partition, code)
+        code = partition.leader_error(asked.current_leader_epoch)
+        if code is not NO_ERROR and not (
+            code is NOT_LEADER and self.from_followers and partition.is_hosted
+        ):
+            return self._refuse(asked, partition, code)
+        try:
+            return self._read(asked, partition)
+        except KafkaError as error:
+            return self._refuse(asked, partition, error.code)
+        except StorageError as error:
+            self.worker.partition_failed(partition, error)
+            return self._refuse(asked, partition, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def count_given(self) -> None:
+        """What was read is answered, and counts."""
+        for partition, size_bytes in self._given:
+            if self.replica_id >= 0:
+                partition.replicated_bytes_out += size_bytes
+            else:
+                partition.bytes_out += size_bytes
+
+    def endpoints(self) -> list[NodeEndpoint]:
+        """Where the leaders are that the rows name (KIP-951)."""
+        if not self.names_leaders:
+            return []
+        return [
+            NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
+            for w in self.worker.live_workers(self.listener)
+        ]
+
+    def _refuse(
+        self, asked: FetchPartition, partition: Partition | None, code: ErrorCode
+    ) -> PartitionData:
+        if code not in _UNHURRIED:
+            self.must_answer = True
+        answer = PartitionData(
+            partition_index=asked.partition,
+            error_code=code,
+            high_watermark=-1,
+            aborted_transactions=None,
+            records=b"",
+        )
+        if partition is not None and code in _LEADER_ELSEWHERE:
+            self.names_leaders = True
+            answer.current_leader = LeaderIdAndEpoch(
+                leader_id=partition.leader_id, leader_epoch=partition.leader_epoch
+            )
+        return answer
+
+    def _read(self, asked: FetchPartition, partition: Partition) -> PartitionData:
+        log = partition.log
+        answer = PartitionData(
+            partition_index=asked.partition,
+            error_code=0,
+            high_watermark=partition.high_watermark,
+            last_stable_offset=partition.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            aborted_transactions=[] if self.is_committed else None,
+            records=b"",
+        )
+        if asked.last_fetched_epoch >= 0 and (diverging := diverging_epoch(partition, asked)):
+            self.must_answer = True
+            answer.diverging_epoch = diverging
+            return answer
+        end_offset = self.end_offset(partition)
+        if self.rack and partition.leadership is not None:
+            offset = asked.fetch_offset
+            nearest = nearest_replica(partition, self.rack, offset, self.worker.image)
+            if nearest is not None:
+                self.must_answer = True
+                answer.preferred_read_replica = nearest
+                return answer
+        if self.replica_id >= 0 and self.is_first:
+            self._note_follower(asked, partition)
+            answer.high_watermark = partition.high_watermark
+        read = log.read if self.may_block else log.read_hot
+        try:
+            piece = read(
+                asked.fetch_offset,
+                min(asked.partition_max_bytes, self.left_bytes),
+                end_offset,
+                # The first partition with records gives a batch, however large it is (KIP-74).
+                min_one=not self.size_bytes,
+            )
+        except ColdError as cold:
+            self.cold.append(cold)
+            return answer
+        if piece.size_bytes:
+            self.size_bytes += piece.size_bytes
+            self.left_bytes -= piece.size_bytes
+            answer.records = piece
+            self._given.append((partition, piece.size_bytes))
+            if asked.fetch_offset < log.active_segment_offset:
+                self.must_answer = True
+        elif asked.fetch_offset < end_offset:
+            self.must_answer = True
+        return answer
+
+    def _note_follower(self, asked: FetchPartition, partition: Partition) -> None:
+        """It holds all before what it asks for. KafkaError where that cannot be."""
+        offset = asked.fetch_offset
+        if not partition.log.log_start_offset <= offset <= partition.log.log_end_offset:
+            return  # which the read refuses
+        if not partition.fetched_by(
+            self.replica_id, self.broker_epoch, offset, asked.log_start_offset
+        ):
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.replica_id} is no replica of {partition}"
+            )
+
+
+def size_of(answer: PartitionData) -> int:
+    """Of the records in it."""
+    return answer.records.size_bytes if isinstance(answer.records, LogSlice) else 0
+
+
+def diverging_epoch(partition: Partition, asked: FetchPartition) -> EpochEndOffset | None:
+    """Where the asker's log parts from ours, by the last epoch it has (KIP-595).
+
+    KafkaError (OFFSET_OUT_OF_RANGE) for an epoch of which nothing is known here.
+    """
+    epoch, end_offset = partition.log.epochs.end_offset_for(
+        asked.last_fetched_epoch, partition.log.log_end_offset
+    )
+    if epoch < 0:
+        raise KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"{partition} knows no epoch {asked.last_fetched_epoch}"
+        )
+    if epoch < asked.last_fetched_epoch or end_offset < asked.fetch_offset:
+        return EpochEndOffset(epoch=epoch, end_offset=end_offset)
+    return None

@@ -1,0 +1,119 @@
+"""AlterClientQuotas and DescribeClientQuotas."""
+
+from collections.abc import Coroutine, Iterator
+from typing import Any, Final
+
+import trio
+
+from dataplane.scheduling.time_slices import in_pieces
+from dataplane.worker.context import Request, Worker
+from metaquorum.controller.quota_changes import FilterPart, QuotaChange, QuotaFilter, QuotaOp
+from metaquorum.controller.topics import MAX_WISHES, TOO_MANY
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.quota_lookup import EntityPart
+from wire.messages import alter_client_quotas, describe_client_quotas
+from wire.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    AlteredEntry,
+)
+from wire.messages.describe_client_quotas import (
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
+from wire.primitives.errors import ErrorCode, KafkaError
+
+# These requests bring no time limit. Most clients give an answer half a minute.
+CHANGE_S: Final = 25.0
+# With so many parts one of a filter is wrong: there are three types, none of which may be twice.
+MAX_COMPONENTS: Final = 10
+SLICE_ENTITIES: Final = 1000  # looked at before the loop gets its turn
+
+
+async def handle_alter_client_quotas(
+    worker: Worker, request: Request, message: AlterClientQuotasRequest
+) -> AlterClientQuotasResponse:
+    turns, entries = worker.turns, message.entries
+    changes: list[QuotaChange] = []
+    errors: list[KafkaError | None] = []
+    try:
+        if any(await turns.each(entries, _is_too_long)):
+            errors = [TOO_MANY] * len(entries)
+        else:
+            for entry in entries:
+                changes.append(_change(entry))
+                await turns.pause()
+            errors = await worker.gateway.change_quotas(
+                request.asker, changes, validate_only=message.validate_only, timeout_s=CHANGE_S
+            )
+        work = in_pieces(zip(entries, errors, strict=True), _altered)
+        return AlterClientQuotasResponse(entries=await turns.do(work, len(entries)))
+    finally:
+        turns.discard(changes)
+
+
+def _is_too_long(entry: alter_client_quotas.EntryData) -> bool:
+    return max(len(entry.entity), len(entry.ops)) > MAX_WISHES
+
+
+def _altered(outcome: tuple[alter_client_quotas.EntryData, KafkaError | None]) -> AlteredEntry:
+    entry, error = outcome
+    return AlteredEntry(
+        error_code=ErrorCode.NONE if error is None else error.code,
+        error_message=None if error is None else error.message,
+        entity=entry.entity,
+    )
+
+
+def _change(entry: alter_client_quotas.EntryData) -> QuotaChange:
+    return QuotaChange(
+        tuple([EntityPart(part.entity_type, part.entity_name) for part in entry.entity]),
+        [QuotaOp(op.key, None if op.remove else op.value) for op in entry.ops],
+    )
+
+
+def handle_describe_client_quotas(
+    worker: Worker, request: Request, message: DescribeClientQuotasRequest
+) -> DescribeClientQuotasResponse | Coroutine[Any, Any, DescribeClientQuotasResponse]:
+    parts = [
+        FilterPart(c.entity_type, c.match_type, c.match)
+        for c in message.components[:MAX_COMPONENTS]
+    ]
+    try:
+        wanted = QuotaFilter(parts, strict=message.strict)
+    except KafkaError as error:
+        return DescribeClientQuotasResponse(
+            error_code=error.code, error_message=error.message, entries=None
+        )
+    return _describe(worker.image, wanted)
+
+
+async def _describe(image: MetadataImage, wanted: QuotaFilter) -> DescribeClientQuotasResponse:
+    entries = []
+    for number, entry in enumerate(_entries(image, wanted), 1):
+        if entry is not None:
+            entries.append(entry)
+        if number % SLICE_ENTITIES == 0:
+            await trio.lowlevel.checkpoint()
+    return DescribeClientQuotasResponse(entries=entries)
+
+
+def _entries(
+    image: MetadataImage, wanted: QuotaFilter
+) -> Iterator[describe_client_quotas.EntryData | None]:
+    """An entry, or None, for each entity that has quotas."""
+    for entity, quotas in image.client_quotas.in_order():
+        yield (
+            describe_client_quotas.EntryData(
+                entity=[
+                    describe_client_quotas.EntityData(entity_type=kind, entity_name=name)
+                    for kind, name in entity.parts()
+                ],
+                values=[
+                    describe_client_quotas.ValueData(key=key, value=value)
+                    for key, value in sorted(quotas.items())
+                ],
+            )
+            if wanted.meets(entity)
+            else None
+        )

@@ -1,0 +1,120 @@
+"""What answers say went wrong, by API and error code, wherever in them it stands.
+
+Where the codes of a message are is found out once for each class of messages, from its table.
+Plain state; only where somebody asked for metrics.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+from dataplane.scheduling.time_slices import Work, in_pieces
+from wire.primitives.errors import ErrorCode
+from wire.schema.message import Field, Struct
+
+_CODE: Final = "error_code"
+# Whether each of the codes in a message is an error is told to the second.
+_Look: TypeAlias = Callable[[Any, Callable[[int], None]], None]
+
+
+class EncodedRow(bytes):
+    """Part of an answer, encoded before, in which there are `codes`."""
+
+    codes: Counter[int]
+
+    @classmethod
+    def of(cls, data: bytes, codes: Counter[int]) -> bytes:
+        """The same bytes; as they are where nothing went wrong."""
+        if not codes:
+            return data
+        row = cls(data)
+        row.codes = codes
+        return row
+
+
+class ErrorCounts:
+    """`count` what leaves; `by_code` is by API key and code."""
+
+    def __init__(self) -> None:
+        self.by_code: Counter[tuple[int, int]] = Counter()
+        self._looks: dict[type, _Look | None] = {}
+
+    def add(self, api_key: int, code: int) -> None:
+        self.by_code[api_key, code] += 1
+
+    def count(self, api_key: int, answer: Struct) -> None:
+        cls = type(answer)
+        if cls not in self._looks:
+            self._looks[cls] = _look_of(cls)
+        if (look := self._looks[cls]) is not None:
+            look(answer, lambda code: self.add(api_key, code))
+
+    def count_in_pieces(self, api_key: int, answer: Struct) -> Work[None]:
+        """As `count`, of an answer that may be long."""
+
+        def count_one(part: Struct | EncodedRow) -> None:
+            if isinstance(part, EncodedRow):
+                for code in part.codes.elements():
+                    self.add(api_key, code)
+            elif code := getattr(part, _CODE, 0):
+                self.add(api_key, code)
+
+        yield from in_pieces(_parts_of(answer), count_one)
+
+    def of(self, api_key: int) -> int:
+        """How often anything of that API went wrong."""
+        return sum(count for (key, _), count in self.by_code.items() if key == api_key)
+
+
+def _parts_of(answer: Struct) -> Iterator[Struct | EncodedRow]:
+    """The answer and all structs in it."""
+    yield answer
+    for field in _structs_in(type(answer)):
+        value = getattr(answer, field.name)
+        if value is None:
+            continue
+        for one in value if field.kind == "array" else (value,):
+            if isinstance(one, Struct):
+                yield from _parts_of(one)
+            elif isinstance(one, EncodedRow):
+                yield one
+
+
+@functools.cache
+def _structs_in(cls: type[Struct]) -> list[Field]:
+    return [field for field in cls.FIELDS if isinstance(field.item, type)]
+
+
+def _look_of(cls: type[Struct]) -> _Look | None:
+    """None: there are no codes in it."""
+    has_code = any(field.name == _CODE for field in cls.FIELDS)
+    inner: list[tuple[Field, _Look]] = []
+    for field in cls.FIELDS:
+        if isinstance(field.item, type) and (within := _look_of(field.item)) is not None:
+            inner.append((field, within))
+    if not has_code and not inner:
+        return None
+
+    def look(message: Any, tell: Callable[[int], None]) -> None:
+        if has_code and message.error_code:
+            tell(message.error_code)
+        for field, look_within in inner:
+            value = getattr(message, field.name)
+            if value is None:
+                continue
+            for one in value if field.kind == "array" else (value,):
+                if not (field.may_be_encoded and isinstance(one, bytes)):
+                    look_within(one, tell)
+                elif isinstance(one, EncodedRow):
+                    for code in one.codes.elements():
+                        tell(code)
+
+    return look
+
+
+def name_of(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)

@@ -1,0 +1,209 @@
+"""The folder of one log beside its segments: small files, and which names and files need a sync.
+
+The folder of a new log is made by the first append: a topic of a thousand partitions would else
+take as long as its three thousand files, and a disk that is full just then would lose partitions.
+"""
+
+import logging
+import os
+from typing import Final
+
+from dataplane.log.recovery.checkpoints import encode_partition_metadata
+from dataplane.log.segments.epochs import LeaderEpochs
+from dataplane.log.segments.files import OpenFiles, storage_errors
+from dataplane.log.segments.names import EPOCH_CHECKPOINT, PARTITION_METADATA, SNAPSHOT, file_name
+from dataplane.log.segments.producers import ProducerStateTable
+from dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
+from metaquorum.runtime.interfaces import Disk
+
+logger = logging.getLogger(__name__)
+
+_NONE: Final[frozenset[str]] = frozenset()
+
+
+class Unsynced:
+    """What a loss of power would take from a folder, at one moment."""
+
+    __slots__ = ("folder", "is_new", "names", "names_changed")
+
+    def __init__(
+        self, folder: str, names: frozenset[str], names_changed: bool, is_new: bool
+    ) -> None:
+        self.folder = folder
+        self.names = names
+        self.names_changed = names_changed
+        self.is_new = is_new
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.names and not self.names_changed and not self.is_new
+
+    def sync(self, disk: Disk) -> None:
+        """The folder as it was then survives a loss of power. Slow."""
+        for name in sorted(self.names):
+            try:
+                small = disk.open(os.path.join(self.folder, name))
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            try:
+                small.sync()
+            finally:
+                small.close()
+        if self.names_changed:
+            disk.sync_dir(self.folder)
+        if self.is_new:
+            disk.sync_dir(os.path.dirname(self.folder))
+
+
+class LogFolder:
+    __slots__ = (
+        "_epochs",
+        "_epochs_changed",
+        "_is_new",
+        "_names_changed",
+        "_segments_changed",
+        "_unsynced",
+        "exists",
+        "files",
+        "is_made",
+        "path",
+        "snapshot_offsets",
+    )
+
+    def __init__(
+        self,
+        files: OpenFiles,
+        path: str,
+        epochs: LeaderEpochs,
+        snapshot_offsets: list[int],
+        unsynced: frozenset[str] = _NONE,
+        is_made: bool = True,
+    ) -> None:
+        self.files = files
+        self.path = path
+        self.snapshot_offsets = snapshot_offsets  # ascending
+        self._epochs = epochs
+        self._epochs_changed = False
+        self._unsynced = unsynced
+        self._names_changed = bool(unsynced)
+        self._segments_changed = bool(unsynced) or not is_made
+        self.is_made = is_made
+        # A directory of that name is there, be it one that a full disk kept from being made whole.
+        self.exists = is_made
+        self._is_new = False  # its own name has not been synced
+
+    @property
+    def is_synced(self) -> bool:
+        has_unwritten_epochs = self._epochs_changed and self.is_made
+        return not (self._unsynced or self._names_changed or has_unwritten_epochs)
+
+    def take_unsynced(self) -> Unsynced:
+        """What needs a sync, from now on the caller's to see to; `give_back` if it cannot."""
+        unsynced = Unsynced(self.path, self._unsynced, self._names_changed, self._is_new)
+        self._unsynced, self._names_changed, self._is_new = _NONE, False, False
+        self._segments_changed = False
+        return unsynced
+
+    def give_back(self, unsynced: Unsynced) -> None:
+        self._unsynced |= unsynced.names
+        self._names_changed |= unsynced.names_changed
+        self._segments_changed |= unsynced.names_changed
+        self._is_new |= unsynced.is_new
+
+    def make(self, topic_id: bytes) -> None:
+        """The folder is there and says whose it is; none of it is synced yet. StorageError."""
+        with storage_errors("create", self.path):
+            self.files.disk.make_dirs(self.path)
+        self._is_new = self.exists = True
+        self.write(PARTITION_METADATA, encode_partition_metadata(topic_id))
+        self.is_made = True
+
+    def names_changed(self) -> None:
+        """A segment was made, renamed or removed."""
+        self._names_changed = self._segments_changed = True
+
+    def settle_names(self, *, are_being_synced: bool) -> None:
+        """The names of the segments that are there survive a loss of power. StorageError.
+
+        Of several new names any may survive: without the first a log would begin with the second,
+        as one does whose old segments were deleted. `are_being_synced`: but are not yet.
+        """
+        if self._segments_changed or are_being_synced:
+            with storage_errors("sync", self.path):
+                self.files.disk.sync_dir(self.path)
+            self._segments_changed = False
+
+    def write(self, name: str, data: bytes) -> None:
+        """The file is `data`, or as before. It is not synced yet. StorageError."""
+        disk = self.files.disk
+        path = os.path.join(self.path, name)
+        with storage_errors("write", path):
+            file = disk.open(path + ".tmp", create=True)
+            try:
+                file.truncate(0)
+                file.write(data, 0)
+            finally:
+                file.close()
+            disk.rename(path + ".tmp", path)
+        self._unsynced |= {name}
+        self._names_changed = True
+
+    def remove(self, name: str) -> None:
+        """No such file is there. StorageError."""
+        path = os.path.join(self.path, name)
+        with storage_errors("remove", path):
+            try:
+                self.files.disk.remove(path)
+            except FileNotFoundError:
+                return
+        self._unsynced -= {name}
+        self._names_changed = True
+
+    # Leader epochs
+
+    def epochs_changed(self) -> None:
+        """They are not as in their file; `write_epochs` follows."""
+        self._epochs_changed = True
+
+    def write_epochs(self) -> None:
+        """They are in their file, if they have changed; in none yet while there is no folder."""
+        if self._epochs_changed and self.is_made:
+            self.write(EPOCH_CHECKPOINT, self._epochs.encode())
+            self._epochs_changed = False
+
+    # Producer snapshots
+
+    def write_snapshot(self, offset: int, producers: ProducerStateTable) -> None:
+        self.write(file_name(offset, SNAPSHOT), encode_snapshot(producers.entries.values()))
+        if self.snapshot_offsets[-1:] != [offset]:
+            self.snapshot_offsets.append(offset)
+
+    def newest_snapshot(self) -> tuple[ProducerStateTable, int] | None:
+        """The last one that can be read, and its offset."""
+        for offset in reversed(self.snapshot_offsets):
+            path = os.path.join(self.path, file_name(offset, SNAPSHOT))
+            try:
+                with storage_errors("read", path):
+                    return decode_snapshot(self.files.disk.read_file(path)), offset
+            except ValueError as error:
+                logger.warning("%s is not used: %s", path, error)
+        return None
+
+    def drop_snapshots_behind(self, offset: int) -> None:
+        while self.snapshot_offsets and self.snapshot_offsets[-1] > offset:
+            self.remove(file_name(self.snapshot_offsets.pop(), SNAPSHOT))
+
+    def drop_snapshots_between(self, offset: int, end_offset: int) -> None:
+        """None lies behind `offset` and before `end_offset`."""
+        kept = []
+        for each in self.snapshot_offsets:
+            if offset < each < end_offset:
+                self.remove(file_name(each, SNAPSHOT))
+            else:
+                kept.append(each)
+        self.snapshot_offsets = kept
+
+    def drop_snapshots_before(self, offset: int) -> None:
+        """The newest one at or before `offset` stays: it is where reading would begin again."""
+        while len(self.snapshot_offsets) > 1 and self.snapshot_offsets[1] <= offset:
+            self.remove(file_name(self.snapshot_offsets.pop(0), SNAPSHOT))

@@ -1,0 +1,107 @@
+"""The files of a partition's folder, once what an earlier process had begun there is finished.
+
+What compaction had left behind (`.cleaned`), and what was deleted, goes. A segment that was about
+to take the place of others (`.swap`) was synced before it got that name, and ends where they ended:
+it takes their place now.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Final
+
+from dataplane.log.segments.config import LogConfig
+from dataplane.log.segments.index import write_index
+from dataplane.log.segments.names import (
+    LEFTOVERS,
+    LOG,
+    OFFSET_INDEX,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    file_name,
+    parse_file_name,
+)
+from dataplane.log.segments.scan import scan_segment
+from metaquorum.runtime.interfaces import Disk, StorageError
+
+ADVICE: Final = "move the partition's folder away to fetch it from a replica"
+
+
+@dataclass(slots=True)
+class FolderContents:
+    names: set[str] = field(default_factory=set)
+    base_offsets: list[int] = field(default_factory=list)  # of segments, in order
+    snapshot_offsets: list[int] = field(default_factory=list)  # of producers, in order
+    is_changed: bool = False  # and the folder not synced since
+
+
+def settle_folder(disk: Disk, folder: str, config: LogConfig) -> FolderContents:
+    """What is left there when nothing is half done any more. StorageError, OSError."""
+    found = FolderContents()
+    swaps: list[int] = []
+    for name in disk.list(folder):
+        path = os.path.join(folder, name)
+        if name.endswith(LEFTOVERS):
+            disk.remove(path)
+            found.is_changed = True
+        elif name.endswith(SWAP):
+            parsed = parse_file_name(name.removesuffix(SWAP))
+            if parsed is not None and parsed[1] == LOG:
+                swaps.append(parsed[0])
+            else:
+                disk.remove(path)  # an index: it is made again
+            found.is_changed = True
+        else:
+            found.names.add(name)
+    for base_offset in swaps:
+        _complete_swap(disk, folder, config, found.names, base_offset)
+    for name in sorted(found.names):
+        parsed = parse_file_name(name)
+        if parsed is None:
+            continue
+        offset, suffix = parsed
+        if suffix == LOG:
+            found.base_offsets.append(offset)
+        elif suffix == SNAPSHOT:
+            found.snapshot_offsets.append(offset)
+        elif suffix in (OFFSET_INDEX, TIME_INDEX) and file_name(offset, LOG) not in found.names:
+            disk.remove(os.path.join(folder, name))
+    found.base_offsets.sort()
+    found.snapshot_offsets.sort()
+    return found
+
+
+def _complete_swap(
+    disk: Disk, folder: str, config: LogConfig, names: set[str], base_offset: int
+) -> None:
+    """The segment is in the place of others; `names` tells so."""
+    path = os.path.join(folder, file_name(base_offset, LOG) + SWAP)
+    file = disk.open(path)
+    try:
+        result = scan_segment(file, base_offset, config, lambda header: None)
+    finally:
+        file.close()
+    if result.damage is not None:
+        raise StorageError(
+            f"{path} is damaged at position {result.damage.position}: "
+            f"{result.damage.problem}. It had been synced: the disk lost or changed it. "
+            f"{ADVICE}"
+        )
+    if not result.state.size_bytes:  # not ours: it says nothing of what it stands for
+        disk.remove(path)
+        return
+    disk.sync_dir(folder)  # a process that was killed may have renamed it, and not synced that
+    for name in sorted(names):
+        offset, suffix = parse_file_name(name) or (-1, "")
+        is_index = suffix in (OFFSET_INDEX, TIME_INDEX)
+        if (is_index and offset == base_offset) or (
+            (is_index or suffix == LOG) and base_offset < offset < result.next_offset
+        ):
+            disk.remove(os.path.join(folder, name))
+            names.remove(name)
+    disk.sync_dir(folder)
+    disk.rename(path, os.path.join(folder, file_name(base_offset, LOG)))
+    names.add(file_name(base_offset, LOG))
+    for suffix, data in ((OFFSET_INDEX, result.offset_index), (TIME_INDEX, result.time_index)):
+        write_index(disk, os.path.join(folder, file_name(base_offset, suffix)), data)
+        names.add(file_name(base_offset, suffix))

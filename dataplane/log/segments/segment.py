@@ -1,0 +1,396 @@
+"""One segment: a file of record batches, and what finds a place in it.
+
+A segment is named by its base offset; batches stand one behind the other, offsets ascending.
+Bytes from `size_bytes` on are no part of it, whatever the file holds there.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from dataplane.log.segments.config import LogConfig
+from dataplane.log.segments.files import LogFile, OpenFiles, storage_errors
+from dataplane.log.segments.index import OffsetIndex, SparseIndex, TimeIndex
+from dataplane.log.segments.names import DELETED, LOG, OFFSET_INDEX, TIME_INDEX, file_name
+from metaquorum.runtime.interfaces import File, StorageError
+from wire.primitives.errors import KafkaError
+from wire.records.records import HEADER_BYTES, BatchHeader, parse_header
+
+logger = logging.getLogger(__name__)
+
+MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+NO_TIMESTAMP: Final = -1
+UNKNOWN_TIMESTAMP: Final = -2
+# How much of the file one step of a walk over headers reads.
+WALK_BYTES: Final = 8 << 10
+
+
+class SegmentState(NamedTuple):
+    """What is known of a segment when its log is opened."""
+
+    base_offset: int
+    size_bytes: int = 0
+    index_bytes: int = 0
+    time_index_bytes: int = 0
+    first_timestamp: int = UNKNOWN_TIMESTAMP
+    max_timestamp: int = UNKNOWN_TIMESTAMP
+    max_timestamp_offset: int = -1
+
+
+class Segment:
+    __slots__ = (
+        "_config",
+        "_ending",
+        "_files",
+        "_first_timestamp",
+        "_index",
+        "_index_bytes",
+        "_max_timestamp",
+        "_max_timestamp_offset",
+        "_time_index_bytes",
+        "_times",
+        "base_offset",
+        "bytes_since_index",
+        "created_ms",
+        "file",
+        "indexes_full",
+        "size_bytes",
+    )
+
+    def __init__(
+        self,
+        files: OpenFiles,
+        folder: str,
+        config: LogConfig,
+        state: SegmentState,
+        now_ms: int,
+        *,
+        create: bool = False,
+        ending: str = "",
+    ) -> None:
+        """`ending` is behind the names of its files until `settle`."""
+        self._files = files
+        self._ending = ending
+        self._config = config
+        self.base_offset = state.base_offset
+        self.size_bytes = state.size_bytes
+        self.created_ms = now_ms
+        self.bytes_since_index = 0
+        self.indexes_full = False
+        name = file_name(state.base_offset, LOG) + ending
+        self.file = LogFile(files, folder, name, create=create)
+        self._index: OffsetIndex | None = None
+        self._times: TimeIndex | None = None
+        self._index_bytes = state.index_bytes
+        self._time_index_bytes = state.time_index_bytes
+        self._first_timestamp = state.first_timestamp
+        self._max_timestamp = state.max_timestamp
+        self._max_timestamp_offset = state.max_timestamp_offset
+
+    @property
+    def index(self) -> OffsetIndex:
+        if self._index is None:
+            file = self._index_file(OFFSET_INDEX)
+            self._index = OffsetIndex(file, self._config.segment_index_bytes, self._index_bytes)
+        return self._index
+
+    @property
+    def times(self) -> TimeIndex:
+        if self._times is None:
+            file = self._index_file(TIME_INDEX)
+            self._times = TimeIndex(file, self._config.segment_index_bytes, self._time_index_bytes)
+        return self._times
+
+    def _index_file(self, suffix: str) -> LogFile:
+        name = file_name(self.base_offset, suffix) + self._ending
+        return LogFile(self._files, self.file.folder, name, create=True)
+
+    def configure(self, config: LogConfig) -> None:
+        self._config = config
+
+    # Appending
+
+    def note(self, position: int, batch_bytes: int, last_offset: int, max_timestamp: int) -> None:
+        """A batch was written at `position`, the end of the segment until now."""
+        if max_timestamp > self._max_timestamp:
+            if self._max_timestamp == UNKNOWN_TIMESTAMP:
+                self._load_max_timestamp()
+            if max_timestamp > self._max_timestamp:
+                self._max_timestamp = max_timestamp
+                self._max_timestamp_offset = last_offset
+        if position == 0:
+            self._first_timestamp = max_timestamp
+        if self.bytes_since_index > self._config.index_interval_bytes:
+            self._add_entries(position, last_offset)
+            self.bytes_since_index = 0
+        self.bytes_since_index += batch_bytes
+        self.size_bytes = position + batch_bytes
+
+    def _add_entries(self, position: int, last_offset: int) -> None:
+        """Index this place. Failing to is no loss but of speed: the batch itself is written."""
+        try:
+            index, times = self.index, self.times
+            if not index.is_full:
+                index.append(last_offset - self.base_offset, position)
+            times.append_later(self._max_timestamp, self._max_timestamp_offset - self.base_offset)
+            self.indexes_full = index.is_full or times.is_full
+        except OSError as error:
+            logger.warning("cannot write the indexes of %s: %s", self.file.path, error)
+
+    def seal(self) -> None:
+        """Both indexes stand in their files, the last timestamp included. OSError.
+
+        Those that were found wrong have none, also if it could not be removed then.
+        """
+        if self.size_bytes == 0:
+            return
+        self.times.append_later(self.max_timestamp, self._max_timestamp_offset - self.base_offset)
+        for index in (self.index, self.times):
+            if index.is_kept:
+                index.write_buffer()
+                index.file.get()  # an index without entries has a file, too
+            else:
+                index.file.remove()
+
+    # Timestamps
+
+    @property
+    def first_timestamp(self) -> int:
+        """The first batch's, which time-based rolling goes by; -1 while there is none."""
+        if self._first_timestamp == UNKNOWN_TIMESTAMP:
+            first = next(self.walk(0), None)
+            self._first_timestamp = first[1].max_timestamp if first else NO_TIMESTAMP
+        return self._first_timestamp
+
+    @property
+    def max_timestamp(self) -> int:
+        if self._max_timestamp == UNKNOWN_TIMESTAMP:
+            self._load_max_timestamp()
+        return self._max_timestamp
+
+    @property
+    def max_timestamp_offset(self) -> int:
+        """The last offset of the first batch that has the largest timestamp."""
+        if self._max_timestamp == UNKNOWN_TIMESTAMP:
+            self._load_max_timestamp()
+        return self._max_timestamp_offset
+
+    def _load_max_timestamp(self) -> None:
+        self._max_timestamp, self._max_timestamp_offset = NO_TIMESTAMP, -1
+        entry = self._time_entry(SparseIndex.last)
+        if entry is not None:
+            self._max_timestamp, self._max_timestamp_offset, _ = entry
+            return
+        for _, header in self.walk(0):
+            if header.max_timestamp > self._max_timestamp:
+                self._max_timestamp = header.max_timestamp
+                self._max_timestamp_offset = header.last_offset
+
+    def _time_entry(
+        self, find: Callable[[TimeIndex], tuple[int, int] | None]
+    ) -> tuple[int, int, int] | None:
+        """Timestamp, offset and position of the entry found, if a batch bears it out.
+
+        No index is believed: one that a disk has changed would hide records from those who look
+        for them by time, and let retention take them too early.
+        """
+        try:
+            entry = find(self.times) if self.size_bytes else None
+            if entry is None:
+                return None
+            timestamp, offset = entry[0], self.base_offset + entry[1]
+            place = self.locate(offset)
+            if place is not None and place[1].max_timestamp == timestamp:
+                return timestamp, place[1].last_offset, place[0]
+            error: Exception = StorageError(f"its entry for {timestamp} at {offset} is wrong")
+        except (OSError, EOFError) as failure:
+            error = failure
+        logger.warning("index of %s is not used any more: %s", self.file.path, error)
+        self._distrust_indexes()
+        return None
+
+    # Finding
+
+    def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Every batch from the one at `position` on. StorageError at the first that is none."""
+        if position >= self.size_bytes:
+            return  # the file of a log that was never appended to is not even there
+        with storage_errors("read", self.file.path):
+            yield from walk_headers(self.file.get(), position, self.size_bytes)
+
+    def locate(self, offset: int) -> tuple[int, BatchHeader] | None:
+        """The first batch that ends at or after `offset`, and where; None when all end before."""
+        try:
+            entry = self.index.floor(offset - self.base_offset) if self.size_bytes else None
+            if entry is not None:
+                return self._locate_from(entry[1], offset, self.base_offset + entry[0])
+        except (OSError, EOFError, StorageError) as error:
+            logger.warning("index of %s is not used any more: %s", self.file.path, error)
+            self._distrust_indexes()
+        return self._locate_from(0, offset, None)
+
+    def _locate_from(
+        self, position: int, offset: int, first_last_offset: int | None
+    ) -> tuple[int, BatchHeader] | None:
+        if first_last_offset is not None and position >= self.size_bytes:
+            raise StorageError(f"its entry points to {position}, the segment ends before")
+        for at, header in self.walk(position):
+            if at == position and first_last_offset not in (None, header.last_offset):
+                raise StorageError(f"its entry for position {position} is wrong")
+            if header.last_offset >= offset:
+                return at, header
+        return None
+
+    def _distrust_indexes(self) -> None:
+        for index in (self.index, self.times):
+            try:
+                index.forget()
+            except OSError as error:
+                logger.warning("cannot remove %s: %s", index.path, error)
+
+    def locate_timestamp(self, timestamp: int) -> int:
+        """A position with no batch before it that reaches `timestamp`."""
+        entry = self._time_entry(lambda times: times.floor(timestamp))
+        return 0 if entry is None else entry[2]
+
+    def end_offset(self) -> int:
+        """Where the next batch may begin, by the batches that are here."""
+        last = self.index.last() if self.size_bytes else None
+        end = self.base_offset
+        for _, header in self.walk(last[1] if last else 0):
+            end = header.next_offset
+        return end
+
+    # Cutting and removing
+
+    def end_at(self, offset: int) -> int:
+        """Where `truncate_to(offset)` would leave the end. StorageError."""
+        found = self.locate(offset)
+        if found is None:
+            return self.end_offset()
+        position, header = found
+        end, begin = self.base_offset, 0
+        entry = self.index.floor(header.base_offset - 1 - self.base_offset)
+        if entry is not None:
+            indexed = self.locate(self.base_offset + entry[0])
+            if indexed is not None and indexed[0] < position:
+                begin = indexed[0]
+        for at, before in self.walk(begin):
+            if at >= position:
+                break
+            end = before.next_offset
+        return end
+
+    def truncate_to(self, offset: int) -> int:
+        """No batch ends at or after `offset`; where the last one left ends. OSError.
+
+        That is `offset`, or less if a batch or a gap between two went across it: the end must be
+        the one that the batches tell after a restart.
+        """
+        found = self.locate(offset)
+        if found is None:
+            return self.end_offset()
+        position, header = found
+        self.file.get().truncate(position)
+        self.size_bytes = position
+        self.index.truncate_to(header.base_offset - self.base_offset)
+        self.times.truncate_to(header.base_offset - self.base_offset)
+        self.indexes_full = False
+        self.bytes_since_index = 0
+        if position == 0:
+            self._first_timestamp = UNKNOWN_TIMESTAMP
+        self._max_timestamp, self._max_timestamp_offset = NO_TIMESTAMP, -1
+        last = self.times.last()
+        begin = 0
+        if last is not None:
+            self._max_timestamp = last[0]
+            self._max_timestamp_offset = self.base_offset + last[1]
+            at = self.locate(self._max_timestamp_offset)
+            begin = at[0] if at else 0
+        for _, rest in self.walk(begin):
+            if rest.max_timestamp > self._max_timestamp:
+                self._max_timestamp = rest.max_timestamp
+                self._max_timestamp_offset = rest.last_offset
+        return self.end_offset()
+
+    def all_files(self) -> tuple[LogFile, LogFile, LogFile]:
+        return self.file, self.index.file, self.times.file
+
+    def files_to_sync(self) -> tuple[LogFile, ...]:
+        """Those of a sealed segment that are there."""
+        kept = (index.file for index in (self.index, self.times) if index.is_kept)
+        return self.file, *kept
+
+    def settle(self) -> None:
+        """Its files have their usual names. OSError."""
+        index_files = self.index.file, self.times.file
+        for file in index_files:
+            try:
+                file.rename(file.name.removesuffix(self._ending))
+            except FileNotFoundError:  # distrusted and removed meanwhile
+                pass
+        self.file.rename(self.file.name.removesuffix(self._ending))
+        self._ending = ""
+
+    def retire(self, unique: str = "") -> None:
+        """Its files end in `.deleted`; who reads the segment goes on reading. OSError.
+
+        `unique` is put into their names, where others of these names may have been retired before.
+        """
+        for file in self.all_files():
+            try:
+                file.retire(file.name + unique + DELETED)
+            except FileNotFoundError:
+                pass
+
+    def remove(self) -> None:
+        for file in self.all_files():
+            file.remove()
+
+    def close(self) -> None:
+        self.file.close()
+        for index in (self._index, self._times):
+            if index is not None:
+                index.file.close()
+
+    def moved(self, folder: str) -> None:
+        self.file.moved(folder)
+        for index in (self._index, self._times):
+            if index is not None:
+                index.file.moved(folder)
+
+
+def walk_headers(
+    file: File, position: int, end: int, step_bytes: int = WALK_BYTES
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Each batch from `position` to `end` and where it begins, their content unseen.
+
+    StorageError where no batch is, or none that ends by `end`, or one whose offsets go back.
+    """
+    data = b""
+    start = position  # where `data` stands in the file
+    next_offset = 0
+    while position < end:
+        at = position - start
+        if at + HEADER_BYTES > len(data):
+            start, at = position, 0
+            data = file.read(min(step_bytes, end - position), position)
+        try:
+            header = parse_header(data, at)
+        except KafkaError as error:
+            raise StorageError(
+                f"{file.path} is damaged at position {position}: {error.message}"
+            ) from None
+        if header.batch_bytes > end - position:
+            raise StorageError(
+                f"{file.path} is damaged at position {position}: "
+                f"a batch of {header.batch_bytes} bytes where {end - position} are left"
+            )
+        if header.base_offset < next_offset or header.last_offset_delta < 0:
+            raise StorageError(
+                f"{file.path} is damaged at position {position}: "
+                f"offset {header.base_offset} where {next_offset} or more must follow"
+            )
+        yield position, header
+        position += header.batch_bytes
+        next_offset = header.next_offset

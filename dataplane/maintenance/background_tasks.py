@@ -1,0 +1,179 @@
+"""What a worker does beside its requests: flushes, retention, compaction, removal of files.
+
+Each duty is a loop of its own that sleeps until it is due. One log failing is told and leaves the
+others alone.
+"""
+
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Final
+
+import trio
+
+from dataplane.log.dirs.log_dir import LogDir
+from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.log.retention import retention_start
+from dataplane.maintenance.log_cleaner import LogCleaner
+from dataplane.partition.partition import Partition
+from dataplane.quotas.quota_log import QuotaReports
+from dataplane.worker.context import Worker
+from metaquorum.runtime import Runtime, StorageError, sleep
+
+log = logging.getLogger(__name__)
+
+# Logs are looked at for complete segments and for flush.ms so often. The config for that,
+# log.flush.scheduler.interval.ms, can only make it more often: its default is "never", with which
+# flush.ms would do nothing (as in Kafka).
+FLUSH_LOOK_MS: Final = 1000
+PRODUCER_EXPIRY_LOOK_MS: Final = 600_000
+REMOVAL_LOOK_MS: Final = 1000
+# A directory of which something could not be read is written to, so soon.
+PROBE_LOOK_MS: Final = 1000
+UNUSED_QUOTAS_LOOK_MS: Final = 60_000
+LEAST_PERIOD_MS: Final = 10  # whatever a config says
+# Partitions looked at between two turns of the loop.
+SLICE_PARTITIONS: Final = 500
+
+
+Duty = Callable[[], Awaitable[None]]
+
+
+class Upkeep:
+    def __init__(self, worker: Worker, runtime: Runtime, log_dirs: LogDirs) -> None:
+        self._worker = worker
+        self._clock = runtime.clock
+        self._disk = runtime.disk
+        self._log_dirs = log_dirs
+        self._quota_reports = QuotaReports(worker.quotas)
+        self.cleaner = LogCleaner(worker, runtime, log_dirs, worker.removals.add)
+        # Folders of deleted logs, and when they may go: times of the monotonic clock, ascending as
+        # long as the delay is not made shorter.
+        self._folders: deque[tuple[float, LogDir, list[str]]] = deque()
+
+    async def run(self) -> None:
+        configs = self._worker.configs
+        async with trio.open_nursery() as nursery:
+            for duty, period_ms in (
+                (
+                    self._flush,
+                    min(FLUSH_LOOK_MS, configs.integer("log.flush.scheduler.interval.ms")),
+                ),
+                (self._retain, configs.integer("log.retention.check.interval.ms")),
+                (self._remove_segments, REMOVAL_LOOK_MS),
+                (self._remove_folders, REMOVAL_LOOK_MS),
+                (self._log_dirs.probe, PROBE_LOOK_MS),
+                (self._tend_quotas, UNUSED_QUOTAS_LOOK_MS),
+                (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
+                (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
+                (
+                    self._keep_high_watermarks,
+                    configs.integer("replica.high.watermark.checkpoint.interval.ms"),
+                ),
+            ):
+                nursery.start_soon(self._every, max(period_ms, LEAST_PERIOD_MS), duty)
+            nursery.start_soon(self.cleaner.run)
+
+    async def _every(self, period_ms: int, duty: Duty) -> None:
+        while True:
+            await sleep(self._clock, period_ms / 1000)
+            try:
+                await duty()
+            except StorageError as error:
+                log.error("%s", error)
+
+    async def _partitions(self) -> AsyncGenerator[Partition, None]:
+        """Those in service, with a turn of the loop now and then."""
+        for number, partition in enumerate(self._worker.partitions):
+            if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
+                await trio.lowlevel.checkpoint()
+            if partition.offline is None:
+                yield partition
+
+    @contextmanager
+    def _reported(self, partition: Partition) -> Iterator[None]:
+        try:
+            yield
+        except StorageError as error:
+            self._worker.partition_failed(partition, error)
+
+    async def _tend_quotas(self) -> None:
+        """It is told who is held to a quota; who has used nothing of one is forgotten."""
+        if line := self._quota_reports.line():
+            log.info("%s", line)
+        await self._worker.quotas.forget_unused()
+
+    async def _flush(self) -> None:
+        """Complete segments, and what flush.ms asks for, are synced."""
+        now_ms = self._clock.now_ms()
+        async with aclosing(self._partitions()) as partitions:
+            async for partition in partitions:
+                if partition.log.needs_flush(now_ms):
+                    with self._reported(partition):
+                        await partition.flush(self._disk, now_ms)
+
+    async def _retain(self) -> None:
+        """Segments beyond retention.ms and retention.bytes are gone for readers."""
+        now_ms = self._clock.now_ms()
+        async with aclosing(self._partitions()) as partitions:
+            async for partition in partitions:
+                if partition.appending.locked():
+                    continue  # a big append is under way: next time
+                with self._reported(partition):
+                    await self._retain_one(partition, now_ms)
+
+    async def _retain_one(self, partition: Partition, now_ms: int) -> None:
+        plog, config = partition.log, partition.config
+        start = retention_start(
+            plog.segment_spans(),
+            plog.log_start_offset,
+            partition.high_watermark,
+            now_ms,
+            config.retention_ms,
+            config.retention_bytes,
+        )
+        if start == plog.log_end_offset and start > plog.log_start_offset:
+            plog.roll(now_ms)  # all of it is old: the active segment is not removed, but replaced
+        if plog.advance_log_start(start):
+            partition.log_start_moved()
+            log.info("%s: retention moved the log start to %d", partition, start)
+        if count := await plog.delete_old_segments(self._disk):
+            self._worker.removals.add(partition, count)
+
+    async def _remove_segments(self) -> None:
+        for partition, segments in self._worker.removals.take_due():
+            with self._reported(partition):
+                await self._disk.run(partial(partition.log.remove_deleted, segments))
+
+    async def _remove_folders(self) -> None:
+        """Folders of deleted logs go log.segment.delete.delay.ms after they were found."""
+        now = self._clock.monotonic()
+        for log_dir in self._log_dirs.online:
+            log_dir.expire_strays(self._clock.now_ms())
+            if deleted := log_dir.take_deleted():
+                delay_ms = self._worker.configs.integer("log.segment.delete.delay.ms")
+                self._folders.append((now + delay_ms / 1000, log_dir, deleted))
+        while self._folders and self._folders[0][0] <= now:
+            _, log_dir, deleted = self._folders.popleft()
+            try:
+                await self._log_dirs.remove(log_dir, deleted)
+            except StorageError:
+                log_dir.give_back(deleted)  # to be tried again
+                raise
+
+    async def _expire_producers(self) -> None:
+        now_ms = self._clock.now_ms()
+        async with aclosing(self._partitions()) as partitions:
+            async for partition in partitions:
+                partition.log.expire_producers(now_ms)
+
+    async def checkpoint(self) -> None:
+        await self._log_dirs.checkpoint(self.high_watermarks)
+
+    async def _keep_high_watermarks(self) -> None:
+        await self._log_dirs.write_high_watermarks(self.high_watermarks)
+
+    def high_watermarks(self) -> dict[tuple[str, int], int]:
+        return {(p.topic, p.index): p.high_watermark for p in self._worker.partitions}

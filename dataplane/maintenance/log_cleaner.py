@@ -1,0 +1,253 @@
+"""The log cleaner: which compacted log is cleaned next, and with what.
+
+Each of `log.cleaner.threads` workers (tasks of the one loop; what is slow they do beside it) takes
+the log with the largest share of dirty bytes of those that are due, cleans it, and looks again;
+when none is due it waits `log.cleaner.backoff.ms`. How far each log is cleaned is kept in Kafka's
+`cleaner-offset-checkpoint`. A log that cannot be cleaned, because something in it cannot be opened,
+is told once and left alone until the node restarts: it is served as any other. One cleaner is for
+all log directories: threads, memory and rate are the worker's, and the dirtiest log is where it is.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from dataplane.log.compaction.cleaning import (
+    Cleaning,
+    CleaningAborted,
+    CleaningOrder,
+    CleaningResult,
+    UncleanableError,
+)
+from dataplane.log.compaction.compaction import Cleanable, SegmentAges, cleanable
+from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.segments.files import DiskFullError
+from dataplane.partition.partition import Partition
+from dataplane.worker.context import Worker
+from metaquorum.runtime import Runtime, StorageError, sleep
+from wire.primitives.frozen import frozen
+
+log = logging.getLogger(__name__)
+
+# Compacted logs looked at between two turns of the loop.
+SLICE_LOGS: Final = 20
+# Slept at least, when there is nothing to do: log.cleaner.backoff.ms may be 0.
+LEAST_BACKOFF_MS: Final = 10
+MIN_MAP_BYTES: Final = 1 << 20
+MIN_IO_BUFFER_BYTES: Final = 4096
+
+
+class IoThrottle:
+    """Bytes read and written by all workers, at most so many a second. Plain state."""
+
+    __slots__ = ("_free_at",)
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    def delay_s(self, now: float, size_bytes: int, rate_bytes_per_s: float) -> float:
+        """How long to wait after having moved these bytes."""
+        self._free_at = max(self._free_at, now) + size_bytes / rate_bytes_per_s
+        return self._free_at - now
+
+
+@frozen
+class _Candidate:
+    partition: Partition
+    plog: PartitionLog
+    part: Cleanable
+
+
+class LogCleaner:
+    def __init__(
+        self,
+        worker: Worker,
+        runtime: Runtime,
+        log_dirs: LogDirs,
+        retired: Callable[[Partition, int], None],
+    ) -> None:
+        """`retired` is told of a partition's segments whose files can go after their delay."""
+        self._worker = worker
+        self._clock = runtime.clock
+        self._disk = runtime.disk
+        self._log_dirs = log_dirs
+        self._retired = retired
+        self._throttle = IoThrottle()
+        self._workers = 0
+        self._cleaning: set[Partition] = set()
+        self._uncleanable: set[Partition] = set()
+        self._clean_times: dict[int, float] = {}
+        self._statistics = worker.cleaner
+
+    async def run(self) -> None:
+        if not self._worker.configs.boolean("log.cleaner.enable"):
+            return
+        async with trio.open_nursery() as nursery:
+            self._workers = 1
+            nursery.start_soon(self._work, nursery, 0)
+
+    async def _work(self, nursery: trio.Nursery, number: int) -> None:
+        while True:
+            configs = self._worker.configs
+            wanted = configs.integer("log.cleaner.threads")
+            while number == 0 and self._workers < wanted:
+                nursery.start_soon(self._work, nursery, self._workers)
+                self._workers += 1
+            if number >= wanted or not await self._clean_next(number):
+                backoff_ms = max(configs.integer("log.cleaner.backoff.ms"), LEAST_BACKOFF_MS)
+                await sleep(self._clock, backoff_ms / 1000)
+
+    # Choosing
+
+    async def _clean_next(self, number: int) -> bool:
+        """Whether there was something to do, and it was done."""
+        found = await self._filthiest()
+        if found is None:
+            return False
+        partition = found.partition
+        began = self._clock.monotonic()
+        self._cleaning.add(partition)
+        try:
+            return await self._clean(found)
+        finally:
+            self._cleaning.discard(partition)
+            self._clean_times[number] = self._clock.monotonic() - began
+            self._statistics.max_clean_time_secs = max(self._clean_times.values())
+
+    async def _filthiest(self) -> _Candidate | None:
+        """The log that is due and has the largest dirty share."""
+        now_ms = self._clock.now_ms()
+        best: _Candidate | None = None
+        here: set[Partition] = set()
+        max_delay_ms = looked = 0
+        for partition in self._worker.partitions:
+            here.add(partition)
+            if not self._may_clean(partition):
+                continue
+            looked += 1
+            if looked % SLICE_LOGS == 0:
+                await trio.lowlevel.checkpoint()
+            try:
+                part = self._cleanable(partition, now_ms)
+            except StorageError as error:
+                self._set_uncleanable(partition, str(error))
+                continue
+            max_delay_ms = max(max_delay_ms, part.delay_ms)
+            if part.is_due(partition.config.compaction) and (
+                best is None or part.dirty_ratio > best.part.dirty_ratio
+            ):
+                best = _Candidate(partition, partition.log, part)
+        self._uncleanable &= here
+        self._statistics.uncleanable_partitions_count = len(self._uncleanable)
+        self._statistics.max_compaction_delay_secs = max_delay_ms / 1000
+        if best is not None and not self._may_clean(best.partition):  # while we looked on
+            return None
+        return best
+
+    def _may_clean(self, partition: Partition) -> bool:
+        return (
+            partition.config.compacts
+            and partition.offline is None
+            and partition.log.segment_count > 1
+            and partition not in self._cleaning
+            and partition not in self._uncleanable
+        )
+
+    def _cleanable(self, partition: Partition, now_ms: int) -> Cleanable:
+        plog = partition.log
+        segments = [
+            SegmentAges(
+                segment.base_offset,
+                end,
+                segment.size_bytes,
+                segment.first_timestamp,
+                segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms,
+            )
+            for segment, end in plog.sealed_segments()
+        ]
+        return cleanable(
+            segments,
+            self._log_dirs.cleaner_offset((partition.topic, partition.index)),
+            min(partition.last_stable_offset, plog.recovery_point),
+            now_ms,
+            partition.config.compaction,
+        )
+
+    # Cleaning
+
+    async def _clean(self, found: _Candidate) -> bool:
+        partition, plog = found.partition, found.plog
+        began = self._clock.monotonic()
+        cleaning = Cleaning(
+            plog,
+            self._disk,
+            self._order(found),
+            self._pause,
+            lambda: partition.config.compacts and partition.offline is None,
+        )
+        try:
+            result = await cleaning.run()
+            at = (partition.topic, partition.index)
+            await self._log_dirs.set_cleaner_offset(at, result.cleaned_to)
+        except CleaningAborted:
+            log.info("%s: cleaning ended early, as the log or its configs changed", partition)
+            return False
+        except UncleanableError as error:
+            self._set_uncleanable(partition, str(error))
+            return True
+        except DiskFullError as error:
+            log.warning("%s: cannot be cleaned now, and is served as before: %s", partition, error)
+            return False
+        except StorageError as error:
+            self._worker.partition_failed(partition, error)
+            self._set_uncleanable(partition, str(error))
+            return True
+        finally:
+            if cleaning.result.replaced_segments:
+                self._retired(partition, cleaning.result.replaced_segments)
+        _tell(partition, found.part, result, self._clock.monotonic() - began)
+        return True
+
+    def _order(self, found: _Candidate) -> CleaningOrder:
+        configs, threads = self._worker.configs, max(self._workers, 1)
+        map_bytes = configs.integer("log.cleaner.dedupe.buffer.size") // threads
+        io_bytes = configs.integer("log.cleaner.io.buffer.size") // threads
+        return CleaningOrder(
+            found.part.first_dirty,
+            found.part.end,
+            self._clock.now_ms(),
+            found.partition.config.delete_retention_ms,
+            max(map_bytes, MIN_MAP_BYTES),
+            min(max(configs.double("log.cleaner.io.buffer.load.factor"), 0.01), 0.99),
+            max(io_bytes, MIN_IO_BUFFER_BYTES),
+        )
+
+    async def _pause(self, size_bytes: int) -> None:
+        rate = self._worker.configs.double("log.cleaner.io.max.bytes.per.second")
+        now = self._clock.monotonic()
+        await sleep(self._clock, self._throttle.delay_s(now, size_bytes, max(rate, 1.0)))
+
+    def _set_uncleanable(self, partition: Partition, reason: str) -> None:
+        log.error(
+            "%s: cannot be compacted any more, and is served as before: %s", partition, reason
+        )
+        self._uncleanable.add(partition)
+        self._statistics.uncleanable_partitions_count = len(self._uncleanable)
+
+
+def _tell(partition: Partition, part: Cleanable, result: CleaningResult, seconds: float) -> None:
+    counts = result.counts
+    log.info(
+        "%s: cleaned up to offset %d in %.1f s: %d of %d records stay, %d of %d bytes, %d keys%s",
+        partition, result.cleaned_to, seconds, counts.kept_records, counts.read_records,
+        result.bytes_after, result.bytes_before, result.map_entries,
+        "" if result.cleaned_to == part.end else f"; the rest up to {part.end} is next",
+    )  # fmt: skip
+    if counts.keyless_records:
+        log.warning(
+            "%s: %d records without a key, from before it was compacted, are gone",
+            partition, counts.keyless_records,
+        )  # fmt: skip

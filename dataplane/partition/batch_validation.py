@@ -1,0 +1,210 @@
+"""Validation of a produced batch: its records are walked before it is appended.
+
+A batch whose records cannot be read is acknowledged once and then stops every consumer, and the
+cleaner, so a leader looks at all of them: structure, number, dense offset deltas, timestamps, and
+keys where the topic is compacted. What is refused, and with which error, is in
+docs/produce-validation.md; it is what Apache Kafka's LogValidator refuses, and a little more.
+Corrected: a largest timestamp that is none of the records' (and the checksum with it).
+A follower checks the header and the checksum only.
+
+A batch of many records, or a compressed one, takes long: `validation` works in slices, which belong
+in a worker thread (`is_slow`). A slice holds one piece of the decompressed records at a time.
+"""
+
+from collections.abc import Generator
+from typing import Final, TypeAlias
+
+from dataplane.config.topic import TopicConfig
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.types import Buffer
+from wire.records.batches import (
+    CODEC_MASK,
+    HEADER_BYTES,
+    NO_TIMESTAMP,
+    BatchHeader,
+    pack_batch,
+    parse_header,
+    set_max_timestamp,
+)
+from wire.records.compression import check_produced, compress_pieces, piece_sizes
+from wire.records.records import check_records, new_walk, record_pieces, record_spans
+from wire.records.walk_form import is_compiled
+
+Batch: TypeAlias = bytearray | memoryview
+# The bytes of records looked at in each slice, or above COMMON_BYTES those that are about to be
+# opened in one piece; at last, the batch as it is to be stored.
+Validation: TypeAlias = Generator[int, None, tuple[Batch, BatchHeader]]
+
+# Of the records that are refused, so many are named.
+MAX_NAMED_RECORDS: Final = 100
+_SHOWN_RECORDS: Final = 3
+# Records of an uncompressed batch walked on the loop, which takes some 0.3 milliseconds: by the
+# interpreted walk, and by the compiled one, for which the way to a thread and back costs more.
+INLINE_RECORDS: Final = 1000
+INLINE_COMPILED_RECORDS: Final = 20_000
+# What the records of a batch may have, decompressed: no client makes more, as all count them in 31
+# bits. It bounds what a decompression bomb costs.
+MAX_RECORDS_BYTES: Final = (1 << 31) - 1
+# Batches with more bytes of records than this, decompressed, are validated one at a time.
+COMMON_BYTES: Final = 4 << 20
+_BLOCKS_PER_SLICE: Final = 1000  # whose sizes are looked at, a microsecond each
+_MAX_TIMESTAMP: Final = (1 << 63) - 1
+_RECORD_COUNT_AT: Final = 57
+_ATTRIBUTES_LOW_AT: Final = 22
+
+
+class InvalidRecordsError(KafkaError):
+    """Some records of a batch are refused, and so the batch; `records` says which and why."""
+
+    def __init__(self, code: ErrorCode, message: str, records: list[tuple[int, str]]) -> None:
+        super().__init__(code, message)
+        self.records = records
+
+
+def is_slow(config: TopicConfig, batch: Buffer) -> bool:
+    """Whether the validation of this batch belongs in a worker thread."""
+    if len(batch) < HEADER_BYTES:
+        return False  # it will be refused for that
+    codec = batch[_ATTRIBUTES_LOW_AT] & CODEC_MASK
+    if codec or config.codec:
+        return True
+    count = int.from_bytes(batch[_RECORD_COUNT_AT:HEADER_BYTES], "big")
+    return count > INLINE_RECORDS and (count > INLINE_COMPILED_RECORDS or not is_compiled())
+
+
+def validated(
+    batch: Batch, header: BatchHeader, config: TopicConfig, partition: object, now_ms: int
+) -> tuple[Batch, BatchHeader]:
+    """As `validation`, all at once: where that is not slow."""
+    slices = validation(batch, header, config, partition, now_ms)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+
+def validation(
+    batch: Batch, header: BatchHeader, config: TopicConfig, partition: object, now_ms: int
+) -> Validation:
+    """The batch as it is to be stored, and its header; KafkaError where it is refused.
+
+    Its header was checked (`wire.records.batches.produced_batch`).
+    """
+    walked = 0
+    walk = new_walk(header.record_count, header.last_offset_delta, True)
+    try:
+        check_produced(header.codec, memoryview(batch)[HEADER_BYTES:])
+        yield from _announced(batch, header)
+        for size in check_records(batch, 0, header, walk):
+            walked += size
+            if walked > MAX_RECORDS_BYTES:
+                raise WireError(f"more than {MAX_RECORDS_BYTES} bytes of records")
+            yield size
+    except WireError as error:
+        text = str(error)
+        raise InvalidRecordsError(ErrorCode.INVALID_RECORD, text, [(walk.index, text)]) from None
+    if not config.log_append_time:
+        base = header.base_timestamp
+        least, largest = base + walk.min_timestamp_delta, base + walk.max_timestamp_delta
+        earliest = now_ms - config.timestamp_before_max_ms
+        latest = min(now_ms + config.timestamp_after_max_ms, _MAX_TIMESTAMP)
+        if least < earliest or largest > latest:
+            yield from _refuse_records(batch, header, config, partition, (earliest, latest))
+        if largest != header.max_timestamp:
+            set_max_timestamp(batch, 0, header, largest)
+            header = parse_header(batch)
+    if walk.null_keys and config.compacts:
+        yield from _refuse_records(batch, header, config, partition, None)
+    if config.codec is None or config.codec == header.codec:
+        return batch, header
+    return (yield from _recompressed(batch, header, config, partition))
+
+
+def _announced(batch: Batch, header: BatchHeader) -> Generator[int, None, None]:
+    """The size of the first block that is too large to be opened beside others, before it is."""
+    for number, size in enumerate(piece_sizes(header.codec, memoryview(batch)[HEADER_BYTES:]), 1):
+        if size > COMMON_BYTES:
+            yield size
+            return
+        if number % _BLOCKS_PER_SLICE == 0:
+            yield 0
+
+
+def _refuse_records(
+    batch: Batch,
+    header: BatchHeader,
+    config: TopicConfig,
+    partition: object,
+    times: tuple[int, int] | None,
+) -> Generator[int, None, None]:
+    """InvalidRecordsError if some record has no key though it needs one, or another time."""
+    refused: list[tuple[int, str]] = []
+    count = index = 0
+    out_of_range = ""
+    code = ErrorCode.INVALID_RECORD
+    for data, spans in record_spans(batch, 0, header):
+        for _, _, _, _, delta, _, key_length, _, _, _, _ in spans:
+            text = ""
+            timestamp = header.base_timestamp + delta
+            if key_length < 0 and config.compacts:
+                text = (
+                    "Compacted topic cannot accept message without key in topic partition "
+                    f"{partition}"
+                )
+            elif (
+                times is not None
+                and timestamp != NO_TIMESTAMP
+                and not times[0] <= timestamp <= times[1]
+            ):
+                code = ErrorCode.INVALID_TIMESTAMP
+                text = (
+                    f"Timestamp {timestamp} of message with offset {index} is out of range. "
+                    f"The timestamp should be within [{times[0]}, {times[1]}] "
+                    "(message.timestamp.before.max.ms, message.timestamp.after.max.ms)"
+                )
+                out_of_range = out_of_range or text
+            if text:
+                count += 1
+                if count <= MAX_NAMED_RECORDS:
+                    refused.append((index, text))
+            index += 1
+        yield len(data)
+    if code is ErrorCode.INVALID_TIMESTAMP:
+        message = f"One or more records have been rejected due to invalid timestamp: {out_of_range}"
+        raise InvalidRecordsError(code, message, refused)
+    if count:
+        shown = ", ".join(
+            f"RecordError(batchIndex={index}, message='{text}')"
+            for index, text in refused[:_SHOWN_RECORDS]
+        )
+        message = (
+            f"One or more records have been rejected due to {count} record errors in total, "
+            f"and only showing the first three errors at most: [{shown}]"
+        )
+        raise InvalidRecordsError(code, message, refused)
+
+
+def _recompressed(
+    batch: Batch, header: BatchHeader, config: TopicConfig, partition: object
+) -> Validation:
+    """The batch in the topic's codec."""
+    codec, level = config.codec, config.compression_level
+    assert codec is not None
+    size = HEADER_BYTES
+    output: list[bytes] = []
+    for taken, made in compress_pieces(codec, record_pieces(batch, 0, header), level):
+        output.append(made)
+        size += len(made)
+        if size > config.max_message_bytes:
+            break
+        yield taken
+    if size > config.max_message_bytes:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the record batch has {size} bytes or more as {codec.name.lower()}, {partition} "
+            f"takes {config.max_message_bytes} (max.message.bytes)",
+        )
+    attributes = header.attributes & ~CODEC_MASK | codec
+    stored = pack_batch(header._replace(attributes=attributes), b"".join(output))
+    return stored, parse_header(stored)

@@ -1,0 +1,58 @@
+"""Prometheus' text format: samples as lines, those of one metric together."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from dataplane.instruments.histogram import Times
+from dataplane.prometheus.catalog import METRICS
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+QUANTILES: Final = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
+
+
+def label_text(text: str) -> str:
+    """As it stands between the quotes of a label."""
+    if "\\" in text or '"' in text or "\n" in text:
+        text = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return text.encode(errors="replace").decode() if not text.isascii() else text
+
+
+def labels(pairs: Iterable[tuple[str, object]]) -> str:
+    inner = ",".join(f'{name}="{label_text(str(value))}"' for name, value in pairs)
+    return f"{{{inner}}}" if inner else ""
+
+
+class Page:
+    """What is told at one time: the lines of each metric, by its name in the table."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def lines(self, name: str) -> list[str]:
+        """Of the metric, for whoever has many to add: `name{labels} value` each."""
+        found = self._lines.get(name)
+        if found is None:
+            assert name in METRICS, f"{name} is not in the table"
+            found = self._lines[name] = []
+        return found
+
+    def add(self, name: str, value: float, **of: object) -> None:
+        self.lines(name).append(f"{name}{labels(of.items())} {value}")
+
+    def add_times(self, name: str, times: Times, now: float, **of: object) -> None:
+        """In milliseconds, as Kafka has them."""
+        lines = self.lines(name)
+        for share, seconds in zip(QUANTILES, times.quantiles(QUANTILES, now), strict=True):
+            shown = labels([*of.items(), ("quantile", share)])
+            lines.append(f"{name}{shown} {round(seconds * 1000, 4)}")
+        shown = labels(of.items())
+        lines.append(f"{name}_sum{shown} {round(times.total_s * 1000, 3)}")
+        lines.append(f"{name}_count{shown} {times.count}")
+
+    def texts(self) -> Iterable[bytes]:
+        """The page, in pieces, each of one metric."""
+        for name, lines in self._lines.items():
+            if lines:
+                metric = METRICS[name]
+                head = [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.value}"]
+                yield "\n".join([*head, *lines, ""]).encode()

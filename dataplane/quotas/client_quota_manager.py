@@ -1,0 +1,505 @@
+"""Who may use how much of this worker: bytes of producers and consumers, and time of its loop.
+
+Clients that share an allowance (`metaquorum.metadata.quota_lookup`) are counted together in one
+window (`dataplane.quotas.rate_window`). Which rule applies to a client is looked up once and kept
+until a quota changes; the use that was counted stays when the value changes, so that a new quota is
+in force at once for what was used before, too, and frees who is muted for longer than it asks.
+
+Who was not heard of for a whole window has used nothing: it may be forgotten, and is when others
+come, or within a minute. `MAX_CLIENTS` bounds what strangers can make us remember; beyond, who came
+first is forgotten.
+
+Counting takes some 2 microseconds, a tenth of a small request. So a client that asks often and
+is within its quotas is given *credit* for some requests: they are added up and counted
+with the first that has none. That is as many as it makes in CREDIT_S, of as many bytes as it may
+produce in that time: what is counted later is nothing beside a window of seconds.
+
+An answer is what a quota delays. A produce is appended and answered, and then the connection is
+muted; a fetch is asked about before it reads, and what it is given counts afterwards, so that a
+batch larger than all that is allowed at once is still delivered, and paid for. Of several delays
+the longest counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import inf
+from random import Random
+from typing import Final, TypeAlias
+
+import trio
+
+from dataplane.network.connection import Client
+from dataplane.quotas.connection_rates import ConnectionRates
+from dataplane.quotas.cpu_meter import PERCENT, CpuMeter
+from dataplane.quotas.muting import Mute, Name, throttle_ms
+from dataplane.quotas.rate_window import RateWindow
+from metaquorum.config.resolution import Configs
+from metaquorum.controller.quota_changes import (
+    CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+)
+from metaquorum.metadata.image import MetadataDelta, MetadataImage
+from metaquorum.metadata.quota_lookup import (
+    OBSERVED,
+    QuotaEntity,
+    Rule,
+    Sharers,
+    applying,
+    rules_for,
+)
+from metaquorum.runtime import Clock
+
+MAX_CLIENTS: Final = 100_000
+LOOKED_AT: Final = 4  # of those who came first, whenever somebody comes
+SLICE_ALLOWANCES: Final = 1000  # looked at before the loop gets its turn
+UNLIMITED: Final = 2**63 - 1  # what the configs of defaults say for it
+# What a client does in this time may be counted at once, up to so many requests.
+CREDIT_S: Final = 0.02
+MAX_CREDIT: Final = 64
+MAX_CREDIT_BYTES: Final = 1 << 20
+# The configs that limit a client-id where no rule speaks of the client.
+DEFAULT_CONFIGS: Final[Mapping[str, str]] = {
+    PRODUCER_BYTE_RATE: "quota.producer.default",
+    CONSUMER_BYTE_RATE: "quota.consumer.default",
+}
+
+Quotas: TypeAlias = Mapping[QuotaEntity, Mapping[str, float]]
+
+
+class Throttles:
+    """How often and for how long those with one allowance were delayed, and lately."""
+
+    __slots__ = (
+        "count",
+        "longest_s",
+        "recent_count",
+        "recent_s",
+        "told_count",
+        "told_s",
+        "total_s",
+    )
+
+    def __init__(self, samples: int, sample_s: float) -> None:
+        self.count = 0
+        self.total_s = self.longest_s = 0.0
+        self.told_count = 0  # in the last report
+        self.told_s = 0.0
+        self.recent_count = RateWindow(samples, sample_s)
+        self.recent_s = RateWindow(samples, sample_s)
+
+    def add(self, seconds: float, now: float) -> None:
+        self.count += 1
+        self.total_s += seconds
+        self.longest_s = max(self.longest_s, seconds)
+        self.recent_count.record(1, now)
+        self.recent_s.record(seconds, now)
+
+    def recent_mean_s(self, now: float) -> float:
+        """Of those in the window; 0 when there are none."""
+        count = self.recent_count.total(now)
+        return self.recent_s.total(now) / count if count else 0.0
+
+
+class Allowance:
+    """What all clients that share a quota have used of it. `name`: one of them."""
+
+    __slots__ = ("is_forgotten", "name", "quota", "throttles", "used", "window")
+
+    def __init__(self, name: Name, quota: float, window: RateWindow) -> None:
+        self.quota = quota  # units a second
+        self.name = name
+        self.window = window
+        self.used = 0.0  # since it is counted
+        self.throttles: Throttles | None = None  # never yet
+        self.is_forgotten = False
+
+    def change(self, quota: float, now: float) -> None:
+        if quota != self.quota:
+            self.window.change(quota, now)
+            self.quota = quota
+
+    def is_unused(self, now: float) -> bool:
+        return self.window.is_unused(self.quota, now)
+
+
+class RateQuotas:
+    """One kind of quota for all clients: everybody's use of it."""
+
+    def __init__(
+        self,
+        key: str,
+        quotas: Quotas,
+        clock: Clock,
+        samples: int,
+        sample_s: float,
+        *,
+        default: float | None = None,
+        most_s: float | None = None,
+        max_clients: int = MAX_CLIENTS,
+    ) -> None:
+        """`default`: for whom no rule speaks of; `most_s`: nobody is delayed for longer."""
+        self.key = key
+        self._quotas = quotas
+        self.now = clock.monotonic
+        self._samples = samples
+        self._sample_s = sample_s
+        self._default = default
+        self._most_s = most_s
+        self._max_clients = max_clients
+        self._allowances: dict[Sharers, Allowance] = {}
+        self._by_name: dict[Name, Allowance | None] = {}
+
+    def __len__(self) -> int:
+        """Allowances that are counted at present."""
+        return len(self._allowances)
+
+    def use(self, name: Name, amount: float, now: float) -> float:
+        """It has used so much more; for how many seconds it now has to be left alone."""
+        allowance = self._by_name.get(name)
+        if allowance is None or allowance.is_forgotten:
+            allowance = self.allowance(name)
+            if allowance is None:
+                return 0.0
+        allowance.used += amount
+        delay_s = allowance.window.use(amount, allowance.quota, now)
+        return self._capped(delay_s) if delay_s else 0.0
+
+    def delay_s(self, name: Name) -> float:
+        """As `use` says, without using anything."""
+        allowance = self.allowance(name)
+        if allowance is None or allowance.quota >= allowance.window.within:
+            return 0.0
+        return self._capped(allowance.window.delay_s(allowance.quota, self.now()))
+
+    def delay_after_s(self, name: Name, amount: float) -> float:
+        """What `use` would say, without using anything."""
+        allowance = self.allowance(name)
+        if allowance is None:
+            return 0.0
+        return self._capped(allowance.window.delay_after_s(amount, allowance.quota, self.now()))
+
+    def _capped(self, seconds: float) -> float:
+        return seconds if self._most_s is None else min(seconds, self._most_s)
+
+    def window_units(self, name: Name) -> float | None:
+        """What may be used at once by who has used nothing; None: any amount."""
+        allowance = self.allowance(name)
+        return None if allowance is None else allowance.quota * allowance.window.least_s
+
+    def allowance(self, name: Name) -> Allowance | None:
+        """The one that the client has a share of; None: it is not limited."""
+        try:
+            allowance = self._by_name[name]
+        except KeyError:
+            return self._resolve(name)
+        if allowance is not None and allowance.is_forgotten:
+            return self._resolve(name)
+        return allowance
+
+    def throttled(self, name: Name, seconds: float) -> None:
+        """It is delayed for so long."""
+        allowance = self.allowance(name)
+        if allowance is not None:
+            if allowance.throttles is None:
+                allowance.throttles = Throttles(self._samples, self._sample_s)
+            allowance.throttles.add(seconds, self.now())
+
+    def rule(self, name: Name) -> Rule | None:
+        """The one that applies."""
+        return applying(self._quotas, self.key, name.user, name.client_id, default=self._default)
+
+    def in_use(self) -> Iterator[Allowance]:
+        """Those of which something was used within the window."""
+        now = self.now()
+        for one in list(self._allowances.values()):
+            # Another quota may be in force for that client by now.
+            if not one.is_unused(now) and self.allowance(one.name) is one:
+                yield one
+
+    def throttled_ever(self) -> Iterator[Allowance]:
+        """Those of which somebody had to wait since they are counted."""
+        for one in list(self._allowances.values()):
+            if one.throttles is not None:
+                yield one
+
+    def change(self, quotas: Quotas) -> None:
+        """From now on these are in force."""
+        self._quotas = quotas
+        self._by_name.clear()
+
+    async def forget_unused(self) -> None:
+        """Who was not heard of for a whole window is forgotten."""
+        count = len(self._allowances)
+        for number, sharers in enumerate(list(self._allowances)):
+            if number % SLICE_ALLOWANCES == SLICE_ALLOWANCES - 1:
+                await trio.lowlevel.checkpoint()
+            allowance = self._allowances.get(sharers)
+            if allowance is not None and allowance.is_unused(self.now()):
+                allowance.is_forgotten = True
+                del self._allowances[sharers]
+        if len(self._allowances) < count:
+            self._by_name.clear()
+
+    def _resolve(self, name: Name) -> Allowance | None:
+        if len(self._by_name) >= self._max_clients:
+            self._by_name.clear()
+        rule = self.rule(name)
+        allowance: Allowance | None = None
+        if rule is not None:
+            assert rule.value is not None
+            allowance = self._allowances.get(rule.sharers)
+            if allowance is None:
+                self._forget_some()
+                allowance = Allowance(name, rule.value, RateWindow(self._samples, self._sample_s))
+                self._allowances[rule.sharers] = allowance
+            allowance.change(rule.value, self.now())
+        self._by_name[name] = allowance
+        return allowance
+
+    def _forget_some(self) -> None:
+        """Those who came first go if they have used nothing lately, or if there are too many."""
+        allowances = self._allowances
+        now = self.now()
+        for _ in range(min(LOOKED_AT, len(allowances))):
+            sharers = next(iter(allowances))
+            oldest = allowances.pop(sharers)
+            if oldest.is_unused(now) or len(allowances) + 1 >= self._max_clients:
+                oldest.is_forgotten = True
+            else:
+                allowances[sharers] = oldest  # it is the youngest now
+
+
+class ClientQuotas:
+    """Follows the metadata, as one of its publishers. A kind is None while nobody has such a quota.
+
+    `mutes`: the connections that are left alone at present. `is_on`: answers may be delayed.
+    """
+
+    def __init__(
+        self, image: MetadataImage, clock: Clock, random: Random, configs: Configs
+    ) -> None:
+        self._clock = clock
+        self._random = random
+        self._samples = configs.integer("quota.window.num")
+        self._sample_s = float(configs.integer("quota.window.size.seconds"))
+        self._defaults: dict[str, float] = {}
+        for key, config in DEFAULT_CONFIGS.items():
+            if (value := configs.integer(config)) < UNLIMITED:
+                self._defaults[key] = float(value)
+        self.mutes: dict[Mute, None] = {}
+        self._quotas = MetadataImage.empty(image.cluster_id).client_quotas
+        self._counts: Counter[str] = Counter()  # entities that have such a quota
+        self.produce: RateQuotas | None = None
+        self.fetch: RateQuotas | None = None
+        self.request: RateQuotas | None = None
+        # Quotas that delay nobody, by the names of those that would.
+        self.observed: dict[str, RateQuotas] = {}
+        self.connections = ConnectionRates(self._quotas, clock, configs)
+        self.meter = CpuMeter[Client](clock.cpu_s, self._ended)
+        self.is_on = self.is_on_for_fetches = False
+        self._follow(image)
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        if delta.quota_entities:
+            self._follow(image)
+            for mute in list(self.mutes):
+                mute.shorten(self._delay_s(mute.key, mute.name))
+
+    @property
+    def kinds(self) -> list[RateQuotas]:
+        """Those of which somebody has a quota."""
+        limiting = [kind for kind in (self.produce, self.fetch, self.request) if kind is not None]
+        return [*limiting, *self.observed.values()]
+
+    def rules(self, key: str, name: Name) -> list[Rule]:
+        """All that there are for that client, whether or not they have a value, in their order."""
+        default = self._defaults.get(key)
+        return list(rules_for(self._quotas, key, name.user, name.client_id, default=default))
+
+    async def forget_unused(self) -> None:
+        for kind in self.kinds:
+            await kind.forget_unused()
+
+    def _follow(self, image: MetadataImage) -> None:
+        before, self._quotas = self._quotas, image.client_quotas
+        for items in self._quotas.without(before):
+            self._counts.update(key for _, values in items for key in values)
+        for items in before.without(self._quotas):
+            self._counts.subtract(key for _, values in items for key in values)
+        self.connections.change(self._quotas)
+        self.produce = self._kind(PRODUCER_BYTE_RATE, self.produce)
+        self.fetch = self._kind(CONSUMER_BYTE_RATE, self.fetch)
+        self.request = self._kind(REQUEST_PERCENTAGE, self.request)
+        for key in (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE):
+            observed = self._kind(OBSERVED + key, self.observed.pop(key, None))
+            if observed is not None:
+                self.observed[key] = observed
+        self.meter.is_on = self.request is not None or REQUEST_PERCENTAGE in self.observed
+        self.is_on = (
+            self.produce is not None or self.meter.is_on or PRODUCER_BYTE_RATE in self.observed
+        )
+        self.is_on_for_fetches = self.fetch is not None or CONSUMER_BYTE_RATE in self.observed
+
+    def _kind(self, key: str, kind: RateQuotas | None) -> RateQuotas | None:
+        if not self._counts[key] and key not in self._defaults:
+            return None
+        if kind is None:
+            return self._new(key)
+        kind.change(self._quotas)
+        return kind
+
+    def _new(self, key: str) -> RateQuotas:
+        return RateQuotas(
+            key,
+            self._quotas,
+            self._clock,
+            self._samples,
+            self._sample_s,
+            default=self._defaults.get(key),
+            most_s=self._sample_s if key.endswith(REQUEST_PERCENTAGE) else None,
+        )
+
+    def answering(self, client: Client, client_id: str | None, produced_bytes: int) -> int:
+        """A request is about to be answered; its throttle time. It is muted if that is not 0."""
+        if client.credit and client.mute is None:
+            asked_as = client.asked_as
+            uncounted_bytes = client.uncounted_bytes + produced_bytes
+            if (
+                uncounted_bytes <= client.granted_bytes
+                and asked_as is not None
+                and asked_as.client_id == client_id
+            ):
+                client.credit -= 1
+                client.uncounted_bytes = uncounted_bytes
+                return 0
+        return self._count(client, client_id, produced_bytes)
+
+    def _count(self, client: Client, client_id: str | None, produced_bytes: int) -> int:
+        """As `answering`, with all that was not counted before."""
+        now = self._clock.monotonic()
+        if client.uncounted_bytes:
+            if client.asked_as == (client.principal, client_id):
+                produced_bytes += client.uncounted_bytes
+            else:
+                self._count_bytes(client, client.uncounted_bytes, now)
+            client.uncounted_bytes = 0
+        requests = client.granted - client.credit + 1
+        name = client.named(client_id)
+        self._count_bytes(client, produced_bytes, now)
+        if self.meter.is_on and not client.is_follower:
+            percent_s = self.meter.charge(client)
+            if (request := self.request) is not None:
+                delay_s = request.use(name, percent_s, now)
+                if delay_s:
+                    self._throttle(client, request, name, delay_s)
+            if self.observed:
+                self._observe(REQUEST_PERCENTAGE, name, percent_s, now)
+        client.granted = client.credit = 0
+        if client.mute is not None:
+            return throttle_ms(client.mute.seconds)
+        since_s, client.counted_at = now - client.counted_at, now
+        if 0.0 < since_s < CREDIT_S * requests:
+            self._grant(client, name, requests / since_s)
+        return 0
+
+    def _grant(self, client: Client, name: Name, requests_per_s: float) -> None:
+        """It asks often: some of its next requests, so many on the average, are counted later."""
+        most = min(2 * int(requests_per_s * CREDIT_S), MAX_CREDIT)
+        client.granted = client.credit = int(self._random.random() * (most + 1))
+        may_bytes = MAX_CREDIT_BYTES
+        for kind in (self.produce, self.observed.get(PRODUCER_BYTE_RATE)):
+            if kind is not None and (allowance := kind.allowance(name)) is not None:
+                may_bytes = min(may_bytes, int(allowance.quota * CREDIT_S))
+        client.granted_bytes = may_bytes
+
+    def _count_bytes(self, client: Client, produced_bytes: int, now: float) -> None:
+        """By the name that it is known by."""
+        name = client.asked_as
+        if not produced_bytes or name is None:
+            return
+        if (produce := self.produce) is not None:
+            delay_s = produce.use(name, produced_bytes, now)
+            if delay_s:
+                self._throttle(client, produce, name, delay_s)
+        if self.observed:
+            self._observe(PRODUCER_BYTE_RATE, name, produced_bytes, now)
+
+    def may_fetch(self, client: Client, client_id: str | None) -> int:
+        """0: it may have records now. Else its throttle time, for which it is muted."""
+        if self.fetch is None:
+            return 0
+        name = client.named(client_id)
+        if delay_s := self.fetch.delay_s(name):
+            self._throttle(client, self.fetch, name, delay_s)
+        return 0 if client.mute is None else throttle_ms(client.mute.seconds)
+
+    def fetched(self, client: Client, client_id: str | None, size_bytes: int) -> None:
+        """It is given so much; if that was more than it may have, its next fetch pays for it."""
+        name, now = client.named(client_id), self._clock.monotonic()
+        if self.fetch is not None:
+            self.fetch.use(name, size_bytes, now)
+        if self.observed:
+            self._observe(CONSUMER_BYTE_RATE, name, size_bytes, now)
+
+    def fetch_bytes(self, client: Client, client_id: str | None) -> int | None:
+        """The most that one answer gives it, but for a batch that is larger; None: no limit."""
+        if self.fetch is None:
+            return None
+        most = self.fetch.window_units(client.named(client_id))
+        return None if most is None else max(1, int(most))
+
+    def limits_mutations(self, name: Name) -> bool:
+        """Whether a rule says how many partitions the client may create and delete."""
+        key = CONTROLLER_MUTATION_RATE
+        return bool(self._counts[key]) and (
+            applying(self._quotas, key, name.user, name.client_id) is not None
+        )
+
+    @property
+    def limits_any_mutations(self) -> bool:
+        return bool(self._counts[CONTROLLER_MUTATION_RATE])
+
+    def mute_for_mutations(self, client: Client, name: Name, seconds: float) -> None:
+        self._mute(client, CONTROLLER_MUTATION_RATE, name, seconds)
+
+    def _observe(self, key: str, name: Name, amount: float, now: float) -> None:
+        """So much was used; what that would have been delayed is counted."""
+        kind = self.observed.get(key)
+        if kind is not None and (delay_s := kind.use(name, amount, now)):
+            kind.throttled(name, delay_s)
+
+    def _throttle(self, client: Client, kind: RateQuotas, name: Name, seconds: float) -> None:
+        kind.throttled(name, seconds)
+        self._mute(client, kind.key, name, seconds)
+
+    def _mute(self, client: Client, key: str, name: Name, seconds: float) -> None:
+        if client.mute is not None:
+            if client.mute.left_s >= seconds:
+                return
+            client.mute.end()
+        client.mute = Mute(seconds, key, name, client.address, self.mutes)
+
+    def _ended(self, client: Client) -> None:
+        """It asks for nothing more: what it leaves behind is counted, and delays nobody now."""
+        name, now = client.asked_as, self._clock.monotonic()
+        if name is None:
+            return
+        bytes_left, client.uncounted_bytes = client.uncounted_bytes, 0
+        percent_s, client.cpu_owed_s = client.cpu_owed_s * PERCENT, 0.0
+        for key, kind, amount in (
+            (PRODUCER_BYTE_RATE, self.produce, bytes_left),
+            (REQUEST_PERCENTAGE, self.request, percent_s),
+        ):
+            if amount and kind is not None:
+                kind.use(name, amount, now)
+            if amount and (observed := self.observed.get(key)) is not None:
+                observed.use(name, amount, now)
+
+    def _delay_s(self, key: str, name: Name) -> float:
+        for kind in self.kinds:
+            if kind.key == key:
+                return kind.delay_s(name)
+        # The controller alone knows of mutations: whoever is still limited waits as it was told.
+        return inf if key == CONTROLLER_MUTATION_RATE and self.limits_mutations(name) else 0.0

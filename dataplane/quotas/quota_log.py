@@ -1,0 +1,88 @@
+"""Once a minute: who is held to a quota, by which rule, and how hard.
+
+One line names those who have waited longest; nothing is said of a minute in which nobody had to.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from dataplane.quotas.client_quota_manager import Allowance, ClientQuotas, RateQuotas
+from metaquorum.metadata.quota_lookup import BY_CONFIG, OBSERVED, Rule
+from wire.primitives.frozen import frozen
+
+MOST_NAMED: Final = 10
+
+
+@frozen
+class _Held:
+    """One allowance of which somebody had to wait since the last report."""
+
+    key: str
+    rule: Rule
+    count: int
+    total_s: float
+
+    def __str__(self) -> str:
+        delayed = "would have been delayed" if self.key.startswith(OBSERVED) else "delayed"
+        by = (
+            "the worker's default"
+            if self.rule.precedence == BY_CONFIG
+            else (f"rule {self.rule.precedence}, {self.rule.entity}")
+        )
+        return (
+            f"{_whom(self.rule)}: {self.count} answers {delayed} by {self.total_s / self.count:.1f}"
+            f" s on the average, as {self.key} is {self.rule.value:g} ({by})"
+        )
+
+
+def _whom(rule: Rule) -> str:
+    user, client_id = rule.sharers
+    parts = [
+        f"{word} {_printable(name) or '(none)'}"
+        for word, name in (("user", user), ("client-id", client_id))
+        if name is not None
+    ]
+    return " ".join(parts)
+
+
+def _printable(name: str) -> str:
+    """Names are of strangers: a log line stays one line."""
+    return name if name.isprintable() else ascii(name)
+
+
+class QuotaReports:
+    def __init__(self, quotas: ClientQuotas) -> None:
+        self._quotas = quotas
+        self._refused = 0  # connections, as they were told last
+
+    def line(self) -> str | None:
+        """What has happened since it was asked for last; None: nothing."""
+        held = sorted(self._held(), key=lambda one: -one.total_s)
+        parts = [str(one) for one in held[:MOST_NAMED]]
+        if len(held) > MOST_NAMED:
+            parts.append(f"and {len(held) - MOST_NAMED} more")
+        refused = self._quotas.connections.throttled
+        if refused > self._refused:
+            parts.append(f"{refused - self._refused} connections refused, or taken later")
+        self._refused = refused
+        if not parts:
+            return None
+        muted = len(self._quotas.mutes)
+        return f"quotas: {'; '.join(parts)}; {muted} connections are muted now"
+
+    def _held(self) -> Iterator[_Held]:
+        for kind in self._quotas.kinds:
+            for allowance in kind.throttled_ever():
+                if (held := _since_last(kind, allowance)) is not None:
+                    yield held
+
+
+def _since_last(kind: RateQuotas, allowance: Allowance) -> _Held | None:
+    throttles = allowance.throttles
+    assert throttles is not None
+    count, total_s = throttles.count - throttles.told_count, throttles.total_s - throttles.told_s
+    throttles.told_count, throttles.told_s = throttles.count, throttles.total_s
+    rule = kind.rule(allowance.name)
+    if not count or rule is None or rule.value is None:
+        return None
+    return _Held(kind.key, rule, count, total_s)

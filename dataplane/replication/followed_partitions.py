@@ -1,0 +1,132 @@
+"""What one fetcher follows, and what of it is to be asked for. Plain state.
+
+    add ----> fetching --answer: records, where the logs part, nothing--> fetching
+    remove <-'    |---- an error of the partition --> delayed --backoff--> fetching
+                  '---- the connection ends, or the leader is another process: all begin anew
+
+Of thousands of partitions few change between two requests: those that may have to be asked for
+otherwise than before are *stirred*, and looked at by the next.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from dataplane.fetch.session_client import AskingSession, Key, Wanted
+from dataplane.partition.partition import Partition
+from dataplane.replication import follower_state
+from wire.primitives.errors import ErrorCode
+
+# What is asked of partitions that gave nothing is looked at so often: their logs may begin later.
+LOOK_AT_ALL_S: Final = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Followed:
+    partition: Partition
+    leader_epoch: int
+    want: Wanted | None = None  # as it was asked for; None while it is not
+    resume_at: float = 0.0
+    failures: int = 0
+    told: ErrorCode | None = None  # the error that was logged last
+    lag: int = 0  # records that its leader has committed, and that are not here
+
+
+class FollowedPartitions:
+    """`session` asks for them; it is told what to ask for by `look`."""
+
+    def __init__(self, session: AskingSession, partition_max_bytes: int) -> None:
+        self._session = session
+        self._partition_max_bytes = partition_max_bytes
+        self._followed: dict[Key, Followed] = {}
+        self._stirred: dict[Key, None] = {}
+        self._delayed: dict[Key, None] = {}
+        self._awaited: dict[Key, None] = {}  # with consumers that wait for what is committed
+        self._look_at_all_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    def __iter__(self) -> Iterator[Followed]:
+        return iter(self._followed.values())
+
+    @property
+    def are_awaited(self) -> bool:
+        """Consumers wait here for what is committed in one of them, as of the last look."""
+        return bool(self._awaited)
+
+    def get(self, key: Key) -> Followed | None:
+        return self._followed.get(key)
+
+    def add(self, partition: Partition, leader_epoch: int) -> bool:
+        """It is followed in that epoch. False if it was."""
+        key = partition.topic_id, partition.index
+        known = self._followed.get(key)
+        if (
+            known is not None
+            and known.partition is partition
+            and known.leader_epoch == leader_epoch
+        ):
+            return False
+        self._followed[key] = Followed(partition, leader_epoch)
+        self._stirred[key] = None
+        self._delayed.pop(key, None)
+        return True
+
+    def remove(self, key: Key) -> bool:
+        """It is not followed. False if it was not."""
+        if self._followed.pop(key, None) is None:
+            return False
+        self._session.drop(key)
+        self._stirred.pop(key, None)
+        self._delayed.pop(key, None)
+        return True
+
+    def stir(self, key: Key) -> None:
+        self._stirred[key] = None
+
+    def stir_all(self) -> None:
+        self._stirred.update(dict.fromkeys(self._followed))
+
+    def delay(self, followed: Followed, resume_at: float) -> None:
+        """It is not asked for until then; nothing, if it is followed no more."""
+        followed.resume_at = resume_at
+        key = followed.partition.topic_id, followed.partition.index
+        if self._followed.get(key) is followed:
+            followed.want = None
+            self._session.drop(key)
+            self._stirred.pop(key, None)
+            self._delayed[key] = None
+
+    def next_resume_at(self) -> float:
+        """When the first of those delayed is asked for again; inf where there are none."""
+        if not self._delayed:
+            return inf
+        return min(self._followed[key].resume_at for key in self._delayed)
+
+    def look(self, now: float) -> None:
+        """The session asks for what is to be asked for now."""
+        if now >= self._look_at_all_at:
+            self._look_at_all_at = now + LOOK_AT_ALL_S
+            self.stir_all()
+        for key in [key for key in self._delayed if self._followed[key].resume_at <= now]:
+            del self._delayed[key]
+            self._stirred[key] = None
+        if self._awaited:
+            self._awaited = {
+                key: None
+                for key in self._awaited
+                if key in self._followed and self._followed[key].partition.is_awaited
+            }
+        for key in self._stirred:
+            if key in self._delayed:
+                continue
+            followed = self._followed[key]
+            if followed.partition.is_awaited:
+                self._awaited[key] = None
+            followed.want = follower_state.wanted(
+                followed.partition, followed.leader_epoch, self._partition_max_bytes
+            )
+            self._session.want(followed.want)
+        self._stirred.clear()

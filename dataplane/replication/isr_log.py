@@ -1,0 +1,104 @@
+"""Why replicas leave and join the ISRs of the partitions led here, in few lines of the log.
+
+A worker that dies leaves thousands of ISRs at once: what is told together is one line for each
+replica, way and reason, with the first partitions by name.
+
+    left      slow: behind for replica.lag.time.max.ms, with how far at most; or what the metadata
+              know of it: fenced, shutting down, restarted, its log is lost, unregistered
+    joined    it has caught up
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from dataplane.partition.leader_state import IsrChange
+from metaquorum.metadata.image import MetadataImage, PartitionImage
+
+log = logging.getLogger(__name__)
+
+MOST_NAMED: Final = 5  # partitions in one line
+MOST_LINES: Final = 20  # at a time; one worker makes one or two
+
+
+@dataclass(slots=True)
+class _Row:
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+    behind_records: int = 0
+    behind_s: float = 0.0
+
+
+class IsrNews:
+    """`note` each change of an ISR, then `tell` of them together."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, str, str], _Row] = {}
+
+    def note(
+        self,
+        name: str,
+        before: tuple[int, ...],
+        after: PartitionImage,
+        own: IsrChange | None,
+        image: MetadataImage,
+    ) -> None:
+        """`own`: the change that this leader had proposed, if it is that."""
+        for replica_id in before:
+            if replica_id in after.isr:
+                continue
+            lag = None if own is None else own.lags.get(replica_id)
+            why = "slow" if lag is not None else _why_gone(replica_id, after, image)
+            row = self._note(name, replica_id, "left", why)
+            if lag is not None:
+                row.behind_records = max(row.behind_records, lag.records)
+                row.behind_s = max(row.behind_s, lag.seconds)
+        for replica_id in after.isr:
+            if replica_id not in before:
+                self._note(name, replica_id, "joined", "it has caught up")
+
+    def _note(self, name: str, replica_id: int, what: str, why: str) -> _Row:
+        row = self._rows.setdefault((replica_id, what, why), _Row())
+        row.count += 1
+        if len(row.names) < MOST_NAMED:
+            row.names.append(name)
+        return row
+
+    def tell(self) -> None:
+        rows, self._rows = self._rows, {}
+        for number, ((replica_id, what, why), row) in enumerate(rows.items()):
+            if number == MOST_LINES:
+                log.info("and %d kinds of changes of ISRs more", len(rows) - number)
+                return
+            if why == "slow":
+                why = (
+                    f"not caught up for {row.behind_s:.1f} s, {row.behind_records} records behind"
+                    f"{' at most' if row.count > 1 else ''}"
+                )
+            isrs = "the ISR" if row.count == 1 else f"{row.count} ISRs"
+            log.info(
+                "replica %d %s %s (%s): %s%s",
+                replica_id,
+                what,
+                isrs,
+                why,
+                ", ".join(row.names),
+                ", ..." if row.count > len(row.names) else "",
+            )
+
+
+def _why_gone(replica_id: int, state: PartitionImage, image: MetadataImage) -> str:
+    worker = image.workers.get(replica_id)
+    if replica_id in state.offline:
+        return "its log directory failed"
+    if replica_id in state.blank:
+        return "its log is lost"
+    if replica_id not in state.replicas:
+        return "it is no replica any more"
+    if worker is None:
+        return "it is unregistered"
+    if worker.in_controlled_shutdown:
+        return "it is shutting down"
+    if worker.fenced:
+        return "it is fenced"
+    return "its worker is going, or is another process"  # partitions go before it is fenced

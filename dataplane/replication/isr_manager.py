@@ -1,0 +1,500 @@
+"""How a worker's partitions come to have replicas elsewhere, and to be replicas of others.
+
+    led here       followers fetch (`handlers.fetch`) -> `Leadership` -> changes of the ISR are
+                   proposed to the controller, together and one row of them at a time
+    followed here  one `ReplicaFetcher` for each leader, or several (num.replica.fetchers); and as
+                   many for what is not in sync
+
+The metadata decides who does what: `assigned` is called for each partition as it changes.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import islice
+from random import Random
+from typing import Final
+from zlib import crc32
+
+import trio
+
+from dataplane.fetch.session_client import FetchLimits, Key
+from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.log.recovery.checkpoints import LogOffsets
+from dataplane.network.listeners import Replicating
+from dataplane.partition.leader_state import UNKNOWN, IsrChange
+from dataplane.partition.partition import Partition, ReplicaContext
+from dataplane.replication import follower_state, truncation_ledger
+from dataplane.replication.follower_state import Truncation
+from dataplane.replication.isr_log import IsrNews
+from dataplane.replication.replica_fetcher import (
+    FetcherConfig,
+    FollowerEvents,
+    LeaderAddress,
+    ReplicaFetcher,
+)
+from dataplane.replication.truncation_ledger import TruncationLedger
+from metaquorum.channel import Endpoint
+from metaquorum.config.resolution import Configs
+from metaquorum.controller.alter_partition import PartitionChange
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.rpc.controller_client import Gateway
+from metaquorum.rpc.session import WorkerSession
+from metaquorum.runtime import Runtime, StorageError, sleep
+from metaquorum.security.tls_context import ReloadedContext
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import Uuid
+
+log = logging.getLogger(__name__)
+
+MAX_CHANGES: Final = 1000  # of ISRs in one request
+FIRST_RETRY_S: Final = 0.05
+MAX_RETRY_S: Final = 1.0
+ASK_S: Final = 5.0
+SLICE_PARTITIONS: Final = 500
+# Of one partition in an answer to who is catching up: what is appended in one turn of the loop.
+CATCH_UP_BYTES: Final = 256 * 1024
+
+# What was refused for good, with the metadata as the leader knows it: it may ask for another set.
+_REFUSED: Final = frozenset((ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST))
+# News of the partition is on its way here, and settles everything.
+_OVERTAKEN: Final = frozenset(
+    (
+        ErrorCode.NONE,
+        ErrorCode.INVALID_UPDATE_VERSION,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.STALE_BROKER_EPOCH,
+        ErrorCode.NEW_LEADER_ELECTED,
+    )
+)
+
+
+class Replication:
+    """One worker's part in the replication of all its partitions."""
+
+    def __init__(
+        self,
+        session: WorkerSession,
+        runtime: Runtime,
+        loader: MetadataLoader,
+        configs: Configs,
+        between_workers: Replicating,
+        tls: ReloadedContext | None,
+        endpoint: Endpoint | None,
+        gateway: Gateway,
+        ledger: TruncationLedger,
+    ) -> None:
+        """`between_workers` is how this worker reaches others, over `tls` if any.
+
+        `session` is read at each use of the broker epoch: nobody here keeps a copy. `endpoint`
+        proves to other workers which one this is; None where there are no others.
+        """
+        self._between_workers = between_workers
+        self._endpoint = endpoint
+        self.worker_id: Final = session.registration.worker_id
+        self.ledger: Final = ledger
+        self._session: Final = session
+        self._runtime = runtime
+        self._loader = loader
+        self._gateway = gateway
+        self._lag_s = configs.integer("replica.lag.time.max.ms") / 1000
+        self._fetchers_per_leader = configs.integer("num.replica.fetchers")
+        self._fetcher_config = FetcherConfig(
+            FetchLimits(
+                configs.integer("replica.fetch.wait.max.ms"),
+                configs.integer("replica.fetch.min.bytes"),
+                configs.integer("replica.fetch.response.max.bytes"),
+            ),
+            configs.integer("replica.fetch.max.bytes"),
+            configs.integer("replica.fetch.backoff.ms") / 1000,
+            between_workers.login,
+            tls,
+        )
+        self._catch_up_config = replace(
+            self._fetcher_config,
+            partition_max_bytes=min(self._fetcher_config.partition_max_bytes, CATCH_UP_BYTES),
+        )
+        self.context: Final = ReplicaContext(
+            self.worker_id,
+            self._broker_epoch,
+            runtime.clock.monotonic,
+            self._lag_s,
+            self.is_eligible,
+            {},
+            self._isr_due,
+        )
+        self._events = FollowerEvents(self._truncating, self._failed, self._cutting)
+        self._fetchers: dict[tuple[int, int], tuple[ReplicaFetcher, trio.CancelScope]] = {}
+        self._fetched_by: dict[Key, tuple[int, int]] = {}
+        # Those with other replicas, and their ISR as it was told.
+        self._led: dict[Partition, tuple[int, ...]] = {}
+        self._isr_news = IsrNews()
+        self._due: dict[Partition, None] = {}
+        self._is_due = trio.Event()
+        self._lost: dict[Key, None] = {}  # logs that failed, of which the controller has not heard
+        self._has_lost = trio.Event()
+        self.log_dirs: LogDirs | None = None
+        self.on_failure: Callable[[Partition, StorageError], None] | None = None
+        self._nursery: trio.Nursery | None = None
+        self._losses: list[truncation_ledger.Entry] = []  # of unclean elections, not recorded yet
+
+    def _broker_epoch(self) -> int:
+        return self._session.broker_epoch
+
+    # What the metadata says
+
+    def is_eligible(self, replica_id: int, broker_epoch: int) -> bool:
+        """Whether this incarnation may be in an ISR (KIP-841, KIP-903)."""
+        image = self._loader.image
+        return image.is_live(replica_id) and (
+            broker_epoch in (UNKNOWN, image.workers[replica_id].broker_epoch)
+        )
+
+    def suspects(self) -> frozenset[int]:
+        """Leaders whose process seems to be gone, which the metadata do not say yet."""
+        return frozenset(
+            [at[0] for at, (fetcher, _) in self._fetchers.items() if fetcher.is_leader_suspect]
+        )
+
+    def assigned(self, partition: Partition) -> None:
+        """The partition's leader, replicas or ISR may be others now."""
+        key = partition.topic_id, partition.index
+        followed = partition.leader_id if partition.is_follower else None
+        fetcher_at = None if followed is None else (followed, self._number(partition))
+        self._stop_fetching(key, unless=fetcher_at)
+        if fetcher_at is not None:
+            self._fetched_by[key] = fetcher_at
+            self._fetcher(fetcher_at).add(partition, partition.leader_epoch)
+        if partition.leadership is not None:
+            self._note_isr(partition, partition.leadership.made)
+            self._isr_due(partition)
+        else:
+            self._led.pop(partition, None)
+            self._due.pop(partition, None)
+
+    def _note_isr(self, partition: Partition, own: IsrChange | None) -> None:
+        before, state = self._led.get(partition), partition.state
+        if before is not None and before != state.isr:
+            self._isr_news.note(str(partition), before, state, own, self._loader.image)
+        self._led[partition] = state.isr
+
+    def removed(self, partition: Partition) -> None:
+        """This worker hosts it no more, or cannot."""
+        self._stop_fetching((partition.topic_id, partition.index), unless=None)
+        self._led.pop(partition, None)
+        self._due.pop(partition, None)
+
+    def lost(self, topic_id: Uuid, index: int) -> None:
+        """The log of that partition cannot be used here: others are to know."""
+        self._lost[topic_id, index] = None
+        self._has_lost.set()
+
+    async def tell_begun_anew(self, logs: Sequence[Key]) -> bool:
+        """The controller knows that these logs are empty ones; however long that takes.
+
+        False: another process is this worker by now, and this one is about to hear of it.
+        """
+        failures = 0
+        left = list(logs)
+        while left:
+            part = left[:MAX_CHANGES]
+            try:
+                answers = await self._gateway.lose_logs(
+                    self.worker_id, self._broker_epoch(), part, begun_anew=True, timeout_s=ASK_S
+                )
+            except KafkaError as error:
+                answers = [error] * len(part)
+            if self._session.is_replaced:
+                return False
+            refused = [key for key, each in zip(part, answers, strict=True) if each is not None]
+            left = refused + left[MAX_CHANGES:]
+            failures = failures + 1 if refused else 0
+            if failures:
+                log.log(
+                    logging.WARNING if failures == 1 else logging.DEBUG,
+                    "the controller cannot be told of logs that begin anew: %s",
+                    next(each.message for each in answers if each is not None),
+                )
+                retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
+                await sleep(self._runtime.clock, retry_s)
+        return True
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Workers may have come, gone, or be other processes. After the partitions."""
+        if self._losses:
+            losses, self._losses = self._losses, []
+            await self.ledger.record(losses)
+        self._isr_news.tell()
+        if delta.worker_ids:
+            for fetcher, _ in list(self._fetchers.values()):
+                fetcher.look_at_leader()
+            for number, partition in enumerate(list(self._led)):
+                partition.advance()
+                partition.look_at_starts()
+                self._isr_due(partition)
+                if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
+                    await trio.lowlevel.checkpoint()
+
+    def _number(self, partition: Partition) -> int:
+        """Which of a leader's fetchers has it.
+
+        What is not in sync has fetchers of its own: an answer full of what a replica lacks would
+        keep the others, for which producers wait, from their turn (2 GB to catch up with: an
+        acks=all took 30 ms instead of 2).
+        """
+        number = crc32(partition.topic_id, partition.index) % self._fetchers_per_leader
+        is_in_sync = self.worker_id in partition.isr
+        return number if is_in_sync else number + self._fetchers_per_leader
+
+    def _stop_fetching(self, key: Key, *, unless: tuple[int, int] | None) -> None:
+        at = self._fetched_by.get(key)
+        if at is None or at == unless:
+            return
+        del self._fetched_by[key]
+        fetcher, scope = self._fetchers[at]
+        fetcher.remove(key)
+        if not len(fetcher):
+            del self._fetchers[at]
+            scope.cancel()
+
+    def max_lag(self) -> int:
+        """Committed records that the replica here lacks that lacks most."""
+        return max((fetcher.max_lag for fetcher, _ in self._fetchers.values()), default=0)
+
+    def _fetcher(self, at: tuple[int, int]) -> ReplicaFetcher:
+        known = self._fetchers.get(at)
+        if known is not None:
+            return known[0]
+        leader_id, number = at
+        fetcher = ReplicaFetcher(
+            self.worker_id,
+            self._broker_epoch,
+            leader_id,
+            self._runtime,
+            self._fetcher_config if number < self._fetchers_per_leader else self._catch_up_config,
+            lambda: self._address(leader_id),
+            self._events,
+            self._endpoint,
+            Random(self._runtime.random.getrandbits(64)),  # noqa: S311 - for jitter
+        )
+        scope = trio.CancelScope()
+        self._fetchers[at] = fetcher, scope
+        if self._nursery is not None:
+            self._nursery.start_soon(self._run_fetcher, fetcher, scope)
+        return fetcher
+
+    async def _run_fetcher(self, fetcher: ReplicaFetcher, scope: trio.CancelScope) -> None:
+        with scope:
+            await fetcher.run()
+
+    def _address(self, leader_id: int) -> LeaderAddress | None:
+        worker = self._loader.image.workers.get(leader_id)
+        for endpoint in () if worker is None else worker.endpoints:
+            if worker is not None and endpoint.listener == self._between_workers.listener:
+                return LeaderAddress(endpoint.host, endpoint.port, worker.broker_epoch)
+        return None
+
+    async def _truncating(self, cuts: Sequence[tuple[Partition, Truncation]]) -> None:
+        now_ms = self._runtime.clock.now_ms()
+        await self.ledger.record(
+            [truncation_ledger.of_follower(each, cut, now_ms) for each, cut in cuts]
+        )
+
+    @asynccontextmanager
+    async def _cutting(
+        self, kept: Mapping[Partition, LogOffsets]
+    ) -> AsyncIterator[Mapping[Partition, StorageError]]:
+        assert self.log_dirs is not None
+        at = {(each.topic, each.index): each for each in kept}
+        async with self.log_dirs.cutting({key: kept[each] for key, each in at.items()}) as uncut:
+            yield {at[key]: error for key, error in uncut.items()}
+
+    def elected(self, partition: Partition, before: PartitionImage, high_watermark: int) -> None:
+        """This worker leads; where it was not in sync when it was elected, what it lacks is lost.
+
+        It knew `high_watermark` then: who is alone in sync has all that it has for committed.
+
+        Or it was elected so in an epoch before, of which it did not hear, or did not come to say
+        so: then it is still alone in sync.
+        """
+        state = partition.state
+        if state.unclean_epoch < 0:
+            return
+        if state.leader_epoch > state.unclean_epoch and (
+            state.isr != (self.worker_id,)
+            or follower_state.last_epoch(partition) >= state.unclean_epoch
+            or self.ledger.knows_election(partition)
+        ):
+            return
+        now_ms = self._runtime.clock.now_ms()
+        self._losses.append(
+            truncation_ledger.of_unclean_leader(partition, before, high_watermark, now_ms)
+        )
+
+    async def lost_logs(self, lost: Sequence[tuple[Partition, int | None]]) -> None:
+        """Logs that begin anew are recorded, with where they ended at least, if that was noted."""
+        now_ms = self._runtime.clock.now_ms()
+        await self.ledger.record(
+            [truncation_ledger.of_lost_log(each, end, now_ms) for each, end in lost]
+        )
+
+    async def recovered(self, partitions: Sequence[Partition]) -> None:
+        """What these logs lack since they were opened is recorded."""
+        now_ms = self._runtime.clock.now_ms()
+        found = [truncation_ledger.of_recovery(partition, now_ms) for partition in partitions]
+        await self.ledger.record([entry for entry in found if entry is not None])
+
+    def _failed(self, partition: Partition, error: StorageError) -> None:
+        assert self.on_failure is not None
+        self.on_failure(partition, error)
+
+    # Running
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for fetcher, scope in self._fetchers.values():
+                nursery.start_soon(self._run_fetcher, fetcher, scope)
+            nursery.start_soon(self._look_for_lag)
+            nursery.start_soon(self._report_lost)
+            self._nursery = nursery
+            try:
+                await self._propose_changes()
+            finally:
+                self._nursery = None  # what is assigned from now on, as all ends, is not fetched
+
+    async def _report_lost(self) -> None:
+        """The controller hears of every log that is lost, for ever."""
+        failures = 0
+        while True:
+            await self._has_lost.wait()
+            self._has_lost = trio.Event()
+            lost = list(islice(self._lost, MAX_CHANGES))
+            if not lost:
+                continue
+            try:
+                answers = await self._gateway.lose_logs(
+                    self.worker_id, self._broker_epoch(), lost, timeout_s=ASK_S
+                )
+            except KafkaError as error:
+                answers = [error] * len(lost)
+            for key, answer in zip(lost, answers, strict=True):
+                if answer is None:
+                    del self._lost[key]
+            if not self._lost:
+                failures = 0
+                continue
+            self._has_lost.set()
+            refused = next((each for each in answers if each is not None), None)
+            if refused is not None:
+                failures += 1
+                if failures == 1:
+                    log.warning("the controller cannot be told of lost logs: %s", refused.message)
+                retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
+                await sleep(self._runtime.clock, retry_s)
+
+    def _isr_due(self, partition: Partition) -> None:
+        self._due[partition] = None
+        self._is_due.set()
+
+    async def _look_for_lag(self) -> None:
+        """Members of an ISR that have been behind for too long are proposed to leave."""
+        while True:
+            await sleep(self._runtime.clock, self._lag_s / 2)
+            now = self._runtime.clock.monotonic()
+            for number, partition in enumerate(list(self._led)):
+                leadership = partition.leadership
+                if leadership is not None:
+                    partition.advance()
+                    if leadership.lagging(partition.log.log_end_offset, now):
+                        self._isr_due(partition)
+                if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
+                    await trio.lowlevel.checkpoint()
+
+    async def _propose_changes(self) -> None:
+        """What is due goes to the controller, for ever."""
+        failures = 0
+        while True:
+            await self._is_due.wait()
+            self._is_due = trio.Event()
+            changes = self._changes_due()
+            if not changes:
+                continue
+            try:
+                codes = await self._gateway.alter_partitions(
+                    self.worker_id,
+                    self._broker_epoch(),
+                    [_row(partition, change) for partition, change in changes],
+                    timeout_s=ASK_S,
+                )
+            except KafkaError as error:
+                failures += 1
+                if failures == 1:
+                    log.warning("the controller cannot be asked for another ISR: %s", error.message)
+                self._settle(changes, [error.code] * len(changes), lost=True)
+            else:
+                failures = 0
+                self._settle(changes, codes, lost=False)
+            if any(partition in self._due for partition, _ in changes):
+                retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
+                await sleep(self._runtime.clock, retry_s * self._runtime.random.uniform(0.5, 1.0))
+
+    def _changes_due(self) -> list[tuple[Partition, IsrChange]]:
+        now = self._runtime.clock.monotonic()
+        changes: list[tuple[Partition, IsrChange]] = []
+        while self._due and len(changes) < MAX_CHANGES:
+            partition = next(iter(self._due))
+            del self._due[partition]
+            leadership = partition.leadership
+            if leadership is None or partition.offline is not None:
+                continue
+            change = leadership.proposed  # asked for before, and nobody knows
+            if change is None:
+                change = leadership.propose(
+                    partition.high_watermark, partition.log.log_end_offset, now, self.is_eligible
+                )
+            if change is not None:
+                changes.append((partition, change))
+        if self._due:
+            self._is_due.set()
+        return changes
+
+    def _settle(
+        self,
+        changes: Sequence[tuple[Partition, IsrChange]],
+        codes: Sequence[ErrorCode],
+        *,
+        lost: bool,
+    ) -> None:
+        refused: list[tuple[Partition, ErrorCode]] = []
+        for (partition, change), code in zip(changes, codes, strict=True):
+            leadership = partition.leadership
+            if leadership is None or leadership.proposed is not change:
+                continue  # news of the partition has overtaken the answer
+            if not lost and code in _OVERTAKEN:
+                continue
+            if lost or code not in _REFUSED:
+                leadership.lost(change)
+            else:
+                leadership.refused(change)
+                refused.append((partition, code))
+            self._isr_due(partition)
+        if refused:
+            partition, code = refused[0]
+            others = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
+            log.info("another ISR for %s is refused: %s%s", partition, code.name, others)
+
+
+def _row(partition: Partition, change: IsrChange) -> PartitionChange:
+    return PartitionChange(
+        partition.topic_id,
+        partition.index,
+        change.leader_epoch,
+        change.partition_epoch,
+        change.isr,
+        change.broker_epochs,
+    )

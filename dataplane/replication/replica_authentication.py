@@ -1,0 +1,176 @@
+"""The proof by which a follower's connection shows a leader which worker it is.
+
+    start -- AuthenticateReplica: hello of another worker, for this one: answered -> begun
+      '----- AuthenticateReplica: anything else: answered with the reason ----------> refused
+    begun -- AuthenticateReplica: proof made with the cluster's secret: answered ---> proven
+      '----- AuthenticateReplica: anything else: answered with the reason ----------> refused
+    proven, refused -- AuthenticateReplica -----------------------------------------> closed
+
+Every other request is handled in any state: the proof decides only what a request may claim, and
+`claim_error` is the one place that decides it:
+
+    replica id in the request   this connection proved    broker epoch in the request    answer
+    < 0                         anything                  -                              a consumer
+    >= 0                        nothing, or another id    anything                       refused
+    >= 0                        that id                   a fetch to v14, which has none refused
+    >= 0                        that id                   not that of the metadata image stale
+    >= 0                        that id                   that of the metadata image     a replica
+    >= 0                        that id                   -, no fetch                    a replica
+
+refused: each partition answers TOPIC_AUTHORIZATION_FAILED, as in Kafka for a client without
+CLUSTER_ACTION. (To read such a request as a consumer's would mislead a replica that is not known
+here.) stale: STALE_BROKER_EPOCH for the whole request. Either side may hear of a registration
+first, so the follower asks again: one metadata delta later both know the same.
+
+The handshake is that of `metaquorum.channel.handshake` with a stream kind of its own, so a proof
+for a stream to a controller proves nothing here, and the other way round. Both hellos name the
+cluster and both node ids, and the follower's covers the address that it dialed: a proof that a
+program at a former address of the leader passes on is refused. The proof holds for its connection
+alone. Somebody who alters the packets of an established plaintext connection can still use it; TLS
+prevents that.
+
+A connection holds at most one unfinished handshake of MAX_HANDSHAKE_BYTES and has one attempt,
+which costs two HMACs if it fails. A worker of the cluster knows its secret and is believed: a node
+without a secret has no followers.
+
+Plain state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from dataplane.instruments.log_rate_limit import LineLimit
+from dataplane.network.connection import Client, CloseConnectionError
+from metaquorum.channel import Endpoint, HandshakeError, StreamKind
+from metaquorum.channel.handshake import Accepting, Dialing, Hello, Refusal
+from wire.primitives.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from metaquorum.metadata.image import MetadataImage
+    from wire.messages.fetch import FetchRequest
+
+log = logging.getLogger(__name__)
+
+_DIGEST_BYTES: Final = 8
+
+
+def claim_error(client: Client, replica_id: int) -> ErrorCode:
+    """NONE if this client may ask as that replica; negative ids are consumers'."""
+    if replica_id < 0 or replica_id == client.worker_id:
+        return ErrorCode.NONE
+    return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+def fetch_claim_error(client: Client, message: FetchRequest, image: MetadataImage) -> ErrorCode:
+    """As `claim_error`, with the broker epoch that the fetch has to carry. `image`: that of now."""
+    state = message.replica_state
+    if state is None or state.replica_id < 0:
+        # To v14 a fetch does not say which process of the worker sent it: no worker sends one.
+        is_consumer = message.replica_id < 0
+        return ErrorCode.NONE if is_consumer else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if code := claim_error(client, state.replica_id):
+        return code
+    registered = image.workers.get(state.replica_id)
+    if registered is None or registered.broker_epoch != state.replica_epoch:
+        return ErrorCode.STALE_BROKER_EPOCH
+    return ErrorCode.NONE
+
+
+class ReplicaAuthenticationError(Exception):
+    """The proof is refused; `answer` is what the handshake says to that, if anything."""
+
+    def __init__(self, reason: str, answer: bytes = b"") -> None:
+        super().__init__(reason)
+        self.answer = answer
+
+
+class ReplicaAuthenticator:
+    """The leader's side, for all connections of one worker."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint | None,
+        listener: str,
+        address: tuple[str, int],
+        monotonic: Callable[[], float],
+    ) -> None:
+        """`address`: under which this worker's `listener` for other workers is registered.
+
+        Without `endpoint` (one node, without a secret) every proof is refused.
+        """
+        self._endpoint = endpoint
+        self._listener = listener
+        self._address = address_digest(*address)
+        self._monotonic = monotonic
+        self._lines = LineLimit(monotonic())
+
+    def respond(self, client: Client, token: bytes) -> bytes:
+        """The answer to one message of the handshake; the last one sets `client.worker_id`.
+
+        Raises ReplicaAuthenticationError, after which this connection can prove nothing any more,
+        and CloseConnectionError on a second attempt.
+        """
+        exchange, client.replica_exchange = client.replica_exchange, None
+        if exchange is None and client.has_begun_proof:
+            raise CloseConnectionError("it begins a second proof that it is a worker")
+        client.has_begun_proof = True
+        try:
+            if exchange is not None:
+                return self._advance(client, exchange, token, is_last=True)
+            return self._advance(client, self._begin(client), token, is_last=False)
+        except ReplicaAuthenticationError as error:
+            end = self._lines.take(client.address[0], self._monotonic())
+            if end is not None:
+                log.warning("%s has not proved that it is a worker: %s%s", client, error, end)
+            raise
+
+    def _begin(self, client: Client) -> Accepting:
+        if self._endpoint is None:
+            raise ReplicaAuthenticationError("this node has no cluster secret, so no followers")
+        if client.listener != self._listener:
+            raise ReplicaAuthenticationError(
+                f"followers connect to the listener {self._listener}, not {client.listener}"
+            )
+        return self._endpoint.accepting(self._admit)
+
+    def _advance(
+        self, client: Client, exchange: Accepting, token: bytes, *, is_last: bool
+    ) -> bytes:
+        if len(token) > exchange.room:
+            raise ReplicaAuthenticationError("its message is too long")
+        try:
+            exchange.receive(token)
+        except HandshakeError as error:
+            raise ReplicaAuthenticationError(str(error), exchange.data_to_send()) from None
+        if exchange.established is not None:
+            client.worker_id = exchange.established.peer.sender
+        elif is_last or exchange.peer is None:
+            raise ReplicaAuthenticationError("its message is too short")
+        else:
+            client.replica_exchange = exchange
+        return exchange.data_to_send()
+
+    def _admit(self, hello: Hello) -> HandshakeError | None:
+        assert self._endpoint is not None
+        if hello.kind is not StreamKind.REPLICA:
+            return HandshakeError(Refusal.UNWELCOME, "its proof is for another kind of stream")
+        if hello.sender < 0 or hello.sender == self._endpoint.identity.node_id:
+            return HandshakeError(Refusal.UNWELCOME, f"{hello.sender} is no other worker")
+        if hello.incarnation != self._address:
+            return HandshakeError(Refusal.UNWELCOME, "it dialed another address than this worker's")
+        return None
+
+
+def prove(endpoint: Endpoint, leader_id: int, address: tuple[str, int]) -> Dialing:
+    """The follower's side of a new handshake with the leader that it dialed at `address`."""
+    return endpoint.dialing(StreamKind.REPLICA, leader_id, address_digest(*address))
+
+
+def address_digest(host: str, port: int) -> int:
+    """The address as the hello of a follower carries it, in place of an incarnation."""
+    digest = hashlib.sha256(f"{host}\n{port}".encode()).digest()
+    return int.from_bytes(digest[:_DIGEST_BYTES], "big")

@@ -1,0 +1,622 @@
+"""Followers' tasks: each fetches from one leader all partitions that follow it.
+
+What is to be asked for, `followed_partitions` knows; here it is asked, and what comes is appended,
+cut, or begun anew. A fetcher has one request under way. What comes for a partition that was taken
+away meanwhile, or given another leader epoch, is dropped.
+
+Nearly all answers bring a few small batches: they are appended, and the next request leaves, in the
+step that received them (`_step`). A row that has to wait for something, and whatever comes in a
+large answer, is left to the task (`_take_rest`); the next request leaves when it is done.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from math import ceil, inf
+from random import Random
+from typing import Final, NamedTuple
+
+import trio
+
+from dataplane.fetch.session_client import (
+    AskingSession,
+    FetchLimits,
+    Key,
+    Wanted,
+    is_session_error,
+    rows_of,
+)
+from dataplane.log.recovery.checkpoints import LogOffsets
+from dataplane.log.segments.config import NEVER
+from dataplane.partition.leader_state import BrokerEpoch
+from dataplane.partition.partition import Partition
+from dataplane.replication import follower_state
+from dataplane.replication.followed_partitions import Followed, FollowedPartitions
+from dataplane.replication.follower_state import Truncation
+from dataplane.replication.leader_connection import FetchLink
+from dataplane.replication.replica_authentication import prove
+from metaquorum.channel import Endpoint, HandshakeError
+from metaquorum.channel.handshake import Dialing, Refusal
+from metaquorum.client.connection import BrokerConnection
+from metaquorum.client.errors import BrokerError, NotServedError, broker_error
+from metaquorum.client.security import Login
+from metaquorum.client.trio_transport import SeamTransport
+from metaquorum.runtime import Runtime, StorageError
+from metaquorum.security.tls_context import ReloadedContext
+from wire.messages.authenticate_replica import (
+    AuthenticateReplicaRequest,
+    AuthenticateReplicaResponse,
+)
+from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
+from wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.primitives.frozen import frozen
+
+log = logging.getLogger(__name__)
+
+# Leader and follower do not hear of a topic or an election at the same time: thousands of
+# partitions say so, and hardly any for long.
+MOST_PASSING: Final = 10  # failures, of growing distance, that are not told
+_PASSING: Final = frozenset(
+    (
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    )
+)
+
+FIRST_BACKOFF_S: Final = 0.02
+EARLIEST: Final = -2
+# An older version goes by names, not ids.
+FETCH_VERSION: Final = 17
+# An answer comes when its time to wait is over; whoever is silent for so much longer has gone.
+SILENCE_S: Final = 10.0
+# So long a leader whose process seems to be gone is not shown to clients, unless the metadata say
+# more before: by then the controller has fenced it, or it is there.
+SUSPECT_S: Final = 1.0
+# A poll while consumers wait here for what is committed, of which a follower must ask to hear.
+HURRIED_WAIT_MS: Final = 10
+# A long poll is given up for the sake of partitions that it does not ask for, but not more often.
+OVERTAKEN_EVERY_S: Final = 0.1
+# Larger answers are appended with a turn for others after each partition.
+IN_PLACE_BYTES: Final = 256 * 1024
+# Logs that are cut, and synced, side by side.
+CONCURRENT_CUTS: Final = 8
+
+
+# What ends a connection to a leader: another is made after a while.
+_ENDS: Final = (OSError, EOFError, WireError, NotServedError, BrokerError, HandshakeError)
+
+
+class _OvertakenError(Exception):
+    """The request under way does not ask for all that is to be fetched."""
+
+
+class LeaderAddress(NamedTuple):
+    host: str
+    port: int
+    broker_epoch: int  # which process that is
+
+
+class FollowerEvents(NamedTuple):
+    """Who is told what happens to partitions that follow."""
+
+    # Before it is: once this returns, what is lost is written down.
+    truncating: Callable[[Sequence[tuple[Partition, Truncation]]], Awaitable[None]]
+    failed: Callable[[Partition, StorageError], None]
+    # While it is: inside, checkpoints on disk say no more of the partitions than what is left.
+    # Given are those that must not be cut, as that could not be written.
+    cutting: Callable[
+        [Mapping[Partition, LogOffsets]],
+        AbstractAsyncContextManager[Mapping[Partition, StorageError]],
+    ]
+
+
+@frozen
+class FetcherConfig:
+    limits: FetchLimits
+    partition_max_bytes: int
+    max_backoff_s: float
+    login: Login | None = None  # who this worker is to the leader, where that asks
+    tls: ReloadedContext | None = None
+
+
+class _Row(NamedTuple):
+    """What an answer says of one partition, and what had been asked."""
+
+    key: Key
+    followed: Followed
+    want: Wanted
+    row: PartitionData
+
+
+class ReplicaFetcher:
+    """Fetches from one leader. `run` in a task; `add` and `remove` at any time."""
+
+    def __init__(
+        self,
+        replica_id: int,
+        broker_epoch: BrokerEpoch,
+        leader_id: int,
+        runtime: Runtime,
+        config: FetcherConfig,
+        address: Callable[[], LeaderAddress | None],
+        events: FollowerEvents,
+        endpoint: Endpoint | None,
+        draws: Random,
+    ) -> None:
+        """`address` is where the leader is by the metadata, if it is anywhere.
+
+        `endpoint` proves to it which worker this is; None without a secret: nothing is fetched.
+        """
+        self.leader_id: Final = leader_id
+        self._runtime = runtime
+        self._config = config
+        self._address = address
+        self._events = events
+        self._endpoint = endpoint
+        self._random = draws
+        self._session = AskingSession(replica_id, broker_epoch, config.limits)
+        self._followed = FollowedPartitions(self._session, config.partition_max_bytes)
+        self._client_id = f"replica-{replica_id}"
+        self._connected_to: LeaderAddress | None = None
+        self._talking = trio.CancelScope()
+        self._polling = trio.CancelScope()  # the wait for answers
+        self._overtaken_at = -inf  # when a poll was last given up
+        self._is_overtaken = False  # the request under way does not ask for all
+        self._rest: list[_Row] = []  # of an answer, for the task
+        self._stale_count = 0  # answers, in a row, to a broker epoch that the leader does not know
+        self._stale_until = -inf  # nothing is asked before
+        self._closed_at: float | None = None  # by the leader's side, and not opened again
+        self._changed = trio.Event()
+
+    @property
+    def is_leader_suspect(self) -> bool:
+        """The leader's process has closed the connection, or its kernel has, just now."""
+        at = self._closed_at
+        return at is not None and self._runtime.clock.monotonic() < at + SUSPECT_S
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    @property
+    def max_lag(self) -> int:
+        return max((followed.lag for followed in self._followed), default=0)
+
+    def add(self, partition: Partition, leader_epoch: int) -> None:
+        """`partition` follows this leader in that epoch."""
+        if not self._followed.add(partition, leader_epoch):
+            return
+        self._changed.set()
+        self._is_overtaken = True
+        due_at = max(trio.current_time(), self._overtaken_at + OVERTAKEN_EVERY_S)
+        self._polling.deadline = min(self._polling.deadline, due_at)
+
+    def remove(self, key: Key) -> None:
+        """It does not any more; the answer under way does nothing to it."""
+        if self._followed.remove(key) and not self._followed:
+            self._talking.cancel()
+
+    def look_at_leader(self) -> None:
+        """The metadata has changed: a leader that is another process is another connection."""
+        address = self._address()
+        if address is not None:
+            if self._connected_to is not None and address != self._connected_to:
+                self._talking.cancel()
+            self._changed.set()
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            while not self._followed or (address := self._address()) is None:
+                await self._wait_changed()
+            began = self._runtime.clock.monotonic()
+            try:
+                with trio.CancelScope() as self._talking:
+                    await self._talk(address)
+            except _OvertakenError:
+                pass
+            except _ENDS as error:
+                if self._closed_at is None and isinstance(error, EOFError | ConnectionError):
+                    self._closed_at = self._runtime.clock.monotonic()
+                if self._runtime.clock.monotonic() - began > self._config.max_backoff_s:
+                    failures = 0
+                if not failures:
+                    log.info("fetching from worker %d broke off: %s", self.leader_id, error)
+                failures += 1
+                with trio.move_on_after(self._backoff_s(failures)):
+                    await self._wait_changed()
+            else:
+                failures = 0
+            finally:
+                self._connected_to = None
+                self._restart_session()
+
+    async def _wait_changed(self) -> None:
+        await self._changed.wait()
+        self._changed = trio.Event()
+
+    def _backoff_s(self, failures: int) -> float:
+        most = min(FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 20), self._config.max_backoff_s)
+        return most * self._random.uniform(0.5, 1.0)
+
+    # One connection
+
+    async def _talk(self, address: LeaderAddress) -> None:
+        clock = self._runtime.clock
+        tls = self._config.tls
+        context = None if tls is None else tls.current
+        transport = SeamTransport(clock, self._runtime.network, context)
+        stream = await transport.connect(address.host, address.port, clock.monotonic() + SILENCE_S)
+        connection = BrokerConnection(
+            stream,
+            address[:2],
+            self._client_id,
+            self._config.login,
+            clock.monotonic,
+            self._runtime.random,
+        )
+        self._connected_to = address
+        try:
+            dialing = await self._greet(connection, address, clock.monotonic() + SILENCE_S)
+            self._closed_at = None
+            version = connection.version_of(FetchRequest, max_version=FETCH_VERSION)
+            link = FetchLink(stream.connection, version, self._client_id)
+            link.prove_nowait(dialing.data_to_send(), partial(_take_proof, dialing))
+            self._polling = trio.CancelScope()
+            while True:
+                await self._exchange(link)
+                await self._take_rest(connection)
+        finally:
+            connection.close()
+
+    async def _greet(
+        self, connection: BrokerConnection, address: LeaderAddress, deadline: float
+    ) -> Dialing:
+        """Hellos are exchanged: what is to be sent now is the proof. HandshakeError."""
+        if self._endpoint is None:
+            raise HandshakeError(Refusal.SECRET, "this node has no cluster secret")
+        dialing = prove(self._endpoint, self.leader_id, address[:2])
+        hello = AuthenticateReplicaRequest(auth_bytes=dialing.data_to_send())
+        _advance(dialing, await connection.negotiate_and_ask(hello, deadline))
+        return dialing
+
+    async def _exchange(self, link: FetchLink) -> None:
+        """Requests were sent and their answers taken, until the task has to do something."""
+        if not link.is_asked:
+            self._ask(link)
+        if not link.is_asked:
+            await self._wait_due()
+            return
+        with self._polling:
+            await link.pump(lambda: self._step(link))
+        if self._polling.cancelled_caught:
+            if self._is_overtaken:
+                self._overtaken_at = trio.current_time()
+                raise _OvertakenError
+            raise TimeoutError("it is silent")
+        self._polling = trio.CancelScope(deadline=self._polling.deadline)
+
+    def _step(self, link: FetchLink) -> bool:
+        """An answer may have come. False: the task has to go on."""
+        received = link.answer_nowait()
+        if received is None:
+            return True
+        response, size_bytes = received
+        code = self._session.answered(response)
+        if code is ErrorCode.STALE_BROKER_EPOCH:
+            # This worker and its leader hear of a registration one after the other.
+            self._restart_session()
+            self._stale_count += 1
+            if self._stale_count == MOST_PASSING:
+                log.info("worker %d does not know this worker's broker epoch", self.leader_id)
+            pause_s = self._backoff_s(self._stale_count)
+            self._stale_until = self._runtime.clock.monotonic() + pause_s
+        elif code:
+            if not is_session_error(code):
+                raise WireError(f"fetch is answered with {code.name}")
+            self._restart_session()
+        else:
+            self._stale_count = 0
+            self._take(response, in_place=size_bytes <= IN_PLACE_BYTES)
+        if not self._rest:
+            self._ask(link)
+        return link.is_asked and link.is_sent
+
+    def _ask(self, link: FetchLink) -> None:
+        """A request is on its way, unless there is nothing to ask for now."""
+        now = self._runtime.clock.monotonic()
+        self._followed.look(now)
+        if not len(self._session) or now < self._stale_until:
+            return
+        link.ask_nowait(self._session.request(self._wait_ms(now)))
+        silent_at = trio.current_time() + self._config.limits.max_wait_ms / 1000 + SILENCE_S
+        # Not moved for each of thousands of requests a second: trio sorts deadlines.
+        if self._is_overtaken or not 0 <= self._polling.deadline - silent_at <= SILENCE_S:
+            self._polling.deadline = silent_at + SILENCE_S
+        self._is_overtaken = False
+
+    def _wait_ms(self, now: float) -> int:
+        """For how long the leader may keep a request that finds nothing."""
+        wait_ms = self._config.limits.max_wait_ms
+        if self._followed.are_awaited:
+            wait_ms = min(wait_ms, HURRIED_WAIT_MS)
+        next_at = self._followed.next_resume_at()
+        if next_at < inf:  # nothing is asked of some before the answer
+            wait_ms = min(wait_ms, max(1, ceil((next_at - now) * 1000)))
+        return wait_ms
+
+    async def _wait_due(self) -> None:
+        """Nothing is to be asked for now."""
+        now = self._runtime.clock.monotonic()
+        next_at = self._followed.next_resume_at()
+        if now < self._stale_until:
+            next_at = self._stale_until
+        self._changed = trio.Event()
+        with trio.move_on_after(max(0.0, next_at - now)):
+            await self._changed.wait()
+
+    def _restart_session(self) -> None:
+        self._session.restart()
+        self._followed.stir_all()
+
+    # What an answer brings
+
+    def _take(self, response: FetchResponse, *, in_place: bool) -> None:
+        """What can be done at once is done; the rest is left to the task."""
+        for key, row in rows_of(response):
+            followed = self._followed.get(key)
+            if followed is None or followed.want is None:
+                continue
+            self._followed.stir(key)
+            if (
+                not in_place
+                or row.error_code
+                or row.diverging_epoch is not None
+                or followed.partition.log.config.flush_messages != NEVER
+                or _begins_within(followed.partition, row) is not None
+            ):
+                self._rest.append(_Row(key, followed, followed.want, row))
+            else:
+                each = _Row(key, followed, followed.want, row)
+                if self._append(each):
+                    self._follow(each)
+
+    async def _take_rest(self, connection: BrokerConnection) -> None:
+        rows, self._rest = self._rest, []
+        anew: list[_Row] = []
+        diverging: list[_Row] = []
+        for each in rows:
+            # Earlier rows have let others run, and this one may be followed no more.
+            if not self._is_followed(each):
+                continue
+            code = each.row.error_code
+            if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                anew.append(each)
+            elif code:
+                self._delay(each.followed, ErrorCode(code))
+            elif each.row.diverging_epoch is not None:
+                if each.want.fetch_offset == each.followed.partition.log.log_end_offset:
+                    diverging.append(each)
+            else:
+                await self._append_and_flush(each)
+        if diverging:
+            await self._truncate(diverging)
+        for each in anew:
+            await self._start_anew(connection, each.key, each.followed)
+
+    def _is_followed(self, each: _Row) -> bool:
+        return self._followed.get(each.key) is each.followed
+
+    def _append(self, each: _Row, start: int | None = None) -> bool:
+        """Its records are in the log. False: they are not to be, and what follows is neither.
+
+        `start`: where the log has begun anew for them.
+        """
+        partition, records = each.followed.partition, each.row.records
+        expected = each.want.fetch_offset if start is None else start
+        if expected != partition.log.log_end_offset:
+            return False
+        assert isinstance(records, bytes | memoryview | None)
+        try:
+            if records:
+                follower_state.append(partition, records, self._runtime.clock.now_ms())
+        except KafkaError as error:
+            log.error("from worker %d: %s", self.leader_id, error.message)
+            self._delay(each.followed, error.code)
+            return False
+        except StorageError as error:
+            self._failed(each.followed, error)
+            return False
+        return True
+
+    async def _append_and_flush(self, each: _Row) -> None:
+        partition = each.followed.partition
+        plog = partition.log
+        start = _begins_within(partition, each.row)
+        if start is not None and not await self._begin_anew(each.key, each.followed, start):
+            return
+        if not self._append(each, start):
+            return
+        try:
+            if plog.config.flush_messages <= plog.unflushed_records:
+                await partition.flush(self._runtime.disk)
+            else:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+        except StorageError as error:
+            self._failed(each.followed, error)
+        else:
+            if self._is_followed(each):
+                self._follow(each)
+
+    def _follow(self, each: _Row) -> None:
+        """What the leader says is committed, or gone, is so here. The row is done."""
+        followed, row = each.followed, each.row
+        try:
+            follower_state.follow(followed.partition, row.high_watermark, row.log_start_offset)
+        except StorageError as error:
+            self._failed(followed, error)
+        else:
+            followed.failures, followed.told = 0, None
+            followed.lag = max(0, row.high_watermark - followed.partition.log.log_end_offset)
+
+    def _failed(self, followed: Followed, error: StorageError) -> None:
+        self._events.failed(followed.partition, error)
+        self._delay(followed, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    async def _truncate(self, diverging: list[_Row]) -> None:
+        """They have lost what the leader has not, after it was written down that they do."""
+        pairs: list[tuple[_Row, Truncation]] = []
+        for each in diverging:
+            partition, where = each.followed.partition, each.row.diverging_epoch
+            assert where is not None
+            try:
+                cut = follower_state.diverging_cut(partition, each.followed.leader_epoch, where)
+            except StorageError as error:
+                self._failed(each.followed, error)
+            else:
+                pairs.append((each, cut))
+        await self._events.truncating([(each.followed.partition, cut) for each, cut in pairs])
+        kept: dict[Partition, LogOffsets] = {}
+        for each, cut in pairs:
+            partition = each.followed.partition
+            try:
+                kept[partition] = follower_state.kept_by(partition, cut)
+            except StorageError as error:
+                self._failed(each.followed, error)
+        left = iter([(each, cut) for each, cut in pairs if each.followed.partition in kept])
+
+        async def cut_all() -> None:
+            for each, cut in left:
+                partition = each.followed.partition
+                made = partial(follower_state.truncate, partition, cut, kept[partition])
+                if await self._cut(each.key, each.followed, uncut, made):
+                    each.followed.failures, each.followed.told = 0, None
+
+        async with self._events.cutting(kept) as uncut, trio.open_nursery() as nursery:
+            for _ in range(CONCURRENT_CUTS):
+                nursery.start_soon(cut_all)
+
+    async def _cut(
+        self,
+        key: Key,
+        followed: Followed,
+        uncut: Mapping[Partition, StorageError],
+        cut: Callable[[], bool],
+    ) -> bool:
+        """`cut()` was made, within `cutting`, and survives a loss of power. False: it was not made.
+
+        Nothing is appended before, should this worker come to lead meanwhile.
+        """
+        partition = followed.partition
+        async with partition.appending:
+            if self._followed.get(key) is not followed:
+                return False  # it has another leader now
+            try:
+                if (failure := uncut.get(partition)) is not None:
+                    raise failure
+                if not cut():
+                    return False
+                with trio.CancelScope(shield=True):
+                    await partition.flush(self._runtime.disk)
+            except StorageError as error:
+                self._failed(followed, error)
+                return False
+        return True
+
+    async def _begin_anew(self, key: Key, followed: Followed, offset: int) -> bool:
+        """The log is empty, and begins at `offset`; False if that is not to be."""
+        partition = followed.partition
+        kept = partition.log.kept_by_cutting_all(offset)
+        async with self._events.cutting({partition: kept}) as uncut:
+            made = partial(follower_state.start_anew, partition, offset)
+            return await self._cut(key, followed, uncut, made)
+
+    def _delay(self, followed: Followed, code: ErrorCode) -> None:
+        followed.failures += 1
+        now = self._runtime.clock.monotonic()
+        self._followed.delay(followed, now + self._backoff_s(followed.failures))
+        most = MOST_PASSING if code in _PASSING else 1
+        if followed.told is not code and followed.failures > most:
+            followed.told = code
+            log.info(
+                "%s cannot be fetched from worker %d: %s",
+                followed.partition,
+                self.leader_id,
+                code.name,
+            )
+
+    async def _start_anew(self, connection: BrokerConnection, key: Key, followed: Followed) -> None:
+        """Our log has no offset in common with the leader's, and begins where that one does.
+
+        An empty log that ends behind the leader's has no epoch either by which to find where to go
+        on: retention or DeleteRecords has removed all of it, and then a replica was elected
+        uncleanly that has less. It gives up nothing.
+        """
+        partition = followed.partition
+        plog = partition.log
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            topics=[
+                ListOffsetsTopic(
+                    name=partition.topic,
+                    partitions=[
+                        ListOffsetsPartition(
+                            partition_index=partition.index,
+                            current_leader_epoch=followed.leader_epoch,
+                            timestamp=EARLIEST,
+                        )
+                    ],
+                )
+            ],
+        )
+        deadline = self._runtime.clock.monotonic() + SILENCE_S
+        await connection.send(request, deadline)
+        response = await connection.receive(deadline)
+        row = response.topics[0].partitions[0]
+        if self._followed.get(key) is not followed:
+            return
+        if row.error_code:
+            self._delay(followed, ErrorCode(row.error_code))
+        elif row.offset <= plog.log_end_offset and plog.log_start_offset < plog.log_end_offset:
+            # It ends before ours does, or begins before: to be told by epochs.
+            self._delay(followed, ErrorCode.OFFSET_OUT_OF_RANGE)
+        else:
+            cut = follower_state.whole_cut(partition, followed.leader_epoch)
+            if cut.offset < cut.end_offset:
+                await self._events.truncating([(partition, cut)])
+            if self._followed.get(key) is not followed:
+                return
+            await self._begin_anew(key, followed, row.offset)
+
+    def partitions(self) -> Iterator[Partition]:
+        for followed in list(self._followed):
+            yield followed.partition
+
+
+def _begins_within(partition: Partition, row: PartitionData) -> int | None:
+    records = row.records
+    assert isinstance(records, bytes | memoryview | None)
+    return follower_state.begins_within(partition, records) if records else None
+
+
+def _take_proof(dialing: Dialing, response: AuthenticateReplicaResponse) -> None:
+    """The leader has proved which worker it is. HandshakeError, BrokerError, WireError."""
+    _advance(dialing, response)
+    if dialing.established is None:
+        raise WireError("AuthenticateReplica: the leader's proof is no whole message")
+
+
+def _advance(dialing: Dialing, response: AuthenticateReplicaResponse) -> None:
+    dialing.receive(bytes(response.auth_bytes)[: dialing.room])
+    if response.error_code:
+        raise broker_error(response.error_code, response.error_message, "fetch")
+    if dialing.peer is None:
+        raise WireError("AuthenticateReplica: the leader's hello is no whole message")

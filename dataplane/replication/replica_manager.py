@@ -1,0 +1,487 @@
+"""The partitions of this worker, kept as the metadata log says."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Set
+from random import Random
+from typing import Final
+
+import trio
+
+from dataplane.config.topic import TopicConfig
+from dataplane.config.worker import WorkerConfigs
+from dataplane.log.dirs.log_dir import LogDir, NewPartition
+from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.segments.files import DirectoryFailedError, UnreadableError
+from dataplane.partition.partition import NO_TRAFFIC, Partition
+from dataplane.replication.isr_manager import Replication
+from metaquorum.config.definition import Scope
+from metaquorum.config.resolution import WorkerLayers
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
+from metaquorum.runtime import Clock, StorageError
+from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import ZERO_UUID, Uuid
+
+log = logging.getLogger(__name__)
+
+# Partitions made or removed between two turns of the loop; each takes some 0.1 ms of disk calls.
+SLICE_PARTITIONS: Final = 32
+# Failures that pass (a full disk) meet every request; they are told at most so often.
+FAILURE_LOG_SECONDS: Final = 10.0
+MOST_NAMED: Final = 5  # partitions in one log line
+_NONE: Final[frozenset[int]] = frozenset()
+
+
+class ElsewhereError(KafkaError):
+    """The partition is another worker's; clients are to look for its leader (KIP-951)."""
+
+    def __init__(self, partition: str, state: PartitionImage) -> None:
+        super().__init__(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} is no partition of this worker"
+        )
+        self.leader_id = state.leader
+        self.leader_epoch = state.leader_epoch
+
+
+class Partitions:
+    """Finds partitions for requests, and follows the metadata as one of its publishers."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        clock: Clock,
+        random: Random,
+        configs: WorkerConfigs,
+        log_dirs: LogDirs,
+        replication: Replication,
+    ) -> None:
+        self.worker_id = worker_id
+        self._clock = clock
+        self._random = random
+        self._started = False
+        self._configs = configs
+        self._layers = configs.layers  # as the partitions know them
+        # What topics without configs of their own have, and under which layers.
+        self._of_most: tuple[WorkerLayers, TopicConfig] | None = None
+        self.log_dirs = log_dirs
+        log_dirs.listener = self
+        self._image = MetadataImage.empty("")  # as it was published last
+        self.replication = replication
+        replication.on_failure = self.fail
+        replication.log_dirs = log_dirs
+        self._by_name: dict[str, dict[int, Partition]] = {}
+        self._by_raw_name: dict[bytes, dict[int, Partition]] = {}
+        self._names: dict[Uuid, str] = {}  # of topics with partitions here, offline ones too
+        self._by_id: dict[Uuid, dict[int, Partition]] = {}
+        self._offline: dict[Uuid, set[int]] = {}  # indexes of partitions that cannot be used
+        self.departed = NO_TRAFFIC  # of partitions that are deleted
+        self._failure_told_at = float("-inf")
+        self._failures_untold = 0
+
+    def __iter__(self) -> Iterator[Partition]:
+        for partitions in list(self._by_id.values()):
+            yield from list(partitions.values())
+
+    def __len__(self) -> int:
+        return sum(len(partitions) for partitions in self._by_id.values())
+
+    def by_name(self, topic: str, index: int) -> Partition:
+        """ElsewhereError, or KafkaError (UNKNOWN_TOPIC_OR_PARTITION) where there is none."""
+        try:
+            return self._by_name[topic][index]
+        except KeyError:
+            raise self._absent(topic, index) from None
+
+    def _absent(self, topic: str, index: int) -> KafkaError:
+        if self.log_dirs.offline_reason((topic, index)):  # it names paths: it is in our log
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"partition {topic}-{index} is offline"
+            )
+        known = self._image.topic(topic)
+        if known is not None and 0 <= index < len(known.partitions):
+            state = known.partitions[index]
+            if self.worker_id not in state.replicas:
+                return ElsewhereError(f"{topic}-{index}", state)
+        return KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index} here"
+        )
+
+    def by_id(self, topic_id: Uuid, index: int) -> Partition:
+        """ElsewhereError, or KafkaError (UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION)."""
+        partition = self._by_id.get(topic_id, {}).get(index)
+        if partition is not None:
+            return partition
+        name = self._names.get(topic_id) or self._image.topic_names.get(topic_id)
+        if name is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "there is no topic of this id here")
+        raise self._absent(name, index)
+
+    def of_raw(self, topic: bytes, *, by_id: bool) -> Mapping[int, Partition] | None:
+        """The partitions here of a topic that is given by its id, or by its name's bytes."""
+        return self._by_id.get(topic) if by_id else self._by_raw_name.get(topic)
+
+    def of_topic(self, name: str) -> list[Partition]:
+        """The topic's partitions that are here; none for a topic that is not."""
+        return list(self._by_name.get(name, {}).values())
+
+    def offline(self, topic_id: Uuid) -> Set[int]:
+        """The topic's partitions that should be here, and cannot be used."""
+        return self._offline.get(topic_id, _NONE)
+
+    @property
+    def offline_count(self) -> int:
+        """Partitions that should be here, and have no log that can be used."""
+        return sum(len(indexes) for indexes in self._offline.values())
+
+    def topic_config(self, image: MetadataImage, topic: str) -> TopicConfig:
+        return self._topic_config(image.topic_configs(topic))
+
+    def _topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
+        configs = self._configs
+        if not overrides and self._of_most is not None and self._of_most[0] is configs.layers:
+            return self._of_most[1]
+        config = TopicConfig.of(
+            configs.layers.topic_configs(overrides),
+            configs.own.integer("producer.id.expiration.ms"),
+        )
+        if not overrides:
+            self._of_most = configs.layers, config
+        return config
+
+    # Following the metadata
+
+    async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Every partition that `image` gives this worker is here and knows its leader; no other.
+
+        The folders of deleted partitions are renamed here, and removed later by upkeep.
+        """
+        self._image = image
+        changed = list(delta.topics())
+        for before, after in changed:
+            if before is not None and after is None:
+                await self._delete(before)
+        await self.log_dirs.write_deletions()
+        hosted = [
+            (topic, index, state)
+            for _, topic in changed
+            if topic is not None
+            for index, state in enumerate(topic.partitions)
+            if self.worker_id in state.replicas
+        ]
+        is_first, self._started = not self._started, True
+        if is_first:
+            await self._set_strays_aside(image)
+        created = await self._create_missing(hosted, image, may_be_absent=is_first)
+        if is_first:
+            await self._tell_damaged(hosted)
+            if await self._tell_begun_anew(created):
+                await self.log_dirs.settle()
+        configs = self._changed_configs(delta, image, hosted)
+        for number, (topic, index, state) in enumerate(hosted):
+            partition = self._by_id.get(topic.topic_id, {}).get(index)
+            if partition is not None:
+                await self._assign(partition, state, configs.get(topic.name))
+            if number % SLICE_PARTITIONS == 0:
+                await trio.lowlevel.checkpoint()
+        if self._layers is self._configs.layers:
+            self._reconfigure(delta, image)
+        else:
+            await self._reconfigure_all(image)
+
+    def _changed_configs(
+        self,
+        delta: MetadataDelta,
+        image: MetadataImage,
+        hosted: Iterable[tuple[TopicImage, int, PartitionImage]],
+    ) -> dict[str, TopicConfig]:
+        """Of those topics whose configs are others now."""
+        names = {topic.name for topic, _, _ in hosted}
+        if self._layers is self._configs.layers:
+            names &= {name for scope, name in delta.resources if scope == Scope.TOPIC}
+        return {name: self.topic_config(image, name) for name in names}
+
+    async def _assign(
+        self, partition: Partition, state: PartitionImage, config: TopicConfig | None
+    ) -> None:
+        if partition.state is state:
+            return
+        if not partition.appending.locked():  # thousands at a time, few of them written to
+            self._assign_nowait(partition, state, config)
+            return
+        async with partition.appending:  # what is being written is of the epoch before
+            self._assign_nowait(partition, state, config)
+
+    def _assign_nowait(
+        self, partition: Partition, state: PartitionImage, config: TopicConfig | None
+    ) -> None:
+        """Both as the metadata log has them at one time, and nothing happens between.
+
+        Else a leader could commit with the ISR after a change and min.insync.replicas before it,
+        or the other way round, what by the log nobody might (KIP-966).
+        """
+        if config is not None:
+            partition.configure(config)
+        before, known = partition.state, partition.high_watermark
+        try:
+            partition.assign(state)
+        except StorageError as error:
+            self.fail(partition, error)
+        if partition.is_leader and state.leader_epoch > before.leader_epoch:
+            self.replication.elected(partition, before, known)
+        self.replication.assigned(partition)
+
+    async def _set_strays_aside(self, image: MetadataImage) -> None:
+        """Logs of topics that were deleted, or made again, while this worker was down."""
+        strays = [
+            (log_dir, at, plog)
+            for log_dir in self.log_dirs
+            for at, plog in (*log_dir.partitions.items(), *((at, None) for at in log_dir.offline))
+            if _is_stray(image, at, plog)
+        ]
+        for number, (log_dir, (topic, index), plog) in enumerate(strays):
+            try:
+                if plog is not None and plog.topic_id == ZERO_UUID and not plog.log_end_offset:
+                    log_dir.delete(topic, index, self._random)  # made just before a power cut
+                else:
+                    log.warning(
+                        "partition %s-%d is not of this cluster any more: its log is set aside",
+                        topic,
+                        index,
+                    )
+                    log_dir.set_aside(topic, index, self._random, self._clock.now_ms())
+            except StorageError as error:
+                log.error("partition %s-%d stays where it is: %s", topic, index, error)
+                if isinstance(error, DirectoryFailedError):
+                    self.log_dirs.fail(log_dir, error)
+            if number % SLICE_PARTITIONS == 0:
+                await trio.lowlevel.checkpoint()
+        self.log_dirs.refuse_duplicates()
+
+    async def _create_missing(
+        self,
+        hosted: list[tuple[TopicImage, int, PartitionImage]],
+        image: MetadataImage,
+        *,
+        may_be_absent: bool,
+    ) -> list[tuple[TopicImage, int]]:
+        """Those that have an empty log now, where there was none."""
+        configs: dict[str, TopicConfig] = {}
+        missing: list[tuple[TopicImage, int]] = []
+        for topic, index, _ in hosted:
+            self._names[topic.topic_id] = topic.name
+            if index not in self._by_id.get(topic.topic_id, {}):
+                configs[topic.name] = configs.get(topic.name) or self.topic_config(
+                    image, topic.name
+                )
+                missing.append((topic, index))
+        log_dirs = self.log_dirs
+        new = [
+            NewPartition(topic.name, index, topic.topic_id, configs[topic.name].log)
+            for topic, index in missing
+            if log_dirs.dir_of((topic.name, index)) is None
+            and log_dirs.offline_reason((topic.name, index)) is None
+        ]
+        failure = StorageError("the log of an earlier topic of that name is in the way")
+        try:
+            await log_dirs.create(new, self._clock.now_ms(), may_be_absent=may_be_absent)
+        except StorageError as error:
+            failure = error
+        added: list[Partition] = []
+        for topic, index in missing:
+            plog = log_dirs.log((topic.name, index))
+            if plog is not None and plog.topic_id == topic.topic_id:
+                added.append(self._add(topic, index, plog, configs[topic.name]))
+                continue
+            self._offline.setdefault(topic.topic_id, set()).add(index)
+            if self.worker_id not in topic.partitions[index].offline:
+                self.replication.lost(topic.topic_id, index)
+            if log_dirs.offline_reason((topic.name, index)) is None:
+                log.error("partition %s-%d is offline: %s", topic.name, index, failure)
+                log_dirs.set_offline((topic.name, index), failure)
+        wanted = {(one.topic, one.partition) for one in new}
+        await self.replication.recovered(
+            [one for one in added if (one.topic, one.index) not in wanted]
+        )
+        return [
+            (topic, index)
+            for topic, index in missing
+            if (topic.name, index) in wanted and index in self._by_id.get(topic.topic_id, {})
+        ]
+
+    async def _tell_begun_anew(self, created: list[tuple[TopicImage, int]]) -> bool:
+        """The quorum knows, before this worker may lead, of the logs that are lost.
+
+        False: it does not, as another process is this worker by now.
+        """
+        lost = [at for at in created if self.log_dirs.is_lost((at[0].name, at[1]))]
+        untold = [
+            (topic.topic_id, index)
+            for topic, index in lost
+            if self.worker_id not in topic.partitions[index].blank
+        ]
+        if not untold:
+            return True
+        names = [f"{topic.name}-{index}" for topic, index in lost[:MOST_NAMED]]
+        log.warning(
+            "the logs of %d partitions are lost, and begin anew, empty: %s%s",
+            len(lost),
+            ", ".join(names),
+            ", ..." if len(lost) > MOST_NAMED else "",
+        )
+        await self.replication.lost_logs(
+            [
+                (partition, self.log_dirs.noted_end((partition.topic, partition.index)))
+                for partition in (self._by_id[topic_id][index] for topic_id, index in untold)
+            ]
+        )
+        return await self.replication.tell_begun_anew(untold)
+
+    async def _tell_damaged(self, hosted: list[tuple[TopicImage, int, PartitionImage]]) -> None:
+        """The quorum knows, before this worker may lead, which logs a disk has changed.
+
+        The process before was stopped or killed, so that all it wrote should be here, as it has
+        been said (`previous_broker_epoch`). Others in sync, or eligible, have what is missing.
+        """
+        # After a loss of power nobody relies on this worker.
+        is_relied_on = self.log_dirs.previous_broker_epoch >= 0
+        damaged = [
+            (topic, index)
+            for topic, index, state in hosted
+            if is_relied_on
+            and self.worker_id in (may_lead := {*state.isr, *state.elr})
+            and len(may_lead) > 1
+            and (found := self._by_id.get(topic.topic_id, {}).get(index)) is not None
+            and (found.log.was_damaged or found.log.log_end_offset < found.known_high_watermark)
+        ]
+        if damaged:
+            log.warning(
+                "%d logs are damaged, and are filled again by replicas that are not: %s%s",
+                len(damaged),
+                ", ".join(f"{topic.name}-{index}" for topic, index in damaged[:MOST_NAMED]),
+                ", ..." if len(damaged) > MOST_NAMED else "",
+            )
+            await self.replication.tell_begun_anew(
+                [(topic.topic_id, index) for topic, index in damaged]
+            )
+        for partitions in self._by_id.values():
+            for partition in partitions.values():
+                if partition.log.was_damaged:
+                    try:
+                        partition.log.forget_damage()
+                    except StorageError as error:  # the next start tells it once more
+                        log.warning("%s: %s", partition, error)
+
+    def _add(
+        self, topic: TopicImage, index: int, plog: PartitionLog, config: TopicConfig
+    ) -> Partition:
+        at = topic.name, index
+        log_dir = self.log_dirs.dir_of(at)
+        partition = Partition(
+            topic.name,
+            topic.topic_id,
+            index,
+            self.replication.context,
+            plog,
+            config,
+            0 if log_dir is None else log_dir.checkpoints.high_watermarks.get(at, 0),
+        )
+        partitions = self._by_id.setdefault(topic.topic_id, {})
+        partitions[index] = partition
+        self._by_name[topic.name] = partitions  # one mapping under all its names
+        self._by_raw_name[topic.name.encode()] = partitions
+        return partition
+
+    def _forget(self, name: str, topic_id: Uuid) -> Iterable[Partition]:
+        self._names.pop(topic_id, None)
+        self._offline.pop(topic_id, None)
+        partitions = self._by_id.pop(topic_id, {})
+        if self._by_name.get(name) is partitions:
+            del self._by_name[name], self._by_raw_name[name.encode()]
+        return partitions.values()
+
+    async def _delete(self, topic: TopicImage) -> None:
+        for number, partition in enumerate(self._forget(topic.name, topic.topic_id)):
+            partition.retire()
+            self.departed = self.departed.plus(partition.traffic)
+            self.replication.removed(partition)
+            async with partition.appending:  # what is being written is written first
+                self._delete_log(topic.name, partition.index)
+            if number % SLICE_PARTITIONS == 0:
+                await trio.lowlevel.checkpoint()
+        for index in range(len(topic.partitions)):
+            if self.log_dirs.offline_reason((topic.name, index)):
+                self._delete_log(topic.name, index)
+
+    def _delete_log(self, topic: str, index: int) -> None:
+        try:
+            self.log_dirs.delete(topic, index, self._random)
+        except StorageError as error:
+            log.error("cannot delete partition %s-%d: %s", topic, index, error)
+
+    def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        for scope, name in delta.resources:
+            if scope == Scope.TOPIC and name in self._by_name:
+                config = self.topic_config(image, name)
+                for partition in self._by_name[name].values():
+                    partition.configure(config)
+                    partition.advance()
+
+    async def _reconfigure_all(self, image: MetadataImage) -> None:
+        """The worker's own configs have changed, which stand in for those of every topic."""
+        self._layers = self._configs.layers
+        for number, partition in enumerate(self):
+            partition.configure(self.topic_config(image, partition.topic))
+            partition.advance()
+            if number % SLICE_PARTITIONS == 0:
+                await trio.lowlevel.checkpoint()
+
+    # When a log directory fails
+
+    def fail(self, partition: Partition, error: StorageError) -> None:
+        """A write or read of this partition's log did not succeed."""
+        if self._by_id.get(partition.topic_id, {}).get(partition.index) is not partition:
+            return  # deleted meanwhile
+        self.log_dirs.failed_at((partition.topic, partition.index), error)
+        if partition.offline is not None:
+            return
+        if partition.log.failure is None and not isinstance(error, UnreadableError):
+            self._tell(partition, error)  # a full disk: it may have room again
+        else:
+            log.error("partition %s is offline: %s", partition, error)
+            self._take_offline(partition, str(error))
+
+    def directory_failed(self, log_dir: LogDir) -> None:
+        """None of its partitions is served any more."""
+        for at in log_dir.partitions:
+            partition = self._by_name.get(at[0], {}).get(at[1])
+            if partition is not None and partition.log is log_dir.partitions[at]:
+                self._take_offline(partition, f"log directory {log_dir.path} is offline")
+
+    def _take_offline(self, partition: Partition, reason: str) -> None:
+        self._offline.setdefault(partition.topic_id, set()).add(partition.index)
+        partition.fail(reason)
+        self.replication.removed(partition)
+        self.replication.lost(partition.topic_id, partition.index)
+
+    def log_failed(self, at: tuple[str, int], error: StorageError) -> None:
+        """A reader met that error in the partition's log."""
+        partition = self._by_name.get(at[0], {}).get(at[1])
+        if partition is not None:
+            self.fail(partition, error)
+
+    def _tell(self, partition: Partition, error: StorageError) -> None:
+        now = self._clock.monotonic()
+        if now - self._failure_told_at < FAILURE_LOG_SECONDS:
+            self._failures_untold += 1
+            return
+        others = f" (and {self._failures_untold} failures before)" if self._failures_untold else ""
+        log.error("%s: %s%s", partition, error, others)
+        self._failure_told_at, self._failures_untold = now, 0
+
+
+def _is_stray(image: MetadataImage, at: tuple[str, int], plog: PartitionLog | None) -> bool:
+    """Whether the cluster knows no such partition; of an offline log only the name is known."""
+    known = image.topic(at[0])
+    if known is None or at[1] >= len(known.partitions):
+        return True
+    return plog is not None and known.topic_id != plog.topic_id

@@ -1,0 +1,437 @@
+"""The truncation ledger: what this worker's replicas have lost, written down before it is cut.
+
+Kafka's logs forget: a follower cuts what its leader has not, and after an unclean election that may
+have been acknowledged. Here every cut leaves an entry, synced before the cut is made:
+
+    divergence          after an election; the leader never had it, nor had it been committed
+    unclean election    the leader was not in sync when it was elected, or had lost the end of its
+                        log: at the leader, all from its log's end on may have been acknowledged
+                        (from its high watermark on, where others led since its last record: they
+                        may have had other records there); at its followers, what they cut
+    leader lost it      the leader was in sync, and has not what was committed: a disk or power
+    leader starts later the leader has deleted all that this replica had
+    lost log            a start that found no log where there was one: a new disk, a folder removed
+    recovery            a start that found a torn or damaged tail, or less than had been committed
+
+In the data directory, two files of lines that people can read, each with its checksum:
+
+    truncation-ledger       grows by whole lines; a torn last line is passed over
+    truncation-ledger.old   what it was called before it grew too large; the one before is gone
+"""
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from enum import Enum
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from dataplane.partition.partition import Partition
+from dataplane.replication import follower_state
+from dataplane.replication.follower_state import Truncation
+from metaquorum.metadata.image import NO_LEADER, PartitionImage
+from metaquorum.runtime import Disk
+from wire.primitives.frozen import frozen
+from wire.primitives.types import Uuid, uuid_from_text, uuid_to_text
+from wire.records.crc import crc32c
+
+log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "truncation-ledger"
+OLD_FILE_NAME: Final = "truncation-ledger.old"
+MAX_FILE_BYTES: Final = 1 << 20
+MAX_LINE_BYTES: Final = 2048
+MAX_ENTRIES: Final = 8192  # in memory, and in one answer
+UNKNOWN: Final = -1
+
+
+class Reason(Enum):
+    DIVERGENCE = "divergence"
+    UNCLEAN_ELECTION = "unclean election"
+    LEADER_LOST_IT = "leader lost it"
+    LEADER_STARTS_LATER = "leader starts later"
+    RECOVERY = "recovery"
+    LOST_LOG = "lost log"
+
+
+class Acknowledged(Enum):
+    """Whether a producer with acks=all may have been told that some of it is safe."""
+
+    YES = "yes"
+    PERHAPS = "perhaps"
+    NO = "no"  # those with acks=0 or 1 are told nothing that holds
+
+
+@frozen
+class Entry:
+    """Offsets [offset, end_offset) are gone from this replica; an end that nobody knows is -1."""
+
+    time_ms: int
+    topic: str
+    topic_id: Uuid
+    partition: int
+    reason: Reason
+    offset: int
+    end_offset: int
+    last_epoch: int  # of the last record that was cut; -1: unknown
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int  # as this replica knew it before
+    acknowledged: Acknowledged
+    detail: str = ""
+
+    @property
+    def committed_records(self) -> int:
+        """How many offsets are gone that were surely committed."""
+        end = self.high_watermark
+        if self.end_offset != UNKNOWN:
+            end = min(end, self.end_offset)
+        return max(0, end - self.offset)
+
+    @property
+    def range_text(self) -> str:
+        if self.end_offset == UNKNOWN:
+            return f"offsets from {self.offset} on"
+        return f"offsets {self.offset} to {self.end_offset - 1}"
+
+
+def acknowledged(entry_reason: Reason, offset: int, high_watermark: int) -> Acknowledged:
+    """What can be said of a cut at `offset` for that reason."""
+    if entry_reason is Reason.LEADER_STARTS_LATER:
+        return Acknowledged.NO  # it was deleted, not lost
+    if offset < high_watermark:
+        return Acknowledged.YES
+    return Acknowledged.NO if entry_reason is Reason.DIVERGENCE else Acknowledged.PERHAPS
+
+
+# What is written down of what happens
+
+
+def of_follower(partition: Partition, cut: Truncation, now_ms: int) -> Entry:
+    """A follower is to cut what its leader has not."""
+    if cut.starts_anew:
+        reason = Reason.LEADER_STARTS_LATER
+    elif partition.state.unclean_epoch > cut.last_epoch:
+        reason = Reason.UNCLEAN_ELECTION  # since the last of these records was written
+    elif cut.offset < cut.high_watermark:
+        reason = Reason.LEADER_LOST_IT
+    else:
+        reason = Reason.DIVERGENCE
+    return Entry(
+        now_ms,
+        partition.topic,
+        partition.topic_id,
+        partition.index,
+        reason,
+        cut.offset,
+        cut.end_offset,
+        cut.last_epoch,
+        partition.leader_id,
+        cut.leader_epoch,
+        cut.high_watermark,
+        acknowledged(reason, cut.offset, cut.high_watermark),
+    )
+
+
+def of_unclean_leader(
+    partition: Partition, before: PartitionImage, high_watermark: int, now_ms: int
+) -> Entry:
+    """A replica leads that may not have everything: what others had behind its end is lost.
+
+    And what they had in place of its last records, unless it has those of the last who led.
+    """
+    offset, end = partition.log.log_end_offset, partition.log.log_end_offset
+    if follower_state.last_epoch(partition) != _last_led(partition, before):
+        offset = min(high_watermark, end)
+    return Entry(
+        now_ms,
+        partition.topic,
+        partition.topic_id,
+        partition.index,
+        Reason.UNCLEAN_ELECTION,
+        offset,
+        UNKNOWN,
+        follower_state.last_epoch(partition),
+        partition.leader_id,
+        partition.leader_epoch,
+        high_watermark,
+        Acknowledged.PERHAPS,
+        "; ".join(filter(None, (_doubt(partition, before), _instead(offset, end)))),
+    )
+
+
+def _last_led(partition: Partition, before: PartitionImage) -> int:
+    """The last epoch before this one in which somebody may have led."""
+    epoch = partition.leader_epoch - 1
+    was_led_by_nobody = before.leader == NO_LEADER and before.leader_epoch == epoch
+    return epoch - 1 if was_led_by_nobody else epoch
+
+
+def _instead(offset: int, end: int) -> str:
+    if offset == end:
+        return ""
+    return f"its own records up to {end - 1} are of before others led"
+
+
+def _doubt(partition: Partition, before: PartitionImage) -> str:
+    if partition.leader_id in (*before.isr, before.last_leader):
+        return "it was in sync, and may have lost the end of its log"
+    if before.isr:
+        return f"in sync were {', '.join(map(str, before.isr))[:100]}"
+    if before.elr:
+        return f"eligible were {', '.join(map(str, before.elr))[:100]}"
+    return ""
+
+
+def of_recovery(partition: Partition, now_ms: int) -> Entry | None:
+    """What was missing when the log was opened; None where nothing was."""
+    log = partition.log
+    end, known_end = log.log_end_offset, max(log.lost_end_offset, partition.known_high_watermark)
+    if known_end <= end and not log.lost_bytes:
+        return None
+    # How far it reached beyond that nobody knows.
+    known = f"; it reached offset {known_end} at least" if known_end > end else ""
+    return Entry(
+        now_ms,
+        partition.topic,
+        partition.topic_id,
+        partition.index,
+        Reason.RECOVERY,
+        end,
+        UNKNOWN,
+        log.epochs.latest,
+        UNKNOWN,
+        log.epochs.latest,
+        partition.known_high_watermark,
+        acknowledged(Reason.RECOVERY, end, partition.known_high_watermark),
+        (f"{log.lost_bytes} bytes could not be read" if log.lost_bytes else "the log is shorter")
+        + known,
+    )
+
+
+def of_lost_log(partition: Partition, noted_end: int | None, now_ms: int) -> Entry:
+    """A log begins anew, of which no more is known than that it ended there or later."""
+    return Entry(
+        now_ms,
+        partition.topic,
+        partition.topic_id,
+        partition.index,
+        Reason.LOST_LOG,
+        0,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN if noted_end is None else noted_end,
+        Acknowledged.PERHAPS,
+        "" if noted_end is None else f"it reached offset {noted_end} at least",
+    )
+
+
+# The file
+
+
+def encode_line(entry: Entry) -> bytes:
+    fields = asdict(entry)
+    fields["topic_id"] = uuid_to_text(entry.topic_id)
+    fields["reason"] = entry.reason.value
+    fields["acknowledged"] = entry.acknowledged.value
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (crc32c(text), text)
+
+
+def decode_line(line: bytes) -> Entry:
+    """ValueError for what is no line of a ledger."""
+    checksum, _, text = line.partition(b" ")
+    if len(line) > MAX_LINE_BYTES or int(checksum, 16) != crc32c(text):
+        raise ValueError("not a line, or damaged")
+    fields: Any = json.loads(text)
+    try:
+        fields["topic_id"] = uuid_from_text(fields["topic_id"])
+        fields["reason"] = Reason(fields["reason"])
+        fields["acknowledged"] = Acknowledged(fields["acknowledged"])
+        return Entry(**fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(str(error)) from None
+
+
+def decode_lines(data: bytes) -> tuple[list[Entry], int]:
+    """The entries that can be read, and how many lines cannot."""
+    entries: list[Entry] = []
+    unreadable = 0
+    for line in data.split(b"\n"):
+        if not line:
+            continue
+        try:
+            entries.append(decode_line(line))
+        except ValueError:
+            unreadable += 1
+    return entries, unreadable
+
+
+class TruncationLedger:
+    """Made by `TruncationLedger.open`, beside the loop."""
+
+    def __init__(
+        self, disk: Disk, folder: str, entries: Iterable[Entry], size_bytes: int, forgotten: bool
+    ) -> None:
+        self._disk = disk
+        self._path = os.path.join(folder, FILE_NAME)
+        self._old_path = os.path.join(folder, OLD_FILE_NAME)
+        self._folder = folder
+        self._entries = deque(entries, MAX_ENTRIES)
+        self._size_bytes = size_bytes
+        self._writing = trio.Lock()
+        self._unwritten = b""
+        self._is_failing = False
+        self.has_forgotten = forgotten  # older entries than these were there, perhaps
+
+    @classmethod
+    def open(cls, disk: Disk, folder: str) -> "TruncationLedger":
+        """With what was recorded before, as far as it can be read. Slow."""
+        entries: list[Entry] = []
+        size_bytes = 0
+        has_old = False
+        for name in (OLD_FILE_NAME, FILE_NAME):
+            path = os.path.join(folder, name)
+            try:
+                if not disk.exists(path):
+                    continue
+                has_old |= name == OLD_FILE_NAME
+                size_bytes = disk.size(path)
+                if size_bytes > 2 * MAX_FILE_BYTES:
+                    log.warning("%s is larger than a ledger, and passed over", path)
+                    continue
+                data = disk.read_file(path)
+                if name == OLD_FILE_NAME:
+                    size_bytes = 0
+                else:
+                    _write_again(disk, folder, path, data)
+                found, unreadable = decode_lines(data)
+            except OSError as error:
+                log.warning("the truncation ledger %s cannot be read: %s", path, error)
+                continue
+            entries += found
+            if unreadable:
+                log.warning("%d lines of %s are damaged, and passed over", unreadable, path)
+        return cls(disk, folder, entries, size_bytes, has_old or len(entries) > MAX_ENTRIES)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """The oldest first."""
+        return iter(tuple(self._entries))
+
+    async def record(self, entries: Iterable[Entry]) -> None:
+        """They are told, and survive a loss of power; a disk that refuses is told of, too."""
+        new = [entry for entry in entries if not self._is_known(entry)]
+        if not new:
+            return
+        for entry in new:
+            _tell(entry)
+            if len(self._entries) == MAX_ENTRIES:
+                self.has_forgotten = True
+            self._entries.append(entry)
+        self._unwritten += b"".join(map(encode_line, new))
+        async with self._writing:
+            data, self._unwritten = self._unwritten, b""
+            if not data:
+                return  # somebody has written ours with theirs
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._disk.run(partial(self._write, data))
+                self._is_failing = False
+            except OSError as error:
+                if not self._is_failing:
+                    log.error("the truncation ledger cannot be written: %s", error)
+                self._is_failing = True
+                self._unwritten = (data + self._unwritten)[:MAX_FILE_BYTES]
+
+    def knows_election(self, partition: Partition) -> bool:
+        """That the partition's last unclean election made this worker its leader."""
+        return any(
+            entry.reason is Reason.UNCLEAN_ELECTION
+            and (entry.topic_id, entry.partition) == (partition.topic_id, partition.index)
+            and entry.leader_id == partition.leader_id
+            and entry.leader_epoch >= partition.state.unclean_epoch
+            for entry in self._entries
+        )
+
+    def _is_known(self, entry: Entry) -> bool:
+        """A recovery that was cut short is made again, and finds the same."""
+        if entry.reason is not Reason.RECOVERY:
+            return False
+        for known in reversed(self._entries):
+            if (known.topic_id, known.partition) == (entry.topic_id, entry.partition):
+                return (known.reason, known.offset, known.end_offset, known.leader_epoch) == (
+                    entry.reason,
+                    entry.offset,
+                    entry.end_offset,
+                    entry.leader_epoch,
+                )
+        return False
+
+    def _write(self, data: bytes) -> None:
+        disk = self._disk
+        if self._size_bytes and self._size_bytes + len(data) > MAX_FILE_BYTES:
+            disk.rename(self._path, self._old_path)
+            self._size_bytes = 0
+            self.has_forgotten = True
+        is_new = not self._size_bytes
+        if not is_new:
+            data = b"\n" + data  # behind a line that was torn, perhaps
+        file = disk.open(self._path, create=True)
+        try:
+            file.write(data, self._size_bytes)
+            file.sync()
+        finally:
+            file.close()
+        if is_new:
+            disk.sync_dir(self._folder)
+        self._size_bytes += len(data)
+
+
+def _write_again(disk: Disk, folder: str, path: str, data: bytes) -> None:
+    """The ledger survives a loss of power, as it was read. OSError.
+
+    A process that was killed may have written an entry and not synced it, or its sync has failed,
+    after which one that writes nothing succeeds. What an entry tells of happens after it was
+    synced, but a recovery that finds its entry here does not write it again.
+    """
+    file = disk.open(path)
+    try:
+        file.write(data, 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.sync_dir(folder)
+
+
+_HOW_BAD: Final = {
+    Acknowledged.YES: "%d of them had been committed",
+    Acknowledged.PERHAPS: "some may have been acknowledged",
+    Acknowledged.NO: "none had been committed",
+}
+
+
+def _tell(entry: Entry) -> None:
+    how_bad = _HOW_BAD[entry.acknowledged]
+    if entry.acknowledged is Acknowledged.YES:
+        how_bad %= entry.committed_records
+    (log.info if entry.acknowledged is Acknowledged.NO else log.warning)(
+        "%s-%d: %s are gone here (%s%s); leader %d in epoch %d; %s",
+        entry.topic,
+        entry.partition,
+        entry.range_text,
+        entry.reason.value,
+        f": {entry.detail}" if entry.detail else "",
+        entry.leader_id,
+        entry.leader_epoch,
+        how_bad,
+    )

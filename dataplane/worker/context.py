@@ -1,0 +1,162 @@
+"""What the handlers of one worker share: its identity, the metadata it follows, its partitions."""
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import trio
+
+from dataplane.config.worker import WorkerConfigs
+from dataplane.fetch.parked_polls import ParkedRequests
+from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
+from dataplane.fetch.sessions import FetchSessions
+from dataplane.instruments.error_counts import ErrorCounts
+from dataplane.log.compaction.compaction import CleanerStatistics
+from dataplane.network.connection import Client
+from dataplane.network.delayed import Timers
+from dataplane.partition.partition import FetchWaiter, Partition
+from dataplane.partition.pending_deletes import Removals
+from dataplane.quotas.client_quota_manager import ClientQuotas
+from dataplane.replication.isr_manager import Replication
+from dataplane.replication.replica_authentication import ReplicaAuthenticator
+from dataplane.replication.replica_manager import Partitions
+from dataplane.scheduling.time_slices import Turns
+from dataplane.worker.leadership_check import QuorumCheck
+from dataplane.worker.metadata_cache import TopicRows
+from dataplane.worker.producer_ids import ProducerIds
+from metaquorum.config.resolution import Configs, WorkerLayers
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import RegisterWorkerRecord
+from metaquorum.rpc.controller_client import Gateway
+from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.session import WorkerSession
+from metaquorum.runtime import Clock, Disk, Runtime, StorageError
+from wire.primitives.frozen import frozen
+
+log = logging.getLogger(__name__)
+
+
+class Request(NamedTuple):
+    """Who asks, and in which version. The message itself is the handler's other argument."""
+
+    version: int
+    client_id: str | None
+    client: Client
+
+    @property
+    def asker(self) -> Asker:
+        """As the controller is told who asks."""
+        return Asker(self.client.principal, self.client_id, self.client.address[0])
+
+
+@frozen
+class WorkerAddress:
+    """Where clients reach a worker of the cluster."""
+
+    worker_id: int
+    host: str
+    port: int
+    rack: str | None
+
+    @classmethod
+    def of(cls, record: RegisterWorkerRecord, listener: str) -> "WorkerAddress | None":
+        """None: it has no listener of that name."""
+        for endpoint in record.endpoints:
+            if endpoint.listener == listener:
+                return cls(record.worker_id, endpoint.host, endpoint.port, record.rack)
+        return None
+
+
+class Worker:
+    """The state of one worker; `dataplane.node` puts it together."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        runtime: Runtime,
+        loader: MetadataLoader,
+        gateway: Gateway,
+        session: WorkerSession,
+        partitions: Partitions,
+        configs: WorkerConfigs,
+        quotas: ClientQuotas,
+        inline_append_bytes: int,
+        replica_authenticator: ReplicaAuthenticator,
+    ) -> None:
+        self.worker_id = worker_id
+        self.clock: Clock = runtime.clock
+        self.disk: Disk = runtime.disk
+        self.loader = loader
+        self.gateway = gateway
+        self.session = session
+        self.partitions = partitions
+        self._configs = configs
+        self.quotas = quotas
+        self.replica_authenticator = replica_authenticator
+        self.inline_append_bytes = inline_append_bytes  # larger ones are made beside the loop
+        # These do not change while a node runs.
+        self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
+        self.selects_replicas = self.configs["replica.selector.class"] == RACK_AWARE_SELECTOR
+        self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
+        self.producer_ids = ProducerIds(gateway, session)
+        self.quorum_check = QuorumCheck(gateway)
+        # One at a time: a batch may decompress to a hundred megabytes.
+        self.opening_batch = trio.Lock()
+        self.fetch_waiters: set[FetchWaiter] = set()
+        self.parked = ParkedRequests()
+        self.topic_rows = TopicRows()
+        self.timers = Timers(runtime.clock)
+        self.turns = Turns(runtime.clock.cpu_s, call_after=self.timers.call_after)
+        self.fetch_sessions = FetchSessions(
+            self.configs.integer("max.incremental.fetch.session.cache.slots"),
+            runtime.random,
+            finish_unawaited=self.turns.finish_unawaited,
+        )
+        self.cleaner = CleanerStatistics()
+        self.removals = Removals(runtime.clock)
+        self.stopping = False
+        self.errors: ErrorCounts | None = None  # None: nobody asks for metrics
+
+    @property
+    def replication(self) -> Replication:
+        return self.partitions.replication
+
+    @property
+    def configs(self) -> Configs:
+        """This worker's own, as they are in force now."""
+        return self._configs.own
+
+    @property
+    def layers(self) -> WorkerLayers:
+        """What topics have that do not say, as it is in force now."""
+        return self._configs.layers
+
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata as this worker's parts have taken it in."""
+        return self.loader.visible
+
+    @property
+    def controller_id(self) -> int:
+        """The worker to which clients are to send administration: any will do, so this one."""
+        return self.worker_id
+
+    def live_workers(self, listener: str) -> Iterator[WorkerAddress]:
+        """Those that clients of such a listener can reach, by a listener of the same name."""
+        for record in self.image.workers.values():
+            if not record.fenced and (address := WorkerAddress.of(record, listener)) is not None:
+                yield address
+
+    def live_worker_ids(self) -> Iterator[int]:
+        return (record.worker_id for record in self.image.workers.values() if not record.fenced)
+
+    def stop_waiting(self) -> None:
+        """Long polls are answered now, and none begins any more."""
+        self.stopping = True
+        for waiter in self.fetch_waiters:
+            waiter.wake()
+
+    def partition_failed(self, partition: Partition, error: StorageError) -> None:
+        """The partition's log directory has failed under a request."""
+        self.partitions.fail(partition, error)

@@ -1,0 +1,86 @@
+"""Creating and deleting partitions, as far as a client's `controller_mutation_rate` goes (KIP-599).
+
+The active controller counts (`metaquorum.controller.mutation_quotas`); it is asked only where some
+rule speaks of the client. What is not to be done (it exists, or does not, or is only to be
+validated) costs nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from dataplane.quotas.muting import throttle_ms
+from dataplane.worker.context import Request, Worker
+from metaquorum.controller.topics import (
+    MAX_PARTITIONS_PER_TOPIC,
+    USE_DEFAULT,
+    MorePartitions,
+    NewTopic,
+)
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.topic_names import check_topic_name
+from wire.primitives.errors import ErrorCode, KafkaError
+
+W = TypeVar("W")
+
+EXCEEDED: Final = KafkaError(
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED, "The throttling quota has been exceeded."
+)
+# Asking takes one round trip. Who gets no answer is told so by what comes behind.
+ASK_S: Final = 5.0
+
+
+class Allowed:
+    """`count`: of the wishes, from the first on. `throttle_ms`: what the answer says."""
+
+    __slots__ = ("count", "throttle_ms")
+
+    def __init__(self, count: int, throttle_ms: int = 0) -> None:
+        self.count = count
+        self.throttle_ms = throttle_ms
+
+
+async def allowed(
+    worker: Worker, request: Request, counts: Sequence[int], *, is_strict: bool
+) -> Allowed:
+    """What may be done of what creates or deletes so many partitions each.
+
+    Whoever has to wait, because it was refused or because it has got more than it should, is muted.
+    """
+    quotas, client = worker.quotas, request.client
+    name = client.named(request.client_id)
+    if not any(counts) or not quotas.limits_mutations(name):
+        return Allowed(len(counts))
+    try:
+        taken = await worker.gateway.take_mutations(
+            request.asker, counts, is_strict=is_strict, timeout_s=ASK_S
+        )
+    except KafkaError:
+        return Allowed(len(counts))
+    if taken.throttle_s > 0:
+        quotas.mute_for_mutations(client, name, taken.throttle_s)
+    return Allowed(taken.count, throttle_ms(taken.throttle_s))
+
+
+def partitions_of_new(worker: Worker, wish: NewTopic) -> int:
+    if worker.image.topic(wish.name) is not None:
+        return 0
+    try:
+        check_topic_name(wish.name)
+    except KafkaError:
+        return 0
+    count = len(wish.assignments) if wish.assignments else wish.partitions
+    if count == USE_DEFAULT:
+        count = worker.configs.integer("num.partitions")
+    return count if 0 < count <= MAX_PARTITIONS_PER_TOPIC else 0
+
+
+def partitions_of(image: MetadataImage, name: str | None, topic_id: bytes | None) -> int:
+    topic = image.topic(name) if name is not None else image.topic_by_id(topic_id or b"")
+    return 0 if topic is None else len(topic.partitions)
+
+
+def partitions_more(image: MetadataImage, wish: MorePartitions) -> int:
+    topic = image.topic(wish.topic)
+    if topic is None or wish.count > MAX_PARTITIONS_PER_TOPIC:
+        return 0
+    return max(0, wish.count - len(topic.partitions))

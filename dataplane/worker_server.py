@@ -1,0 +1,322 @@
+"""A node in the role of a worker, put together in the order that is safe.
+
+    listener bound                     a port in use is told before anything is written
+    registered with the quorum         others lead what it led, or nobody does (KAFKA-10527);
+                                       where its logs may lack something, others are in sync
+    image holds that registration      so that nothing of an earlier process is taken for its own
+    logs opened and recovered          while heartbeats keep the registration
+    image published to the partitions  the quorum knows of those that had to begin anew
+    unfenced                           now it leads
+    serving
+
+Stopping goes the other way: the controllers let it go, no new connection, answers to what was read,
+logs synced and marked.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from dataplane.config.worker import WorkerConfigs
+from dataplane.handlers.dispatcher import Dispatcher
+from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.maintenance.background_tasks import Upkeep
+from dataplane.network.connection import Entrance, Handle
+from dataplane.network.connection_limits import Peers
+from dataplane.network.listener_tls import ListenerTls, context_for_dialing
+from dataplane.network.login_counts import Logins
+from dataplane.network.sasl_authenticator import SaslGate
+from dataplane.network.server import Server, ServerLimits
+from dataplane.node_config import NodeConfig
+from dataplane.quotas.client_quota_manager import ClientQuotas
+from dataplane.replication.isr_manager import Replication
+from dataplane.replication.replica_authentication import ReplicaAuthenticator
+from dataplane.replication.replica_manager import Partitions
+from dataplane.replication.truncation_ledger import TruncationLedger
+from dataplane.worker.context import Worker
+from metaquorum.channel import Endpoint as ChannelEndpoint
+from metaquorum.config.addresses import counts_by_address
+from metaquorum.config.resolution import Configs, ListenerConfigs, WorkerLayers
+from metaquorum.controller.worker_registration import WorkerRegistration
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import Endpoint
+from metaquorum.rpc.controller_client import Gateway
+from metaquorum.rpc.links import QuorumLinks
+from metaquorum.rpc.session import WorkerSession
+from metaquorum.runtime import Listener, Runtime
+from metaquorum.security.decoy_key import derived_decoy_key, kept_decoy_key
+from metaquorum.security.tls_context import ReloadedContext, keep_reloading
+
+if TYPE_CHECKING:
+    from dataplane.prometheus.collector import Collector
+
+log = logging.getLogger(__name__)
+
+# queued.max.request.bytes where it is -1: no limit in Kafka, but memory has one.
+DEFAULT_QUEUED_BYTES: Final = 512 << 20
+CONTROLLED_SHUTDOWN_S: Final = 10.0
+
+
+class WorkerRole:
+    """`listen`, then `run`; `close` in any case."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        runtime: Runtime,
+        log_dirs: LogDirs,
+        loader: MetadataLoader,
+        links: QuorumLinks,
+        endpoint: ChannelEndpoint | None,
+        incarnation_id: bytes,
+        listeners: Sequence[Listener],
+        metrics: "Collector | None" = None,
+    ) -> None:
+        """`listeners` are those that the config names, in its order, bound.
+
+        `endpoint` holds the cluster's secret; None on a node that is alone.
+        """
+        self.worker: Worker | None = None
+        self._config = config
+        self._runtime = runtime
+        self._log_dirs = log_dirs
+        self._loader = loader
+        self._links = links
+        self._endpoint = endpoint
+        self._metrics = metrics
+        self._listeners = tuple(zip(config.client_listeners, listeners, strict=True))
+        self._contexts: list[ReloadedContext] = []
+        self.logins: dict[str, Logins] = {}
+        static = WorkerLayers(config.configs).worker_configs()
+        self.session = WorkerSession(
+            runtime,
+            links,
+            loader,
+            self._registration(incarnation_id),
+            static.integer("broker.heartbeat.interval.ms") / 1000,
+            lambda: log_dirs.offline_ids,
+            log_dirs.note_start,
+        )
+
+    async def run(self, started: Callable[[], None], stop: trio.Event) -> None:
+        """Served, from `started` until `stop`; then everything is closed in good order."""
+        async with trio.open_nursery() as nursery:
+            registered_at = await self.session.register()
+            await self._loader.wait_applied(registered_at)
+            nursery.start_soon(self.session.run)
+            configs = WorkerConfigs(self._config.node_id, self._config.configs, self._loader.image)
+            quotas = ClientQuotas(
+                self._loader.image, self._runtime.clock, self._runtime.random, configs.own
+            )
+            partitions = await self._open_logs(configs)
+            self._loader.register(self.session.guard)
+            self._loader.register(configs)
+            self._loader.register(quotas)
+            self._loader.register(partitions)
+            self._loader.register(partitions.replication)
+            self._loader.register(self.session)
+            async with trio.open_nursery() as writing:
+                writing.start_soon(partitions.replication.run)
+                writing.start_soon(self._loader.run)
+                await self._loader.wait_visible(self._loader.image.end_offset)
+                await self.session.wait_unfenced()
+                await self._loader.wait_visible(self._loader.image.end_offset)
+                upkeep = await self._serve(partitions, configs, quotas, started, stop)
+                # Nobody writes to a log that is being closed.
+                writing.cancel_scope.cancel()
+            await self._log_dirs.close(
+                upkeep.high_watermarks(), broker_epoch=self.session.broker_epoch
+            )
+            nursery.cancel_scope.cancel()
+
+    async def _open_logs(self, configs: WorkerConfigs) -> Partitions:
+        runtime, loader = self._runtime, self._loader
+        ledger = await runtime.disk.run(
+            lambda: TruncationLedger.open(runtime.disk, self._config.data_dir)
+        )
+        replication = Replication(
+            self.session,
+            runtime,
+            loader,
+            configs.own,
+            self._config.between_workers,
+            self._dialing(),
+            self._endpoint,
+            Gateway(runtime, self._links, loader),
+            ledger,
+        )
+        partitions = Partitions(
+            self._config.node_id,
+            runtime.clock,
+            runtime.random,
+            configs,
+            self._log_dirs,
+            replication,
+        )
+        await self._log_dirs.load(
+            lambda topic: partitions.topic_config(loader.image, topic).log,
+            runtime.clock.now_ms(),
+            concurrent=configs.own.integer("num.recovery.threads.per.data.dir"),
+        )
+        return partitions
+
+    async def _serve(
+        self,
+        partitions: Partitions,
+        configs: WorkerConfigs,
+        quotas: ClientQuotas,
+        started: Callable[[], None],
+        stop: trio.Event,
+    ) -> Upkeep:
+        """Clients are answered until `stop`, and then what they had asked; what keeps the logs."""
+        worker = self.worker = Worker(
+            self._config.node_id,
+            self._runtime,
+            self._loader,
+            Gateway(self._runtime, self._links, self._loader),
+            self.session,
+            partitions,
+            configs,
+            quotas,
+            self._config.inline_append_bytes,
+            self._replica_authenticator(),
+        )
+        upkeep = Upkeep(worker, self._runtime, self._log_dirs)
+        names = tuple(asked.name for asked, _ in self._listeners)
+        limits = _limits(worker.configs, names)
+        decoy_key = await self._decoy_key()
+        handle: Handle = Dispatcher(worker).handle
+        if self._metrics is not None:
+            handle = self._metrics.meter.metered(handle)
+        server = Server(
+            self._runtime,
+            self._entrances(worker, handle, decoy_key),
+            limits,
+            quotas.meter,
+            quotas.connections,
+            self._peers(worker),
+            worker.turns,
+        )
+        if self._metrics is not None:
+            self._metrics.serves(worker, server, self._log_dirs)
+            worker.errors = self._metrics.errors
+        configs.call(lambda changed: server.limit(_limits(changed, names)))
+        if len(self._listeners) > 1:
+            quotas.connections.own_listener = self._config.between_workers.listener
+        configs.call(quotas.connections.limit)
+        async with trio.open_nursery() as serving:
+            serving.start_soon(server.serve)
+            serving.start_soon(upkeep.run)
+            serving.start_soon(keep_reloading, self._runtime.clock, self._contexts)
+            serving.start_soon(worker.timers.run)
+            serving.start_soon(worker.replication.context.wakes.run)
+            serving.start_soon(worker.quorum_check.run)
+            serving.start_soon(self._log_dirs.wait_none_left)
+            started()
+            await stop.wait()
+            log.info("stopping: answering what was asked, then syncing")
+            worker.stop_waiting()
+            if not await self.session.shut_down(CONTROLLED_SHUTDOWN_S):
+                log.warning("stopping without the quorum's leave: it will notice by itself")
+            await server.drain()
+            serving.cancel_scope.cancel()
+        return upkeep
+
+    def _replica_authenticator(self) -> ReplicaAuthenticator:
+        name = self._config.between_workers.listener
+        address = next(
+            (each.host, each.port)
+            for each in self.session.registration.endpoints
+            if each.listener == name
+        )
+        return ReplicaAuthenticator(self._endpoint, name, address, self._runtime.clock.monotonic)
+
+    def _peers(self, worker: Worker) -> Peers:
+        return Peers(
+            self._config.between_workers.listener,
+            is_shared=len(self._listeners) == 1,
+            are_any=lambda: len(worker.image.workers) > 1,
+        )
+
+    def _entrances(
+        self, worker: Worker, handle: Handle, decoy_key: bytes
+    ) -> list[tuple[Listener, Entrance]]:
+        entrances: list[tuple[Listener, Entrance]] = []
+        for asked, listener in self._listeners:
+            tls = None if asked.tls is None else ListenerTls(asked.tls)
+            if tls is not None:
+                self._contexts.append(tls.context)
+            logins = self.logins[asked.name] = Logins()
+            entrance = Entrance(asked.name, handle, tls=tls, logins=logins)
+            if asked.sasl is not None:
+                gate = SaslGate(
+                    self._runtime,
+                    asked.sasl,
+                    lambda: worker.image,
+                    handle,
+                    decoy_key,
+                    logins,
+                )
+                entrance = Entrance(
+                    asked.name, gate.handle, asked.sasl.max_message_bytes, tls, logins
+                )
+            entrances.append((listener, entrance))
+        return entrances
+
+    def _dialing(self) -> ReloadedContext | None:
+        """TLS to other workers."""
+        files = self._config.between_workers.tls
+        if files is None:
+            return None
+        self._contexts.append(context_for_dialing(files))
+        return self._contexts[-1]
+
+    async def _decoy_key(self) -> bytes:
+        """Empty where no listener needs it. StorageError."""
+        if not any(asked.sasl for asked, _ in self._listeners):
+            return b""
+        secret = self._config.secret
+        if secret is not None:
+            return derived_decoy_key(secret)
+        disk, random = self._runtime.disk, self._runtime.random
+        return await disk.run(lambda: kept_decoy_key(disk, self._config.data_dir, random))
+
+    def _registration(self, incarnation_id: bytes) -> WorkerRegistration:
+        endpoints = tuple(
+            Endpoint(
+                asked.name,
+                asked.advertise[0],
+                asked.advertise[1] or listener.address[1],
+                asked.protocol.name,
+            )
+            for asked, listener in self._listeners
+        )
+        return WorkerRegistration(
+            self._config.node_id,
+            incarnation_id,
+            endpoints,
+            self._config.host,
+            self._config.rack,
+            self._log_dirs.ids,
+            previous_broker_epoch=self._log_dirs.previous_broker_epoch,
+        )
+
+
+def _limits(configs: Configs, listeners: Iterable[str]) -> ServerLimits:
+    by_listener = {}
+    for listener in listeners:
+        most = ListenerConfigs(configs, listener).find("max.connections", inherits=False)
+        assert isinstance(most, int)
+        by_listener[listener] = most
+    queued = configs.integer("queued.max.request.bytes")
+    return ServerLimits(
+        max_request_bytes=configs.integer("socket.request.max.bytes"),
+        max_queued_request_bytes=queued if queued > 0 else DEFAULT_QUEUED_BYTES,
+        max_connections=configs.integer("max.connections"),
+        max_connections_per_ip=configs.integer("max.connections.per.ip"),
+        max_idle_ms=configs.integer("connections.max.idle.ms"),
+        max_connections_by_listener=by_listener,
+        max_connections_by_ip=counts_by_address(configs.text("max.connections.per.ip.overrides")),
+    )

@@ -1,0 +1,424 @@
+"""Topics, configs, the cluster and its coordinators, as clients ask for them."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dataplane.handlers.test_produce import producer_id_from
+from tests.dataplane.serving import RawClient, batch_of, in_trio, serving
+from wire.messages.api_versions import ApiVersionsRequest
+from wire.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from wire.messages.describe_cluster import DescribeClusterRequest
+from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from wire.messages.find_coordinator import FindCoordinatorRequest
+from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+from wire.primitives.errors import ErrorCode
+from wire.primitives.types import ZERO_UUID
+from wire.protocol.apis import APIS, ApiKey
+
+TOPIC, BROKER = 2, 4
+
+
+def topic(name: str, partitions: int = 1, factor: int = 1, **more: Any) -> CreatableTopic:
+    configs = more.pop("configs", {})
+    return CreatableTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=factor,
+        configs=[CreatableTopicConfig(name=k, value=v) for k, v in configs.items()],
+        **more,
+    )
+
+
+async def create(
+    client: RawClient, *topics: CreatableTopic, version: int | None = None, **options: Any
+) -> list[Any]:
+    asked = CreateTopicsRequest(topics=list(topics), **({"timeout_ms": 20_000} | options))
+    return list((await client.call(ApiKey.CREATE_TOPICS, asked, version)).topics)
+
+
+async def names(client: RawClient) -> set[str]:
+    answer = await client.call(ApiKey.METADATA, MetadataRequest(topics=None))
+    return {topic.name for topic in answer.topics}
+
+
+@in_trio
+async def test_topics_are_made_in_every_version(tmp_path: Path) -> None:
+    async with serving(tmp_path, num_partitions=4) as served:
+        client = await served.connect()
+        api = APIS[ApiKey.CREATE_TOPICS]
+        for version in range(api.min_version, api.max_version + 1):
+            (row,) = await create(client, topic(f"v{version}", 3), version=version)
+            assert (row.error_code, row.name) == (0, f"v{version}")
+            if version >= 5:
+                assert (row.num_partitions, row.replication_factor) == (3, 1)
+                assert {c.name: c.value for c in row.configs}["retention.ms"] == "604800000"
+            if version >= 7:
+                assert row.topic_id != ZERO_UUID
+        (row,) = await create(client, topic("default", -1, -1))
+        assert (row.num_partitions, row.replication_factor) == (4, 1)
+        assert await names(client) == {f"v{v}" for v in range(2, 8)} | {"default"}
+
+
+@in_trio
+async def test_a_topic_that_is_only_validated_is_not_made(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        rows = await create(client, topic("a"), topic("no good"), validate_only=True)
+        assert [row.error_code for row in rows] == [0, ErrorCode.INVALID_TOPIC_EXCEPTION]
+        assert rows[0].topic_id == ZERO_UUID
+        assert await names(client) == set()
+
+
+ASSIGNED = [
+    CreatableReplicaAssignment(partition_index=0, broker_ids=[1]),
+    CreatableReplicaAssignment(partition_index=1, broker_ids=[1]),
+]
+
+
+@pytest.mark.parametrize(
+    ("wish", "error"),
+    [
+        (topic(""), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (topic("."), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (topic("a/b"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (topic("x" * 250), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (topic("have_it"), ErrorCode.INVALID_TOPIC_EXCEPTION),  # collides with have.it
+        (topic("have.it"), ErrorCode.TOPIC_ALREADY_EXISTS),
+        (topic("t", 0), ErrorCode.INVALID_PARTITIONS),
+        (topic("t", -2), ErrorCode.INVALID_PARTITIONS),
+        (topic("t", 2**31 - 1), ErrorCode.INVALID_PARTITIONS),
+        (topic("t", 1, 0), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (topic("t", 1, 2), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (topic("t", 1, -2), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (topic("t", configs={"retention.ms": "-2"}), ErrorCode.INVALID_CONFIG),
+        (topic("t", configs={"no.such": "1"}), ErrorCode.INVALID_CONFIG),
+        (topic("t", configs={"retention.ms": None}), ErrorCode.INVALID_CONFIG),
+        (topic("t", assignments=ASSIGNED), ErrorCode.INVALID_REQUEST),
+        (topic("t", -1, -1, assignments=ASSIGNED[1:]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (
+            topic("t", -1, -1, assignments=[ASSIGNED[0], ASSIGNED[0]]),
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        ),
+        (
+            topic(
+                "t",
+                -1,
+                -1,
+                assignments=[CreatableReplicaAssignment(partition_index=0, broker_ids=[9])],
+            ),
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        ),
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_refused_alone(
+    tmp_path: Path, wish: CreatableTopic, error: ErrorCode
+) -> None:
+    @in_trio
+    async def test() -> None:
+        async with serving(tmp_path) as served:
+            client = await served.connect()
+            await create(client, topic("have.it"))
+            rows = await create(client, wish, topic("other"))
+            by_name = {row.name: row for row in rows}
+            assert by_name[wish.name].error_code == error
+            assert by_name[wish.name].error_message
+            assert by_name["other"].error_code == 0
+
+    test()
+
+
+@in_trio
+async def test_given_assignments_are_followed_and_names_come_once(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        (row,) = await create(client, topic("t", -1, -1, assignments=ASSIGNED))
+        assert (row.error_code, row.num_partitions) == (0, 2)
+        twice = [topic("twice"), topic("twice", 3)]
+        rows = await create(client, *twice)
+        assert [row.error_code for row in rows] == [ErrorCode.INVALID_REQUEST]
+        odd = topic("odd", assignments=[ASSIGNED[0], ASSIGNED[0]])
+        rows = await create(client, odd, topic("odd"))
+        assert [row.error_code for row in rows] == [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
+        assert await names(client) == {"t"}
+
+
+@in_trio
+async def test_a_request_without_time_is_answered_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        for timeout in (0, -1, -(2**31)):
+            (row,) = await create(client, topic("t"), timeout_ms=timeout)
+            assert row.error_code == ErrorCode.REQUEST_TIMED_OUT
+        (row,) = await create(client, topic("u"), timeout_ms=2**31 - 1)
+        assert row.error_code == 0
+
+
+@in_trio
+async def test_topics_are_deleted_by_name_and_by_id(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        made = {row.name: row.topic_id for row in await create(client, topic("a"), topic("b"))}
+
+        async def delete(*states: DeleteTopicState) -> list[tuple[str | None, bytes, int]]:
+            asked = DeleteTopicsRequest(topics=list(states), timeout_ms=20_000)
+            answer = await client.call(ApiKey.DELETE_TOPICS, asked, 6)
+            return [(row.name, row.topic_id, row.error_code) for row in answer.responses]
+
+        unknown = uuid.uuid4().bytes
+        rows = await delete(
+            DeleteTopicState(name="a"),
+            DeleteTopicState(name=None, topic_id=made["b"]),
+            DeleteTopicState(name="absent"),
+            DeleteTopicState(name=None, topic_id=unknown),
+        )
+        assert rows == [
+            ("a", made["a"], 0),
+            ("b", made["b"], 0),
+            ("absent", ZERO_UUID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            (None, unknown, ErrorCode.UNKNOWN_TOPIC_ID),
+        ]
+        assert await names(client) == set()
+        api = APIS[ApiKey.DELETE_TOPICS]
+        for version in range(api.min_version, 6):
+            await create(client, topic("c"))
+            asked = DeleteTopicsRequest(topic_names=["c", "c"], timeout_ms=20_000)
+            answer = await client.call(ApiKey.DELETE_TOPICS, asked, version)
+            assert [row.error_code for row in answer.responses] == [0]
+
+
+@in_trio
+async def test_deletion_can_be_forbidden(tmp_path: Path) -> None:
+    async with serving(tmp_path, delete_topic_enable="false") as served:
+        client = await served.connect()
+        await create(client, topic("a"))
+        assert await client.delete("a") == ErrorCode.TOPIC_DELETION_DISABLED
+        assert await names(client) == {"a"}
+
+
+@in_trio
+async def test_metadata_shows_topics_by_name_by_id_and_all(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        (made,) = await create(client, topic("t", 2))
+        await create(client, topic("u"))
+        api = APIS[ApiKey.METADATA]
+        for version in range(api.min_version, api.max_version + 1):
+            everything = MetadataRequest(topics=None if version else [])
+            answer = await client.call(ApiKey.METADATA, everything, version)
+            assert {t.name for t in answer.topics} == {"t", "u"}
+            assert [(b.node_id, b.host) for b in answer.brokers] == [(1, "127.0.0.1")]
+            asked = MetadataRequest(topics=[MetadataRequestTopic(name="t")])
+            (row,) = (await client.call(ApiKey.METADATA, asked, version)).topics
+            assert [(p.leader_id, p.replica_nodes, p.isr_nodes) for p in row.partitions] == [
+                (1, [1], [1])
+            ] * 2
+            if version >= 1:
+                nothing = await client.call(ApiKey.METADATA, MetadataRequest(topics=[]), version)
+                assert nothing.topics == []
+                assert nothing.controller_id == 1
+        for topic_id, error in ((made.topic_id, 0), (bytes(15) + b"x", ErrorCode.UNKNOWN_TOPIC_ID)):
+            by_id = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=topic_id)])
+            (row,) = (await client.call(ApiKey.METADATA, by_id)).topics
+            assert row.error_code == error
+            assert row.topic_id == topic_id
+
+
+async def described(client: RawClient, kind: int, name: str, **options: Any) -> Any:
+    keys = options.pop("keys", None)
+    asked = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
+    message = DescribeConfigsRequest(resources=[asked], **options)
+    return (await client.call(ApiKey.DESCRIBE_CONFIGS, message)).results[0]
+
+
+@in_trio
+async def test_configs_are_described_with_their_source(tmp_path: Path) -> None:
+    async with serving(tmp_path, log_retention_hours=5, node_id=1) as served:
+        client = await served.connect()
+        await create(client, topic("t", configs={"segment.ms": "5000"}))
+        result = await described(client, TOPIC, "t", include_synonyms=True)
+        rows = {row.name: row for row in result.configs}
+        assert (rows["segment.ms"].value, rows["segment.ms"].config_source) == ("5000", 1)
+        assert (rows["retention.ms"].value, rows["retention.ms"].config_source) == ("18000000", 4)
+        assert rows["retention.ms"].synonyms[0].name == "log.retention.hours"
+        assert rows["segment.bytes"].config_source == 5
+        result = await described(client, TOPIC, "t", keys=["retention.ms"])
+        assert [row.name for row in result.configs] == ["retention.ms"]
+        result = await described(client, BROKER, "1", include_documentation=True)
+        rows = {row.name: row for row in result.configs}
+        assert rows["node.id"].value == "1"
+        assert rows["log.retention.hours"].value == "5"
+        assert all(row.documentation for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "error"),
+    [
+        (TOPIC, "absent", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC, "no good", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (BROKER, "7", ErrorCode.INVALID_REQUEST),
+        (BROKER, "x", ErrorCode.INVALID_REQUEST),
+        (0, "", ErrorCode.INVALID_REQUEST),
+        (-128, "", ErrorCode.INVALID_REQUEST),
+        (127, "x", ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_configs_of_what_is_not_there_are_an_error(
+    tmp_path: Path, kind: int, name: str, error: ErrorCode
+) -> None:
+    @in_trio
+    async def test() -> None:
+        async with serving(tmp_path) as served:
+            client = await served.connect()
+            result = await described(client, kind, name)
+            assert result.error_code == error
+            assert (result.resource_type, result.resource_name) == (kind, name)
+
+    test()
+
+
+@in_trio
+async def test_the_cluster_is_described(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        for version in range(3):
+            answer = await client.call(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), version)
+            assert (answer.error_code, answer.controller_id) == (0, 1)
+            assert answer.cluster_id == served.node.cluster_id
+            (broker,) = answer.brokers
+            assert (broker.host, broker.port) == served.node.address
+        for kind in (2, 0, -128, 127):
+            asked = DescribeClusterRequest(endpoint_type=kind)
+            answer = await client.call(ApiKey.DESCRIBE_CLUSTER, asked)
+            assert answer.error_code != 0
+
+
+@in_trio
+async def test_coordinators_are_asked_for_in_every_version(tmp_path: Path) -> None:
+    """Each key has an answer that is final in the clients that use the version."""
+
+    def expected(kind: int, version: int) -> ErrorCode:
+        if kind not in (0, 1, 2):
+            return ErrorCode.INVALID_REQUEST
+        if kind == 0 and version >= 2:
+            return ErrorCode.NONE
+        if kind == 1 and version == 2:  # librdkafka's
+            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return ErrorCode.UNSUPPORTED_VERSION
+
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        api = APIS[ApiKey.FIND_COORDINATOR]
+        for version in range(api.min_version, api.max_version + 1):
+            for kind in (0, 1, 2, 77, -128) if version else (0,):
+                asked = FindCoordinatorRequest(
+                    key="g" if version < 4 else "",
+                    key_type=kind,
+                    coordinator_keys=["g", "h"] if version >= 4 else [],
+                )
+                answer = await client.call(ApiKey.FIND_COORDINATOR, asked, version)
+                rows = answer.coordinators if version >= 4 else [answer]
+                assert len(rows) == (2 if version >= 4 else 1)
+                code = expected(kind, version)
+                assert {row.error_code for row in rows} == {code}
+                at = {(row.node_id, row.host, row.port) for row in rows}
+                is_here = at == {(1, *served.node.address)}
+                assert is_here if code is ErrorCode.NONE else at == {(-1, "", -1)}
+                reasons = {getattr(row, "error_message", None) for row in rows}
+                if version and code and kind in (0, 1, 2):
+                    assert "this version of metaquorum has no" in str(reasons)
+
+
+@in_trio
+async def test_no_group_has_committed_anything(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        (made,) = await create(
+            client, CreatableTopic(name="t", num_partitions=2, replication_factor=1)
+        )
+        topic_id = made.topic_id
+        api = APIS[ApiKey.OFFSET_FETCH]
+        for version in range(api.min_version, api.max_version + 1):
+            if version < 8:
+                topic = OffsetFetchRequestTopic(name="t", partition_indexes=[1, 0])
+                asked = OffsetFetchRequest(group_id="g", topics=[topic])
+                answer = await client.call(ApiKey.OFFSET_FETCH, asked, version)
+                topics = answer.topics
+            else:
+                rows = OffsetFetchRequestTopics(
+                    name="t" if version < 10 else "",
+                    topic_id=topic_id if version >= 10 else ZERO_UUID,
+                    partition_indexes=[1, 0],
+                )
+                of_group = OffsetFetchRequestGroup(group_id="g", topics=[rows])
+                asked = OffsetFetchRequest(groups=[of_group, OffsetFetchRequestGroup(topics=None)])
+                answer = await client.call(ApiKey.OFFSET_FETCH, asked, version)
+                assert [group.group_id for group in answer.groups] == ["g", ""]
+                assert answer.groups[1].topics == []
+                topics = answer.groups[0].topics
+            found = [
+                (row.partition_index, row.committed_offset, row.error_code)
+                for topic in topics
+                for row in topic.partitions
+            ]
+            assert found == [(1, -1, 0), (0, -1, 0)]
+        unknown = OffsetFetchRequestTopics(topic_id=bytes(15) + b"x", partition_indexes=[0])
+        asked = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=[unknown])])
+        answer = await client.call(ApiKey.OFFSET_FETCH, asked, 10)
+        (row,) = answer.groups[0].topics[0].partitions
+        assert row.error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+@in_trio
+async def test_api_versions_say_what_is_served(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        for version in range(5):
+            asked = ApiVersionsRequest(client_software_name="a", client_software_version="1.0")
+            answer = await client.call(ApiKey.API_VERSIONS, asked, version)
+            rows = {r.api_key: (r.min_version, r.max_version) for r in answer.api_keys}
+            assert rows == {a.key: (a.min_version, a.max_version) for a in APIS.values()}
+        for bad in ("", "-", "a b", "x\ny", "a" * 30_000 + "-"):
+            asked = ApiVersionsRequest(client_software_name=bad, client_software_version="1")
+            answer = await client.call(ApiKey.API_VERSIONS, asked)
+            assert answer.error_code == ErrorCode.INVALID_REQUEST
+
+
+@in_trio
+async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        (made,) = await create(client, topic("t", 3, configs={"segment.ms": "5000"}))
+        for partition in range(3):
+            await client.produce("t", batch_of(b"%d" % partition), partition=partition)
+        cluster = served.node.cluster_id
+        ids = {await producer_id_from(client) for _ in range(3)}
+        assert len(ids) == 3
+    for restart in range(1, 4):
+        async with serving(tmp_path) as served:
+            client = await served.connect()
+            assert served.node.cluster_id == cluster
+            answer = await client.call(ApiKey.METADATA, MetadataRequest(topics=None))
+            (row,) = answer.topics
+            assert (row.name, row.topic_id) == ("t", made.topic_id)
+            assert {p.leader_epoch for p in row.partitions} == {2 * restart}
+            assert await client.values("t") == [b"0"]
+            config = await described(client, TOPIC, "t", keys=["segment.ms"])
+            assert config.configs[0].value == "5000"
+            new = await producer_id_from(client)
+            assert new not in ids
+            ids.add(new)

@@ -1,0 +1,266 @@
+"""What happens beside requests: retention, flushes, removals, and how often."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from metaquorum.runtime.system import RealDisk
+from tests.dataplane.handlers.test_fetch import offset_of
+from tests.dataplane.serving import (
+    WORLD_BEGAN_MS,
+    FaultyDisk,
+    RawClient,
+    Simulated,
+    batch_of,
+    in_trio,
+    serving,
+    simulated,
+)
+from wire.primitives.errors import ErrorCode
+
+MIB = 1 << 20
+
+
+async def sleep(sim: Simulated, seconds: float) -> None:
+    clock = sim.runtime.clock
+    await clock.sleep_until(clock.monotonic() + seconds)
+
+
+async def start_of(client: RawClient, topic: str) -> int:
+    row = await client.fetch(topic, 10**9)
+    assert row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    return (await offset_of(client, -2, topic=topic))[1]
+
+
+def log_of(sim: Simulated, topic: str) -> Any:
+    return sim.worker.partitions.by_name(topic, 0).log
+
+
+def test_retention_by_time_removes_what_is_old_even_of_the_only_segment() -> None:
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", retention_ms=100_000)
+        await client.create("kept", retention_ms=-1)
+        for topic in ("t", "kept"):
+            await client.produce(topic, batch_of(b"a", b"b"))
+        await sleep(sim, 90)
+        assert await client.values("t") == [b"a", b"b"]
+        await sleep(sim, 30)
+        assert await start_of(client, "t") == 2
+        assert await client.values("t", 2) == []
+        assert (await client.fetch("t", 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        await client.produce("t", batch_of(b"c", timestamp=WORLD_BEGAN_MS + 100_000))
+        assert await client.values("t", 2) == [b"c"]
+        assert await client.values("kept") == [b"a", b"b"]
+
+    simulated(story, log_retention_check_interval_ms=10_000)
+
+
+def test_retention_by_size_keeps_at_least_that_much() -> None:
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", segment_bytes=MIB, retention_bytes=2 * MIB, retention_ms=-1)
+        for _ in range(60):
+            await client.produce("t", batch_of(bytes(100_000)))
+        log = log_of(sim, "t")
+        assert log.segment_count == 6
+        await sleep(sim, 301)
+        assert 2 * MIB <= log.size_bytes < 3 * MIB
+        assert await start_of(client, "t") == log.log_start_offset > 0
+        assert len(await client.values("t", log.log_start_offset)) == 60 - log.log_start_offset
+
+    simulated(story)
+
+
+def test_a_topic_that_was_never_written_to_is_looked_at_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its folder is made by the first append: there is nothing to read before that."""
+
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", partitions=2, retention_ms=1000)
+        await sleep(sim, 20)
+        assert [record.getMessage() for record in caplog.records] == []
+        await client.produce("t", batch_of(b"a"))
+        assert await client.values("t") == [b"a"]
+
+    with caplog.at_level(logging.WARNING):
+        simulated(story, log_retention_check_interval_ms=5_000)
+
+
+def test_a_policy_of_nothing_keeps_everything() -> None:
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        made = await client.create("t", retention_ms=1000, cleanup_policy="")
+        assert made.error_code == 0
+        await client.produce("t", batch_of(b"a"))
+        await sleep(sim, 400)
+        assert await client.values("t") == [b"a"]
+
+    simulated(story)
+
+
+@pytest.mark.parametrize("delay_s", [5, 200])
+def test_files_of_old_segments_go_after_their_delay_and_not_before(delay_s: int) -> None:
+    """Also where it is longer than the delay for whole logs."""
+
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create(
+            "t",
+            segment_bytes=MIB,
+            retention_bytes=MIB,
+            retention_ms=-1,
+            file_delete_delay_ms=delay_s * 1000,
+        )
+        for _ in range(30):
+            await client.produce("t", batch_of(bytes(100_000)))
+        folder = log_of(sim, "t").folder
+
+        def waiting() -> int:
+            names = sim.worker.disk.list(folder)
+            return sum(name.endswith(".log.deleted") for name in names)
+
+        while not waiting():
+            await sleep(sim, 0.1)
+        began = sim.now
+        while waiting():
+            assert sim.now - began < delay_s + 5
+            await sleep(sim, 0.1)
+        assert sim.now - began >= delay_s - 1
+
+    simulated(story, log_retention_check_interval_ms=100)
+
+
+def test_a_deleted_topics_folder_goes_after_its_delay_and_not_before() -> None:
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        assert sim.on_machine.node is not None
+        disk, path = sim.worker.disk, sim.on_machine.node.config.data_dir
+        for turn in range(3):
+            await client.create("t")
+            await client.produce("t", batch_of(b"x"))
+            await sleep(sim, 7.3 * turn)  # anywhere within the period
+            await client.delete("t")
+            began = sim.now
+            while any(name.endswith("-delete") for name in disk.list(path)):
+                assert sim.now - began < 25
+                await sleep(sim, 0.1)
+            assert sim.now - began >= 19
+
+    simulated(story, log_segment_delete_delay_ms=20_000)
+
+
+@in_trio
+async def test_nothing_of_a_deleted_topic_stays_open(tmp_path: Path) -> None:
+    """Or its bytes would stay on the disk for as long as the node runs."""
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t", 5)
+        for partition in range(5):
+            await client.produce("t", batch_of(b"x"), partition=partition)
+        assert any("/t-0/" in name for name in open_files(tmp_path))
+        await client.delete("t")
+        assert not [name for name in open_files(tmp_path) if "/t-" in name]
+
+
+def open_files(below: Path) -> list[str]:
+    names = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return [name for name in names if name.startswith(str(below))]
+
+
+def test_flush_ms_bounds_what_a_loss_of_power_can_take() -> None:
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("soon", flush_ms=5000)
+        await client.create("never")
+        for topic in ("soon", "never"):
+            await client.produce(topic, batch_of(b"a", b"b"))
+        await sleep(sim, 3)
+        assert log_of(sim, "soon").unflushed_records == 2
+        await sleep(sim, 4)
+        assert log_of(sim, "soon").unflushed_records == 0
+        assert log_of(sim, "never").unflushed_records == 2
+
+    simulated(story)
+
+
+def test_periods_of_nothing_do_not_keep_the_node_busy() -> None:
+    turns = 0
+
+    class Turns(trio.abc.Instrument):
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            nonlocal turns
+            turns += 1
+
+    async def story(sim: Simulated) -> None:
+        client = await sim.connect()
+        await client.create("t", 50)
+        trio.lowlevel.add_instrument(Turns())
+        await sleep(sim, 10)
+
+    simulated(
+        story,
+        log_retention_check_interval_ms=1,
+        log_flush_offset_checkpoint_interval_ms=0,
+        log_flush_scheduler_interval_ms=1,
+        log_segment_delete_delay_ms=0,
+        connections_max_idle_ms=60_000,
+    )
+    assert turns < 20_000
+
+
+class Counting(RealDisk):
+    """How many calls beside the loop there were at a time."""
+
+    def __init__(self) -> None:
+        self.running = self.peak = 0
+
+    async def run(self, function: Any) -> Any:
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        try:
+            return await super().run(function)
+        finally:
+            self.running -= 1
+
+
+@in_trio
+async def test_as_many_logs_are_recovered_side_by_side_as_is_asked_for(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = await served.connect()
+        await client.create("t", 200)
+        for partition in range(200):
+            await client.produce("t", batch_of(b"x"), partition=partition)
+    for threads in (1, 3):
+        (tmp_path / ".kafka_cleanshutdown").unlink()
+        disk = Counting()
+        async with serving(tmp_path, disk=disk, num_recovery_threads_per_data_dir=threads):
+            assert disk.peak == threads
+
+
+@in_trio
+async def test_an_upkeep_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with serving(tmp_path, disk=disk, log_flush_offset_checkpoint_interval_ms=20) as served:
+        client = await served.connect()
+        await client.create("t")
+        disk.fail("write", "checkpoint", errno.ENOSPC)
+        await trio.sleep(0.1)
+        disk.faults.clear()
+        path = str(tmp_path / "recovery-point-offset-checkpoint.tmp")
+        before = disk.synced.count(path)
+        while disk.synced.count(path) == before:
+            await trio.sleep(0.01)
+        await client.produce("t", batch_of(b"x"))

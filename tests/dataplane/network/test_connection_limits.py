@@ -1,0 +1,220 @@
+"""Who has a place when all are taken, as plain state."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from dataplane.network.connection import Client, LaterReply, PendingReply, Reply
+from dataplane.network.connection_limits import MAX_OF_ONE_WORKER, Peers, PlaceLimits, Places, Trial
+from dataplane.network.sasl_session import SaslSession
+from wire.messages.api_versions import ApiVersionsRequest
+from wire.messages.authenticate_replica import AuthenticateReplicaRequest
+from wire.messages.fetch import FetchRequest, ReplicaState
+from wire.messages.metadata import MetadataRequest
+from wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from wire.protocol.apis import ApiKey
+from wire.protocol.headers import encode_request
+from wire.schema.message import Message
+
+MANY = 1000
+WORKER, EPOCH = 2, 77
+PROOF = b"the last message of a proof"
+
+
+@dataclass(eq=False)
+class Connection:
+    listener: str = "OUT"
+    host: str = "192.0.2.1"
+    progress: int = 0
+    is_muted: bool = False
+    client: Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = Client((self.host, 1), self.listener)
+
+
+def peers(*, is_shared: bool = False, are_any: bool = True) -> Peers:
+    return Peers(
+        "OUT" if is_shared else "IN",
+        is_shared,
+        lambda: are_any,
+    )
+
+
+def places(most: int = MANY, per_ip: int = MANY, **by_listener: int) -> Places:
+    return Places(PlaceLimits(most, per_ip, by_listener), peers())
+
+
+def filled(found: Places, count: int, listener: str = "OUT") -> list[Connection]:
+    connections = [Connection(listener) for _ in range(count)]
+    for connection in connections:
+        assert found.take(connection) is None
+    return connections
+
+
+def test_each_limit_says_by_its_name_what_is_lacking() -> None:
+    found = places(3, 2, OUT=1)
+    filled(found, 1)
+    assert found.lack("OUT", "192.0.2.9") == (
+        "1 by that listener are open, which is listener.name.out.max.connections"
+    )
+    filled(found, 1, "OTHER")
+    assert found.lack("OTHER", "192.0.2.1") == "it has 2, which is max.connections.per.ip"
+    assert found.lack("OTHER", "192.0.2.9") is None
+    assert found.take(Connection("OTHER", "192.0.2.9")) is None
+    assert found.lack("OTHER", "192.0.2.9") == "3 are open, which is max.connections"
+
+
+def test_some_addresses_may_have_another_number() -> None:
+    found = Places(PlaceLimits(MANY, 1, by_ip={"192.0.2.1": 2, "2001:db8::1": 0}))
+    filled(found, 1)
+    assert found.lack("OUT", "192.0.2.1") is None
+    filled(found, 1)
+    overrides = "which is max.connections.per.ip.overrides"
+    assert found.lack("OUT", "192.0.2.1") == f"it has 2, {overrides}"
+    assert found.lack("OUT", "2001:db8::1") == f"it has 0, {overrides}"
+    assert found.lack("OUT", "192.0.2.2") is None
+
+
+def test_who_left_has_left_its_place_once() -> None:
+    found = places(2, 2, OUT=2)
+    first, _ = filled(found, 2)
+    found.leave(first)
+    found.leave(first)
+    assert len(found) == 1
+    assert found.lack("OUT", first.host) is None
+    filled(found, 1)
+    assert found.lack("OUT", first.host)
+
+
+def test_by_the_listener_between_workers_the_least_recently_used_of_clients_makes_room() -> None:
+    found = places(4)
+    first, second, third = filled(found, 3)
+    (inside,) = filled(found, 1, "IN")
+    assert found.lack("IN", inside.host) is None
+    first.progress = 5
+    assert found.take(Connection("IN")) is second
+    assert len(found) == 4
+    first.progress = 6
+    assert found.take(Connection("IN")) is third
+    assert found.take(Connection("IN")) is first
+    assert found.take(Connection("IN")) is None  # workers alone: nobody is left to end
+    assert len(found) == 5
+
+
+def test_who_is_muted_waits_for_the_node_and_is_not_unused() -> None:
+    found = places(2)
+    muted, other = filled(found, 2)
+    muted.is_muted = True
+    assert found.take(Connection("IN")) is other
+
+
+def test_that_listener_has_its_own_limit_and_that_of_addresses_as_any() -> None:
+    found = places(2, 2, IN=1)
+    filled(found, 1, "IN")
+    assert found.lack("IN", "192.0.2.9")
+    assert places(per_ip=0).lack("IN", "192.0.2.9")
+
+
+def test_only_there_and_where_other_workers_are_there_may_be_one() -> None:
+    limits = PlaceLimits(0, MANY)
+    assert Places(limits, peers()).try_worker("IN")
+    assert not Places(limits, peers()).try_worker("OUT")
+    assert not Places(limits, peers(are_any=False)).try_worker("IN")
+    assert not Places(limits).try_worker("IN")
+    shared = Places(limits, peers(is_shared=True))
+    assert shared.try_worker("OUT")
+    assert shared.lack("OUT", "192.0.2.1")
+
+
+def test_a_worker_that_passed_takes_the_place_of_a_client_of_its_listener() -> None:
+    found = Places(PlaceLimits(MANY, MANY, {"OUT": 2}), peers(is_shared=True))
+    filled(found, 3, "OTHER")
+    first, _ = filled(found, 2)
+    worker = Connection()
+    worker.client.worker_id = WORKER
+    assert found.take_of_worker(worker, WORKER) == [first]
+    assert len(found) == 5
+
+
+def test_one_worker_has_so_many_places_by_trial_and_the_oldest_makes_room() -> None:
+    found = Places(PlaceLimits(0, 0), peers(is_shared=True))
+    workers = [Connection() for _ in range(MAX_OF_ONE_WORKER + 2)]
+    for worker in workers:
+        worker.client.worker_id = WORKER
+    *before, last, another = workers
+    assert [found.take_of_worker(each, WORKER) for each in before] == [[]] * len(before)
+    assert found.take_of_worker(last, WORKER) == [workers[0]]
+    assert found.take_of_worker(another, 3) == []
+    assert len(found) == MAX_OF_ONE_WORKER + 1
+
+
+# Trials
+
+
+class OnTrial:
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.client = Client(("192.0.2.1", 1), "IN")
+        self.trial = Trial(self._handle, self.told.append, lambda: self.told.append(None))
+
+    def _handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
+        if bytes(frame).endswith(PROOF + b"\0") and (client.sasl is None or client.sasl.is_open):
+            client.worker_id = WORKER
+        return bytes(frame)
+
+    def ask(self, api: int, message: Message, version: int) -> bool:
+        """Whether it is handled."""
+        frame = bytearray(encode_request(api, version, 1, "test", message)[4:])
+        return bool(self.trial.handle(memoryview(frame), self.client))
+
+    def prove(self, token: bytes = PROOF) -> bool:
+        message = AuthenticateReplicaRequest(auth_bytes=token)
+        return self.ask(ApiKey.AUTHENTICATE_REPLICA, message, 0)
+
+
+def fetch(worker_id: int, epoch: int) -> FetchRequest:
+    return FetchRequest(replica_state=ReplicaState(replica_id=worker_id, replica_epoch=epoch))
+
+
+def test_a_worker_proves_which_it_is_and_is_served_from_then_on() -> None:
+    one = OnTrial()
+    assert one.ask(ApiKey.API_VERSIONS, ApiVersionsRequest(), 3)
+    assert one.prove(b"the first message")
+    assert not one.told
+    assert one.prove()
+    assert one.told == [WORKER]
+    assert one.client.is_follower
+    assert one.ask(ApiKey.METADATA, MetadataRequest(), 12)
+    assert one.told == [WORKER]
+
+
+@pytest.mark.parametrize(
+    ("api", "message", "version"),
+    [
+        (ApiKey.METADATA, MetadataRequest(), 12),
+        (ApiKey.FETCH, fetch(WORKER, EPOCH), 17),
+        (ApiKey.FETCH, FetchRequest(), 17),
+        (ApiKey.FETCH, FetchRequest(replica_id=WORKER), 12),
+    ],
+)
+def test_whoever_asks_for_anything_before_a_proof_is_not_served_any_more(
+    api: int, message: Message, version: int
+) -> None:
+    one = OnTrial()
+    assert not one.ask(api, message, version)
+    assert not one.prove()
+    assert one.told == [None]
+    assert not one.client.is_follower
+
+
+def test_where_clients_say_who_they_are_a_worker_does_that_first() -> None:
+    one = OnTrial()
+    session = one.client.sasl = SaslSession(lambda: None)
+    assert one.ask(ApiKey.SASL_AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=b""), 2)
+    assert one.prove()  # for the gate behind it to refuse
+    assert not one.told
+    session.is_open = True
+    assert one.prove()
+    assert one.told == [WORKER]

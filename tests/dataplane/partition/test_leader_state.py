@@ -1,0 +1,304 @@
+"""A leader's view of its replicas, alone and beside a naive model of a whole partition."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dataplane.partition.leader_state import UNKNOWN, IsrChange, Lag, Leadership
+
+LAG_S = 10.0
+
+
+def anybody(replica_id: int, broker_epoch: int) -> bool:
+    return True
+
+
+def nobody(replica_id: int, broker_epoch: int) -> bool:
+    return False
+
+
+def led(isr: tuple[int, ...] = (1, 2, 3), start: int = 0) -> Leadership:
+    leadership = Leadership(1, lambda: 100, leader_epoch=5, epoch_start_offset=start, lag_s=LAG_S)
+    leadership.assign((1, 2, 3), isr, partition_epoch=7, now=0.0)
+    return leadership
+
+
+def fetch(leadership: Leadership, replica_id: int, offset: int, end: int, now: float) -> None:
+    assert leadership.fetched(replica_id, 100 + replica_id, offset, 0, end, now)
+
+
+def committed(leadership: Leadership, end: int, now: float = 0.0, *, before: int = 0) -> int:
+    return leadership.committed(before, end, 1, now, anybody)
+
+
+def test_a_single_replica_commits_what_it_holds() -> None:
+    leadership = Leadership(1, lambda: 100, 5, 0, LAG_S)
+    leadership.assign((1,), (1,), 0, 0.0)
+    assert committed(leadership, 42) == 42
+
+
+def test_the_high_watermark_is_the_least_of_the_isr() -> None:
+    leadership = led()
+    assert committed(leadership, 10) == 0
+    fetch(leadership, 2, 8, 10, 0.0)
+    assert committed(leadership, 10) == 0
+    fetch(leadership, 3, 6, 10, 0.0)
+    assert committed(leadership, 10) == 6
+
+
+def test_the_high_watermark_never_moves_back() -> None:
+    leadership = led()
+    fetch(leadership, 2, 3, 10, 0.0)
+    fetch(leadership, 3, 3, 10, 0.0)
+    assert committed(leadership, 10, before=8) == 8
+
+
+def test_nothing_is_committed_below_min_insync_replicas() -> None:
+    leadership = led(isr=(1,))
+    assert leadership.committed(4, 10, 2, 100.0, nobody) == 4
+    assert leadership.committed(4, 10, 1, 100.0, nobody) == 10
+
+
+def test_min_insync_replicas_above_the_replication_factor_asks_for_all() -> None:
+    leadership = Leadership(1, lambda: 100, 5, 0, LAG_S)
+    leadership.assign((1,), (1,), 0, 0.0)
+    assert leadership.committed(0, 9, 3, 0.0, anybody) == 9
+
+
+def test_who_lags_behind_is_proposed_to_leave_after_the_lag_time() -> None:
+    leadership = led()
+    fetch(leadership, 2, 10, 10, 1.0)
+    fetch(leadership, 3, 5, 10, 1.0)
+    assert leadership.propose(5, 20, LAG_S, anybody) is None
+    change = leadership.propose(5, 20, LAG_S + 0.5, anybody)
+    assert change == IsrChange((1, 2), (100, 102), 5, 7, {3: Lag(15, LAG_S + 0.5)})
+
+
+def test_who_stands_still_at_the_end_of_the_log_stays_in_sync() -> None:
+    leadership = led()
+    for replica_id in (2, 3):
+        fetch(leadership, replica_id, 10, 10, 1.0)
+    assert leadership.propose(10, 10, 1000.0, anybody) is None
+
+
+def test_who_is_always_one_fetch_behind_stays_in_sync() -> None:
+    leadership = led()
+    for second in range(60):
+        for replica_id in (2, 3):
+            # It asks for what was the end at its fetch before.
+            fetch(leadership, replica_id, 10 * second, 10 * second + 10, float(second))
+        assert leadership.propose(10 * second, 10 * second + 10, float(second), anybody) is None
+
+
+def test_a_replica_joins_at_the_high_watermark_and_the_start_of_the_epoch() -> None:
+    leadership = led(isr=(1, 2), start=50)
+    fetch(leadership, 2, 80, 80, 1.0)
+    fetch(leadership, 3, 49, 80, 1.0)
+    assert leadership.propose(30, 80, 1.0, anybody) is None  # holds what is committed, no more
+    fetch(leadership, 3, 50, 80, 1.0)
+    assert leadership.propose(60, 80, 1.0, anybody) is None
+    change = leadership.propose(50, 80, 1.0, anybody)
+    assert change is not None
+    assert change.isr == (1, 2, 3)
+    assert change.broker_epochs == (100, 102, 103)
+
+
+def test_who_joins_has_the_lag_time_to_reach_the_end() -> None:
+    """Below min.insync.replicas what is committed stands still, and the log grows."""
+    leadership = led(isr=(1,))
+    fetch(leadership, 2, 4, 1000, 50.0)
+    assert leadership.propose(4, 1000, 50.0, anybody) is not None
+    leadership.assign((1, 2, 3), (1, 2), partition_epoch=8, now=50.0)
+    fetch(leadership, 2, 5, 1000, 50.0 + LAG_S)
+    assert leadership.lagging(1000, 50.0 + LAG_S) == []
+    assert leadership.lagging(1000, 50.5 + LAG_S) == [2]
+
+
+def test_a_fenced_replica_or_an_old_incarnation_does_not_join() -> None:
+    leadership = led(isr=(1, 2))
+    fetch(leadership, 2, 10, 10, 1.0)
+    fetch(leadership, 3, 10, 10, 1.0)
+    assert leadership.propose(10, 10, 1.0, nobody) is None
+    assert leadership.propose(10, 10, 1.0, lambda _, epoch: epoch == 103) is not None
+
+
+def test_a_fetch_by_an_older_incarnation_tells_nothing() -> None:
+    leadership = led()
+    leadership.fetched(2, 200, 4, 0, 10, 1.0)
+    leadership.fetched(2, 199, 10, 0, 10, 1.0)
+    follower = leadership.follower(2)
+    assert follower is not None
+    assert follower.log_end_offset == 4
+
+
+def test_a_stranger_is_no_replica() -> None:
+    assert not led().fetched(9, 1, 10, 0, 10, 0.0)
+
+
+def test_who_is_proposed_to_join_holds_the_high_watermark_already() -> None:
+    leadership = led(isr=(1, 2))
+    fetch(leadership, 2, 10, 10, 0.0)
+    fetch(leadership, 3, 10, 10, 0.0)
+    assert leadership.propose(10, 10, 0.0, anybody) is not None
+    fetch(leadership, 2, 20, 20, 0.0)
+    assert leadership.committed(10, 20, 1, 0.0, nobody) == 10
+
+
+def test_who_is_proposed_to_leave_holds_the_high_watermark_still() -> None:
+    leadership = led()
+    fetch(leadership, 2, 10, 10, 0.0)
+    fetch(leadership, 3, 5, 10, 0.0)
+    assert leadership.propose(5, 20, 100.0, anybody) is not None
+    fetch(leadership, 2, 20, 20, 100.0)
+    assert committed(leadership, 20, 100.0, before=5) == 5
+    assert leadership.assign((1, 2, 3), (1, 2), 8, 100.0)
+    assert committed(leadership, 20, 100.0, before=5) == 20
+
+
+def test_one_proposal_at_a_time() -> None:
+    leadership = led(isr=(1,))
+    fetch(leadership, 2, 10, 10, 0.0)
+    change = leadership.propose(10, 10, 0.0, anybody)
+    assert change is not None
+    fetch(leadership, 3, 10, 10, 0.0)
+    assert leadership.propose(10, 10, 0.0, anybody) is None
+    leadership.refused(change)
+    assert leadership.propose(10, 10, 0.0, anybody) is not None
+
+
+def test_a_lost_proposal_counts_until_the_partition_epoch_moves() -> None:
+    leadership = led(isr=(1,))
+    fetch(leadership, 2, 10, 10, 0.0)
+    change = leadership.propose(10, 10, 0.0, anybody)
+    assert change is not None
+    leadership.lost(change)
+    leadership.refused(change)
+    assert 2 in leadership.maximal_isr
+    leadership.assign((1, 2, 3), (1,), 8, 0.0)
+    assert leadership.maximal_isr == {1}
+
+
+def test_old_news_of_the_metadata_changes_nothing() -> None:
+    leadership = led()
+    assert not leadership.assign((1,), (1,), 6, 0.0)
+    assert leadership.isr == (1, 2, 3)
+
+
+def test_who_stood_at_the_end_was_caught_up_as_long_as_it_was_heard_of() -> None:
+    leadership = led()
+    leadership.appended(10, {})
+    for replica_id in (2, 3):
+        fetch(leadership, replica_id, 10, 10, 1.0)
+    # An hour later: 2 has fetched other partitions all the time, 3 has been silent.
+    leadership.appended(11, {2: 3600.0, 3: 5.0})
+    assert leadership.lagging(11, 3601.0) == [3]
+    assert leadership.lagging(11, 3600.0 + LAG_S + 1) == [2, 3]
+
+
+class WholePartition(RuleBasedStateMachine):
+    """Leader 1 with followers 2 and 3, a controller, and answers that get lost or come late.
+
+    At every moment everybody who is in sync by the controller's word holds all that is committed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.held = {1: 0, 2: 0, 3: 0}
+        self.leadership = Leadership(1, lambda: 100, 5, 0, LAG_S)
+        self.true_isr: tuple[int, ...] = (1, 2)
+        self.true_epoch = 0
+        self.in_flight: list[IsrChange] = []
+        self.high_watermark = 0
+        self.leadership.assign((1, 2, 3), self.true_isr, 0, 0.0)
+
+    @rule(count=st.integers(1, 5))
+    def append(self, count: int) -> None:
+        self.held[1] += count
+
+    @rule(replica_id=st.sampled_from((2, 3)), all_of_it=st.booleans())
+    def fetch(self, replica_id: int, all_of_it: bool) -> None:
+        self.commit()
+        end = self.held[1]
+        self.leadership.fetched(
+            replica_id, 100 + replica_id, self.held[replica_id], 0, end, self.now
+        )
+        if all_of_it:
+            self.held[replica_id] = end
+
+    @rule(seconds=st.floats(0.5, 20.0))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def commit(self) -> None:
+        # Nobody is waited for out of courtesy, which would hide what has to be waited for.
+        high_watermark = self.leadership.committed(
+            self.high_watermark, self.held[1], 1, self.now, nobody
+        )
+        assert high_watermark >= self.high_watermark
+        self.high_watermark = high_watermark
+
+    @rule()
+    def propose(self) -> None:
+        change = self.leadership.propose(self.high_watermark, self.held[1], self.now, anybody)
+        if change is not None:
+            self.in_flight.append(change)
+
+    @precondition(lambda self: self.leadership.proposed is not None)
+    @rule()
+    def lose_and_ask_again(self) -> None:
+        change = self.leadership.proposed
+        assert change is not None
+        self.leadership.lost(change)
+        self.in_flight.append(change)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data(), refuse=st.booleans(), told=st.booleans())
+    def decide(self, data: st.DataObject, refuse: bool, told: bool) -> None:
+        """The controller meets one of the requests, in any order."""
+        at = data.draw(st.integers(0, len(self.in_flight) - 1))
+        change = self.in_flight.pop(at)
+        if change.partition_epoch != self.true_epoch:
+            return  # the leader waits for the metadata
+        if refuse:
+            if told:
+                self.leadership.refused(change)
+            elif self.leadership.proposed is change:
+                self.in_flight.append(change)
+            return
+        self.true_isr, self.true_epoch = change.isr, self.true_epoch + 1
+
+    @precondition(lambda self: len(self.true_isr) > 1)
+    @rule(data=st.data())
+    def fence(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(self.true_isr[1:]))
+        self.true_isr = tuple(r for r in self.true_isr if r != gone)
+        self.true_epoch += 1
+
+    @rule()
+    def follow_the_metadata(self) -> None:
+        self.leadership.assign((1, 2, 3), self.true_isr, self.true_epoch, self.now)
+
+    @invariant()
+    def everybody_in_sync_holds_what_is_committed(self) -> None:
+        for replica_id in self.true_isr:
+            assert self.held[replica_id] >= self.high_watermark
+
+
+TestWholePartition = WholePartition.TestCase
+TestWholePartition.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.floats(0, 30)), max_size=20))
+def test_a_follower_that_never_fetches_leaves_after_the_lag_time(
+    ends: list[tuple[int, float]],
+) -> None:
+    leadership = led()
+    now, end = 0.0, 1
+    for more, seconds in ends:
+        now, end = now + seconds, end + more
+        gone = leadership.lagging(end, now)
+        assert (2 in gone) == (now > LAG_S)
+    assert leadership.follower(2) is not None
+    assert leadership.follower(2).log_end_offset == UNKNOWN  # type: ignore[union-attr]

@@ -1,0 +1,112 @@
+"""What a worker says of its quotas by itself, and quotas that only watch."""
+
+import logging
+
+import pytest
+import trio
+
+from dataplane.quotas.muting import Name
+from dataplane.quotas.quota_log import MOST_NAMED, QuotaReports
+from dataplane.quotas.quota_status import QuotaStatus
+from tests.dataplane.quotas.test_quota_enforcement import send, set_quota, topic
+from tests.dataplane.serving import Simulated, batch_of, simulated
+from wire.messages.fetch import FetchRequest
+from wire.protocol.apis import ApiKey
+
+
+def test_an_observed_quota_counts_what_it_would_have_delayed_and_delays_nobody() -> None:
+    async def story(node: Simulated) -> None:
+        client = await topic(node)
+        await set_quota(node, "observed_producer_byte_rate", 1_000)
+        began = node.now
+        for _ in range(3):
+            assert await send(client, batch_of(bytes(15_000))) == 0
+        assert node.now - began < 0.5
+        assert not node.worker.quotas.mutes
+        (use,) = QuotaStatus(node.worker.quotas).uses()
+        assert (use.key, use.quota) == ("observed_producer_byte_rate", 1_000)
+        assert use.used > 45_000
+        assert use.throttle_count == 3
+        assert 30 < use.throttle_longest_s < 40
+        await set_quota(node, "observed_producer_byte_rate", None)
+        assert not list(QuotaStatus(node.worker.quotas).uses())
+        assert not node.worker.quotas.is_on
+
+    simulated(story)
+
+
+def test_an_observed_quota_stands_beside_one_that_limits() -> None:
+    async def story(node: Simulated) -> None:
+        client = await topic(node)
+        await set_quota(node, "producer_byte_rate", 10_000)
+        await set_quota(node, "observed_producer_byte_rate", 1_000)
+        assert await send(client, batch_of(bytes(20_000))) == 0
+        uses = {use.key: use for use in QuotaStatus(node.worker.quotas).uses()}
+        assert uses["producer_byte_rate"].throttle_count == 0
+        assert uses["observed_producer_byte_rate"].throttle_count == 1
+
+    simulated(story)
+
+
+def test_consumers_and_the_loops_time_can_be_observed() -> None:
+    async def story(node: Simulated) -> None:
+        client = await topic(node)
+        await send(client, batch_of(bytes(50_000)))
+        await set_quota(node, "observed_consumer_byte_rate", 1_000)
+        await set_quota(node, "observed_request_percentage", 1e-6)
+        for _ in range(2):
+            row = await client.fetch("t")
+            assert len(row.records) > 50_000
+        uses = {use.key: use for use in QuotaStatus(node.worker.quotas).uses()}
+        assert uses["observed_consumer_byte_rate"].throttle_count == 2
+        assert uses["observed_request_percentage"].throttle_count > 0
+        answer = await client.call(ApiKey.FETCH, FetchRequest(topics=[], max_wait_ms=0), 12)
+        assert answer.throttle_time_ms == 0
+
+    simulated(story)
+
+
+def test_a_worker_says_once_a_minute_who_is_held_to_which_quota(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "dataplane.maintenance.background_tasks")
+
+    def told() -> list[str]:
+        return [r.message for r in caplog.records if r.message.startswith("quotas: ")]
+
+    async def story(node: Simulated) -> None:
+        client = await topic(node)
+        await set_quota(node, "producer_byte_rate", 1_000)
+        await trio.sleep(61)
+        assert told() == []
+        assert await send(client, batch_of(bytes(30_000))) > 0
+        await trio.sleep(60)
+        (line,) = told()
+        assert "1 answers delayed by 2" in line
+        assert "as producer_byte_rate is 1000 (rule " in line
+        assert line.endswith("connections are muted now")
+        await trio.sleep(120)
+        assert told() == [line]
+
+    simulated(story)
+
+
+def test_a_report_names_those_who_waited_longest_on_one_line() -> None:
+    async def story(node: Simulated) -> None:
+        quotas = node.worker.quotas
+        await set_quota(node, "producer_byte_rate", 1_000)
+        reports = QuotaReports(quotas)
+        assert reports.line() is None
+        for number in range(MOST_NAMED + 5):
+            name = Name("User:ANONYMOUS", f"client {number}\n")
+            quotas.produce.use(name, 1, quotas.produce.now())
+            quotas.produce.throttled(name, number + 1.0)
+        line = reports.line()
+        assert line is not None
+        assert line.isprintable()
+        assert r"quotas: client-id 'client 14\n': 1 answers delayed by 15.0 s" in line
+        assert "client 4" not in line
+        assert "; and 5 more; 0 connections are muted now" in line
+        assert reports.line() is None
+
+    simulated(story)

@@ -1,0 +1,133 @@
+"""The arithmetic of quotas: worked examples of the documents, the shape of throttled traffic."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane.quotas.rate_window import RateWindow
+from metaquorum.controller.mutation_quotas import TokenBucket
+
+
+@pytest.mark.parametrize(("used", "delay_s"), [(14_000, 0.0), (36_000, 8.0), (100_000, 40.0)])
+def test_the_worked_examples_of_the_chapter(used: int, delay_s: float) -> None:
+    """20 kB/s, T = 10 s: 14 kB/s waits not, 36 kB/s for 8 s, 100 kB/s for 40 s."""
+    window = RateWindow()
+    window.record(10 * used, 0.0)
+    assert window.window_s(0.0) == 10.0
+    assert window.delay_s(20_000, 0.0) == pytest.approx(delay_s)
+
+
+def test_what_is_not_used_is_not_saved_up_beyond_the_window() -> None:
+    window = RateWindow()
+    window.record(1_000, 0.0)
+    assert window.rate(100.0) == 0.0
+    assert window.is_unused(1.0, 100.0)
+
+
+def test_the_window_snaps_back_when_its_oldest_sample_goes() -> None:
+    window = RateWindow()
+    for second in range(11):
+        window.record(1, float(second))
+    assert window.window_s(10.99) == pytest.approx(10.99)
+    window.record(1, 11.0)
+    assert window.window_s(11.0) == 10.0
+
+
+def produce(seconds: int, quota: float = 100_000.0, record: float = 10_000.0) -> list[float]:
+    """Bytes in each second of a client that sends as fast as it is let, one record at a time."""
+    window, now, sent = RateWindow(), 0.0, [0.0] * seconds
+    while now < seconds:
+        sent[int(now)] += record
+        window.record(record, now)
+        now += max(window.delay_s(quota, now), 0.001)
+    return sent
+
+
+def test_snapback_gives_a_burst_and_then_a_comb() -> None:
+    """10 kB records at 100 kB/s: a burst of the whole window, a trickle, and the next burst."""
+    sent = produce(66)
+    first = sent[0] + sent[1]
+    assert first >= 1_000_000, "what ten seconds allow goes out at once"
+    assert all(second <= 20_000 for second in sent[2:10]), "then about one record a second"
+    again = [number for number in range(2, 30) if sent[number] > 300_000]
+    assert again, "until the burst has left the window"
+    assert 10 <= again[0] <= 12
+    assert sum(sent) / 66 == pytest.approx(100_000, rel=0.12)
+
+
+@pytest.mark.parametrize("record", [100.0, 10_000.0, 1_000_000.0])
+def test_the_long_run_average_is_the_quota(record: float) -> None:
+    sent = produce(600, record=record)
+    assert sum(sent) / 600 == pytest.approx(100_000, rel=0.03)
+
+
+def naive(uses: list[tuple[float, float]], now: float) -> tuple[float, float]:
+    """Use and window, by the text of `dataplane.quotas.rate_window`."""
+    samples: list[list[float]] = []  # start, amount
+    for at, amount in uses:
+        samples = [sample for sample in samples if at - sample[0] < 11]
+        if not samples or at - samples[-1][0] >= 1:
+            samples.append([at, 0.0])
+        samples[-1][1] += amount
+    samples = [sample for sample in samples[-11:] if now - sample[0] < 11]
+    if not samples:
+        return 0.0, 10.0
+    elapsed = now - samples[0][0]
+    # Fewer than ten whole seconds count as ten and what has passed of the one under way.
+    return sum(amount for _, amount in samples), max(elapsed, 10 + elapsed % 1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 64), st.integers(0, 10**6)), min_size=1, max_size=60),
+    st.integers(0, 160),
+    st.integers(1, 10**6),
+)
+def test_the_delay_is_what_the_documents_say(
+    pauses: list[tuple[int, int]], last_pause: int, quota: int
+) -> None:
+    window, now = RateWindow(), 0.0
+    uses: list[tuple[float, float]] = []
+    for pause, amount in pauses:
+        now += pause / 16  # exact in floating point
+        window.record(amount, now)
+        uses.append((now, float(amount)))
+    now += last_pause / 16
+    used, window_s = naive(uses, now)
+    assert window.window_s(now) == pytest.approx(window_s)
+    assert window.rate(now) == pytest.approx(used / window_s)
+    expected = window_s * (used / window_s - quota) / quota
+    assert window.delay_s(quota, now) == pytest.approx(max(0.0, expected), abs=1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 64), st.integers(0, 10**6)), min_size=1, max_size=60),
+    st.lists(st.integers(0, 160), max_size=4),
+    st.integers(1, 10**6),
+)
+def test_what_is_within_its_quota_need_not_be_looked_at(
+    uses: list[tuple[int, int]], pauses: list[int], quota: int
+) -> None:
+    short, long, now = RateWindow(), RateWindow(), 0.0
+    for pause, amount in uses:
+        now += pause / 16
+        assert short.delay_s(quota, now) == pytest.approx(long.delay_s(quota, now))
+        long.record(amount, now)
+        # As `use` does it at length.
+        long._leak(quota, now)
+        long._level += amount
+        assert short.use(amount, quota, now) == pytest.approx(long.delay_s(quota, now))
+    for pause in pauses:
+        now += pause / 16
+        for asked in (quota, quota / 2, quota * 2):
+            short_s = short.delay_s(asked, now)
+            assert short_s == pytest.approx(max(0.0, short.delay_after_s(0.0, asked, now)))
+
+
+def test_a_bucket_lets_one_go_beyond_zero_and_the_next_wait() -> None:
+    bucket = TokenBucket(quota=2.0, now=0.0, samples=11, sample_s=1.0)
+    assert bucket.tokens(2.0, 0.0) == 22.0
+    bucket.take(30, 2.0, 0.0)
+    assert bucket.delay_s(2.0, 0.0) == 4.0
+    assert bucket.delay_s(2.0, 3.0) == 1.0
+    assert bucket.delay_s(2.0, 4.0) == 0.0
+    assert bucket.tokens(2.0, 1000.0) == 22.0

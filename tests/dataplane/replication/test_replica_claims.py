@@ -1,0 +1,305 @@
+"""Three nodes, and a client that says it is a replica: nothing it sends is evidence of anything.
+
+`dataplane.replication.replica_authentication` has the rules. These tests speak only the wire
+protocol.
+"""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from metaquorum.controller.quota_changes import (
+    CONSUMER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    QuotaChange,
+    QuotaOp,
+)
+from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
+from metaquorum.rpc.methods import Asker
+from tests.dataplane.replication.test_replicas import delete_records, fill, latest
+from tests.dataplane.replication.together import Together, together
+from tests.dataplane.serving import RawClient, batch_of, produce_message
+from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+from wire.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+
+E = ErrorCode
+LEADER = 1
+FOLLOWERS = (2, 3)
+FUTURE_EPOCH = 2**62
+BY_NAME, BY_STATE = 12, 17  # versions of Fetch: with ReplicaId, and with ReplicaState
+
+
+async def claim(
+    client: RawClient,
+    cluster: Together,
+    replica_id: int,
+    *,
+    epoch: int | None = None,
+    version: int = BY_STATE,
+    offset: int = 0,
+    log_start_offset: int = 0,
+    **others: int,
+) -> Any:
+    """The answer to a fetch as that replica; `epoch`: None for the true one, which is no secret."""
+    state = ReplicaState(replica_id=replica_id)
+    registered = cluster.worker(LEADER).image.workers.get(replica_id)
+    if epoch is not None:
+        state.replica_epoch = epoch
+    elif registered is not None:
+        state.replica_epoch = registered.broker_epoch
+    topic = cluster.worker(LEADER).image.topic("t")
+    message = FetchRequest(
+        replica_id=replica_id if version < 15 else -1,
+        replica_state=state if version >= 15 else None,
+        max_wait_ms=0,
+        min_bytes=0,
+        session_epoch=others.get("session_epoch", -1),
+        session_id=others.get("session_id", 0),
+        topics=[
+            FetchTopic(
+                topic="t",
+                topic_id=topic.topic_id,
+                partitions=[
+                    FetchPartition(
+                        partition=0,
+                        fetch_offset=offset,
+                        log_start_offset=log_start_offset,
+                        partition_max_bytes=1 << 20,
+                    )
+                ],
+            )
+        ],
+    )
+    return await client.call(ApiKey.FETCH, message, version)
+
+
+def row_of(answer: Any) -> Any:
+    return answer.responses[0].partitions[0]
+
+
+def without_followers(
+    story: Callable[[Together, RawClient, RawClient], Awaitable[None]], **options: object
+) -> None:
+    """Ten records are everywhere; then the leader is alone. With two clients of the leader."""
+
+    async def whole(cluster: Together) -> None:
+        await cluster.create("t", (LEADER, *FOLLOWERS), min_insync_replicas=2)
+        client, liar = await cluster.connect(LEADER), await cluster.connect(LEADER)
+        await fill(client, "t", 10)
+        await cluster.until(lambda: cluster.replica(3, "t").high_watermark == 10)
+        for follower in FOLLOWERS:
+            cluster.world.internet.cut(f"node-{follower}", f"node-{LEADER}")
+        await story(cluster, client, liar)
+
+    together(whole, **options)
+
+
+@pytest.mark.parametrize(
+    ("version", "epoch"), [(BY_STATE, FUTURE_EPOCH), (BY_STATE, None), (BY_STATE, -1), (BY_NAME, 0)]
+)
+def test_fetches_in_the_followers_names_commit_nothing(version: int, epoch: int | None) -> None:
+    """02_forged_acks: 50 of 50 were acknowledged, and lost with the leader."""
+
+    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+        message = produce_message("t", batch_of(b"not replicated"), acks=-1)
+        message.timeout_ms = 1000
+        await client.ask(ApiKey.PRODUCE, message, 9)
+        await cluster.until(lambda: cluster.replica(LEADER, "t").log.log_end_offset == 11)
+        claims = [
+            await claim(liar, cluster, follower, epoch=epoch, version=version, offset=11)
+            for follower in FOLLOWERS * 5
+        ]
+        answer = await client.answer(ApiKey.PRODUCE, 9)
+        row = answer.responses[0].partition_responses[0]
+        assert row.error_code != E.NONE
+        assert cluster.replica(LEADER, "t").high_watermark == 10
+        for answer in claims:
+            assert row_of(answer).error_code == E.TOPIC_AUTHORIZATION_FAILED
+            assert not row_of(answer).records
+            assert not answer.session_id
+
+    without_followers(story)
+
+
+def test_a_fetch_with_a_future_broker_epoch_takes_nothing_from_the_true_follower() -> None:
+    """01_epoch_poison: the true follower's fetches counted for nothing until the leader changed."""
+
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (LEADER, *FOLLOWERS), min_insync_replicas=3)
+        client, liar = await cluster.connect(LEADER), await cluster.connect(LEADER)
+        await fill(client, "t", 1)
+        for follower in FOLLOWERS:
+            await claim(liar, cluster, follower, epoch=FUTURE_EPOCH)
+        for _ in range(5):
+            await cluster.world.sleep(1.0)
+            await client.produce("t", batch_of(b"x"))
+        assert cluster.state("t", LEADER).isr == (1, 2, 3)
+
+    together(story, replica_lag_time_max_ms=2000)
+
+
+def test_records_are_not_deleted_everywhere_because_a_client_says_so() -> None:
+    """The log start offset in a follower's fetch is what DeleteRecords waits for."""
+
+    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+        for follower in FOLLOWERS:
+            await claim(liar, cluster, follower, offset=10, log_start_offset=7)
+        row = await delete_records(client, "t", 7, timeout_ms=500)
+        assert (row.error_code, row.low_watermark) == (E.REQUEST_TIMED_OUT, 0)
+
+    without_followers(story)
+
+
+def test_made_up_replica_ids_leave_nothing_behind() -> None:
+    """06_exhaust heard: 400,000 of them kept 45 MB."""
+
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (LEADER, *FOLLOWERS))
+        liar = await cluster.connect(LEADER)
+        for number in range(1000):
+            message = FetchRequest(replica_id=1000 + number, max_wait_ms=0, session_epoch=-1)
+            await liar.call(ApiKey.FETCH, message, BY_NAME)
+        await claim(liar, cluster, 5000)
+        assert set(cluster.worker(LEADER).replication.context.heard) <= set(FOLLOWERS)
+
+    together(story)
+
+
+@pytest.mark.parametrize("version", [4, 6, 7, BY_NAME, BY_STATE])
+def test_a_false_replica_that_asks_for_very_much_gets_a_small_answer(version: int) -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (LEADER, *FOLLOWERS))
+        liar = await cluster.connect(LEADER)
+        topic_id = cluster.worker(LEADER).image.topic("t").topic_id
+        rows = [FetchPartition(partition=0, partition_max_bytes=1 << 20)] * 5000
+        message = FetchRequest(
+            replica_id=2 if version < 15 else -1,
+            replica_state=ReplicaState(replica_id=2) if version >= 15 else None,
+            topics=[FetchTopic(topic="t", topic_id=topic_id, partitions=rows)],
+        )
+        answer = await liar.call(ApiKey.FETCH, message, version)
+        assert not answer.responses
+        if version >= 7:
+            assert answer.error_code == E.TOPIC_AUTHORIZATION_FAILED
+
+    together(story)
+
+
+async def set_quota(cluster: Together, key: str, value: float) -> None:
+    change = QuotaChange((EntityPart(CLIENT_ID, None),), [QuotaOp(key, value)])
+    gateway = cluster.worker(LEADER).gateway
+    assert await gateway.change_quotas(Asker(), [change], timeout_s=20) == [None]
+    await cluster.world.sleep(0.5)
+
+
+def test_a_client_that_says_it_is_a_replica_keeps_its_fetch_quota() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (LEADER, *FOLLOWERS))
+        client, liar = await cluster.connect(LEADER), await cluster.connect(LEADER)
+        await client.produce("t", batch_of(bytes(50_000)))
+        await set_quota(cluster, CONSUMER_BYTE_RATE, 1000.0)
+        for version in (BY_NAME, BY_STATE):
+            assert not row_of(await claim(liar, cluster, 2, version=version)).records
+        assert row_of(await claim(liar, cluster, -1)).records
+        assert (await claim(liar, cluster, -1)).throttle_time_ms > 0
+
+    together(story)
+
+
+def test_a_client_that_says_it_is_a_replica_keeps_its_request_quota() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (LEADER, *FOLLOWERS))
+        liar = await cluster.connect(LEADER)
+        await set_quota(cluster, REQUEST_PERCENTAGE, 0.01)
+        answers = [await claim(liar, cluster, 2, epoch=FUTURE_EPOCH) for _ in range(300)]
+        assert any(answer.throttle_time_ms for answer in answers)
+
+    together(story)
+
+
+def test_a_debugging_consumer_reads_no_further_than_the_high_watermark() -> None:
+    """Replica id -2 is a consumer's in Kafka, too, and so is every other negative one here."""
+
+    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+        await fill(client, "t", 3, acks=1)
+        assert cluster.replica(LEADER, "t").log.log_end_offset == 13
+        for replica_id in (-1, -2, -3, -(2**31)):
+            assert (await latest(client, "t", replica_id)).offset == 10
+            for version in (BY_NAME, BY_STATE):
+                answer = await claim(liar, cluster, replica_id, version=version, offset=10)
+                assert (row_of(answer).error_code, row_of(answer).high_watermark) == (E.NONE, 10)
+                assert not row_of(answer).records
+
+    without_followers(story)
+
+
+async def epoch_end(client: RawClient, replica_id: int) -> Any:
+    asked = OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=0)
+    message = OffsetForLeaderEpochRequest(
+        replica_id=replica_id, topics=[OffsetForLeaderTopic(topic="t", partitions=[asked])]
+    )
+    answer = await client.call(ApiKey.OFFSET_FOR_LEADER_EPOCH, message)
+    return answer.topics[0].partitions[0]
+
+
+def test_offsets_are_not_told_to_a_client_as_a_replica() -> None:
+    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+        await fill(client, "t", 3, acks=1)
+        for replica_id in (*FOLLOWERS, LEADER, 77):
+            row = await latest(liar, "t", replica_id)
+            assert (row.error_code, row.offset) == (E.TOPIC_AUTHORIZATION_FAILED, -1)
+            row = await epoch_end(liar, replica_id)
+            assert (row.error_code, row.end_offset) == (E.TOPIC_AUTHORIZATION_FAILED, -1)
+        for replica_id in (-1, -2):
+            row = await epoch_end(liar, replica_id)
+            assert (row.error_code, row.end_offset) == (E.NONE, 13)
+
+    without_followers(story)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_claims_never_move_a_high_watermark(seed: int) -> None:
+    """Nor an ISR, nor what DeleteRecords waits for; and the sessions of others go on."""
+    draw = Random(seed)
+
+    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+        await fill(client, "t", 3, acks=1)
+        partition = cluster.replica(LEADER, "t")
+        followers = {
+            one.replica_id: (one.log_end_offset, one.log_start_offset, one.broker_epoch)
+            for one in partition.leadership.followers  # type: ignore[union-attr]
+        }
+        replica_ids = (*FOLLOWERS * 3, LEADER, 0, 77, 2**31 - 1)
+        for _ in range(200):
+            answer = await claim(
+                liar,
+                cluster,
+                draw.choice(replica_ids),
+                epoch=draw.choice((None, None, -1, 0, draw.getrandbits(8), FUTURE_EPOCH)),
+                version=draw.choice((draw.randrange(4, 19), BY_STATE)),
+                offset=draw.choice((0, 10, 11, 13, 2**40)),
+                log_start_offset=draw.choice((-1, 0, 7, 13, 2**40)),
+                session_epoch=draw.choice((-1, 0, 0, 1, 5)),
+                session_id=draw.choice((0, 0, draw.getrandbits(31))),
+            )
+            assert answer.error_code or row_of(answer).error_code
+            assert partition.high_watermark == 10
+            assert followers == {
+                one.replica_id: (one.log_end_offset, one.log_start_offset, one.broker_epoch)
+                for one in partition.leadership.followers  # type: ignore[union-attr]
+            }
+            if not cluster.worker(LEADER).partitions.by_name("t", 0).is_leader:
+                break  # the others have elected another leader by now
+        for follower in FOLLOWERS:
+            cluster.world.internet.heal(f"node-{follower}", f"node-{LEADER}")
+        await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2, 3})
+
+    without_followers(story)

@@ -1,0 +1,320 @@
+"""What a follower asks of a leader, request by request; the leader is the test."""
+
+import contextlib
+import random
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from dataplane.fetch.session_client import FetchLimits
+from dataplane.network.connection import Client
+from dataplane.partition.partition import Partition
+from dataplane.replication.replica_authentication import ReplicaAuthenticator
+from dataplane.replication.replica_fetcher import (
+    FETCH_VERSION,
+    FIRST_BACKOFF_S,
+    FetcherConfig,
+    FollowerEvents,
+    LeaderAddress,
+    ReplicaFetcher,
+)
+from metaquorum.channel.handshake import Refusal, decode_hello
+from metaquorum.runtime import Connection, Listener, Runtime, StorageError
+from metaquorum.runtime.system import real_runtime
+from tests.dataplane.log.logs import EPOCH, append_many, open_log
+from tests.dataplane.partition.test_partition import config_of
+from tests.dataplane.replication.replicas import Setting
+from tests.dataplane.serving import batch_of
+from tests.metaquorum.channel.nodes import endpoint
+from tests.nodes import PATIENCE_S
+from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from wire.messages.authenticate_replica import (
+    AuthenticateReplicaRequest,
+    AuthenticateReplicaResponse,
+)
+from wire.messages.fetch import (
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import APIS, ApiKey
+from wire.protocol.headers import decode_request_header, encode_response
+from wire.schema.codec import decode
+
+WAIT_MS = 500
+CONFIG = FetcherConfig(FetchLimits(WAIT_MS, 1, 1 << 20), 1 << 20, 0.1)
+TOPIC_ID = bytes(16)
+
+
+class Leader:
+    """One connection of the follower's."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._received = bytearray()
+        self._correlation_id = 0
+
+    async def _frame(self, api: ApiKey) -> tuple[int, memoryview]:
+        """The version of the next request, which is one of that API, and its body."""
+        room = bytearray(1 << 16)
+        while len(self._received) < 4 or len(self._received) < 4 + self._size:
+            count = await self._connection.receive_into(room)
+            if not count:
+                raise EOFError
+            self._received += room[:count]
+        frame = bytes(self._received[4 : 4 + self._size])
+        del self._received[: 4 + self._size]
+        header, body = decode_request_header(memoryview(frame))
+        assert header.api_key == api
+        self._correlation_id = header.correlation_id
+        return header.api_version, memoryview(frame)[body:]
+
+    @property
+    def _size(self) -> int:
+        return int(struct.unpack_from(">i", self._received)[0])
+
+    async def tell_versions(self) -> None:
+        version, _ = await self._frame(ApiKey.API_VERSIONS)
+        keys = [
+            ApiVersion(api_key=each.key, min_version=each.min_version, max_version=each.max_version)
+            for each in APIS.values()
+        ]
+        api = APIS[ApiKey.API_VERSIONS]
+        message = ApiVersionsResponse(api_keys=keys)
+        data = encode_response(api, version, self._correlation_id, message)
+        await self._connection.send(data)
+
+    async def authenticate(self, address: tuple[str, int]) -> None:
+        """The follower has proved which worker it is, and this leader has too."""
+        replicas = ReplicaAuthenticator(
+            endpoint(1, runtime=real_runtime()), "IN", address, lambda: 0.0
+        )
+        client = Client(("127.0.0.1", 1), "IN")
+        for _ in range(2):
+            await self.answer_token(replicas.respond(client, await self.token()))
+        assert client.worker_id == 2
+
+    async def token(self) -> bytes:
+        """The follower's next message of the handshake."""
+        version, body = await self._frame(ApiKey.AUTHENTICATE_REPLICA)
+        return bytes(decode(AuthenticateReplicaRequest, version, body).auth_bytes)
+
+    async def answer_token(self, token: bytes) -> None:
+        message = AuthenticateReplicaResponse(auth_bytes=token)
+        api = APIS[ApiKey.AUTHENTICATE_REPLICA]
+        await self._connection.send(encode_response(api, 0, self._correlation_id, message))
+
+    async def asked(self) -> FetchRequest:
+        version, body = await self._frame(ApiKey.FETCH)
+        return decode(FetchRequest, version, body)
+
+    async def answer(
+        self, error: ErrorCode = ErrorCode.NONE, records: bytes = b"", **codes: ErrorCode
+    ) -> None:
+        """These partitions, called p0, p1 ..., say so; nothing has come for any."""
+        rows = [
+            PartitionData(
+                partition_index=int(name[1:]), error_code=code, high_watermark=0, records=records
+            )
+            for name, code in codes.items()
+        ]
+        topics = [FetchableTopicResponse(topic_id=TOPIC_ID, partitions=rows)] if rows else []
+        await self.answer_rows(topics, error)
+
+    async def parts(self, index: int, end_offset: int) -> None:
+        """The logs of that partition may part there."""
+        row = PartitionData(
+            partition_index=index,
+            high_watermark=0,
+            diverging_epoch=EpochEndOffset(epoch=EPOCH, end_offset=end_offset),
+        )
+        await self.answer_rows([FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[row])])
+
+    async def answer_rows(
+        self, topics: list[FetchableTopicResponse], error: ErrorCode = ErrorCode.NONE
+    ) -> None:
+        message = FetchResponse(error_code=error, session_id=0 if error else 7, responses=topics)
+        api = APIS[ApiKey.FETCH]
+        data = encode_response(api, FETCH_VERSION, self._correlation_id, message)
+        await self._connection.send(data)
+
+
+def replica(folder: Path, index: int) -> Partition:
+    log = open_log(folder / f"t-{index}")
+    return Partition("t", TOPIC_ID, index, Setting(2).context, log, config_of())
+
+
+NO_EVENTS = FollowerEvents(
+    lambda *_: None,  # type: ignore[arg-type,return-value]
+    lambda *_: None,
+    lambda *_: None,  # type: ignore[arg-type,return-value]
+)
+Story = Callable[[ReplicaFetcher, Callable[[], Awaitable[Leader]]], Awaitable[None]]
+
+
+def following(
+    story: Story, *, is_impostor: bool = False, events: FollowerEvents = NO_EVENTS
+) -> None:
+    connections: list[Connection] = []
+
+    async def accept(listener: Listener) -> Leader:
+        connections.append(await listener.accept())
+        leader = Leader(connections[-1])
+        await leader.tell_versions()
+        if not is_impostor:
+            await leader.authenticate(listener.address)
+        return leader
+
+    async def main() -> None:
+        runtime: Runtime = real_runtime()
+        listener = await runtime.network.listen("127.0.0.1", 0)
+        fetcher = ReplicaFetcher(
+            2,
+            lambda: 8,
+            1,
+            runtime,
+            CONFIG,
+            lambda: LeaderAddress(*listener.address, broker_epoch=7),
+            events,
+            endpoint(2, runtime=runtime),
+            random.Random(0),
+        )
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fetcher.run)
+                await story(fetcher, lambda: accept(listener))
+                nursery.cancel_scope.cancel()
+        for each in (listener, *connections):
+            each.close()
+
+    trio.run(main)
+
+
+def partitions_in(request: FetchRequest) -> list[int]:
+    return [each.partition for topic in request.topics for each in topic.partitions]
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_partition_that_failed_for_now_is_not_left_waiting_for_a_long_poll_of_others(
+    tmp_path: Path, others: int
+) -> None:
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        for index in range(1 + others):
+            fetcher.add(replica(tmp_path, index), leader_epoch=1)
+        leader = await accept()
+        first = await leader.asked()
+        assert partitions_in(first) == list(range(1 + others))
+        assert first.max_wait_ms == WAIT_MS
+        # It has not heard yet that it leads.
+        await leader.answer(p0=ErrorCode.UNKNOWN_LEADER_EPOCH)
+        while not partitions_in(asked := await leader.asked()):
+            assert 1 <= asked.max_wait_ms <= FIRST_BACKOFF_S * 1000
+            await leader.answer()
+        assert partitions_in(asked) == [0]
+        assert asked.max_wait_ms == WAIT_MS
+
+    following(story)
+
+
+def test_a_poll_is_given_up_for_another_partition(tmp_path: Path) -> None:
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        leader = await accept()
+        for number in range(20):
+            assert partitions_in(await leader.asked()) == ([] if number else [0])
+            if number < 19:
+                await leader.answer()
+        fetcher.add(replica(tmp_path, 1), leader_epoch=1)
+        leader = await accept()
+        assert partitions_in(await leader.asked()) == [0, 1]
+
+    following(story)
+
+
+def test_a_leader_that_does_not_know_the_broker_epoch_yet_is_asked_again(tmp_path: Path) -> None:
+    """On the same connection, with a whole request: its session, if any, was not touched."""
+
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetcher.add(replica(tmp_path, 0), leader_epoch=1)
+        leader = await accept()
+        for _ in range(3):
+            asked = await leader.asked()
+            assert (partitions_in(asked), asked.session_epoch) == ([0], 0)
+            assert asked.replica_state is not None
+            assert asked.replica_state.replica_epoch == 8
+            await leader.answer(ErrorCode.STALE_BROKER_EPOCH)
+        await leader.asked()
+        await leader.answer(p0=ErrorCode.NONE)
+        assert (await leader.asked()).session_epoch == 1
+
+    following(story)
+
+
+def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_believed(
+    tmp_path: Path,
+) -> None:
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        follower = replica(tmp_path, 0)
+        fetcher.add(follower, leader_epoch=1)
+        impostor = await accept()
+        hello = decode_hello(await impostor.token())
+        mine = hello._replace(sender=hello.addressee, addressee=hello.sender, nonce=bytes(32))
+        await impostor.answer_token(bytes([Refusal.OK]) + mine.encode())
+        proof = await impostor.token()
+        await impostor.answer_token(bytes([Refusal.OK]) + proof)
+        await impostor.asked()  # which left together with the proof
+        with contextlib.suppress(OSError):
+            await impostor.answer(p0=ErrorCode.NONE, records=batch_of(b"forged"))
+        with pytest.raises((EOFError, OSError)):
+            await impostor.asked()
+        assert follower.log.log_end_offset == 0
+
+    following(story, is_impostor=True)
+
+
+@pytest.mark.parametrize("lost_during", ["nothing", "record", "checkpoint"])
+def test_a_cut_is_not_made_for_a_leader_that_is_followed_no_more(
+    tmp_path: Path, lost_during: str
+) -> None:
+    """Before it is made it is written down, and checkpoints know: this worker may lead by then."""
+    partition = replica(tmp_path, 0)
+    append_many(partition.log, 5)
+    fetchers: list[ReplicaFetcher] = []
+    written: list[str] = []
+
+    def happen(what: str) -> None:
+        written.append(what)
+        if what == lost_during:
+            fetchers[0].remove((TOPIC_ID, 0))
+            fetchers[0].add(replica(tmp_path, 1), leader_epoch=1)
+
+    async def truncating(cuts: object) -> None:
+        happen("record")
+
+    @asynccontextmanager
+    async def cutting(kept: object) -> AsyncIterator[dict[Partition, StorageError]]:
+        happen("checkpoint")
+        yield {}
+
+    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+        fetchers.append(fetcher)
+        fetcher.add(partition, leader_epoch=EPOCH + 1)
+        fetcher.add(replica(tmp_path, 2), leader_epoch=1)
+        leader = await accept()
+        await leader.asked()
+        await leader.parts(0, 4)
+        with trio.move_on_after(PATIENCE_S):
+            asked = await leader.asked()
+            while asked.session_epoch < 1:
+                asked = await leader.asked()
+        assert partition.log.log_end_offset == (4 if lost_during == "nothing" else 10)
+        assert written[:2] == ["record", "checkpoint"]
+
+    following(story, events=FollowerEvents(truncating, lambda *_: None, cutting))

@@ -1,0 +1,97 @@
+"""What a follower's connection tells of its leader's process, before the metadata do."""
+
+import random
+from pathlib import Path
+
+import trio
+
+from dataplane.fetch.session_client import FetchLimits
+from dataplane.handlers.metadata import NEXT_LEADER_S
+from dataplane.replication.replica_fetcher import (
+    FetcherConfig,
+    FollowerEvents,
+    LeaderAddress,
+    ReplicaFetcher,
+)
+from metaquorum.runtime.system import real_runtime
+from tests.dataplane.replication.test_follower_state import replica
+from tests.dataplane.replication.together import Together, together
+from tests.metaquorum.channel.nodes import endpoint
+from tests.nodes import PATIENCE_S, free_port
+from wire.primitives.errors import ErrorCode
+
+CONFIG = FetcherConfig(FetchLimits(500, 1, 1 << 20), 1 << 20, 0.1)
+HOST = "127.0.0.1"
+
+
+async def wait_until_suspect(fetcher: ReplicaFetcher) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not fetcher.is_leader_suspect:
+            await trio.sleep(0.001)
+
+
+async def suspects_one_that(folder: Path, *, accepts: bool) -> None:
+    runtime = real_runtime()
+    listener = await runtime.network.listen(HOST, 0)
+    address = LeaderAddress(*listener.address, broker_epoch=7)
+    fetcher = ReplicaFetcher(
+        2,
+        lambda: 8,
+        1,
+        runtime,
+        CONFIG,
+        lambda: address,
+        FollowerEvents(lambda *_: None, lambda *_: None, lambda *_: None),
+        endpoint(2, runtime=runtime),
+        random.Random(0),
+    )
+    fetcher.add(replica(folder, 2), leader_epoch=0)
+    if not accepts:
+        listener.close()
+        address = LeaderAddress(HOST, free_port(), broker_epoch=7)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        if accepts:
+            connection = await listener.accept()
+            await connection.receive_into(bytearray(1))
+            assert not fetcher.is_leader_suspect
+            connection.close()
+        await wait_until_suspect(fetcher)
+        nursery.cancel_scope.cancel()
+    listener.close()
+
+
+def test_a_leader_that_closes_the_connection_is_suspect(tmp_path: Path) -> None:
+    trio.run(lambda: suspects_one_that(tmp_path, accepts=True))
+
+
+def test_a_leader_that_refuses_connections_is_suspect(tmp_path: Path) -> None:
+    trio.run(lambda: suspects_one_that(tmp_path, accepts=False))
+
+
+def test_metadata_is_told_when_the_next_leader_is_known() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.until(lambda: cluster.replica(2, "t").is_follower)
+        await cluster.kill(1)
+        await cluster.until(lambda: 1 in cluster.worker(2).replication.suspects())
+        assert cluster.state("t", 2).leader == 1
+        told = await cluster.described(2, "t")
+        assert (told.error_code, told.leader_id) == (ErrorCode.NONE, 2)
+
+    together(story)
+
+
+def test_metadata_is_told_in_time_where_there_is_no_next_leader() -> None:
+    async def story(cluster: Together) -> None:
+        await cluster.create("t", (1, 2, 3))
+        await cluster.until(lambda: cluster.replica(2, "t").is_follower)
+        await cluster.kill(3)
+        await cluster.kill(1)
+        await cluster.until(lambda: 1 in cluster.worker(2).replication.suspects())
+        began = cluster.world.now
+        told = await cluster.described(2, "t")
+        assert (told.error_code, told.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
+        assert cluster.world.now - began < NEXT_LEADER_S + 0.1
+
+    together(story)

@@ -1,0 +1,207 @@
+"""Long work in slices: who has the loop for how long is counted on a clock that the test plays."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from dataplane.scheduling.time_slices import (
+    DISCARD_CPU_S,
+    FORGOTTEN_ROWS,
+    SLICE_CPU_S,
+    UNDER_WAY_BYTES,
+    Turns,
+    Work,
+    at_once,
+    in_pieces,
+)
+from tests.dataplane.serving import batch_of, in_trio, serving
+
+LOOKS_PER_SLICE = 10
+
+
+class Setting:
+    """A clock on which every look finds that a tenth of a slice has gone."""
+
+    def __init__(self, under_way_bytes: int = 1000) -> None:
+        self.looks = 0
+        self.turns = Turns(self.cpu_s, under_way_bytes)
+        self.told: list[str] = []
+
+    def cpu_s(self) -> float:
+        self.looks += 1
+        return self.looks * SLICE_CPU_S / LOOKS_PER_SLICE
+
+    def work(self, name: str, pieces: int) -> Work[str]:
+        for _ in range(pieces):
+            self.told.append(name)
+            yield
+        return name
+
+    async def finish(self, name: str, pieces: int, size_bytes: int = 1) -> None:
+        assert await self.turns.finish(self.work(name, pieces), size_bytes) == name
+        self.told.append(f"{name}.")
+
+
+def test_a_slice_ends_by_the_time_it_has_taken() -> None:
+    setting = Setting()
+    setting.turns.start()
+    assert setting.turns.run(setting.work("a", 5)) == ("a",)
+    assert setting.turns.run(setting.work("b", 100)) is None
+    assert 1 < len(setting.told) <= LOOKS_PER_SLICE + 2
+    told = len(setting.told)
+    assert setting.turns.run(setting.work("c", 100)) is None  # the slice is over
+    assert len(setting.told) == told + 1
+
+
+def test_rows_are_worked_on_in_pieces_and_in_order() -> None:
+    work = in_pieces(range(10), str, piece_rows=3)
+    assert [next(work) for _ in range(3)] == [None] * 3
+    assert at_once(in_pieces(range(10), str, piece_rows=3)) == [str(n) for n in range(10)]
+    work.close()
+
+
+def test_discarded_rows_are_freed_in_slices_and_not_by_the_caller() -> None:
+    calls: list[Callable[[], object]] = []
+    turns = Turns(Setting().cpu_s, call_after=lambda _, call: calls.append(call))
+    count = 20 * FORGOTTEN_ROWS
+    rows, by_number, numbers = list(range(count)), dict.fromkeys(range(count)), set(range(count))
+
+    def left() -> int:
+        return len(rows) + len(by_number) + len(numbers)
+
+    turns.discard(rows, by_number, numbers)
+    assert left() == 3 * count
+    pieces_per_slice = LOOKS_PER_SLICE * DISCARD_CPU_S / SLICE_CPU_S + 1
+    while turns.has_unawaited:
+        before = left()
+        calls.pop()()
+        assert before - left() <= pieces_per_slice * FORGOTTEN_ROWS
+    assert not left()
+    assert not calls
+
+
+def test_discarded_rows_that_are_few_are_left_to_their_last_reference() -> None:
+    calls: list[Callable[[], object]] = []
+    turns = Turns(Setting().cpu_s, call_after=lambda _, call: calls.append(call))
+    rows = list(range(FORGOTTEN_ROWS))
+    turns.discard(rows)
+    assert not calls
+    assert len(rows) == FORGOTTEN_ROWS
+
+
+@in_trio
+async def test_others_have_their_turn_between_two_slices_of_all_long_work() -> None:
+    setting = Setting()
+    counts: list[int] = []
+
+    async def other() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+            counts.append(len(setting.told))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        async with trio.open_nursery() as working:
+            for name in "abcde":
+                working.start_soon(setting.finish, name, 60)
+        nursery.cancel_scope.cancel()
+    assert {name for name in setting.told if name.endswith(".")} == {f"{n}." for n in "abcde"}
+    # Within a turn of the loop either may come first.
+    assert max(b - a for a, b in pairwise(counts)) <= 2 * (LOOKS_PER_SLICE + 2)
+    # All make progress: none is done before another has begun.
+    assert min(map(setting.told.index, ("a.", "b.", "c.", "d.", "e."))) > max(
+        map(setting.told.index, "abcde")
+    )
+
+
+@in_trio
+async def test_work_waits_for_room_and_the_smallest_goes_first() -> None:
+    setting = Setting(under_way_bytes=100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.finish, "first", 20 * LOOKS_PER_SLICE, 100)
+        while not setting.told:
+            await trio.lowlevel.checkpoint()
+        for name, size in (("large", 90), ("small", 60), ("huge", 5000), ("middle", 70)):
+            nursery.start_soon(setting.finish, name, 20, size)
+    ended = [name for name in setting.told if name.endswith(".")]
+    assert ended == ["first.", "small.", "middle.", "large.", "huge."]
+
+
+@in_trio
+async def test_smaller_requests_do_not_keep_a_large_one_waiting_for_ever() -> None:
+    """Room is never empty here; those that come while it waits overtake it by its size at most."""
+    setting = Setting(under_way_bytes=100)
+    large_bytes, small_bytes, enough = 1000, 60, 200
+
+    async def small(nursery: trio.Nursery, number: int) -> None:
+        if "large." in setting.told or number > enough:
+            return
+        nursery.start_soon(small, nursery, number + 1)
+        await setting.finish(f"small {number}", 3 * LOOKS_PER_SLICE, small_bytes)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.finish, "first", 10 * LOOKS_PER_SLICE, small_bytes)
+        while not setting.told:
+            await trio.lowlevel.checkpoint()
+        nursery.start_soon(setting.finish, "large", 1, large_bytes)
+        for _ in range(2):  # after which it waits
+            await trio.lowlevel.checkpoint()
+        for _ in range(4):  # chains of requests: the next one comes when one begins to wait
+            nursery.start_soon(small, nursery, 0)
+    ended = [name for name in setting.told if name.endswith(".")]
+    # Those that take as many bytes, the one that exceeds them, and two that began before it came.
+    assert ended.index("large.") <= large_bytes // small_bytes + 1 + 2
+
+
+@in_trio
+async def test_an_answer_does_not_wait_for_room_that_a_large_request_has() -> None:
+    setting = Setting(under_way_bytes=100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setting.finish, "large", 20 * LOOKS_PER_SLICE, 5000)
+        while not setting.told:
+            await trio.lowlevel.checkpoint()
+        nursery.start_soon(setting.finish, "answer", 1, 0)
+    ended = [name for name in setting.told if name.endswith(".")]
+    assert ended == ["answer.", "large."]
+
+
+@pytest.mark.parametrize("when", ["waits", "works"])
+@in_trio
+async def test_work_that_is_cancelled_leaves_room_and_turn_to_others(when: str) -> None:
+    setting = Setting(under_way_bytes=100)
+
+    def endless() -> Work[None]:
+        while True:
+            yield
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(setting.finish, "before", 500, 100)
+            if when == "works":
+                await trio.sleep(0)
+            scope.cancel()
+            await setting.turns.finish(endless(), 100)
+        await setting.finish("after", 50, 100)
+    assert [name for name in setting.told if name.endswith(".")] == ["before.", "after."]
+
+
+@in_trio
+async def test_what_is_done_is_answered_while_other_requests_are_under_way(tmp_path: Path) -> None:
+    """A producer that hears nothing sends again what was appended; others may go on for ever."""
+    batch = batch_of(bytes(UNDER_WAY_BYTES))
+
+    def endless() -> Work[None]:
+        while True:
+            yield
+
+    async with serving(tmp_path) as served, trio.open_nursery() as nursery:
+        client = await served.connect()
+        await client.create("t", max_message_bytes=2 * len(batch))
+        nursery.start_soon(served.worker.turns.finish, endless(), 1)
+        row = await client.produce("t", batch)
+        assert row.base_offset == 0
+        nursery.cancel_scope.cancel()
