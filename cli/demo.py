@@ -16,8 +16,8 @@ from importlib.metadata import files
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from cli.cluster_layout import QUORUM_PORT_OFFSET
-from cli.processes import is_free
+from cli.common.processes import is_free
+from cli.server.cluster_layout import QUORUM_PORT_OFFSET
 from metaquorum.runtime.own_processes import own_command, own_environment
 
 HOST: Final = "127.0.0.1"
@@ -125,7 +125,7 @@ def run(module: str, name: str, *arguments: str, shown: bool = True) -> str:
 
 def cluster(verb: str, *arguments: str, shown: bool = True) -> str:
     where = ["--dir", str(DIR)]
-    return run("cli.mq_server", "mq-server", "cluster", verb, *arguments, *where, shown=shown)
+    return run("cli.server.main", "mq-server", "cluster", verb, *arguments, *where, shown=shown)
 
 
 def base_port() -> int:
@@ -319,7 +319,9 @@ def show_recovery(bootstrap: str, victim: int) -> None:
     began = time.monotonic()
     wait_in_sync(bootstrap)
     say(f"   all copies are the same again {time.monotonic() - began:.2f} s later:")
-    run("cli.mq_admin", "mq-admin", "-b", bootstrap.partition(",")[0], "topics", "describe", TOPIC)
+    run(
+        "cli.admin.main", "mq-admin", "-b", bootstrap.partition(",")[0], "topics", "describe", TOPIC
+    )
 
 
 def wait_in_sync(bootstrap: str) -> None:

@@ -184,7 +184,7 @@ class Node:
         ]
         listen = [] if "listeners" in self._settings else ["--listen", self.bootstrap]
         where = [*listen, "--data-dir", str(self.data_dir)]
-        return [sys.executable, "-m", "cli.mq_server", "run", *where, *sets, *self._arguments]
+        return [sys.executable, "-m", "cli.server.main", "run", *where, *sets, *self._arguments]
 
     @property
     def pid(self) -> int:

@@ -2,8 +2,8 @@
 
 import click
 
-from cli.admin.output import Column, Row, show_pairs, show_table
-from cli.admin.session import INT32_MAX, Session, session_command
+from cli.admin.common.session import INT32_MAX, Session, session_command
+from cli.common.output import Column, Row, show_pairs, show_table
 from metaquorum.client.connection import VersionRange
 
 _NODE_COLUMNS = (

@@ -5,8 +5,8 @@ from typing import Final
 
 import click
 
-from cli.admin.output import Column, Row, plain
-from cli.admin.session import REFUSED, Session, dry_run_option, session_command
+from cli.admin.common.session import REFUSED, Session, dry_run_option, session_command
+from cli.common.output import Column, Row, plain
 from metaquorum.client.values import (
     ConfigChange,
     ConfigEntry,

@@ -4,9 +4,9 @@ import os
 
 import click
 
-from cli.admin.output import Column, Row
-from cli.admin.session import Session, session_command
-from cli.admin.settings import read_profiles
+from cli.admin.common.session import Session, session_command
+from cli.admin.common.settings import read_profiles
+from cli.common.output import Column, Row
 
 _COLUMNS = (
     Column("profile"),

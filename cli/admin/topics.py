@@ -6,6 +6,15 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+from cli.admin.common.session import (
+    INT32_MAX,
+    Session,
+    dry_run_option,
+    parse_assignments,
+    session_command,
+    topic_argument,
+    yes_option,
+)
 from cli.admin.health import (
     TROUBLE_COLUMNS,
     health_columns,
@@ -15,16 +24,7 @@ from cli.admin.health import (
     topic_facts,
     trouble_rows,
 )
-from cli.admin.output import Column, Row, show_pairs, show_table
-from cli.admin.session import (
-    INT32_MAX,
-    Session,
-    dry_run_option,
-    parse_assignments,
-    session_command,
-    topic_argument,
-    yes_option,
-)
+from cli.common.output import Column, Row, show_pairs, show_table
 from metaquorum.client.admin import EARLIEST, LATEST
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError, InterruptedChangeError

@@ -2,9 +2,9 @@
 
 import click
 
-from cli.admin.output import Column, Row, show_pairs
-from cli.admin.session import INT32_MAX, Session, session_command, yes_option
-from cli.admin.times import ago_text
+from cli.admin.common.session import INT32_MAX, Session, session_command, yes_option
+from cli.common.output import Column, Row, show_pairs
+from cli.common.times import ago_text
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.values import WorkerDescription
 from wire.primitives.errors import ErrorCode

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 
-from cli.empty_values import takes_text
-from cli.mq_admin import main as mq_admin
-from cli.mq_server import main as mq_server
+from cli.admin.main import main as mq_admin
+from cli.common.empty_values import takes_text
+from cli.server.main import main as mq_server
 from metaquorum.runtime.one_line import UNSAFE
-from tests.cli.admin import Admin, environment
+from tests.cli.admin.running import Admin, environment
 from tests.nodes import PATIENCE_S, Peer, unique
 
 NOBODY = "127.0.0.1:1"  # where no broker is: a mistake that is found later has another exit code

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.admin import Admin
+from tests.cli.admin.running import Admin
 from tests.compatibility.commands import CHANGING, PASSWORDS, READING, Command
 from tests.compatibility.records import read_all
 from tests.nodes import Node, elsewhere, free_ports

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.admin import Admin
+from tests.cli.admin.running import Admin
 from tests.clusters import Cluster
 from tests.conformance.clients import Librdkafka, Record
 from tests.conftest import KafkaTool

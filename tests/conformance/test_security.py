@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
 )
 
 from metaquorum.security.tls_context import TlsFiles
-from tests.cli.admin import Admin
+from tests.cli.admin.running import Admin
 from tests.clusters import Cluster
 from tests.conformance.clients import (
     CLIENTS,

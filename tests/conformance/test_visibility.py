@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, ElectionType, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.cli.test_mq_admin import Admin
+from tests.cli.admin.test_main import Admin
 from tests.clusters import Cluster
 from tests.conftest import KafkaTool
 from tests.nodes import PATIENCE_S, elsewhere, eventually, unique, wait_until

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from metaquorum.security.decoy_key import DECOY_KEY
-from tests.cli.admin import Admin
-from tests.cli.test_security import formatted
+from tests.cli.admin.running import Admin
+from tests.cli.admin.test_security import formatted
 from tests.nodes import Node, elsewhere, free_port
 
 pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="it is our data directory")

@@ -55,7 +55,7 @@ def set_quota(bootstrap: str, *arguments: str) -> None:
         [
             sys.executable,
             "-m",
-            "cli.mq_admin",
+            "cli.admin.main",
             "--bootstrap",
             bootstrap,
             "quotas",

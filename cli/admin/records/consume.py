@@ -1,0 +1,146 @@
+"""mq-admin consume."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import BinaryIO, Final
+
+import click
+
+from cli.admin.common.session import INT32_MAX, INT64_MAX, Session, session_command, topic_argument
+from cli.admin.records.text import TextError, formatter, to_json
+from cli.common.output import yaml_text
+from cli.common.times import time_value
+from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.consumer import ConsumedRecord, Consumer, Start
+from metaquorum.client.socket_transport import BlockingConsumer, wait
+from metaquorum.runtime.whole_numbers import whole_number
+
+DEFAULT_FORMAT: Final = r"{value}\n"
+
+
+@click.command("consume", short_help="Write records to standard output.")
+@topic_argument()
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    type=click.IntRange(0, INT32_MAX),
+    multiple=True,
+    help="[default: all]",
+)
+@click.option(
+    "--from",
+    "start",
+    metavar="beginning|end|OFFSET|-N",
+    help="Where to begin; -N is so many records before the end.  [default: beginning]",
+)
+@click.option(
+    "--from-time",
+    callback=time_value,
+    metavar="TIME",
+    help="Begin with what is of this time or later.",
+)
+@click.option("-n", "--limit", type=click.IntRange(1), help="End after so many records.")
+@click.option("-f", "--follow", is_flag=True, help="Do not end at the end; wait for more.")
+@click.option("--format", "form", metavar="TEXT", help=r"[default: {value}\n]")
+@click.option("--read-committed", is_flag=True, help="Nothing of open or aborted transactions.")
+@session_command
+def command(
+    session: Session,
+    topic: str,
+    partitions: tuple[int, ...],
+    start: str | None,
+    from_time: int | None,
+    limit: int | None,
+    follow: bool,
+    form: str | None,
+    read_committed: bool,
+) -> None:
+    """Write the records of a topic to standard output, up to what there is now.
+
+    The order is kept within each partition. A format string may hold {topic}, {partition},
+    {offset}, {timestamp} (milliseconds), {time} (UTC), {key}, {value}, {headers}, {key_size},
+    {value_size}; behind a name :hex, :base64 or :json; and \\n, \\t, \\0. Null is empty, or null
+    with :json. With -o json there is one object a line, with -o yaml one item of a list.
+
+    TIME is like 2026-01-31, 2026-01-31T10:30, 2026-01-31T10:30Z, milliseconds since 1970, or 90s,
+    15m, 2h, 7d ago.
+
+    \b
+    Examples:
+      mq-admin consume orders
+      mq-admin consume orders --from end --follow
+      mq-admin consume orders --partition 3 --from 15000 --limit 10
+      mq-admin consume orders --from-time 15m --format '{time} {key}: {value}\\n'
+      mq-admin consume orders -o json | jq .value
+    """
+    if start is not None and from_time is not None:
+        raise click.UsageError("--from and --from-time exclude each other")
+    if form is not None and session.output != "text":
+        raise click.UsageError("--format is for text; leave out --output, or the format")
+    where_from = Start.at_time(from_time) if from_time is not None else _start(start)
+    write = _writer(session.output, form)
+    found = wait(session.cluster.topic(topic))
+    indexes = partitions or sorted(p.partition_index for p in found.partitions)
+    consumer = BlockingConsumer(Consumer(session.cluster, read_committed=read_committed))
+    consumer.assign({TopicPartition(topic, index): where_from for index in indexes})
+    try:
+        _copy(consumer, write, sys.stdout.buffer, limit=limit, follow=follow)
+    except KeyboardInterrupt:
+        if not follow:  # of a follower, it is the way to end it
+            raise
+    session.note_delays("Fetch")
+
+
+def _start(text: str | None) -> Start:
+    if text is None or text == "beginning":
+        return Start.beginning()
+    if text == "end":
+        return Start.end()
+    digits = text.removeprefix("-")
+    if (number := whole_number(digits, INT64_MAX)) is None:
+        raise click.UsageError(f"--from takes beginning, end, an offset or -N, not {text!r}")
+    return Start.last(number) if text.startswith("-") else Start.at_offset(number)
+
+
+def _writer(output: str, form: str | None) -> Callable[[ConsumedRecord], bytes]:
+    if output == "json":
+        return lambda record: (
+            json.dumps(to_json(record), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        )
+    if output == "yaml":
+        return lambda record: yaml_text([to_json(record)]).encode("utf-8", "replace")
+    try:
+        return formatter(DEFAULT_FORMAT if form is None else form)
+    except TextError as error:
+        raise click.UsageError(f"--format: {error}") from None
+
+
+def _copy(
+    consumer: BlockingConsumer,
+    write: Callable[[ConsumedRecord], bytes],
+    stdout: BinaryIO,
+    *,
+    limit: int | None,
+    follow: bool,
+) -> None:
+    """Records are written until there were `limit`, or (unless `follow`) all that there are now."""
+    ends = {} if follow else consumer.end_offsets()
+    positions = consumer.client.positions
+    written = 0
+    while True:
+        for where, end in ends.items():
+            if where in positions and positions[where] >= end:
+                consumer.client.release(where)
+        if not positions:
+            return
+        for record in consumer.poll():
+            if not follow and record.offset >= ends[TopicPartition(record.topic, record.partition)]:
+                continue
+            stdout.write(write(record))
+            written += 1
+            if written == limit:
+                stdout.flush()
+                return
+        stdout.flush()

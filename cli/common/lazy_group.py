@@ -1,0 +1,46 @@
+"""Commands whose modules are imported when they are asked for."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from cli.common.empty_values import refuse_empty_values
+
+
+class LazyGroup(click.Group):
+    """`late`: by name, where a command is, as `module:attribute`."""
+
+    def __init__(self, *args: Any, late: Mapping[str, str], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._late = late
+        refuse_empty_values(self)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *self._late]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._late:
+            own = super().get_command(ctx, cmd_name)
+            if own is not None:
+                refuse_empty_values(own)
+            return own
+        module, _, attribute = self._late[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        refuse_empty_values(command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        known = self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            import difflib  # only for a mistake, and costs milliseconds
+
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean '{close[0]}'?" if close else ""
+            ctx.fail(f"No such command '{name}'.{hint}")
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,113 @@
+"""What a cluster of `mq-server cluster` looks like on disk: who is what, on which port, and where.
+
+    DIR/cluster.json            what was started, and the processes
+    DIR/secret                  by which the nodes know each other, where there are several
+    DIR/nodeN/server.toml       its settings;  DIR/nodeN/data, DIR/nodeN/log
+
+Node N, from 1, listens on base port + N - 1 for clients if it is a worker, and on that port + 100
+for other nodes if it is one of several controllers; for Prometheus, where that is wanted, on the
+base port of metrics + N - 1.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cli.common.processes import HOST
+from cli.server.quorum_options import QUORUM_SIZES
+
+QUORUM_PORT_OFFSET: Final = 100
+MAX_NODES: Final = QUORUM_PORT_OFFSET
+SECRET: Final = "secret"  # noqa: S105
+
+
+@dataclass
+class State:
+    """What cluster.json keeps. The first `controllers` nodes vote."""
+
+    nodes: int
+    base_port: int
+    pids: dict[str, int] = field(default_factory=dict)
+    controllers: int = 1
+    separate: bool = False  # the controllers are no workers
+    cluster_id: str = ""
+    metrics_base_port: int | None = None
+
+    @staticmethod
+    def combined(nodes: int, base_port: int, cluster_id: str) -> "State":
+        """All are workers; as many as can are controllers, too."""
+        controllers = max(size for size in QUORUM_SIZES if size <= nodes)
+        return State(nodes, base_port, controllers=controllers, cluster_id=cluster_id)
+
+    @property
+    def is_alone(self) -> bool:
+        return self.nodes == 1
+
+    @property
+    def all_nodes(self) -> range:
+        return range(1, self.nodes + 1)
+
+    @property
+    def workers(self) -> range:
+        return range(self.controllers + 1 if self.separate else 1, self.nodes + 1)
+
+    def is_controller(self, node: int) -> bool:
+        return node <= self.controllers
+
+    def is_worker(self, node: int) -> bool:
+        return node in self.workers
+
+    def roles(self, node: int) -> str:
+        roles = (("controller", self.is_controller(node)), ("worker", self.is_worker(node)))
+        return ",".join(role for role, has in roles if has)
+
+    def port(self, node: int) -> int:
+        """Where it is reached: by clients, or, where it is no worker, by other nodes."""
+        return self.base_port + node - 1 + (0 if self.is_worker(node) else QUORUM_PORT_OFFSET)
+
+    def ports(self, node: int) -> list[int]:
+        ports = [self.port(node)] if self.is_worker(node) else []
+        if self.is_controller(node) and not self.is_alone:
+            ports.append(self.base_port + node - 1 + QUORUM_PORT_OFFSET)
+        if self.metrics_base_port is not None:
+            ports.append(self.metrics_base_port + node - 1)
+        return ports
+
+    def quorum(self) -> str:
+        return ",".join(
+            f"{node}@{HOST}:{self.base_port + node - 1 + QUORUM_PORT_OFFSET}"
+            for node in range(1, self.controllers + 1)
+        )
+
+    def bootstrap(self) -> str:
+        return ",".join(f"{HOST}:{self.port(node)}" for node in self.workers)
+
+
+def server_toml(state: State, node: int, folder: Path, configs: Mapping[str, str]) -> str:
+    """The settings of a node of that cluster in that folder."""
+    keys: list[tuple[str, str | int]] = [
+        ("node-id", node),
+        ("data-dir", str(folder / f"node{node}" / "data")),
+        ("cluster-id", state.cluster_id),
+    ]
+    if state.is_worker(node):
+        keys.append(("listen", f"{HOST}:{state.port(node)}"))
+    if state.metrics_base_port is not None:
+        keys.append(("metrics-listen", f"{HOST}:{state.metrics_base_port + node - 1}"))
+    if not state.is_alone:
+        keys += [
+            ("roles", state.roles(node)),
+            ("quorum", state.quorum()),
+            ("secret-file", str(folder / SECRET)),
+        ]
+    return "\n".join([*_lines(keys), "", "[config]", *_lines(configs.items(), quoted=True), ""])
+
+
+def _lines(pairs: Iterable[tuple[str, str | int]], *, quoted: bool = False) -> list[str]:
+    return [f"{_text(key) if quoted else key} = {_text(value)}" for key, value in pairs]
+
+
+def _text(value: str | int) -> str:
+    return json.dumps(value, ensure_ascii=False)

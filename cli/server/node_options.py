@@ -1,0 +1,284 @@
+"""From options, a TOML file and --set to a NodeConfig; what is wrong is said in one sentence."""
+
+import os
+import socket
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import click
+
+from cli.common.logs import LOG_FORMATS, LOG_LEVELS
+from cli.common.usage import UsageError, address, address_text, without_brackets
+from cli.server.quorum_options import KAFKAS_ROLES, quorum_settings
+from dataplane.network.listeners import (
+    DEFAULT_NAME,
+    ClientListener,
+    ListenerError,
+    Replicating,
+    client_listeners,
+    replicating,
+)
+from dataplane.node_config import NodeConfig
+from metaquorum.config.addresses import is_anywhere
+from metaquorum.config.definition import Scope
+from metaquorum.config.registry import find_key, parse_all
+from metaquorum.config.resolution import WorkerLayers
+from wire.primitives.errors import KafkaError
+from wire.primitives.frozen import frozen
+
+DEFAULT_DATA_DIR: Final = "mq-data"
+DEFAULT_LISTEN: Final = "127.0.0.1:9092"
+# The options that a file may set, as they are called there, and their types.
+_FILE_KEYS: Final[Mapping[str, type]] = {
+    "data-dir": str,
+    "listen": str,
+    "advertise": str,
+    "node-id": int,
+    "roles": str,
+    "quorum": str,
+    "quorum-listen": str,
+    "cluster-id": str,
+    "secret-file": str,
+    "quorum-tls-certificate": str,
+    "quorum-tls-key": str,
+    "quorum-tls-authorities": str,
+    "host": str,
+    "rack": str,
+    "metrics-listen": str,
+    "log-format": str,
+    "log-level": str,
+}
+_CONFIG_TABLE: Final = "config"
+
+
+@frozen
+class Invocation:
+    node: NodeConfig
+    log_format: str
+    log_level: str
+
+
+def invocation(
+    options: Mapping[str, Any], config_file: str | None, sets: Sequence[str]
+) -> Invocation:
+    """What the command line asks for: its options, then the file's, then the defaults."""
+    chosen, configs = _read_file(config_file) if config_file else ({}, {})
+    chosen |= {
+        name.replace("_", "-"): value for name, value in options.items() if value is not None
+    }
+    configs |= _sets(sets)
+    try:
+        parse_all(Scope.WORKER, configs)
+    except KafkaError as error:
+        raise UsageError(error.message) from None
+    _warn_of_secrets(sets, config_file)
+    listeners, between_workers = _listeners(chosen, configs)
+    listen = address(chosen.get("listen", DEFAULT_LISTEN), "--listen")
+    node_id = _node_id(chosen, configs)
+    data_dir, log_dirs = _directories(chosen.get("data-dir"), configs)
+    metrics_listen = None
+    if metrics_at := chosen.get("metrics-listen") or configs.get("metrics.listen"):
+        metrics_listen = address(metrics_at, "--metrics-listen")
+    node = NodeConfig(
+        node_id=node_id,
+        data_dir=data_dir,
+        log_dirs=log_dirs,
+        listen=listen,
+        advertise=_advertise(chosen.get("advertise"), listen),
+        listeners=listeners,
+        replicating=between_workers,
+        host=chosen.get("host") or socket.gethostname(),
+        rack=chosen.get("rack") or configs.get("broker.rack"),
+        **quorum_settings(chosen, configs, node_id),
+        metrics_listen=metrics_listen,
+    )
+    return Invocation(
+        replace(node, configs=configs | _shown(node)),
+        _one_of(chosen.get("log-format", "text"), LOG_FORMATS, "log-format"),
+        _one_of(chosen.get("log-level", "info"), LOG_LEVELS, "log-level"),
+    )
+
+
+def _shown(node: NodeConfig) -> dict[str, str]:
+    """What options or defaults have decided, under the names by which DescribeConfigs shows it."""
+    shown = {
+        "node.id": str(node.node_id),
+        "broker.id": str(node.node_id),
+        "process.roles": ",".join(sorted(KAFKAS_ROLES[role] for role in node.roles)),
+    }
+    if not node.log_dirs:
+        shown["log.dirs"] = node.data_dir
+    if node.rack is not None:
+        shown["broker.rack"] = node.rack
+    if node.metrics_listen is not None:
+        shown["metrics.listen"] = address_text(*node.metrics_listen)
+    if node.controllers:
+        shown["controller.quorum.voters"] = ",".join(
+            f"{voter}@{address_text(*at)}" for voter, at in sorted(node.controllers.items())
+        )
+    if node.is_worker and not node.listeners:
+        shown["listeners"] = f"{DEFAULT_NAME}://{address_text(*node.listen)}"
+        host, port = node.advertise
+        if port := port or node.listen[1]:  # else the one that will be bound, which is not known
+            shown["advertised.listeners"] = f"{DEFAULT_NAME}://{address_text(host, port)}"
+    return shown
+
+
+def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
+    import tomllib  # most nodes have no file
+
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    configs = content.pop(_CONFIG_TABLE, {})
+    if not isinstance(configs, dict):
+        raise UsageError(f"{path}: [{_CONFIG_TABLE}] must be a table")
+    for name, value in content.items():
+        kind = _FILE_KEYS.get(name)
+        if kind is None:
+            raise UsageError(
+                f"{path}: {name} is unknown; there are {', '.join(_FILE_KEYS)} "
+                f"and the table [{_CONFIG_TABLE}]"
+            )
+        if type(value) is not kind:
+            raise UsageError(f"{path}: {name} must be {_ARTICLES[kind]}")
+        if value == "":
+            raise UsageError(f"{path}: {name} is empty; give it a value, or leave the line out")
+    return content, {name: _config_text(path, name, value) for name, value in _flat(configs)}
+
+
+_ARTICLES: Final = {str: "a string", int: "a whole number"}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Kafka's names have dots, which TOML reads as nested tables unless they are quoted."""
+    rows: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, value))
+    return rows
+
+
+def _config_text(path: str, name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise UsageError(f"{path}: {name} must be a string, a number, a boolean or a list")
+
+
+def _sets(sets: Sequence[str]) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    for text in sets:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set takes KEY=VALUE, not {text!r}")
+        configs[name.strip()] = value
+    return configs
+
+
+def _warn_of_secrets(sets: Sequence[str], config_file: str | None) -> None:
+    for name in _secrets(_sets(sets)):
+        click.echo(
+            f"mq-server: everybody on this machine can read {name} on the command line;"
+            " put it into a file (--config)",
+            err=True,
+        )
+    if config_file and os.stat(config_file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        for name in _secrets(_read_file(config_file)[1]):
+            click.echo(
+                f"mq-server: everybody on this machine can read {config_file}, which holds {name}:"
+                f" chmod 600 {config_file}",
+                err=True,
+            )
+
+
+def _secrets(configs: Iterable[str]) -> Iterator[str]:
+    for name in configs:
+        if (key := find_key(Scope.WORKER, name)) is not None and key.is_secret:
+            yield name
+
+
+def _listeners(
+    chosen: Mapping[str, Any], configs: Mapping[str, str]
+) -> tuple[tuple[ClientListener, ...], Replicating | None]:
+    """Those that the config `listeners` names; none: --listen says it all."""
+    static = WorkerLayers(configs).worker_configs()
+    try:
+        listeners = client_listeners(static)
+        if not listeners:
+            return (), None
+        for option in ("listen", "advertise"):
+            if chosen.get(option):
+                raise UsageError(f"--{option} and the config listeners exclude each other")
+        return listeners, replicating(static, listeners)
+    except ListenerError as error:
+        raise UsageError(str(error)) from None
+
+
+def _one_of(value: str, values: Sequence[str], name: str) -> str:
+    if value not in values:
+        raise UsageError(f"{name} must be one of {', '.join(values)}, not {value}")
+    return value
+
+
+def _advertise(text: str | None, listen: tuple[str, int]) -> tuple[str, int | None]:
+    if text is None:
+        return socket.gethostname() if is_anywhere(listen[0]) else listen[0], None
+    port: int | None
+    is_whole_ipv6 = text.count(":") > 1 and not text.startswith("[")
+    if ":" not in text or is_whole_ipv6 or text.endswith("]"):
+        host, port = without_brackets(text, "--advertise"), None
+    else:
+        host, port = address(text, "--advertise")
+    if is_anywhere(host):
+        raise UsageError(
+            f"--advertise: clients cannot connect to {text or 'nothing'}; give a name or an address"
+            " by which they reach this machine"
+        )
+    return host, port
+
+
+def _node_id(chosen: Mapping[str, Any], configs: dict[str, str]) -> int:
+    """From the option or, as Kafka's users write it, from a config; they must agree."""
+    names = [name for name in ("node.id", "broker.id") if name in configs]
+    said: dict[str, int] = {name: int(configs.pop(name)) for name in names}
+    if (option := chosen.get("node-id")) is not None:
+        said = {"--node-id": option} | said
+    if len(set(said.values())) > 1:
+        raise UsageError(" but ".join(f"{name} says {value}" for name, value in said.items()))
+    node_id = next(iter(said.values()), 1)
+    if not 0 <= node_id <= 2**31 - 1:
+        raise UsageError(f"--node-id must be from 0 to 2147483647, not {node_id}")
+    assert isinstance(node_id, int)
+    return node_id
+
+
+def _directories(data_dir: str | None, configs: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The data directory, and the log directories if any are named; absolute.
+
+    As in Kafka, the metadata is in the first log directory if nothing says otherwise.
+    """
+    named = configs.get("log.dirs", configs.get("log.dir"))
+    log_dirs = tuple(
+        os.path.abspath(path.strip()) for path in (named or "").split(",") if path.strip()
+    )
+    if named is not None and not log_dirs:
+        raise UsageError("log.dirs names no directory; name at least one, or leave it out")
+    by_config = configs.get("metadata.log.dir")
+    if by_config is not None and not by_config.strip():
+        raise UsageError("metadata.log.dir names no directory; name one, or leave it out")
+    if data_dir and by_config and os.path.abspath(data_dir) != os.path.abspath(by_config):
+        raise UsageError(f"--data-dir says {data_dir}, the config metadata.log.dir {by_config}")
+    data_dir = data_dir or by_config or (log_dirs[0] if log_dirs else DEFAULT_DATA_DIR)
+    return os.path.abspath(data_dir), log_dirs

@@ -1,0 +1,148 @@
+"""Whatever lies in the folder in which a command is called, none of it is executed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.admin.main import main as mq_admin
+from cli.server.main import main as mq_server
+from tests.cli.admin.running import environment
+from tests.nodes import PATIENCE_S, ROOT, elsewhere, free_ports
+
+pytestmark = pytest.mark.skipif(bool(elsewhere()), reason="our own commands and nodes")
+
+BIN = Path(sys.executable).parent
+MARK = "executed"
+# Ours, those that we need, and some of Python's own, in both forms that an import finds.
+MODULES = ("wire", "trio", "click", "msgpack", "h11", "json", "logging", "random", "sitecustomize")
+PACKAGES = ("metaquorum", "dataplane", "cli", "simulations")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder whose modules write down that they have been executed."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    code = (
+        "import os, sys\n"
+        f"with open({str(tmp_path / MARK)!r}, 'a') as file:\n"
+        "    file.write(f'{__name__} by {sys.argv}\\n')\n"
+        "os._exit(99)\n"
+    )
+    for name in MODULES:
+        (folder / f"{name}.py").write_text(code)
+    for name in PACKAGES:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(code)
+    return folder
+
+
+def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """What is installed, as a person types it in that folder."""
+    return subprocess.run(
+        [BIN / words[0], *words[1:]],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def executed(folder: Path) -> str:
+    mark = folder.parent / MARK
+    return mark.read_text() if mark.exists() else ""
+
+
+def commands(name: str, command: click.Command) -> Iterator[tuple[str, ...]]:
+    """The words of every command below this one."""
+    if not isinstance(command, click.Group):
+        yield (name,)
+        return
+    with click.Context(command) as context:
+        for each in command.list_commands(context):
+            below = command.get_command(context, each)
+            assert below is not None
+            for words in commands(each, below):
+                yield (name, *words)
+
+
+def test_no_command_executes_the_folder_it_is_called_in(hostile: Path) -> None:
+    every = [*commands("mq-server", mq_server), *commands("mq-admin", mq_admin)]
+    assert len(every) > 50
+
+    def called(words: Sequence[str]) -> None:
+        done = run(hostile, *words, "--help")
+        assert done.returncode == 0, (words, done.stderr)
+        assert "Usage: " in done.stdout
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(called, every))
+    assert not executed(hostile)
+
+
+def test_no_node_of_a_cluster_executes_the_folder_it_is_started_in(hostile: Path) -> None:
+    port = str(free_ports((100,)))
+    began = run(hostile, "mq-server", "cluster", "start", "--nodes", "1", "--base-port", port)
+    try:
+        assert not executed(hostile), "a node executed what lies there"
+        assert began.returncode == 0, began.stdout + began.stderr
+        for words in (("restart", "1"), ("roll",), ("status",)):
+            done = run(hostile, "mq-server", "cluster", *words)
+            assert done.returncode == 0, done.stdout + done.stderr
+        topic = run(hostile, "mq-admin", "-b", f"127.0.0.1:{port}", "topics", "create", "t")
+        assert topic.returncode == 0, topic.stderr
+    finally:
+        run(hostile, "mq-server", "cluster", "stop")
+    assert not executed(hostile)
+
+
+def test_neither_the_demo_s_commands_nor_the_simulator_s_workers_execute_it(hostile: Path) -> None:
+    """These are modules that a person runs by name, here without the current folder."""
+    demo = "from cli.demo import run; run('cli.admin.main', 'mq-admin', '--version')"
+    simulator = (
+        "import sys; sys.argv[1:] = 'run --scenario log-dirs --start 1 --count 2'.split();"
+        " from simulations.__main__ import main; main()"
+    )
+    for program in (demo, simulator):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            cwd=hostile,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert not executed(hostile)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_whoever_runs_the_sources_gets_nodes_of_the_same_sources(tmp_path: Path) -> None:
+    """`python -m` in the sources' own folder is that person's own choice."""
+    program = (
+        "import subprocess, sys\n"
+        "from metaquorum.runtime.own_processes import ROOT, own_command, own_environment\n"
+        "found = subprocess.run([*own_command('where'), '-'], env=own_environment(),"
+        " capture_output=True, text=True, check=True).stdout.strip()\n"
+        "assert found == str(ROOT), (found, ROOT)\n"
+    )
+    sources = tmp_path / "sources"
+    own = Path("metaquorum") / "runtime" / "own_processes.py"
+    (sources / own.parent).mkdir(parents=True)
+    (sources / "metaquorum" / "__init__.py").touch()
+    (sources / own.parent / "__init__.py").touch()
+    (sources / own).write_text((ROOT / own).read_text())
+    (sources / "where.py").write_text(
+        "from metaquorum.runtime.own_processes import ROOT\nprint(ROOT)\n"
+    )
+    (sources / "program.py").write_text(program)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(
+        [sys.executable, "-m", "program"], cwd=sources, env=bare, check=True, timeout=PATIENCE_S
+    )

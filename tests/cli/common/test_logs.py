@@ -1,0 +1,84 @@
+import io
+import json
+import logging
+
+import pytest
+
+from cli.common.logs import MAX_MESSAGE_CHARS, TRACEBACK_INDENT, JsonFormatter, TextFormatter
+from metaquorum.runtime.one_line import UNSAFE
+
+
+def line(formatter: logging.Formatter, *message: object, exc: BaseException | None = None) -> str:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    info = None if exc is None else (type(exc), exc, exc.__traceback__)
+    record = logging.LogRecord(
+        "dataplane.network.server", logging.WARNING, "server.py", 1, message[0], message[1:], info
+    )
+    handler.emit(record)
+    return stream.getvalue()
+
+
+def test_a_text_line_says_when_how_bad_where_and_what() -> None:
+    got = line(TextFormatter(), "refused %s", "somebody")
+    stamp, level, name, *words = got.split()
+    assert stamp.endswith("Z")
+    assert (level, name, words) == ("WARNING", "server:", ["refused", "somebody"])
+
+
+HOSTILE = [
+    "a\nb",
+    "a\r\n2026 INFO forged",
+    "\x1b[2J",
+    "\u2028",
+    "\x00",
+    "\x85",
+    "\u202e",
+    "\x0b\x1c",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_strangers_send_stays_within_its_line(text: str) -> None:
+    for formatter in (TextFormatter(), JsonFormatter()):
+        got = line(formatter, "said %s", text)
+        assert got.endswith("\n")
+        assert len(got.splitlines()) == 1
+        assert not UNSAFE.search(got[:-1])
+    assert json.loads(got)["message"] == f"said {text}"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_line_of_a_traceback_can_be_taken_for_a_line_of_the_log(text: str) -> None:
+    try:
+        raise ValueError(f"no topic {text}\n2026-01-01T00:00:00.000Z INFO    server: forged")
+    except ValueError as error:
+        got = line(TextFormatter(), "a bug", exc=error)
+        row = line(JsonFormatter(), "a bug", exc=error)
+    first, *others = got.split("\n")[:-1]
+    assert first.endswith("server: a bug")
+    assert all(other.startswith(TRACEBACK_INDENT) for other in others)
+    assert any("forged" in other for other in others)
+    assert not any(UNSAFE.search(other) for other in others)
+    assert len(row.splitlines()) == 1
+    assert text in json.loads(row)["traceback"]
+
+
+def test_long_messages_are_cut() -> None:
+    for formatter in (TextFormatter(), JsonFormatter()):
+        got = line(formatter, "%s", "x" * 1_000_000)
+        assert len(got) < MAX_MESSAGE_CHARS + 200
+        assert "998000 more characters" in got
+
+
+def test_a_traceback_is_part_of_its_json_line() -> None:
+    try:
+        raise ValueError("a bug")
+    except ValueError as error:
+        got = line(JsonFormatter(), "it ended", exc=error)
+    row = json.loads(got)
+    assert got.count("\n") == 1
+    assert row["level"] == "warning"
+    assert "ValueError: a bug" in row["traceback"]
+    assert row["logger"] == "dataplane.network.server"

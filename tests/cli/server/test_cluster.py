@@ -1,0 +1,181 @@
+"""mq-server cluster: its verbs, what it prints, and its exit codes."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from confluent_kafka.admin import NewTopic
+
+from tests.conformance.clients import Librdkafka, Record, admin, create
+from tests.nodes import PATIENCE_S, ROOT, free_ports, wait_until
+
+
+class Command:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_ports((1, 2, 100, 101, 102, 200))
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.server.main", "cluster", *arguments, "--dir", self.folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == code, done.stdout
+        assert "Traceback" not in done.stdout
+        return done.stdout
+
+    def shows(self, *words: str) -> list[str]:
+        """The lines of `status`, once each of these words is in one: workers follow by and by."""
+        return wait_until(lambda: self._with(words), what=f"status with {words}")
+
+    def _with(self, words: tuple[str, ...]) -> list[str]:
+        lines = self("status").splitlines()
+        return lines if all(any(word in line for line in lines) for word in words) else []
+
+    def start(self, *more: str, code: int = 0) -> str:
+        return self("start", "--base-port", str(self.port), *more, code=code)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Command]:
+    command = Command(tmp_path / "cluster")
+    yield command
+    if command.folder.exists():
+        command("stop")
+
+
+def test_every_verb_does_what_its_name_says(cluster: Command) -> None:
+    metrics = str(cluster.port + 200)
+    started = cluster.start("--set", "num.partitions=3", "--metrics-base-port", metrics)
+    bootstrap = f"127.0.0.1:{cluster.port}"
+    found = re.fullmatch(
+        rf"node 1 ready after [\d.]+ s: {bootstrap} pid (\d+)\n"
+        rf"ready in [\d.]+ s: bootstrap {bootstrap}\n",
+        started,
+    )
+    assert found
+    pid = found[1]
+    assert cluster("pids") == f"{pid}\n"
+    page = urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=PATIENCE_S).read().decode()
+    assert 'node_id="1"' in page
+    cluster.shows(f"node 1  {cluster.port}  pid {pid}  knows 1 brokers")
+    assert cluster("pause", "1") == f"SIGSTOP to node 1, pid {pid}\n"
+    assert "knows 0 brokers" in cluster("status")
+    assert cluster("resume", "1") == f"SIGCONT to node 1, pid {pid}\n"
+    cluster.shows("knows 1 brokers")
+    create(bootstrap, "kept")
+    Librdkafka().send(bootstrap, "kept", [Record(None, b"v")], "none")
+    assert cluster("kill", "1") == f"SIGKILL to node 1, pid {pid}\n"
+    assert f"node 1  {cluster.port}  down" in cluster("status")
+    assert re.match(r"node 1 ready after ", cluster("restart", "1"))
+    assert cluster("restart", "1").startswith("SIGTERM to node 1, pid ")
+    assert cluster("term", "1").startswith("SIGTERM to node 1, pid ")
+    cluster("start", "--keep")
+    assert len(Librdkafka().read(bootstrap, "kept", 1)) == 1
+    assert cluster("stop") == "stopped 1\n"
+    assert cluster("stop") == "stopped 0\n"
+    assert cluster("pids") == "\n"
+
+
+def test_three_nodes_do_without_one_and_are_restarted_one_by_one(cluster: Command) -> None:
+    started = cluster.start("--nodes", "3")
+    addresses = [f"127.0.0.1:{cluster.port + number}" for number in range(3)]
+    assert re.search(rf"^ready in [\d.]+ s: bootstrap {','.join(addresses)}$", started, re.M)
+
+    def all_ready() -> list[str]:
+        lines = cluster.shows("  leader  ")[1:]
+        ready = all("knows 3 brokers  controller,worker" in line for line in lines)
+        return lines if ready and all("  ready  " in line for line in lines) else []
+
+    lines = wait_until(all_ready)
+    leader = next(number for number, line in enumerate(lines, 1) if "  leader  " in line)
+    admin(addresses[0]).create_topics([NewTopic("kept", 3, 3)])["kept"].result(PATIENCE_S)
+    Librdkafka().send(addresses[2], "kept", [Record(None, b"v")], "none")
+    cluster("kill", str(leader))
+    other = next(number for number in (1, 2, 3) if number != leader)
+    create(addresses[other - 1], "made-by-two")
+    Librdkafka().send(addresses[other - 1], "kept", [Record(None, b"w")], "none")
+    assert f"node {leader}  {cluster.port + leader - 1}  down" in cluster("status")
+    cluster("restart", str(leader))
+    rolled = cluster("roll")
+    assert len(re.findall(r"^node \d ready after", rolled, re.M)) == 3
+    assert re.search(r"^restarted 3 in [\d.]+ s$", rolled, re.M)
+    assert len(Librdkafka().read(addresses[1], "kept", 2)) == 2
+    cluster("kill", "1")
+    cluster("kill", "2")
+    assert "down" in cluster("roll", code=1)
+    cluster("kill", "3")
+    assert "it needs more of the controllers" in cluster("restart", "1")
+    assert re.match("node 2 ready", cluster("restart", "2"))
+    cluster("stop")
+
+
+def test_controllers_and_workers_may_be_apart(cluster: Command) -> None:
+    started = cluster.start("--controllers", "1", "--workers", "2")
+    addresses = [f"127.0.0.1:{cluster.port + number}" for number in (1, 2)]
+    assert f"bootstrap {','.join(addresses)}\n" in started
+
+    def all_ready() -> bool:
+        _, first, second, third = cluster("status").splitlines()
+        workers = all("knows 2 brokers  worker  ready" in line for line in (second, third))
+        return workers and "  controller  leader  ready" in first
+
+    wait_until(all_ready)
+    assert re.search("node 1 ready after", cluster("restart", "1"))
+    create(addresses[1], "made")
+    assert cluster("stop") == "stopped 3\n"
+
+
+def test_settings_of_nodes_which_may_be_secrets_are_for_their_owner_alone(cluster: Command) -> None:
+    """Whatever the umask: a config given by --set may hold passwords."""
+    before = os.umask(0)
+    try:
+        cluster.start("--set", "num.partitions=3")
+    finally:
+        os.umask(before)
+    assert (cluster.folder / "node1" / "server.toml").stat().st_mode & 0o077 == 0
+
+
+def test_ports_of_metrics_are_not_those_of_clients(cluster: Command) -> None:
+    same = str(cluster.port + 1)
+    said = cluster.start("--nodes", "3", "--metrics-base-port", same, code=2)
+    assert "choose --metrics-base-port" in said
+
+
+def test_mistakes_get_a_sentence(cluster: Command) -> None:
+    assert "none was started in" in cluster("status", code=1)
+    assert "either --nodes, or both" in cluster.start("--controllers", "3", code=2)
+    assert "either --nodes, or both" in cluster.start("--nodes", "3", "--workers", "2", code=2)
+    assert "is not KEY=VALUE" in cluster.start("--set", "novalue", code=2)
+    assert "node 1 ended with 2: mq-server: Unknown" in cluster.start("--set", "no.such=1", code=1)
+    assert "there is no node 2" in cluster("kill", "2", code=2)
+    assert "node 1 is not running" in cluster("kill", "1", code=1)
+    cluster.start()
+    assert "one is running in" in cluster.start(code=1)
+
+
+def test_a_taken_port_is_refused(cluster: Command) -> None:
+    cluster.start()
+    other = Command(cluster.folder.with_name("other"))
+    other.port = cluster.port
+    assert f"ports [{cluster.port}] are taken by other processes" in other.start(code=1)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(cluster: Command) -> None:
+    theirs = cluster.folder / "node1"
+    theirs.mkdir(parents=True)
+    (theirs / "precious").touch()
+    assert "was not made by this command" in cluster.start(code=1)
+    assert (theirs / "precious").exists()
+    theirs.joinpath("precious").unlink()
+    theirs.rmdir()
+    cluster.folder.rmdir()

@@ -1,0 +1,218 @@
+"""`mq-server run` as a process: its first and its last words."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.nodes import PATIENCE_S, ROOT, needs_ipv6, wait_until
+
+LIMIT_S = PATIENCE_S
+SETTLED_S = 1.5
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "cli.server.main", "run", *map(str, arguments)]
+
+
+def refused(*arguments: object, cwd: Path = ROOT) -> str:
+    """The sentence on stderr of a run that ends with exit code 2."""
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT
+    )
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+class Running:
+    def __init__(self, folder: Path, *arguments: object, wrapper: Sequence[str] = ()) -> None:
+        self._err = folder / "stderr"
+        with self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [*wrapper, *command("--data-dir", folder / "data", *arguments)],
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                cwd=ROOT,
+            )
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text()
+
+    def ready_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self, *signals: int) -> int:
+        for number in signals:
+            self.process.send_signal(number)
+        return self.process.wait(LIMIT_S)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[object]:
+    running: list[Running] = []
+
+    def start(*arguments: object, wrapper: Sequence[str] = ()) -> Running:
+        folder = tmp_path / str(len(running))
+        folder.mkdir()
+        running.append(Running(folder, *arguments, wrapper=wrapper))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.process.kill()
+        one.process.wait()
+        if one.process.stdout is not None:
+            one.process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_node_in_good_order(run: type[Running], number: int) -> None:
+    node = run("--listen", "127.0.0.1:0")
+    assert "ready: listening on 127.0.0.1:" in node.ready_line()
+    assert node.end(number) == 0
+    assert "Traceback" not in node.stderr
+
+
+@needs_ipv6
+def test_an_address_of_version_6_is_written_as_clients_write_it(run: type[Running]) -> None:
+    node = run("--listen", "[::1]:0")
+    assert "listening on [::1]:" in node.ready_line()
+    assert node.end(signal.SIGTERM) == 0
+
+
+def test_a_signal_during_the_start_ends_it(run: type[Running], tmp_path: Path) -> None:
+    node = run("--listen", "127.0.0.1:0")
+    wait_until((tmp_path / "0" / "data" / ".lock").exists)
+    assert node.end(signal.SIGTERM) == 0
+    assert "Traceback" not in node.stderr
+
+
+def test_a_second_signal_does_not_wait_for_slow_readers(run: type[Running]) -> None:
+    node = run("--listen", "127.0.0.1:0")
+    host, port = node.ready_line().split("listening on ")[1].split(",")[0].rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as deaf:
+        deaf.setblocking(False)
+        versions = b"\0\0\0\x0a\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions, and again
+        taken_at = time.monotonic()
+        while time.monotonic() < taken_at + SETTLED_S:  # neither side has taken more since
+            try:
+                deaf.send(versions * 1000)
+                taken_at = time.monotonic()
+            except BlockingIOError:
+                time.sleep(0.001)
+        node.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopping" in node.stderr)
+        assert node.end(signal.SIGINT) == 1
+    assert "stopping at once" in node.stderr
+    assert "Traceback" not in node.stderr
+
+
+def test_a_signal_that_a_wrapper_sends_twice_is_one(run: type[Running]) -> None:
+    def is_one() -> bool:
+        """False also where the wrapper has stood still between the two."""
+        node = run("--listen", "127.0.0.1:0", wrapper=("timeout", str(LIMIT_S)))
+        assert "ready: listening on 127.0.0.1:" in node.ready_line()
+        node.end(signal.SIGTERM)
+        assert "stopping: " in node.stderr
+        return "stopping at once" not in node.stderr
+
+    wait_until(is_one)
+
+
+def test_every_line_of_the_json_log_is_json(run: type[Running]) -> None:
+    node = run("--listen", "127.0.0.1:0", "--log-format", "json", "--log-level", "debug")
+    address = node.ready_line().split("listening on ")[1].split(",")[0].rsplit(":", 1)
+    with socket.create_connection((address[0], int(address[1]))) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert sock.recv(1) == b""
+    assert node.end(signal.SIGTERM) == 0
+    rows = [json.loads(text) for text in node.stderr.splitlines()]
+    assert any("HTTP" in row["message"] for row in rows)
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = refused("--data-dir", tmp_path, "--listen", f"127.0.0.1:{port}")
+        assert told.count("\n") == 1
+        assert f"127.0.0.1:{port}" in told
+        assert "stop what is listening there" in told
+        told = refused(
+            "--data-dir", tmp_path, "--listen", f"127.0.0.1:{port}", "--log-format", "json"
+        )
+        assert "stop what" in json.loads(told)["message"]
+
+
+@pytest.mark.parametrize(
+    ("listen", "reason"),
+    [
+        ("nowhere.invalid:0", "nowhere.invalid"),
+        ("a..b:0", "a..b"),
+        ("203.0.113.7:0", "not an address of this machine"),
+    ],
+)
+def test_an_address_that_is_not_ours_is_one_sentence(
+    tmp_path: Path, listen: str, reason: str
+) -> None:
+    told = refused("--data-dir", tmp_path, "--listen", listen)
+    assert told.count("\n") == 1
+    assert reason in told
+
+
+def test_a_directory_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for where in (tmp_path / "file", tmp_path / "file" / "below", "/proc/nothing"):
+        told = refused("--data-dir", where, "--listen", "127.0.0.1:0")
+        assert told.count("\n") == 1
+        assert str(where) in told
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_an_unreadable_directory_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    told = refused("--data-dir", tmp_path / "closed", "--listen", "127.0.0.1:0")
+    assert told.count("\n") == 1
+
+
+def test_a_directory_of_another_node_or_of_others_is_one_sentence(
+    run: type[Running], tmp_path: Path
+) -> None:
+    node = run("--listen", "127.0.0.1:0")
+    assert node.ready_line()
+    data = tmp_path / "0" / "data"
+    told = refused("--data-dir", data, "--listen", "127.0.0.1:0")
+    assert "is in use by process" in told
+    assert node.end(signal.SIGTERM) == 0
+    told = refused("--data-dir", data, "--listen", "127.0.0.1:0", "--node-id", "2")
+    assert "belongs to node 1" in told
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "thesis.tex").write_text("")
+    told = refused("--data-dir", tmp_path / "others", "--listen", "127.0.0.1:0")
+    assert "thesis.tex" in told
+
+
+def test_damaged_metadata_is_one_sentence(run: type[Running], tmp_path: Path) -> None:
+    node = run("--listen", "127.0.0.1:0")
+    assert node.ready_line()
+    assert node.end(signal.SIGTERM) == 0
+    data = tmp_path / "0" / "data"
+    (data / "meta.properties").write_text("nonsense")
+    assert "meta.properties" in refused("--data-dir", data, "--listen", "127.0.0.1:0")
+
+
+def test_a_mistyped_config_is_one_sentence(tmp_path: Path) -> None:
+    told = refused("--data-dir", tmp_path, "--set", "num.partitons=3")
+    assert told.count("\n") == 1
+    assert "did you mean num.partitions?" in told

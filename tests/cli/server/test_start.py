@@ -1,0 +1,137 @@
+"""What a start loads and says. How long it takes is measured by tests/peers/start_time."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cli.common.process_figures import since_exec_s
+from tests.nodes import ROOT, free_port
+
+# Each costs milliseconds, and none of them is of use to a node in its usual roles. trio loads some
+# modules that look as if they stood here: ssl, tempfile, ctypes.
+NOT_FOR_NODES = {
+    "Cython",
+    "argparse",
+    "asyncio",
+    "confluent_kafka",
+    "cramjam",
+    "crc32c",  # its C module is loaded past the package
+    "email",
+    "h11",
+    "hypothesis",
+    "importlib.metadata",
+    "lz4",
+    "matplotlib",
+    "multiprocessing",
+    "prometheus_client",
+    "rich",
+    "tomllib",
+    "unittest",
+    "yaml",
+    "zstandard",
+    "cli.server.cluster",
+    "cli.server.format",
+    "cli.server.log_dump",
+    "dataplane.prometheus.collector",
+    "dataplane.prometheus.endpoint",
+    "metaquorum.client.socket_transport",
+    "metaquorum.storage.dump",
+}
+OF_CONTROLLERS = {"metaquorum.controller_server", "metaquorum.raft.voter", "pysyncobj"}
+OF_WORKERS = {
+    "dataplane.handlers.produce",
+    "dataplane.log.dirs.log_dirs",
+    "dataplane.worker_server",
+}
+
+# Runs a node; prints how much processor time went before that and, once it has stopped, which
+# modules it has loaded.
+PROGRAM = """
+import sys, time, trio
+from cli.server.main import main
+print(time.process_time())
+try:
+    main(sys.argv[1:])
+finally:
+    print(*sys.modules)
+"""
+CLOCK_TICK_S = 0.01
+
+
+class Run(NamedTuple):
+    before_s: float
+    ready_line: str
+    modules: set[str]
+
+
+def run(*arguments: object) -> Run:
+    """Of a node that is stopped once it is ready."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "run", *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as node:
+        assert node.stdout is not None
+        try:
+            before_s, line = float(node.stdout.readline()), node.stdout.readline()
+            assert " ready: " in line
+        finally:
+            node.terminate()
+        return Run(before_s, line, set(node.stdout.read().split()))
+
+
+@pytest.fixture
+def quorum(tmp_path: Path) -> Sequence[object]:
+    secret = tmp_path / "secret"
+    secret.write_text("00" * 32 + "\n")
+    secret.chmod(0o600)
+    return (
+        *("--quorum", f"1@127.0.0.1:{free_port()}", "--secret-file", secret),
+        *("--cluster-id", "AAAAAAAAAAAAAAAAAAAAAA", "--listen", "127.0.0.1:0"),
+        *("--data-dir", tmp_path / "data"),
+    )
+
+
+def test_a_node_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+    modules = run("--listen", "127.0.0.1:0", "--data-dir", tmp_path).modules
+    assert modules >= OF_CONTROLLERS | OF_WORKERS
+    assert modules & NOT_FOR_NODES == set()
+
+
+def test_a_node_of_a_quorum_loads_nothing_that_it_does_not_use(quorum: Sequence[object]) -> None:
+    modules = run(*quorum).modules
+    assert modules >= OF_CONTROLLERS | OF_WORKERS
+    assert modules & NOT_FOR_NODES == set()
+
+
+def test_a_controller_does_not_load_the_workers_role(quorum: Sequence[object]) -> None:
+    modules = run(*quorum, "--roles", "controller").modules
+    assert modules >= OF_CONTROLLERS
+    assert modules & (NOT_FOR_NODES | OF_WORKERS) == set()
+
+
+def test_the_ready_line_says_the_whole_time_since_exec(tmp_path: Path) -> None:
+    started = run("--listen", "127.0.0.1:0", "--data-dir", tmp_path)
+    took = re.search(r"\((\d+\.\d\d) s, record walk \w+\)$", started.ready_line)
+    assert took, started.ready_line
+    assert float(took[1]) >= started.before_s - CLOCK_TICK_S
+
+
+def test_the_age_of_a_process_is_unknown_where_the_system_does_not_tell(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    assert since_exec_s(str(stat)) is None
+    stat.write_text("1 (mq-server) S 0")
+    assert since_exec_s(str(stat)) is None
+    in_the_future = " ".join(["0"] * 18 + [str(10**15)])
+    stat.write_text(f"1 (mq) server) S {in_the_future}")
+    assert since_exec_s(str(stat)) is None
+    at_boot = " ".join(["0"] * 19)
+    stat.write_text(f"1 (mq) server) S {at_boot}")
+    assert since_exec_s(str(stat)) == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=60)
