@@ -13,13 +13,13 @@ from typing import Final
 import click
 
 from metaquorum.runtime.own_processes import own_command, own_environment
-from simulations.batch import Job, run_batch, run_jobs
-from simulations.ci import ci, gates
-from simulations.defects import DEFECTS, Defect
-from simulations.printing import Progress, print_totals
-from simulations.runs import Outcome, run_seed
-from simulations.scenarios import SCENARIOS
-from simulations.shrinking import shrink_seed
+from simulations.mutants.registry import DEFECTS, Defect
+from simulations.runner.batch import Job, run_batch, run_jobs
+from simulations.runner.ci import ci, gates
+from simulations.runner.report import Progress, print_totals
+from simulations.runner.runs import Outcome, run_seed
+from simulations.runner.shrinking import shrink_seed
+from simulations.scenarios.registry import SCENARIOS
 
 DEFECT_SEEDS: Final = 200
 # Seconds of CPU after which a seed counts as hung (in a world nothing waits for real time), however

@@ -6,11 +6,11 @@ fails that batch: it proves nothing.
 
 from typing import TYPE_CHECKING, ClassVar
 
-from simulations.history import Attempt, Fetched
+from simulations.harness.history import Attempt, Fetched
 
 if TYPE_CHECKING:
-    from simulations.room import Room
-    from simulations.world import World
+    from simulations.harness.environment import Room
+    from simulations.kernel.world import World
 
 
 class Comparing:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from simulations.checkers import Checker
-from simulations.room import Room
+from simulations.harness.environment import Room
 
 TOPIC: Final = 2
 WORKER: Final = 4

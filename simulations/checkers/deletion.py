@@ -1,8 +1,8 @@
 """What was deleted stays deleted, and only what is due is."""
 
 from simulations.checkers import Checker
-from simulations.history import Fetched
-from simulations.room import Room
+from simulations.harness.environment import Room
+from simulations.harness.history import Fetched
 
 
 class DeletedStaysDeleted(Checker):

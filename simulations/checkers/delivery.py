@@ -7,9 +7,9 @@ from dataplane.log.segments.names import LOG, file_name
 from simulations.checkers import Checker
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.log_files import naive_batches
-from simulations.history import Attempt, Fetched, Final, PartitionOf
-from simulations.node import log_folder
-from simulations.room import Room
+from simulations.harness.environment import Room
+from simulations.harness.history import Attempt, Fetched, Final, PartitionOf
+from simulations.harness.node import log_folder
 
 
 class OneRecordPerOffset(Checker):

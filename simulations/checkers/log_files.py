@@ -7,8 +7,8 @@ from typing import NamedTuple
 import crc32c
 
 from simulations.checkers import Checker, Comparing
-from simulations.history import Final, Read
-from simulations.storage import Inode, Storage
+from simulations.harness.history import Final, Read
+from simulations.kernel.storage import Inode, Storage
 
 
 class NaiveBatch(NamedTuple):

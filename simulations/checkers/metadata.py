@@ -5,8 +5,8 @@ from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.replay import Replay
 from simulations.checkers import Checker
-from simulations.history import Topic
-from simulations.room import Room
+from simulations.harness.environment import Room
+from simulations.harness.history import Topic
 
 
 class AcknowledgedChangesStay(Checker):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from simulations.checkers import Comparing
-from simulations.world import World
+from simulations.kernel.world import World
 
 ANY: Final = "<any>"
 # (user, client-id) to key to value; None: that entity does not speak of it.

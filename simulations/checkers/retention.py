@@ -7,9 +7,9 @@ from simulations.checkers import Checker
 from simulations.checkers.configs import TOPIC, ConfigsStay, Resource
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.log_files import Segment, naive_segments
-from simulations.history import Fetched, Topic
-from simulations.room import Room
-from simulations.storage import Storage
+from simulations.harness.environment import Room
+from simulations.harness.history import Fetched, Topic
+from simulations.kernel.storage import Storage
 
 _UNLIMITED: Final = -1
 _DEFAULT_MS: Final = 7 * 24 * 3600 * 1000

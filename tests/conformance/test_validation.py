@@ -11,7 +11,7 @@ import confluent_kafka
 import kafka.errors
 import pytest
 
-from simulations.lying_batches import LIES, REFUSAL, lying_batch
+from simulations.workloads.lying_batches import LIES, REFUSAL, lying_batch
 from tests.conformance.clients import CLIENTS, CODECS, Aiokafka, Client, KafkaPython, Record, create
 from tests.hostile.honest import Client as RawClient
 from tests.nodes import Peer, elsewhere, unique

@@ -22,9 +22,9 @@ from dataplane.partition.partition import Partition
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.runtime import Buffer, Connection, Disk, File, Network, Runtime
 from metaquorum.runtime.system import RealDisk, RealFile, real_runtime
-from simulations.clock import EPOCH_S
-from simulations.node import INLINE_APPEND_BYTES, NodeOnMachine
-from simulations.world import World
+from simulations.harness.node import INLINE_APPEND_BYTES, NodeOnMachine
+from simulations.kernel.clock import EPOCH_S
+from simulations.kernel.world import World
 from tests.nodes import PATIENCE_S
 from wire.messages.create_topics import (
     CreatableTopic,

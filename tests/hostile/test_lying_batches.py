@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from simulations.lying_batches import LIES, REFUSAL, lying_batch
+from simulations.workloads.lying_batches import LIES, REFUSAL, lying_batch
 from tests.conftest import NewNode
 from tests.hostile.honest import Client
 from tests.nodes import elsewhere

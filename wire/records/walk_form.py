@@ -3,7 +3,7 @@
 An installation with a C compiler at hand builds `wire.records._record_walk` from
 `wire/records/record_walk.py`; any other runs that file as it is, some forty times slower, with the
 same results. With METAQUORUM_INTERPRETED=1 in its environment a process runs the interpreted form
-in any case; the simulator always does (`simulations.world`).
+in any case; the simulator always does (`simulations.kernel.world`).
 """
 
 import os

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dataplane.handlers import produce
 from dataplane.instruments.error_counts import ErrorCounts
-from simulations.node import LOG_DIRS
+from simulations.harness.node import LOG_DIRS
 from tests.dataplane.quotas.test_quota_enforcement import set_quota
 from tests.dataplane.serving import (
     WORLD_BEGAN_MS,

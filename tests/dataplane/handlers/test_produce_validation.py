@@ -9,7 +9,7 @@ import lz4.frame
 import pytest
 import trio
 
-from simulations.lying_batches import LIES, lying_batch, wrong_max_timestamp
+from simulations.workloads.lying_batches import LIES, lying_batch, wrong_max_timestamp
 from tests.dataplane.serving import (
     WORLD_BEGAN_MS,
     RawClient,

@@ -20,7 +20,7 @@ from metaquorum.rpc.methods import Asker
 from metaquorum.runtime import sleep
 from metaquorum.security.sasl import PLAIN, client_mechanism
 from metaquorum.security.scram import ScramMechanism, salted_password
-from simulations.world import World
+from simulations.kernel.world import World
 from tests.dataplane.serving import (
     RawClient,
     Simulated,

@@ -9,8 +9,8 @@ from dataplane.prometheus.collector import Collector
 from dataplane.prometheus.endpoint import HEAD_S, IDLE_S, MAX_CONNECTIONS, MetricsEndpoint
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.runtime import Connection, Runtime
-from simulations.machine import Fate
-from simulations.world import World
+from simulations.kernel.machine import Fate
+from simulations.kernel.world import World
 
 PORT = 9100
 HEAD = b"GET /metrics HTTP/1.1\r\nhost: here\r\n"

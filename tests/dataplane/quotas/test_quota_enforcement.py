@@ -12,8 +12,8 @@ from dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import BY_CONFIG, CLIENT_ID, USER, EntityPart
 from metaquorum.rpc.methods import Asker
-from simulations.clock import PIECE_CPU_S
-from simulations.snapback import per_second, producer
+from simulations.kernel.clock import PIECE_CPU_S
+from simulations.single_node.snapback import per_second, producer
 from tests.dataplane.serving import (
     FETCH_VERSION,
     RawClient,

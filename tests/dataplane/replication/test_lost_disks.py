@@ -2,7 +2,7 @@
 
 from metaquorum.config.definition import Scope
 from metaquorum.metadata.image import NO_LEADER
-from simulations.machine import Machine
+from simulations.kernel.machine import Machine
 from tests.dataplane.replication.test_replicas import fill
 from tests.dataplane.replication.test_unclean_elections import allow
 from tests.dataplane.replication.together import Together, together

@@ -28,8 +28,8 @@ from dataplane.replication.truncation_ledger import (
 from metaquorum.metadata.image import NO_LEADER
 from metaquorum.runtime.interfaces import Runtime
 from metaquorum.runtime.system import RealDisk
-from simulations.machine import Machine
-from simulations.world import World
+from simulations.kernel.machine import Machine
+from simulations.kernel.world import World
 from tests.dataplane.log.logs import append, make_batch, open_log
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.replicas import Setting

@@ -7,9 +7,9 @@ import trio
 
 from dataplane.partition.partition import Partition
 from metaquorum.runtime import Runtime
-from simulations.machine import Fate
-from simulations.node import NodeOnMachine
-from simulations.world import World
+from simulations.harness.node import NodeOnMachine
+from simulations.kernel.machine import Fate
+from simulations.kernel.world import World
 from tests.dataplane.serving import RawClient
 from wire.messages.create_topics import (
     CreatableReplicaAssignment,

@@ -23,8 +23,8 @@ from metaquorum.channel import (
     RpcServer,
 )
 from metaquorum.runtime.interfaces import Runtime, sleep
-from simulations.machine import Machine
-from simulations.world import Violation, World
+from simulations.kernel.machine import Machine
+from simulations.kernel.world import Violation, World
 from tests.metaquorum.channel.nodes import SECRET, Voter
 
 PORT = 9093

@@ -15,8 +15,8 @@ from metaquorum.storage.data_dir import (
     parse_properties,
 )
 from metaquorum.storage.journal import Journal
-from simulations.machine import Program
-from simulations.world import World
+from simulations.kernel.machine import Program
+from simulations.kernel.world import World
 from tests.metaquorum.storage.crash_disk import Crash, CrashDisk
 
 PATH = "/data/meta.properties"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulations.world import World
+from simulations.kernel.world import World
 from tests.wire.records.naive_walk import Naive, Unsound, naive_walk
 from wire.primitives.errors import WireError
 from wire.primitives.varint import write_varint

@@ -16,8 +16,8 @@ from dataplane.log.segments.files import DirectoryFailedError, DiskFullError, Op
 from dataplane.log.segments.names import file_name, parse_partition_folder, retired_folder
 from metaquorum.runtime.interfaces import File, Runtime, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
-from simulations.machine import Machine
-from simulations.world import World
+from simulations.kernel.machine import Machine
+from simulations.kernel.world import World
 from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers
 
 TOPIC_ID = bytes(range(16))

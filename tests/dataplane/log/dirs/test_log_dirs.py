@@ -20,7 +20,7 @@ from dataplane.log.segments.names import PARTITION_METADATA
 from metaquorum.runtime.interfaces import Runtime, StorageError
 from metaquorum.runtime.system import RealDisk
 from metaquorum.storage.data_dir import StorageIdentityError, open_storage
-from simulations.world import World
+from simulations.kernel.world import World
 from tests.dataplane.log.logs import SMALL, append_many
 from tests.dataplane.serving import FaultyDisk, in_trio
 

@@ -1,0 +1,149 @@
+"""What must hold in a whole cluster: on every node, and in what clients were told."""
+
+from typing import Final
+
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.replay import Replay
+from simulations.cluster.cluster_state import ClusterChecker, Nation
+from simulations.cluster.quorum_checkers import content
+from simulations.cluster.voter_group import CLUSTER_ID
+from wire.primitives.errors import ErrorCode
+
+
+class AnswersInTheirOrder(ClusterChecker):
+    """One response per request, in order, per connection."""
+
+    invariant = "P1"
+
+    def answered(self, who: str, expected: int, correlation_id: int) -> None:
+        self.compare(
+            expected == correlation_id, "{}: {} instead of {}", who, correlation_id, expected
+        )
+
+
+class ClusterIsOneLog(ClusterChecker):
+    """At an offset, every node takes in the same batch, controllers and workers, in every run."""
+
+    invariant = "M2"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self.log: dict[int, Batch] = {}
+        self._proposers: dict[int, int] = {}
+
+    def applied(self, term: int, batch: Batch) -> None:
+        known = self.log.setdefault(batch.expected_offset, batch)
+        self.compare(known == batch, "at {}: {} and {}", batch.expected_offset, known, batch)
+        proposer = self._proposers.setdefault(term, batch.proposer)
+        self.compare(
+            proposer == batch.proposer, "{} and {} led term {}", proposer, batch.proposer, term
+        )
+
+    def fold(self, end_offset: int) -> MetadataImage:
+        replay = Replay(MetadataImage.empty(CLUSTER_ID))
+        offset = 0
+        while offset < end_offset and (batch := self.log.get(offset)) is not None:
+            replay.apply(batch.records())
+            offset = batch.end_offset
+        return replay.finish()[0]
+
+
+class ClusterImagesAreOne(ClusterChecker):
+    """The image of every node, by delta or by snapshot, is what the log says."""
+
+    invariant = "M4"
+
+    def images(self, images: dict[str, MetadataImage]) -> None:
+        log = self.nation.checker(ClusterIsOneLog)
+        folds: dict[int, tuple[int, list[bytes]]] = {}
+        for who, image in images.items():
+            found = content(image)
+            if image.end_offset not in folds:
+                folds[image.end_offset] = content(log.fold(image.end_offset))
+            wanted = folds[image.end_offset]
+            self.compare(
+                found == wanted,
+                "the image of {} at {} is not the log's at {}: {}",
+                who,
+                found[0],
+                wanted[0],
+                sorted(set(found[1]) ^ set(wanted[1]))[:3],
+            )
+
+
+class AnswersHold(ClusterChecker):
+    """What administrators were told is so, once and for good; what was refused is not."""
+
+    invariant = "M3"
+
+    def answered(self, name: str, code: ErrorCode) -> None:
+        """Of the one request that ever asks for this name."""
+        self.compare(
+            code is not ErrorCode.TOPIC_ALREADY_EXISTS, "asked for {} once, and it was there", name
+        )
+
+    def images(self, images: dict[str, MetadataImage]) -> None:
+        told = self.nation.told
+        for who, image in images.items():
+            for name, (topic_id, partitions) in told.lasting.items():
+                topic = image.topic(name)
+                self.compare(
+                    topic is not None
+                    and topic.topic_id == topic_id
+                    and len(topic.partitions) == partitions,
+                    "{} was created, and {} has {}",
+                    name,
+                    who,
+                    topic,
+                )
+            for name in told.refused | told.deleted:
+                self.compare(image.topic(name) is None, "{} has {}, refused or deleted", who, name)
+            names = set(image.topics)
+            self.compare(names <= told.asked, "{} has {}", who, names - told.asked)
+
+
+class CreatedIsVisible(ClusterChecker):
+    """The worker that answered that a topic is made shows it at once."""
+
+    invariant = "M3"
+
+    def shown(self, name: str, topic_id: bytes, shown: dict[str, bytes]) -> None:
+        self.compare(
+            shown.get(name) == topic_id, "{} was created, and the same worker shows {}", name, shown
+        )
+
+
+class RecordsAreKept(ClusterChecker):
+    """Each record acknowledged is where it was said to be, once; each was flushed before."""
+
+    invariant = "R6"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self.acked: dict[bytes, tuple[str, int, int]] = {}  # value: topic, partition, offset
+
+    def finals(self, found: dict[tuple[str, int], list[tuple[int, bytes]]]) -> None:
+        for value, (topic, partition, offset) in self.acked.items():
+            if topic not in self.nation.told.lasting:
+                continue
+            places = [o for o, v in found.get((topic, partition), []) if v == value]
+            self.compare(
+                places == [offset],
+                "{} was acknowledged in {}-{} at {}, and is at {}",
+                value,
+                topic,
+                partition,
+                offset,
+                places,
+            )
+
+
+CLUSTER_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
+    AnswersInTheirOrder,
+    ClusterIsOneLog,
+    ClusterImagesAreOne,
+    AnswersHold,
+    CreatedIsVisible,
+    RecordsAreKept,
+)

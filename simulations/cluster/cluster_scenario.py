@@ -1,0 +1,154 @@
+"""Scenario `cluster`: whole nodes, three or five controllers and three workers, and their clients.
+
+Controllers and workers are processes of their own, or share them. Administrators change things
+through any worker while machines and links fail; producers write to whoever leads. Every partition
+has one replica, and every message is flushed: what was acknowledged is there for good.
+
+peace -> troubles -> calm: within `LIVENESS_S` all workers are live, all nodes have all metadata,
+a topic can be made and every partition be written to -> everything is read -> clean stop -> compare
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import trio
+
+from simulations.cluster.cluster_checkers import CLUSTER_CHECKERS, RecordsAreKept
+from simulations.cluster.cluster_clients import Administrator, ClusterProducer, Inspector
+from simulations.cluster.cluster_setup import (
+    LIVENESS_S,
+    compare,
+    finish_clients,
+    recover,
+    scene,
+    settle,
+    start_client,
+    stop,
+    watched,
+    within,
+)
+from simulations.cluster.cluster_state import ClusterSettings, Nation
+from simulations.cluster.fault_plan import SPLITS, draw_troubles, without
+from simulations.cluster.faults import TROUBLES, calm, play_troubles
+from simulations.harness.observing import small_sizes
+from simulations.harness.scenario import Scenario
+from simulations.kernel.world import World
+
+WORKERS: Final = 3
+# What a node may end of, or leave a partition offline for: `failing-disk` and `quorum` have them.
+_ELSEWHERE: Final = (
+    "lost disk",
+    "bit rot",
+    "failing sync",
+    "failing read",
+    "full disk",
+    "stop in snapshot",
+)
+KINDS: Final = tuple(kind for kind in TROUBLES if kind not in _ELSEWHERE)
+
+
+def draw_settings(draw: Random) -> ClusterSettings:
+    trouble_s = draw.choice([4.0, 8.0])
+    return ClusterSettings(
+        controllers=draw.choice([3, 3, 3, 5]),
+        is_combined=draw.random() < 0.5,
+        producers=draw.randint(1, 3),
+        records=draw.choice([20, 60]),
+        administrators=draw.randint(1, 2),
+        changes=draw.choice([5, 15, 30]),
+        think_s=draw.choice([0.0, 0.05, 0.3]),
+        trouble_s=trouble_s,
+        peace_s=draw.choice([0.0, 3.0]),
+        delay_s=draw.choice([0.0002, 0.002, 0.02]),
+        disk_delay_s=draw.choice([0.0005, 0.005, 0.03]),
+        session_timeout_ms=draw.choice([2000, 9000]),
+        troubles=draw_troubles(draw, KINDS, over_s=trouble_s, most=12),
+    )
+
+
+async def play(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_settings(world.stream("settings cluster"))
+    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
+    settings.troubles = without(settings.troubles, leave_out)
+    world.say("story", f"{settings}")
+    world.internet.default.delay_s = settings.delay_s
+    world.internet.default.split = world.stream("links").choice(SPLITS)
+    nation = Nation(world, settings, CLUSTER_CHECKERS)
+    settle(nation, WORKERS, {})
+    with small_sizes(world.stream("sizes")), watched(nation):
+        async with trio.open_nursery() as nursery:
+            for member in nation.members.values():
+                nursery.start_soon(member.kept.run)
+            clients = _start_clients(nation)
+            await world.sleep(settings.peace_s)
+            stage = scene(nation, clients.names)
+            await play_troubles(stage, settings.troubles)
+            await calm(stage)
+            await recover(nation)
+            await finish_clients(nation, lambda: clients.are_done)
+            await _inspect(nation)
+            await stop(nation, nursery)
+    compare(nation)
+    world.count("events", len(world.trace.events))
+
+
+@dataclass(slots=True)
+class _Clients:
+    administrators: list[Administrator]
+    producers: list[ClusterProducer]
+
+    @property
+    def are_done(self) -> bool:
+        return all(client.done for client in (*self.administrators, *self.producers))
+
+    @property
+    def names(self) -> list[str]:
+        return [client.name for client in (*self.administrators, *self.producers)]
+
+
+def _start_clients(nation: Nation) -> _Clients:
+    world = nation.world
+    clients = _Clients([], [])
+    for number in range(nation.settings.administrators):
+        name = f"admin-{number}"
+        clients.administrators.append(Administrator(nation, name, world.stream(name)))
+        start_client(nation, name, clients.administrators[-1].run)
+    for number in range(nation.settings.producers):
+        name = f"producer-{number}"
+        clients.producers.append(ClusterProducer(nation, name, world.stream(name)))
+        start_client(nation, name, clients.producers[-1].run)
+    return clients
+
+
+async def _inspect(nation: Nation) -> None:
+    """Everything that was acknowledged can be read, from whichever worker leads it."""
+    if nation.world.violations:
+        return
+    inspector = Inspector(nation, nation.world.stream("inspector"))
+    fate = nation.world.machine("inspector").start(inspector.run)
+    with trio.move_on_after(LIVENESS_S) as limit:
+        await fate.done.wait()
+        if fate.error is not None:
+            raise fate.error
+    if limit.cancelled_caught:
+        nation.world.violate("liveness", f"not all could be read in {LIVENESS_S:.0f} s")
+        return
+    nation.checker(RecordsAreKept).finals(inspector.found)
+    await within(nation, LIVENESS_S, "whole again", nation.is_whole)
+
+
+CLUSTER: Final = Scenario(
+    "cluster",
+    "whole nodes: controllers, workers that follow them, administration and records through faults",
+    play,
+    CLUSTER_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "records read",
+        "topics created",
+        "topics deleted",
+        *(f"fault: {kind}" for kind in KINDS),
+    ),
+)

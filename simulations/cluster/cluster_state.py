@@ -1,0 +1,139 @@
+"""The nodes of one cluster, what clients were told, and who checks it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dataplane.node import Node
+from dataplane.node_config import NodeConfig
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
+from simulations.checkers import Comparing
+from simulations.cluster.fault_plan import Trouble
+from simulations.cluster.supervisor import Kept
+from simulations.kernel.machine import Fate
+from simulations.kernel.world import World
+
+
+@dataclass(slots=True)
+class ClusterSettings:
+    controllers: int
+    # Workers in the processes of controllers, or in their own.
+    is_combined: bool
+    producers: int
+    records: int  # that each producer writes
+    administrators: int
+    changes: int  # that each of them makes
+    think_s: float
+    trouble_s: float
+    peace_s: float
+    delay_s: float
+    disk_delay_s: float
+    session_timeout_ms: int
+    troubles: tuple[Trouble, ...] = ()
+
+
+@dataclass(slots=True)
+class Member:
+    """One node of the cluster, over all runs of its process."""
+
+    config: NodeConfig
+    kept: Kept
+    node: Node | None = None
+    loader: MetadataLoader | None = None
+    serves: bool = False  # this process of it takes connections
+
+    @property
+    def name(self) -> str:
+        return self.kept.name
+
+    @property
+    def running(self) -> Node | None:
+        return self.node if self.kept.machine.running else None
+
+    @property
+    def image(self) -> MetadataImage:
+        assert self.loader is not None
+        return self.loader.image
+
+
+class ClusterChecker(Comparing):
+    def __init__(self, nation: "Nation") -> None:
+        super().__init__(nation.world)
+        self.nation = nation
+
+
+C = TypeVar("C", bound=ClusterChecker)
+
+
+@dataclass(slots=True)
+class Told:
+    """What administrators asked for and were told, by unique names."""
+
+    asked: set[str] = field(default_factory=set)
+    created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # id, partitions
+    refused: set[str] = field(default_factory=set)
+    deletion_asked: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+
+    @property
+    def lasting(self) -> dict[str, tuple[bytes, int]]:
+        """Created, and to be there for good."""
+        return {n: told for n, told in self.created.items() if n not in self.deletion_asked}
+
+
+class Nation:
+    def __init__(
+        self, world: World, settings: ClusterSettings, checkers: Sequence[type[ClusterChecker]]
+    ) -> None:
+        self.world = world
+        self.settings = settings
+        self.members: dict[int, Member] = {}
+        self.fates: list[Fate] = []
+        self.told = Told()
+        self.images: dict[str, MetadataImage] = {}
+        # Trouble is over; clients are to end.
+        self.calm = False
+        self.closing = False
+        self.checkers = [checker(self) for checker in checkers]
+
+    def checker(self, kind: type[C]) -> C:
+        for checker in self.checkers:
+            if isinstance(checker, kind):
+                return checker
+        raise KeyError(kind)
+
+    @property
+    def workers(self) -> list[Member]:
+        return [member for member in self.members.values() if member.config.is_worker]
+
+    def active(self) -> Member | None:
+        """The node whose controller is the active one, as far as it knows."""
+        for member in self.members.values():
+            role = None if member.running is None else member.running.controller_role
+            if role is not None and role.quorum.leadership.is_active:
+                return member
+        return None
+
+    def is_whole(self) -> bool:
+        """Everybody runs, has all metadata, and knows every worker as live."""
+        images = []
+        for member in self.members.values():
+            if member.running is None or member.loader is None:
+                return False
+            images.append(member.image)
+        live = [worker for worker in images[0].workers.values() if not worker.fenced]
+        ends = {image.end_offset for image in images}
+        return self.active() is not None and len(ends) == 1 and len(live) == len(self.workers)
+
+    def stands(self) -> str:
+        found = []
+        for member in self.members.values():
+            if member.running is None or member.loader is None:
+                found.append(f"{member.name} is down")
+                continue
+            image = member.image
+            fenced = [worker_id for worker_id, w in image.workers.items() if w.fenced]
+            found.append(f"{member.name} at {image.end_offset}, fenced {fenced}")
+        active = self.active()
+        return f"active {active.name if active else None}, " + ", ".join(found)

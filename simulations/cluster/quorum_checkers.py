@@ -1,0 +1,318 @@
+"""What must hold among the voters of a quorum (invariants.md, M1 to M5)."""
+
+from typing import Final
+
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import encode_record
+from metaquorum.metadata.replay import Replay
+from metaquorum.storage.journal_ops import NO_VOTE
+from simulations.cluster.voter_disks import DurableLog
+from simulations.cluster.voter_group import CLUSTER_ID, Council, CouncilChecker
+from simulations.kernel.storage import Storage
+
+
+class OneLeaderPerTerm(CouncilChecker):
+    """Of those that say so, of those whose batches take effect; and a majority has voted for it,
+    in votes that no loss of power takes back."""
+
+    invariant = "M1"
+
+    def __init__(self, council: Council) -> None:
+        super().__init__(council)
+        self.leaders: dict[int, int] = {}
+        self._votes: dict[tuple[int, int], int] = {}
+
+    def forget_votes(self, voter_id: int) -> None:
+        """That voter has lost its disk, and may vote again in terms in which it had voted."""
+        for each in [each for each in self._votes if each[0] == voter_id]:
+            del self._votes[each]
+
+    def _leads(self, voter_id: int, term: int) -> None:
+        known = self.leaders.setdefault(term, voter_id)
+        self.compare(known == voter_id, "{} and {} lead in term {}", known, voter_id, term)
+
+    def leads(self, voter_id: int, term: int) -> None:
+        self._leads(voter_id, term)
+        for_it = 0
+        for each in self.council.voters:
+            hard_state = self.council.durable(each).hard_state
+            for_it += hard_state.term > term
+            for_it += hard_state.term == term and hard_state.vote == voter_id
+        self.compare(
+            for_it + self.council.ruined >= self.council.majority,
+            "{} leads in term {}, and {} votes for it are durable",
+            voter_id,
+            term,
+            for_it,
+        )
+
+    def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
+        if took_effect:
+            self._leads(batch.proposer, term)
+
+    def looked(self) -> None:
+        for voter_id, voter in self.council.voters.items():
+            hard_state = self.council.durable(voter_id).hard_state
+            if hard_state.vote == NO_VOTE or voter.kept.ruined:
+                continue
+            known = self._votes.setdefault((voter_id, hard_state.term), hard_state.vote)
+            self.compare(
+                known == hard_state.vote,
+                "{} voted for {} and {} in term {}",
+                voter_id,
+                known,
+                hard_state.vote,
+                hard_state.term,
+            )
+
+
+class CommittedIsOneLog(CouncilChecker):
+    """What one voter was handed at an offset, every voter is, in every run of its process."""
+
+    invariant = "M2"
+
+    def __init__(self, council: Council) -> None:
+        super().__init__(council)
+        self.log: dict[int, Batch] = {}  # by expected offset
+        self.effective: set[Batch] = set()
+
+    @property
+    def end_offset(self) -> int:
+        return max((batch.end_offset for batch in self.log.values()), default=0)
+
+    def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
+        if not took_effect:
+            self.world.count("batches dropped")
+            return
+        known = self.log.setdefault(batch.expected_offset, batch)
+        self.effective.add(batch)
+        self.compare(
+            known == batch,
+            "{} was handed another batch at {}: {} and {}",
+            voter_id,
+            batch.expected_offset,
+            known,
+            batch,
+        )
+
+    def fold(self, end_offset: int) -> MetadataImage:
+        """All of it before `end_offset`, replayed onto nothing."""
+        replay = Replay(MetadataImage.empty(CLUSTER_ID))
+        offset = 0
+        while offset < end_offset and (batch := self.log.get(offset)) is not None:
+            replay.apply(batch.records())
+            offset = batch.end_offset
+        return replay.finish()[0]
+
+
+class CommittedIsDurable(CouncilChecker):
+    """On the disks of a majority when it counts as committed, and for ever after."""
+
+    invariant = "M3"
+    # Older batches are in every snapshot, or are looked at in vain.
+    LOOKED_AT: Final = 20
+
+    def __init__(self, council: Council) -> None:
+        super().__init__(council)
+        self._committed: list[Batch] = []
+        self._known: set[Batch] = set()
+
+    def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
+        if not took_effect:
+            return
+        own = self.council.durable(voter_id)
+        self.compare(
+            own.holds(batch.encode(), batch.end_offset),
+            "{} applied what ends at {} before it was on its own disk",
+            voter_id,
+            batch.end_offset,
+        )
+        if batch not in self._known:
+            self._known.add(batch)
+            self._committed.append(batch)
+            self._check(batch)
+
+    def looked(self) -> None:
+        for batch in self._committed[-self.LOOKED_AT :]:
+            self._check(batch)
+
+    def _check(self, batch: Batch) -> None:
+        holders = self.council.holders(batch)
+        self.compare(
+            len(holders) + self.council.ruined >= self.council.majority,
+            "what ends at {} (term {}) is committed, and durable on {} only",
+            batch.end_offset,
+            batch.term,
+            holders,
+        )
+
+
+class StaleLeadersChangeNothing(CouncilChecker):
+    """Batches take effect in the term they were decided in, and terms never go back."""
+
+    invariant = "M5"
+
+    def __init__(self, council: Council) -> None:
+        super().__init__(council)
+        self._terms: dict[int, tuple[int, int]] = {}
+
+    def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
+        if not took_effect:
+            return
+        self.compare(
+            batch.term == term, "decided in term {}, taken in term {}: {}", batch.term, term, batch
+        )
+        end_offset, last_term = self._terms.get(voter_id, (0, 0))
+        if batch.expected_offset >= end_offset:
+            self.compare(term >= last_term, "{} took term {} behind {}", voter_id, term, last_term)
+            self._terms[voter_id] = batch.end_offset, term
+
+
+class StrangersStayOut(CouncilChecker):
+    """A cluster that was formatted apart shares nothing with this one but addresses."""
+
+    invariant = "M5"
+
+    def stranger(self, reached: int, seen: list[int]) -> None:
+        """It connected so often; its term, image and streams, whichever was greatest."""
+        if reached:
+            self.world.count("strangers knocked", reached)
+            self.compare(not any(seen), "a stranger was let in: {}", seen)
+
+
+class OutcomesAreTrue(CouncilChecker):
+    """Committed is in the log when it is said; not committed never is."""
+
+    invariant = "M3"
+
+    def __init__(self, council: Council) -> None:
+        super().__init__(council)
+        self._never: set[Batch] = set()
+
+    def proposed(self, batch: Batch, outcome: str) -> None:
+        is_there = batch in self.council.checker(CommittedIsOneLog).effective
+        if outcome == "committed":
+            self.compare(is_there, "{} counts as committed, and took no effect", batch)
+        elif outcome == "not committed":
+            self._never.add(batch)
+            self.compare(not is_there, "{} counts as not committed, and took effect", batch)
+
+    def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
+        if took_effect:
+            self.compare(
+                batch not in self._never, "{} took effect after it was said never to", batch
+            )
+
+
+class ReadsAreCurrent(CouncilChecker):
+    """Behind a barrier stands everything that anybody was told before it was asked for."""
+
+    invariant = "M5"
+
+    def read(self, told_offset: int, end_offset: int, image_offset: int) -> None:
+        self.compare(
+            end_offset >= told_offset and image_offset >= end_offset,
+            "a read saw the log up to {} and the image up to {}, when {} was acknowledged",
+            end_offset,
+            image_offset,
+            told_offset,
+        )
+
+
+class AnswersAreKept(CouncilChecker):
+    """A created topic is in every image that reaches so far, until its deletion is asked for; one
+    that was deleted, refused or never asked for is in none."""
+
+    invariant = "M3"
+
+    def images(self, images: dict[str, MetadataImage]) -> None:
+        topics = self.council.topics
+        for who, image in images.items():
+            names = set(image.topics)
+            for name, offset in topics.created.items():
+                if name not in topics.deletion_asked and image.end_offset >= offset:
+                    self.compare(name in names, "{} has no {}, which was created", who, name)
+            for name, offset in topics.deleted.items():
+                if image.end_offset >= offset:
+                    self.compare(name not in names, "{} has {}, which was deleted", who, name)
+            for name in topics.refused:
+                self.compare(name not in names, "{} has {}, which was refused", who, name)
+            self.compare(names <= topics.asked, "{} has {}", who, names - topics.asked)
+
+
+class ImagesAreOne(CouncilChecker):
+    """On every voter and on every disk: the image is what the log says, as far as it goes."""
+
+    invariant = "M4"
+
+    def images(self, images: dict[str, MetadataImage]) -> None:
+        log = self.council.checker(CommittedIsOneLog)
+        folds: dict[int, tuple[int, list[bytes]]] = {}
+        for who, image in images.items():
+            offset, found = image.end_offset, content(image)
+            if offset not in folds:
+                folds[offset] = content(log.fold(offset))
+            wanted = folds[offset]
+            differing = set(found[1]) ^ set(wanted[1])
+            self.compare(
+                found == wanted,
+                "the image of {} at {} is not the log's at {}: {}",
+                who,
+                offset,
+                wanted[0],
+                sorted(differing)[:3],
+            )
+
+
+def content(image: MetadataImage) -> tuple[int, list[bytes]]:
+    return image.end_offset, sorted(map(encode_record, image.records()))
+
+
+class RotIsNoticed(CouncilChecker):
+    """Whoever starts on a disk with flipped bits has all that was on it, or does not start."""
+
+    invariant = "L4"
+
+    def __init__(self, council: Council) -> None:
+        super().__init__(council)
+        self._before: dict[int, tuple[DurableLog, Storage]] = {}
+
+    def rots(self, voter_id: int) -> None:
+        storage = self.council.voters[voter_id].kept.machine.storage
+        self._before[voter_id] = self.council.durable(voter_id), storage
+
+    def started(self, voter_id: int) -> None:
+        before, disk = self._before.pop(voter_id, (None, None))
+        if before is None or disk is not self.council.voters[voter_id].kept.machine.storage:
+            return
+        now = self.council.durable(voter_id)
+        lost = [
+            index
+            for index, entry in before.entries.items()
+            if entry.payload not in now.payloads
+            and all(position.index < index for _, position in now.snapshots)
+        ]
+        self.compare(not lost, "{} started on a rotten disk without entries {}", voter_id, lost)
+        self.compare(
+            (now.hard_state.term, now.hard_state.vote)
+            >= (before.hard_state.term, before.hard_state.vote),
+            "{} started on a rotten disk and forgot its vote: {} and {}",
+            voter_id,
+            before.hard_state,
+            now.hard_state,
+        )
+
+
+QUORUM_CHECKERS: Final[tuple[type[CouncilChecker], ...]] = (
+    OneLeaderPerTerm,
+    CommittedIsOneLog,
+    CommittedIsDurable,
+    StaleLeadersChangeNothing,
+    StrangersStayOut,
+    OutcomesAreTrue,
+    ReadsAreCurrent,
+    AnswersAreKept,
+    ImagesAreOne,
+    RotIsNoticed,
+)

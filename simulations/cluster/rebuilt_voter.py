@@ -1,0 +1,136 @@
+"""Scenario `rebuilt-voter`: a voter loses its disk, and is filled again as the docs say.
+
+It has forgotten whom it has voted for and what it has acknowledged. So it starts on an empty disk
+(or on an older image of its own, which is no better) only while all other voters are there and have
+everything; no trouble befalls the quorum until it has everything, too (docs/replication.md). Then
+it counts as any other voter, and what is committed must survive what comes next.
+
+peace -> troubles -> calm: all have everything -> the disk is lost -> the others have everything ->
+it starts -> it has everything -> troubles -> calm: as `quorum`
+"""
+
+from collections.abc import Collection
+from random import Random
+from typing import Final
+
+import trio
+
+from metaquorum.metadata.batch import Batch
+from simulations.cluster.fault_plan import Trouble, draw_troubles, without
+from simulations.cluster.faults import Scene, calm, play_troubles
+from simulations.cluster.quorum_checkers import QUORUM_CHECKERS, CommittedIsOneLog, OneLeaderPerTerm
+from simulations.cluster.quorum_scenario import KINDS, draw_settings, play_council
+from simulations.cluster.voter_group import Council, QuorumSettings, Voter
+from simulations.harness.scenario import Scenario
+from simulations.kernel.storage import Storage
+from simulations.kernel.world import World
+
+# Bits of its journal do not flip besides: `quorum` has that.
+_KINDS: Final = tuple(kind for kind in KINDS if kind != "bit rot")
+FILLED_WITHIN_S: Final = 10.0
+# So long after the loss nothing that the voter has acknowledged is on its way to the leader.
+ANSWERED_S: Final = 1.0
+SECOND_ROUND: Final = 100  # the number of its first trouble
+
+
+def draw_rounds(draw: Random) -> tuple[QuorumSettings, tuple[Trouble, ...]]:
+    """Settings with the first round of troubles, and the second round."""
+    settings = draw_settings(draw)
+    settings.weak, settings.has_stranger = (), False
+    settings.acts = 200  # somebody always has something to do
+    settings.think_s = draw.choice([0.05, 0.2])
+    first, second = (
+        draw_troubles(draw, _KINDS, over_s=settings.trouble_s, most=10) for _ in range(2)
+    )
+    settings.troubles = first
+    return settings, tuple(
+        Trouble(SECOND_ROUND + trouble.number, trouble.kind, trouble.at_s, trouble.lasts_s)
+        for trouble in second
+    )
+
+
+async def play(world: World, leave_out: Collection[int] = ()) -> None:
+    settings, second = draw_rounds(world.stream("settings rebuilt-voter"))
+    world.faults = {trouble.number: str(trouble) for trouble in (*settings.troubles, *second)}
+    settings.troubles = without(settings.troubles, leave_out)
+    draw = world.stream("rebuilt voter")
+
+    async def rebuild(council: Council, scene: Scene) -> None:
+        voter = council.voters[draw.randint(1, settings.voters)]
+        image = voter.kept.machine.storage.image() if draw.random() < OLDER_IMAGES else None
+        await play_troubles(scene, settings.troubles)
+        await calm(scene)
+        await _all_have(council, list(council.voters.values()), "before the loss")
+        await _lose_disk(council, voter, image)
+        for victim in scene.victims:
+            victim.calm = False
+        await play_troubles(scene, without(second, leave_out))
+
+    await play_council(world, settings, rebuild)
+
+
+# Of the losses: those after which an older image of the disk is put back.
+OLDER_IMAGES: Final = 0.4
+
+
+async def _lose_disk(council: Council, voter: Voter, image: Storage | None) -> None:
+    world, kept = council.world, voter.kept
+    if world.violations:
+        return
+    kept.hold()
+    kept.machine.power_cut()
+    if image is None:
+        kept.machine.lose_disk()
+        world.count("voters' disks lost")
+    else:
+        kept.machine.put_back(image)
+        world.count("voters' disks put back to an older image")
+    kept.ruined = True
+    await world.sleep(ANSWERED_S)
+    others = [other for other in council.voters.values() if other is not voter]
+    await _all_have(council, others, "without the voter")
+    kept.release()
+    await _all_have(council, [voter], "on the new disk")
+    council.checker(OneLeaderPerTerm).forget_votes(voter.voter_id)
+    kept.ruined = False
+    kept.machine.say("is filled again")
+    world.count("voters filled again")
+
+
+async def _all_have(council: Council, voters: list[Voter], when: str) -> None:
+    """These voters run, and what is committed by now stands on their disks."""
+    world = council.world
+    committed: list[Batch] = list(council.checker(CommittedIsOneLog).log.values())
+
+    def has_all(voter: Voter) -> bool:
+        durable = council.durable(voter.voter_id)
+        return voter.kept.machine.running and all(
+            durable.holds(batch.encode(), batch.end_offset) for batch in committed
+        )
+
+    with trio.move_on_after(FILLED_WITHIN_S) as limit:
+        while not world.violations and not (
+            council.active() is not None and all(map(has_all, voters))
+        ):
+            await world.sleep(0.05)
+    if limit.cancelled_caught:
+        lacking = [voter.name for voter in voters if not has_all(voter)]
+        world.violate(
+            "liveness", f"{when}: {lacking} have not everything after {FILLED_WITHIN_S:.0f} s"
+        )
+
+
+REBUILT_VOTER: Final = Scenario(
+    "rebuilt-voter",
+    "a voter's disk is lost or put back to an older image, it is filled again, and trouble goes on",
+    play,
+    QUORUM_CHECKERS,
+    gates=(
+        "commits",
+        "leaders",
+        "snapshots taken in",
+        "voters' disks lost",
+        "voters' disks put back to an older image",
+        "voters filled again",
+    ),
+)

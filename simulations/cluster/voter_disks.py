@@ -1,0 +1,137 @@
+"""What of the metadata log a loss of power would leave on a voter's disk, read from outside.
+
+Nothing of the voter's memory is asked: only bytes that the simulated medium holds, under names that
+it holds. The format is the shipped one; that the reader for it is right, too, other tests show.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from metaquorum.raft.receiving import RECEIVED
+from metaquorum.storage.framing import read_frame
+from metaquorum.storage.journal import MAGIC, SUFFIX
+from metaquorum.storage.journal_ops import (
+    NO_VOTE,
+    Begin,
+    Entry,
+    HardState,
+    LogPosition,
+    Op,
+    Reset,
+    Truncate,
+    decode_ops,
+)
+from metaquorum.storage.snapshot import MAGIC as SNAPSHOT_MAGIC
+from metaquorum.storage.snapshot import SUFFIX as SNAPSHOT_SUFFIX
+from simulations.kernel.storage import Inode, Storage
+
+# A snapshot from the leader, whole; it counts from when the log was reset to it.
+_RECEIVED: Final = SNAPSHOT_SUFFIX + RECEIVED
+METADATA_DIR: Final = "/data/metadata"
+
+
+@dataclass(slots=True)
+class DurableLog:
+    """One voter's, as after a loss of power now."""
+
+    base: LogPosition = field(default_factory=lambda: LogPosition(0, 0))
+    entries: dict[int, Entry] = field(default_factory=dict)
+    hard_state: HardState = field(default_factory=lambda: HardState(0, NO_VOTE))
+    # (end offset, position) of whole snapshots.
+    snapshots: list[tuple[int, LogPosition]] = field(default_factory=list)
+    payloads: frozenset[bytes] = frozenset()
+
+    @property
+    def snapshot_offset(self) -> int:
+        return max((end_offset for end_offset, _ in self.snapshots), default=0)
+
+    def holds(self, payload: bytes, end_offset: int) -> bool:
+        """The batch with these bytes, which ends there, is in the log or in a snapshot."""
+        return payload in self.payloads or self.snapshot_offset >= end_offset
+
+    def take(self, op: Op) -> None:
+        match op:
+            case Entry():
+                self.entries[op.index] = op
+            case HardState():
+                self.hard_state = op
+            case Truncate():
+                for index in [index for index in self.entries if index >= op.end_index]:
+                    del self.entries[index]
+            case Reset():
+                self.entries.clear()
+                self.base = LogPosition(op.index, op.term)
+            case Begin():
+                self.hard_state = op.hard_state
+                if not self.entries:
+                    self.base = LogPosition(op.index, op.term)
+
+
+class DurableLogs:
+    """Reads disks, and remembers what it read for as long as they are as they were."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[object, DurableLog]] = {}
+        self._segments: dict[tuple[str, str], _Segment] = {}
+
+    def of(self, name: str, storage: Storage) -> DurableLog:
+        files = storage.durable_files(METADATA_DIR)
+        state = tuple((path, id(inode), inode.version) for path, inode in files.items())
+        known = self._known.get(name)
+        if known is None or known[0] != state:
+            known = state, self._read(name, files)
+            self._known[name] = known
+        return known[1]
+
+    def _read(self, name: str, files: dict[str, Inode]) -> DurableLog:
+        log = DurableLog()
+        for path, inode in files.items():
+            if path.endswith(SUFFIX) and path.removesuffix(SUFFIX).isdecimal():
+                segment = self._segments.setdefault((name, path), _Segment())
+                for op in segment.ops_of(bytes(inode.durable)):
+                    log.take(op)
+        for path, inode in files.items():
+            suffix = next((s for s in (SNAPSHOT_SUFFIX, _RECEIVED) if path.endswith(s)), None)
+            if suffix is None or not _is_whole(bytes(inode.durable)):
+                continue
+            end_offset, index, term = map(int, path.removesuffix(suffix).split("-"))
+            position = LogPosition(index, term)
+            if suffix == SNAPSHOT_SUFFIX or position == log.base:
+                log.snapshots.append((end_offset, position))
+        log.payloads = frozenset(entry.payload for entry in log.entries.values())
+        return log
+
+
+class _Segment:
+    """A segment of a journal as it was read last: most have only grown since."""
+
+    __slots__ = ("_data", "_end", "_ops")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._end = 0
+        self._ops: list[Op] = []
+
+    def ops_of(self, data: bytes) -> list[Op]:
+        """Up to where no frame can be read, as a voter would after the loss."""
+        if not data.startswith(self._data[: self._end]):
+            self._end, self._ops = 0, []
+        while (frame := read_frame(MAGIC, data, self._end)) is not None:
+            self._ops += _decoded(bytes(frame.body))
+            self._end = frame.end
+        self._data = data
+        return self._ops
+
+
+@lru_cache(maxsize=4096)
+def _decoded(body: bytes) -> tuple[Op, ...]:
+    return tuple(decode_ops(memoryview(body)))
+
+
+@lru_cache(maxsize=256)
+def _is_whole(data: bytes) -> bool:
+    position, last = 0, b""
+    while (frame := read_frame(SNAPSHOT_MAGIC, data, position)) is not None:
+        last, position = bytes(frame.body[:1]), frame.end
+    return last == b"F" and position == len(data)

@@ -1,0 +1,237 @@
+"""The voters of one world, what they did, and who checks it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.replicated_log import Leadership, NotCommittedError, OutcomeUnknownError
+from metaquorum.raft.proposals import RaftProposal
+from metaquorum.raft.timings import RaftTimings
+from metaquorum.raft.voter import RaftVoter
+from simulations.checkers import Comparing
+from simulations.cluster.fault_plan import Trouble
+from simulations.cluster.supervisor import Kept
+from simulations.cluster.voter_disks import DurableLog, DurableLogs
+from simulations.kernel.world import World
+
+CLUSTER_ID: Final = "Y2x1c3RlcnNpbXVsYXRlZA"
+STRANGE_CLUSTER_ID: Final = "c3RyYW5nZWNsdXN0ZXJpZA"
+PEER_PORT: Final = 9093
+
+
+@dataclass(slots=True)
+class QuorumSettings:
+    voters: int
+    drivers: int
+    # What a driver waits between two changes, at most; much longer once there were so many acts.
+    think_s: float
+    acts: int
+    # For how long there is trouble, and before it peace.
+    trouble_s: float
+    peace_s: float
+    segment_bytes: int
+    snapshot_interval_bytes: int
+    delay_s: float
+    jitter_s: float
+    disk_delay_s: float
+    slow: float
+    timings: RaftTimings
+    # Voters whose disks may be lost or rot: never so many that what they held is nowhere else.
+    weak: tuple[int, ...]
+    has_stranger: bool
+    troubles: tuple[Trouble, ...] = ()
+    # Of each voter, and what each of them waits between two reads, at most.
+    readers: int = 1
+    read_think_s: float = 0.3
+
+
+class CouncilChecker(Comparing):
+    def __init__(self, council: "Council") -> None:
+        super().__init__(council.world)
+        self.council = council
+
+    def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
+        """That voter was handed the batch as committed in `term`."""
+
+    def loaded(self, voter_id: int, end_offset: int) -> None:
+        """That voter took a snapshot in."""
+
+    def leads(self, voter_id: int, term: int) -> None:
+        """That voter says that it leads in that term."""
+
+    def proposed(self, batch: Batch, outcome: str) -> None:
+        """committed, not committed, or unknown."""
+
+    def started(self, voter_id: int) -> None:
+        """Its process has read its disk, and takes part."""
+
+    def looked(self) -> None:
+        """Now and then."""
+
+
+C = TypeVar("C", bound=CouncilChecker)
+
+
+@dataclass(slots=True)
+class Voter:
+    """One voter of the world, over all runs of its process."""
+
+    voter_id: int
+    kept: Kept
+    loader: MetadataLoader | None = None
+    quorum: RaftVoter | None = None
+    runs: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.kept.name
+
+    @property
+    def leadership(self) -> Leadership:
+        if self.quorum is None or not self.kept.machine.running:
+            return Leadership(None, 0, is_active=False)
+        return self.quorum.leadership
+
+
+@dataclass(slots=True)
+class Topics:
+    """What was asked for and answered, by unique names."""
+
+    asked: set[str] = field(default_factory=set)
+    created: dict[str, int] = field(default_factory=dict)  # visible from this offset on
+    refused: set[str] = field(default_factory=set)
+    deletion_asked: set[str] = field(default_factory=set)
+    deleted: dict[str, int] = field(default_factory=dict)
+
+
+class Council:
+    def __init__(
+        self, world: World, settings: QuorumSettings, checkers: Sequence[type[CouncilChecker]]
+    ) -> None:
+        self.world = world
+        self.settings = settings
+        self.voters: dict[int, Voter] = {}
+        self.disks = DurableLogs()
+        self.topics = Topics()
+        # As far as anybody was told that it is committed.
+        self.acknowledged_offset = 0
+        self.acts = 0
+        self.closing = False
+        self.checkers = [checker(self) for checker in checkers]
+
+    @property
+    def think_s(self) -> float:
+        return self.settings.think_s if self.acts < self.settings.acts else 2.0
+
+    @property
+    def majority(self) -> int:
+        return self.settings.voters // 2 + 1
+
+    @property
+    def ruined(self) -> int:
+        """How many voters may have forgotten what they knew."""
+        return sum(voter.kept.ruined for voter in self.voters.values())
+
+    def checker(self, kind: type[C]) -> C:
+        for checker in self.checkers:
+            if isinstance(checker, kind):
+                return checker
+        raise KeyError(kind)
+
+    def durable(self, voter_id: int) -> DurableLog:
+        voter = self.voters[voter_id]
+        return self.disks.of(voter.name, voter.kept.machine.storage)
+
+    def holders(self, batch: Batch) -> list[int]:
+        """The voters from whose disks no loss of power can take this batch."""
+        payload = batch.encode()
+        return [v for v in self.voters if self.durable(v).holds(payload, batch.end_offset)]
+
+    def leader(self) -> Voter | None:
+        """Of those that say that they lead, the one with the latest term."""
+        leading = [v for v in self.voters.values() if v.leadership.leader_id == v.voter_id]
+        return max(leading, key=lambda v: v.leadership.term, default=None)
+
+    def active(self) -> Voter | None:
+        leader = self.leader()
+        return leader if leader is not None and leader.leadership.is_active else None
+
+    # What is told to the checkers
+
+    def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
+        for checker in self.checkers:
+            checker.applied(voter_id, term, batch, took_effect)
+
+    def loaded(self, voter_id: int, end_offset: int) -> None:
+        self.world.count("snapshots taken in")
+        for checker in self.checkers:
+            checker.loaded(voter_id, end_offset)
+
+    def leads(self, voter_id: int, term: int) -> None:
+        self.world.count("leaders")
+        self.world.say(f"voter-{voter_id}", f"leads in term {term}")
+        for checker in self.checkers:
+            checker.leads(voter_id, term)
+
+    def proposed(self, batch: Batch, outcome: str) -> None:
+        self.world.count(f"proposals {outcome}")
+        for checker in self.checkers:
+            checker.proposed(batch, outcome)
+
+    def acknowledged(self, end_offset: int) -> None:
+        self.acknowledged_offset = max(self.acknowledged_offset, end_offset)
+
+    def started(self, voter_id: int) -> None:
+        for checker in self.checkers:
+            checker.started(voter_id)
+
+    def looked(self) -> None:
+        for checker in self.checkers:
+            checker.looked()
+
+
+class WatchedLoader(MetadataLoader):
+    """The shipped loader; what it is handed is told to the council."""
+
+    def __init__(self, cluster_id: str, council: Council, voter_id: int) -> None:
+        super().__init__(cluster_id)
+        self._council = council
+        self._voter_id = voter_id
+
+    async def apply(self, term: int, batch: Batch) -> bool:
+        took_effect = await super().apply(term, batch)
+        self._council.applied(self._voter_id, term, batch, took_effect)
+        return took_effect
+
+    def end_load(self, end_offset: int) -> None:
+        super().end_load(end_offset)
+        self._council.loaded(self._voter_id, end_offset)
+
+
+class WatchedVoter(RaftVoter):
+    """The shipped voter; `watch` is called with what is proposed."""
+
+    watch: Callable[[RaftProposal], None]
+
+    def propose(self, term: int, expected_offset: int, records: Sequence[bytes]) -> RaftProposal:
+        proposal = super().propose(term, expected_offset, records)
+        self.watch(proposal)
+        return proposal
+
+
+async def outcome_of(proposal: RaftProposal) -> str:
+    try:
+        await proposal.wait()
+    except NotCommittedError:
+        return "not committed"
+    except OutcomeUnknownError:
+        return "unknown"
+    return "committed"
+
+
+def image_of(voter: Voter) -> MetadataImage:
+    assert voter.loader is not None
+    return voter.loader.image

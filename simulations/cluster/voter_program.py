@@ -1,0 +1,300 @@
+"""The program of one voter: the shipped voter, its streams, its loader, its controller; drivers."""
+
+import math
+from random import Random
+from typing import Final
+
+import trio
+
+from metaquorum.channel import ChannelIdentity, ChannelListener, Endpoint, PeerMesh
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.heartbeats import WorkerHeartbeat
+from metaquorum.controller.topics import MorePartitions, NewTopic
+from metaquorum.controller.worker_registration import WorkerRegistration
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import Endpoint as WorkerEndpoint
+from metaquorum.metadata.records import TopicRecord, encode_record
+from metaquorum.metadata.replicated_log import NotCommittedError, OutcomeUnknownError
+from metaquorum.raft.proposals import RaftProposal
+from metaquorum.raft.voter import RaftVoter
+from metaquorum.runtime.interfaces import Runtime, sleep
+from metaquorum.storage.journal import Journal
+from simulations.cluster.quorum_checkers import ReadsAreCurrent
+from simulations.cluster.voter_disks import METADATA_DIR
+from simulations.cluster.voter_group import (
+    CLUSTER_ID,
+    PEER_PORT,
+    STRANGE_CLUSTER_ID,
+    Council,
+    Voter,
+    WatchedLoader,
+    WatchedVoter,
+    outcome_of,
+)
+from simulations.kernel.machine import Program
+from wire.primitives.errors import ErrorCode, KafkaError
+
+SECRET: Final = b"the secret of a simulated cluster"
+STRANGER: Final = "stranger"
+_WORKER_ID: Final = 101
+_INCARNATION: Final = bytes(range(16))
+# A change whose answer is one of these may have been made, or be made yet.
+_AMBIGUOUS: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS)
+
+
+class VoterProgram:
+    """Made for each run of the voter's process."""
+
+    def __init__(self, council: Council, voter: Voter) -> None:
+        self.council = council
+        self.voter = voter
+        self.stopping = trio.Event()
+
+    async def run(self, runtime: Runtime) -> None:
+        council, voter, settings = self.council, self.voter, self.council.settings
+        voter.runs += 1
+        voter.kept.stop = self.stopping.set
+        # One more machine for each voter: a look-up is a name.
+        voters = {number: (each.name, PEER_PORT) for number, each in council.voters.items()}
+        await _make_data_dir(runtime)
+        endpoint = Endpoint(runtime, ChannelIdentity(CLUSTER_ID, voter.voter_id, SECRET))
+        mesh = PeerMesh(endpoint, voters)
+        listener = ChannelListener(endpoint, mesh)
+        await listener.listen("", PEER_PORT)
+        loader = WatchedLoader(CLUSTER_ID, council, voter.voter_id)
+        raft = WatchedVoter(
+            runtime.disk,
+            runtime.clock,
+            runtime.random,
+            METADATA_DIR,
+            loader,
+            voter.voter_id,
+            tuple(voters),
+            mesh,
+            settings.timings,
+            snapshot_interval_bytes=settings.snapshot_interval_bytes,
+            journal=Journal(runtime.disk, METADATA_DIR, CLUSTER_ID, settings.segment_bytes),
+        )
+        await raft.start()
+        voter.loader, voter.quorum = loader, raft
+        council.started(voter.voter_id)
+        controller = Controller(raft, loader, runtime.clock, runtime.random, {})
+        async with trio.open_nursery() as nursery:
+            raft.watch = lambda p: nursery.start_soon(self._watch_proposal, p)
+            for task in (listener.run, mesh.run, raft.run, loader.run, controller.run):
+                nursery.start_soon(task)
+            nursery.start_soon(self._watch_leadership, raft)
+            for number in range(settings.drivers):
+                draw = council.world.stream(f"driver {voter.voter_id} {voter.runs} {number}")
+                driver = Driver(council, raft, controller, loader, draw)
+                driver.name = f"{voter.voter_id}-{voter.runs}-{number}"
+                nursery.start_soon(driver.run, runtime)
+            for number in range(settings.readers):
+                name = f"reader {voter.voter_id} {voter.runs}" + (f" {number}" if number else "")
+                draw = council.world.stream(name)
+                nursery.start_soon(Reader(council, raft, loader, draw).run, runtime)
+            await self.stopping.wait()
+            nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await raft.close()
+
+    async def _watch_proposal(self, proposal: RaftProposal) -> None:
+        self.council.proposed(proposal.batch, await outcome_of(proposal))
+
+    async def _watch_leadership(self, raft: RaftVoter) -> None:
+        known = raft.leadership
+        while True:
+            if known.leader_id == self.voter.voter_id:
+                self.council.leads(self.voter.voter_id, known.term)
+            known = await raft.wait_change(known)
+
+
+async def _make_data_dir(runtime: Runtime) -> None:
+    def make() -> None:
+        runtime.disk.make_dirs("/data")
+        runtime.disk.sync_dir("/")
+
+    await runtime.disk.run(make)
+
+
+def voter_program(council: Council, voter: Voter) -> Program:
+    voter.loader = voter.quorum = None  # those of the process before
+    return VoterProgram(council, voter).run
+
+
+def stranger_program(council: Council, as_voter: int, secret: bytes, images: list[int]) -> Program:
+    """A voter of a cluster formatted apart, whose addresses are those of this one."""
+
+    async def run(runtime: Runtime) -> None:
+        voters = {number: (each.name, PEER_PORT) for number, each in council.voters.items()}
+        voters[as_voter] = (STRANGER, PEER_PORT)
+        await _make_data_dir(runtime)
+        endpoint = Endpoint(runtime, ChannelIdentity(STRANGE_CLUSTER_ID, as_voter, secret))
+        mesh = PeerMesh(endpoint, voters)
+        listener = ChannelListener(endpoint, mesh)
+        await listener.listen("", PEER_PORT)
+        loader = MetadataLoader(STRANGE_CLUSTER_ID)
+        raft = RaftVoter(
+            runtime.disk,
+            runtime.clock,
+            runtime.random,
+            METADATA_DIR,
+            loader,
+            as_voter,
+            tuple(voters),
+            mesh,
+            council.settings.timings,
+        )
+        await raft.start()
+        async with trio.open_nursery() as nursery:
+            for task in (listener.run, mesh.run, raft.run):
+                nursery.start_soon(task)
+            while True:
+                await sleep(runtime.clock, 0.05)
+                images.append(max(raft.status.term, loader.image.end_offset, len(mesh.linked())))
+
+    return run
+
+
+class Driver:
+    """Changes the metadata through its own voter whenever that is the active one."""
+
+    name = ""
+
+    def __init__(
+        self,
+        council: Council,
+        quorum: RaftVoter,
+        controller: Controller,
+        loader: MetadataLoader,
+        draw: Random,
+    ) -> None:
+        self.council = council
+        self._quorum = quorum
+        self._controller = controller
+        self._loader = loader
+        self._draw = draw
+        self._made = 0
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self.council.closing:
+            await sleep(runtime.clock, self._draw.random() * self.council.think_s)
+            await self._quorum.wait_active()
+            try:
+                await self._drive()
+            except (KafkaError, NotCommittedError, OutcomeUnknownError) as error:
+                self.council.world.count(f"driver: {type(error).__name__}")
+
+    async def _drive(self) -> None:
+        self.council.acts += 1
+        act = self._draw.choices(
+            [self._create, self._delete, self._grow, self._stray], [12, 6, 2, 1]
+        )[0]
+        is_patient = self._draw.random() < 0.95
+        with trio.move_on_after(math.inf if is_patient else self._draw.random() * 0.02):
+            await act()
+
+    async def _need_worker(self) -> None:
+        worker = self._loader.image.workers.get(_WORKER_ID)
+        if worker is not None and not worker.fenced:
+            return
+        registration = WorkerRegistration(
+            _WORKER_ID,
+            _INCARNATION,
+            (WorkerEndpoint("PLAINTEXT", "worker", 9092, "PLAINTEXT"),),
+            "worker",
+        )
+        epoch = (await self._controller.membership.register_worker(registration)).answer
+        self._controller.membership.connected(_WORKER_ID, _INCARNATION)
+        applied_offset = self._loader.image.end_offset
+        await self._controller.membership.heartbeat(
+            WorkerHeartbeat(_WORKER_ID, epoch, applied_offset)
+        )
+
+    async def _create(self) -> None:
+        await self._need_worker()
+        topics, draw = self.council.topics, self._draw
+        wishes = []
+        for _ in range(draw.choice([1, 1, 1, 2, 5])):
+            self._made += 1
+            configs = {"cleanup.policy": draw.choice(["delete", "compact"])}
+            wishes.append(
+                NewTopic(f"t-{self.name}-{self._made}", draw.choice([1, 1, 2, 5]), 1, None, configs)
+            )
+        names = [wish.name for wish in wishes]
+        topics.asked.update(names)
+        changed = await self._controller.create_topics(wishes)
+        for outcome in changed.answer:
+            assert outcome.name is not None
+            if outcome.code is ErrorCode.NONE:
+                topics.created[outcome.name] = changed.end_offset
+                self.council.world.count("commits")
+                self.council.acknowledged(changed.end_offset)
+            elif outcome.code not in _AMBIGUOUS:
+                topics.refused.add(outcome.name)
+            self.council.world.count(f"create: {outcome.code.name}")
+
+    async def _delete(self) -> None:
+        topics = self.council.topics
+        names = [name for name in topics.created if name not in topics.deletion_asked]
+        if not names:
+            return
+        name = self._draw.choice(names)
+        topics.deletion_asked.add(name)
+        changed = await self._controller.delete_topics([(name, None)])
+        if changed.answer[0].code is ErrorCode.NONE:
+            topics.deleted[name] = changed.end_offset
+            self.council.world.count("commits")
+            self.council.acknowledged(changed.end_offset)
+
+    async def _grow(self) -> None:
+        names = [n for n in self.council.topics.created if n in self._loader.image.topics]
+        if names:
+            name = self._draw.choice(names)
+            partitions = len(self._loader.image.topics[name].partitions)
+            changed = await self._controller.create_partitions(
+                [MorePartitions(name, partitions + 1)]
+            )
+            if changed.answer[0] is None:
+                self.council.acknowledged(changed.end_offset)
+
+    async def _stray(self) -> None:
+        """A batch that was decided in another term, or at another place of the log."""
+        self._made += 1
+        name = f"stray-{self.name}-{self._made}"
+        record = encode_record(TopicRecord(name, self._draw.randbytes(16)))
+        term, end_offset = self._quorum.leadership.term, self._loader.image.end_offset
+        self.council.topics.asked.add(name)
+        self.council.topics.refused.add(name)
+        if self._draw.random() < 0.5:
+            term -= 1
+        else:
+            end_offset += self._draw.choice([-1, 1000]) if end_offset else 1000
+        await self._quorum.propose(term, end_offset, [record]).wait()
+
+
+class Reader:
+    """Reads behind a barrier whenever its own voter believes that it leads."""
+
+    def __init__(
+        self, council: Council, quorum: RaftVoter, loader: MetadataLoader, draw: Random
+    ) -> None:
+        self._council = council
+        self._quorum = quorum
+        self._loader = loader
+        self._draw = draw
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self._council.closing:
+            await sleep(
+                runtime.clock, self._draw.uniform(0.02, self._council.settings.read_think_s)
+            )
+            await self._quorum.wait_active()
+            told = self._council.acknowledged_offset
+            try:
+                end_offset = await self._quorum.read_barrier()
+            except OutcomeUnknownError:
+                self._council.world.count("reads refused")
+                continue
+            image_offset = self._loader.image.end_offset
+            self._council.checker(ReadsAreCurrent).read(told, end_offset, image_offset)

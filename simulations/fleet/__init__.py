@@ -1,1 +1,0 @@
-"""Several machines: what befalls them and the network between them, and what must hold."""

@@ -1,0 +1,115 @@
+"""The shipped node on a simulated machine."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import trio
+
+from dataplane.node import Node
+from dataplane.node_config import NodeConfig
+from metaquorum.runtime import Runtime
+from simulations.kernel.excuses import bug_in
+from simulations.kernel.machine import Fate, Machine
+from simulations.kernel.storage import Storage
+from simulations.kernel.world import BUG, World
+
+# Less than elsewhere: what goes beside the loop is to be tried without a megabyte for each try.
+INLINE_APPEND_BYTES: Final = 256 * 1024
+
+DATA_DIR: Final = "/data"
+# Where there are several log directories: one is beside the metadata, two are devices of their own.
+LOG_DIRS: Final = (DATA_DIR, "/disk-1", "/disk-2")
+START_LIMIT_S: Final = 60.0
+STOP_LIMIT_S: Final = 60.0
+
+
+class NodeOnMachine:
+    def __init__(
+        self,
+        world: World,
+        machine: Machine,
+        port: int,
+        configs: Mapping[str, str],
+        **others: Any,
+    ) -> None:
+        """`others`: the fields of a NodeConfig that say which node this is, and who the others are.
+
+        None: it is node 1, and alone.
+        """
+        self.machine = machine
+        self.node: Node | None = None
+        self.serving = False
+        self._world = world
+        alone = NodeConfig(
+            node_id=1,
+            data_dir=DATA_DIR,
+            listen=("0.0.0.0", port),  # noqa: S104 - a simulated interface
+            advertise=(machine.name, None),
+            host=machine.name,
+            inline_append_bytes=INLINE_APPEND_BYTES,
+            configs=configs,
+        )
+        self._config = replace(alone, **others)
+        self._changed = trio.Event()
+
+    async def _run(self, runtime: Runtime) -> None:
+        def started(node: Node) -> None:
+            self.serving = True
+            self.machine.say(f"serves at {node.address}")
+            self._changed.set()
+
+        self.node = Node(self._config, runtime)
+        try:
+            await self.node.run(started)
+        except Exception as error:
+            if (bug := bug_in(error)) is not None:
+                self._world.violate(BUG, f"{self.machine.name} ended by {bug!r}")
+            raise
+        finally:
+            self.serving = False
+
+    def boot(self) -> Fate:
+        self._changed = trio.Event()
+        self.serving = False
+        return self.machine.start(self._run)
+
+    async def start(self) -> Fate:
+        """It serves, or has ended."""
+        fate = self.boot()
+        with trio.move_on_after(START_LIMIT_S) as limit:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._await_end, fate)
+                await self._changed.wait()
+                nursery.cancel_scope.cancel()
+        if limit.cancelled_caught:
+            self._world.violate("liveness", f"no start within {START_LIMIT_S:.0f} s")
+        return fate
+
+    async def _await_end(self, fate: Fate) -> None:
+        await fate.done.wait()
+        self._changed.set()
+
+    async def stop(self) -> None:
+        """It has stopped in good order, or was killed when it did not within the limit."""
+        if self.node is None or not self.machine.running:
+            return
+        self.machine.say("is asked to stop")
+        self.node.stop()
+        with trio.move_on_after(STOP_LIMIT_S) as limit:
+            await self.machine.fate.done.wait()
+        if limit.cancelled_caught:
+            self._world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")
+            self.machine.kill()
+
+
+def log_folder(storage: Storage, topic: str, partition: int) -> str:
+    """Where the partition's log is, whichever log directory has it; where it may be, if none."""
+    for path in LOG_DIRS:
+        folder = f"{path}/{topic}-{partition}"
+        try:
+            storage.folder(folder)
+        except FileNotFoundError:
+            continue
+        return folder
+    return f"{DATA_DIR}/{topic}-{partition}"

@@ -1,0 +1,88 @@
+"""What the simulator changes in shipped code, none of it behaviour: eyes, and small sizes.
+
+The eyes: every batch of metadata records that takes effect in a node is told to whoever `watches`.
+The small sizes: a journal segment or a snapshot interval of 16 MiB would take days to fill.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import dataplane.node
+from dataplane.log.dirs import log_dir
+from dataplane.log.segments.names import DELETED, LOG
+from metaquorum.metadata.batch import Batch
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.raft.voter import RaftVoter
+from metaquorum.rpc.feed import RecentBatches
+from metaquorum.storage.journal import Journal
+from simulations.kernel.storage import Storage
+
+Seen = Callable[[Batch], None]
+
+
+@contextmanager
+def watched(seen: Seen) -> Iterator[None]:
+    class WatchedLoader(MetadataLoader):
+        async def apply(self, term: int, batch: Batch) -> bool:
+            took_effect = await super().apply(term, batch)
+            if took_effect:
+                seen(batch)
+            return took_effect
+
+    module: Any = dataplane.node
+    module.MetadataLoader = WatchedLoader
+    try:
+        yield
+    finally:
+        module.MetadataLoader = MetadataLoader
+
+
+@contextmanager
+def watched_retirement(seen: Callable[[Storage, str], None]) -> Iterator[None]:
+    """`seen` is told of every segment of a log that is about to be renamed as deleted."""
+    right = Storage.rename
+
+    def rename(self: Storage, source: str, target: str) -> None:
+        if target == source + DELETED and source.endswith(LOG):
+            seen(self, source)
+        right(self, source, target)
+
+    storage: Any = Storage
+    storage.rename = rename
+    try:
+        yield
+    finally:
+        storage.rename = right
+
+
+@contextmanager
+def few_recent_batches(most: int) -> Iterator[None]:
+    """Controllers keep so many batches for those who follow them: others need a snapshot."""
+    recent: Any = RecentBatches.__init__
+    before = recent.__defaults__
+    recent.__defaults__ = before[0], most
+    try:
+        yield
+    finally:
+        recent.__defaults__ = before
+
+
+@contextmanager
+def small_sizes(draw: Random, *, many_logs: int | None = None) -> Iterator[None]:
+    """`many_logs`: from how many on they are synced at once, where that is not to be drawn."""
+    journal: Any = Journal.__init__
+    voter: Any = RaftVoter.__init__
+    logs: Any = log_dir
+    before = journal.__defaults__, dict(voter.__kwdefaults__)
+    shipped = logs.MANY_LOGS
+    drawn = draw.choice([1, shipped])
+    logs.MANY_LOGS = drawn if many_logs is None else many_logs
+    journal.__defaults__ = (draw.choice([300, 2000, 1 << 20]),)
+    voter.__kwdefaults__["snapshot_interval_bytes"] = draw.choice([500, 3000, 1 << 20])
+    try:
+        yield
+    finally:
+        journal.__defaults__, voter.__kwdefaults__ = before
+        logs.MANY_LOGS = shipped

@@ -1,0 +1,382 @@
+"""The `Disk` seam of one process, on a `Storage` that outlives it.
+
+Every operation that changes something is counted, and a machine can be told to stop at the n-th
+from now: in the middle of a function handed to `run`, between two calls of one slice of the loop,
+or half way through a write. `run` waits before and after its function: others run in between.
+"""
+
+import errno
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from metaquorum.runtime.interfaces import Buffer, FileLock
+from simulations.kernel.network import os_error
+from simulations.kernel.process import MachineStopped, Process
+from simulations.kernel.storage import Folder, Inode, Storage
+from simulations.kernel.thread_steps import Beside, current
+from simulations.kernel.trace import Trace
+
+T = TypeVar("T")
+NEEDING_ROOM: Final = ("write", "create", "mkdir")
+FAILURES: Final = ("sync failed", "disk full", "changes refused", "reads failed")
+# Of the pauses of a function beside the loop, those that take as long as a slow disk.
+SLOW_PAUSES: Final = 0.2
+HOW_TO_STOP: Final = ("before", "torn", "after")
+
+
+@dataclass(slots=True)
+class DiskFaults:
+    """How a machine's disk misbehaves; scenarios and planted faults set it while it runs."""
+
+    delay_s: float = 0.0005
+    slow: float = 0.02
+    slow_s: float = 0.15
+    uncached: float = 0.1
+    # Of functions beside the loop: those that stop in between for the loop to run; and how often
+    # they do, of each operation.
+    interleaved: float = 0.0
+    pausing: float = 0.3
+    # Whether everything can be made durable at once.
+    syncs_all: bool = False
+    # The machine stops at the n-th change from now, of those whose path has this in it.
+    stop_in: int | None = None
+    stop_path: str = ""
+    # Paths whose next syncs fail.
+    failing_sync: Callable[[str], bool] | None = None
+    # Paths whose next reads fail.
+    failing_read: Callable[[str], bool] | None = None
+    # With which error changes of a path fail (0: they do not): a device of several may be broken.
+    refusing: Callable[[str], int] | None = None
+    happened: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> int:
+        """How many operations have failed so far."""
+        return sum(self.happened.get(name, 0) for name in FAILURES)
+
+    def count(self, name: str) -> None:
+        self.happened[name] = self.happened.get(name, 0) + 1
+
+
+class SimulatedFile:
+    """The `File` seam."""
+
+    __slots__ = ("_disk", "_inode", "_open", "path")
+
+    def __init__(self, disk: "ProcessDisk", path: str, inode: Inode) -> None:
+        self._disk = disk
+        self._inode = inode
+        self._open = True
+        self.path = path
+
+    def size(self) -> int:
+        return len(self._inode_now().data)
+
+    def read(self, size: int, position: int) -> bytes:
+        inode = self._inode_now()
+        self._disk.reading(self.path)
+        return bytes(inode.data[position : position + size])
+
+    def write(self, data: Buffer, position: int) -> None:
+        inode, copy = self._inode_now(), bytes(data)
+        disk = self._disk
+        disk.trace.mix(copy, position & 0xFFFFFFFF)
+        try:
+            disk.change(
+                "write",
+                f"{self.path} {position}+{len(copy)}",
+                lambda: disk.storage.write(inode, position, copy),
+                lambda share: disk.storage.write(inode, position, copy[: int(len(copy) * share)]),
+            )
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                disk.faults.count("disk full")
+            raise
+
+    def truncate(self, size: int) -> None:
+        inode = self._inode_now()
+        if size != len(inode.data):
+            self._disk.change(
+                "truncate",
+                f"{self.path} {size}",
+                lambda: inode.truncate(size),
+            )
+
+    def sync(self) -> None:
+        inode, faults = self._inode_now(), self._disk.faults
+        if faults.failing_sync is not None and faults.failing_sync(self.path):
+            inode.fail_to_sync()
+            faults.count("sync failed")
+            self._disk.say(f"sync {self.path} fails")
+            raise os_error(errno.EIO, self.path)
+        self._disk.change("sync", self.path, inode.sync)
+
+    def is_cached(self, size: int, position: int) -> bool:
+        self._inode_now()
+        return self._disk.random.random() >= self._disk.faults.uncached
+
+    def close(self) -> None:
+        self._disk.process.check()
+        self._open = False
+
+    def _inode_now(self) -> Inode:
+        self._disk.process.check()
+        if not self._open:
+            raise os_error(errno.EBADF, self.path)
+        return self._inode
+
+
+class SimulatedLock:
+    def __init__(self, disk: "ProcessDisk", path: str) -> None:
+        self._disk = disk
+        self._path = path
+        disk.locks[path] = self
+        disk.process.holdings[self] = None
+
+    def release(self) -> None:
+        self._disk.process.check()
+        self._disk.process.holdings.pop(self, None)
+        self._disk.locks.pop(self._path, None)
+
+    def process_died(self, *, silent: bool) -> None:
+        self._disk.locks.pop(self._path, None)
+
+
+class ProcessDisk:
+    def __init__(
+        self,
+        storage: Storage,
+        faults: DiskFaults,
+        locks: dict[str, SimulatedLock],
+        process: Process,
+        draw: random.Random,
+        trace: Trace,
+        stop: Callable[[], None],
+    ) -> None:
+        self.storage = storage
+        self.faults = faults
+        self.locks = locks
+        self.process = process
+        self.random = draw
+        self.trace = trace
+        self._stop = stop
+
+    def say(self, text: str) -> None:
+        self.trace.add(self.process.timeline.now, self.process.name, f"disk: {text}")
+
+    def change(
+        self,
+        verb: str,
+        what: str,
+        effect: Callable[[], object],
+        torn_effect: Callable[[float], None] | None = None,
+    ) -> None:
+        """`effect`, unless the machine is to stop here: before, after, or in the middle of it."""
+        self._let_loop_run()
+        self.process.check()
+        faults = self.faults
+        if faults.stop_in is not None and faults.stop_path in what:
+            faults.stop_in -= 1
+            if faults.stop_in <= 0:
+                faults.stop_in = None
+                self._stop_at(verb, what, effect, torn_effect)
+        number = faults.refusing(what.split(" ")[0]) if faults.refusing is not None else 0
+        if number and (number != errno.ENOSPC or verb in NEEDING_ROOM):
+            faults.count("changes refused")
+            self.say(f"{verb} {what} fails: {errno.errorcode[number]}")
+            raise os_error(number, what)
+        self.say(f"{verb} {what}")
+        effect()
+
+    def _stop_at(
+        self,
+        verb: str,
+        what: str,
+        effect: Callable[[], object],
+        torn_effect: Callable[[float], None] | None,
+    ) -> None:
+        how = self.random.choice(HOW_TO_STOP)
+        self.say(f"stops at: {verb} {what} ({how})")
+        try:
+            if how == "after":
+                effect()
+            elif how == "torn" and torn_effect is not None:
+                torn_effect(self.random.random())
+        except OSError:
+            pass
+        beside = current()
+        if beside is None:
+            self._stop()
+        else:
+            beside.on_loop(self._stop)
+        raise MachineStopped(self.process.name)
+
+    def _let_loop_run(self) -> None:
+        """Between two operations of a function beside the loop, others may have had a turn."""
+        if not self.faults.interleaved:
+            return
+        beside = current()
+        if beside is not None and self.random.random() < self.faults.pausing:
+            beside.pause()
+            self.process.check()
+
+    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+        self.process.check()
+        try:
+            inode = self.storage.file(path)
+        except FileNotFoundError:
+            if not create:
+                raise
+            self.change("create", path, lambda: self.storage.create(path))
+            inode = self.storage.file(path)
+        return SimulatedFile(self, path, inode)
+
+    def create_private(self, path: str) -> SimulatedFile:
+        """As `open`: a simulated machine has one user."""
+        file = self.open(path, create=True)
+        file.truncate(0)
+        return file
+
+    def make_private(self, path: str) -> bool:
+        self.process.check()
+        self.storage.find(path)
+        return False
+
+    def read_file(self, path: str) -> bytes:
+        self.process.check()
+        inode = self.storage.file(path)
+        self.reading(path)
+        return bytes(inode.data)
+
+    def reading(self, path: str) -> None:
+        """The disk gives the bytes. OSError where it is to fail."""
+        self._let_loop_run()
+        faults = self.faults
+        if faults.failing_read is not None and faults.failing_read(path):
+            faults.count("reads failed")
+            self.say(f"read {path} fails")
+            raise os_error(errno.EIO, path)
+
+    def exists(self, path: str) -> bool:
+        self.process.check()
+        try:
+            self.storage.find(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def is_dir(self, path: str) -> bool:
+        return self.exists(path) and isinstance(self.storage.find(path), Folder)
+
+    def size(self, path: str) -> int:
+        self.process.check()
+        node = self.storage.find(path)
+        return len(node.data) if isinstance(node, Inode) else 0
+
+    def list(self, path: str) -> list[str]:
+        self.process.check()
+        return sorted(self.storage.folder(path).entries)
+
+    def make_dirs(self, path: str) -> None:
+        if not self.is_dir(path):
+            self.change("mkdir", path, lambda: self.storage.make_dirs(path))
+
+    def rename(self, source: str, target: str) -> None:
+        self.process.check()
+        self.storage.find(source)
+        self.change("rename", f"{source} {target}", lambda: self.storage.rename(source, target))
+
+    def remove(self, path: str) -> None:
+        self.process.check()
+        self.storage.file(path)
+        self.change("remove", path, lambda: self.storage.remove(path))
+
+    def remove_tree(self, path: str) -> None:
+        self.process.check()
+        for name, node in sorted(self.storage.folder(path).entries.items()):
+            if isinstance(node, Folder):
+                self.remove_tree(f"{path}/{name}")
+            else:
+                self.remove(f"{path}/{name}")
+        self.change("rmdir", path, lambda: self.storage.remove_dir(path))
+
+    def sync_all(self, path: str) -> bool:
+        self.process.check()
+        if not self.faults.syncs_all:
+            return False
+        failing = self.faults.failing_sync
+        failed = False
+        for name, inode in self.storage.files().items():
+            if inode.pending and failing is not None and failing(name):
+                inode.fail_to_sync()
+                self.faults.count("sync failed")
+                failed = True
+        self.change("sync_all", path, self.storage.sync_all)
+        self.faults.count("everything synced at once")
+        if failed:
+            self.say(f"sync_all {path} fails")
+            raise os_error(errno.EIO, path)
+        return True
+
+    def sync_dir(self, path: str) -> None:
+        self.process.check()
+        self.storage.folder(path)
+        self.change("sync_dir", path, lambda: self.storage.sync_dir(path))
+
+    def boot_id(self) -> str:
+        return str(self.storage.power_cuts)
+
+    def lock(self, path: str) -> FileLock:
+        if path in self.locks:
+            raise os_error(errno.EWOULDBLOCK, path)
+        self.open(path, create=True)
+        return SimulatedLock(self, path)
+
+    def free_bytes(self, path: str) -> int:
+        self.process.check()
+        return self.storage.free_bytes()
+
+    def total_bytes(self, path: str) -> int:
+        self.process.check()
+        return self.storage.total_bytes()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        faults, now = self.faults, self.process.timeline.now
+        before = self.random.random() * faults.delay_s
+        after = self.random.random() * faults.delay_s
+        if self.random.random() < faults.slow:
+            faults.count("slow disk")
+            after += self.random.random() * faults.slow_s
+        await self.process.wait_until(now + before)
+        try:
+            if faults.interleaved and self.random.random() < faults.interleaved:
+                return await self._run_beside(function)
+            self.process.is_in_thread = True
+            return function()
+        finally:
+            self.process.is_in_thread = False
+            if self.process.alive:
+                await self.process.wait_until(self.process.timeline.now + after, shielded=True)
+
+    async def _run_beside(self, function: Callable[[], T]) -> T:
+        """As it runs in a thread: the loop goes on between two operations of the disk."""
+        beside = Beside(function)
+        beside.step()
+        try:
+            while not beside.is_done:
+                self.faults.count("loop ran within a function beside it")
+                is_slow = self.random.random() < SLOW_PAUSES
+                longest_s = self.faults.slow_s if is_slow else self.faults.delay_s
+                delay_s = self.random.random() * longest_s
+                when = self.process.timeline.now + delay_s
+                await self.process.wait_until(when, shielded=True)
+                beside.step()
+        finally:
+            while not beside.is_done:  # the machine has stopped, as its next operation is told
+                beside.step()
+        if beside.error is not None:
+            raise beside.error
+        result: T = beside.result
+        return result

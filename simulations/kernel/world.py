@@ -1,0 +1,205 @@
+"""One seed, one world: everything that is drawn in it comes from that seed.
+
+A world runs under trio with virtual time and a seeded scheduler. trio's hook for Hypothesis sorts
+what is runnable by age before it shuffles, so that no set ordered by object ids can show. Streams
+of random numbers are per purpose and per machine: a new draw in one leaves the others as they were.
+"""
+
+import logging
+import random
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from trio._core import _run
+
+from dataplane.log.segments import sync_failure_marker
+from simulations.kernel.clock import MachineClock
+from simulations.kernel.machine import Machine, running_on, running_process
+from simulations.kernel.mutation import swapped
+from simulations.kernel.network import Internet
+from simulations.kernel.thread_steps import TurnLock
+from simulations.kernel.timeline import Timeline
+from simulations.kernel.trace import Trace
+from wire.records import walk_form
+from wire.records.record_walk import RecordWalk
+
+if TYPE_CHECKING:
+    from simulations.checkers import Comparing
+
+TIME_LIMIT_S: Final = 600.0
+# Of functions beside the loop, in most worlds none: a thread costs as much as they do.
+INTERLEAVED: Final = (0.0, 0.0, 0.0, 0.2)
+BUG: Final = "bug NoneIsExcused"
+
+
+class Violation(Exception):  # noqa: N818 - what a checker finds is not an error of the simulator
+    """Something that must always hold did not: `invariant` names which."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        self.invariant = invariant
+        self.text = text
+        super().__init__(f"{invariant}: {text}")
+
+
+class World:
+    def __init__(self, seed: int, *, planted: str = "") -> None:
+        self.seed = seed
+        self.planted = planted
+        self.timeline = Timeline()
+        self.trace = Trace()
+        self.internet = Internet(self.timeline, self.stream("network"), self.trace)
+        self.machines: dict[str, Machine] = {}
+        self.checkers: list[Comparing] = []
+        # What is to befall this world, by number; a scenario says it first.
+        self.faults: dict[int, str] = {}
+        self.violations: list[Violation] = []
+        self.counts: dict[str, int] = {}
+        self._nursery: trio.Nursery | None = None
+        self._interleaved = self.stream("interleaved").choice(INTERLEAVED)
+        self._syncs_all = self.stream("sync_all").random() < 0.5
+
+    @property
+    def now(self) -> float:
+        return self.timeline.now
+
+    def stream(self, name: str) -> random.Random:
+        return random.Random(f"{self.seed}/{name}")
+
+    def say(self, who: str, text: str) -> None:
+        self.trace.add(self.timeline.now, who, text)
+
+    def count(self, what: str, number: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + number
+
+    def violate(self, invariant: str, text: str) -> None:
+        """Recorded once per invariant; the world goes on, so that the story has an end."""
+        if all(known.invariant != invariant for known in self.violations):
+            self.violations.append(Violation(invariant, text))
+            self.say("VIOLATION", f"{invariant}: {text}")
+
+    def machine(self, name: str, *, skew_s: float = 0.0, rate: float = 1.0) -> Machine:
+        assert self._nursery is not None, "machines are made while the world runs"
+        draw = self.stream(f"machine {name}")
+        clock = MachineClock(
+            self.timeline, skew_s=skew_s, rate=rate, uptime_s=draw.uniform(1000, 100_000)
+        )
+        machine = Machine(
+            name,
+            timeline=self.timeline,
+            internet=self.internet,
+            trace=self.trace,
+            nursery=self._nursery,
+            draw=draw,
+            clock=clock,
+        )
+        machine.faults.interleaved = self._interleaved
+        machine.faults.syncs_all = self._syncs_all
+        self.machines[name] = machine
+        return machine
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+
+    def run(self, story: Callable[["World"], Awaitable[None]]) -> None:
+        """The story is over, or a limit was reached; violations tell what was found."""
+        with (
+            seeded_scheduler(self.stream("scheduler")),
+            swapped(_KERNEL, "get_events", seldom_asked),
+            # Where mutants can be planted, and the same on every machine.
+            swapped(walk_form, "walk_class", lambda _: RecordWalk),
+            swapped(sync_failure_marker, "Lock", lambda _: TurnLock),
+            self._node_logs(),
+        ):
+            trio.run(self._main, story, clock=self.timeline)
+
+    async def _main(self, story: Callable[["World"], Awaitable[None]]) -> None:
+        with trio.move_on_after(TIME_LIMIT_S) as limit:
+            async with trio.open_nursery() as self._nursery:
+                try:
+                    await story(self)
+                except Violation as violation:
+                    self.violate(violation.invariant, violation.text)
+                except Exception as error:  # noqa: BLE001 - the story's own mistake is a finding too
+                    where = "".join(traceback.format_exception(error)[-3:])
+                    self.violate("story", f"{error!r} {where}")
+                finally:
+                    for machine in self.machines.values():
+                        machine.kill()
+                    self._nursery.cancel_scope.cancel()
+        if limit.cancelled_caught:
+            self.violate("liveness", f"not over after {TIME_LIMIT_S:.0f} s of virtual time")
+
+    @contextmanager
+    def _node_logs(self) -> Iterator[None]:
+        handler = _TraceHandler(self)
+        root = logging.getLogger()
+        level = root.level
+        root.addHandler(handler)
+        root.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(level)
+
+
+class _TraceHandler(logging.Handler):
+    """What a node logs is part of the trace; an error with a traceback is part of it in short."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f" [{record.exc_info[1]!r}]"
+            process = running_process.get()
+            if process is not None and process.alive:
+                # Only what ends a connection or a call by a bug is logged with its traceback.
+                self._world.violate(BUG, f"{running_on.get()}: {text}")
+        self._world.say(running_on.get(), f"log: {record.levelname.lower()} {text}")
+
+
+class _Order:
+    """What trio asks for the order of those that can run; mostly there is only one."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+
+    def shuffle(self, batch: list[Any]) -> None:
+        if len(batch) > 1:
+            self._draw.shuffle(batch)
+
+
+@contextmanager
+def seeded_scheduler(draw: random.Random) -> Iterator[None]:
+    run: Any = _run
+    before = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r
+    run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = True, _Order(draw)
+    try:
+        yield
+    finally:
+        run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = before
+
+
+def seldom_asked(get_events: Any) -> Any:
+    """Nothing in a world waits for the kernel, so it is asked only for what trio tells itself:
+
+    callbacks from outside of tasks (Ctrl-C is one), and the end of it all.
+    """
+
+    def asks(io_manager: Any, timeout: float) -> Any:
+        runner = _run.GLOBAL_RUN_CONTEXT.runner
+        told = runner.entry_queue
+        if runner.runq and not told.queue and not told.idempotent_queue:
+            return ()
+        return get_events(io_manager, timeout)
+
+    return asks
+
+
+_KERNEL: Final[Any] = vars(_run)["TheIOManager"]

@@ -1,0 +1,47 @@
+"""Mistakes in how fetches wait: a wake-up that is lost."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from dataplane.fetch.sessions import SessionPartition
+from dataplane.partition.partition import FetchWaiter
+from simulations.kernel.mutation import Defect, swapped
+
+
+def _poll_heard_once() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def note(self: Any, new_bytes: int) -> bool:
+            right(self, new_bytes)
+            return False
+
+        return note
+
+    return swapped(FetchWaiter, "note", wrong)
+
+
+def _session_poll_not_woken() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def note(self: Any, new_bytes: int) -> bool:
+            self.session.news[self] = None
+            return self.session.waiter is not None
+
+        return note
+
+    return swapped(SessionPartition, "note", wrong)
+
+
+FETCH_DEFECTS: Final = tuple(
+    Defect(name, about, "long-polls", ("liveness",), plant)
+    for name, about, plant in (
+        (
+            "poll-heard-once",
+            "a long poll that still misses bytes after an append hears of no other",
+            _poll_heard_once,
+        ),
+        (
+            "session-poll-not-woken",
+            "an append is news of a fetch session, but wakes no fetch that waits for it",
+            _session_poll_not_woken,
+        ),
+    )
+)

@@ -1,0 +1,114 @@
+"""Checks of a log removed one at a time: of compaction, removal, recovery and producers."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.recovery import recovery
+from dataplane.log.segments import producers
+from dataplane.log.segments.config import NEVER
+from dataplane.maintenance import log_cleaner
+from dataplane.partition.rejected_batches import RefusedBatches
+from simulations.kernel.mutation import Defect, swapped
+
+
+def _unstable_cleaned() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def cleanable(segments: Any, cleaned_to: int, stable_end: int, *rest: Any) -> Any:
+            return right(segments, cleaned_to, NEVER, *rest)
+
+        return cleanable
+
+    return swapped(log_cleaner, "cleanable", wrong)
+
+
+def _removals_not_synced() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda self, offset, most=None: right(self, offset)
+
+    return swapped(PartitionLog, "_retire_before", wrong)
+
+
+class _EndsAtErrors:
+    """A file that seems to end where the disk cannot read it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._end = file.size()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def size(self) -> int:
+        return int(self._end)
+
+    def read(self, size: int, position: int) -> bytes:
+        try:
+            return bytes(self._file.read(size, position))
+        except OSError:
+            self._end = min(self._end, position)
+            raise
+
+
+def _unreadable_is_the_end() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def scan_segment(file: Any, *rest: Any, **named: Any) -> Any:
+            short = _EndsAtErrors(file)
+            try:
+                return right(short, *rest, **named)
+            except OSError:
+                return right(short, *rest, **named)
+
+        return scan_segment
+
+    return swapped(recovery, "scan_segment", wrong)
+
+
+def _sequence_not_checked() -> AbstractContextManager[None]:
+    return swapped(producers, "_check_next", lambda _: lambda *_: None)
+
+
+def _refused_not_remembered() -> AbstractContextManager[None]:
+    return swapped(RefusedBatches, "check", lambda _: lambda *_: None)
+
+
+LOG_DEFECTS: Final = tuple(
+    Defect(name, about, scenario, found_as, plant)
+    for name, about, scenario, found_as, plant in (
+        (
+            "unstable-cleaned",
+            "compaction removes what newer records replace before these are flushed",
+            "compaction",
+            ("L2", "R6"),
+            _unstable_cleaned,
+        ),
+        (
+            "removals-not-synced",
+            "retention renames several segments above the recovery point without a sync between",
+            "administration",
+            ("R6", "L1", "L5"),
+            _removals_not_synced,
+        ),
+        (
+            "unreadable-is-the-end",
+            "recovery takes a read that fails for the end of the segment",
+            "failing-disk",
+            ("R6", "L1", "L2", "L5", "liveness"),
+            _unreadable_is_the_end,
+        ),
+        (
+            "sequence-not-checked",
+            "a known producer's batches are appended in any order of their sequences",
+            "disk-full",
+            ("T1",),
+            _sequence_not_checked,
+        ),
+        (
+            "refused-not-remembered",
+            "behind the first batch of a producer, which was refused, the second is appended",
+            "disk-full",
+            ("T1",),
+            _refused_not_remembered,
+        ),
+    )
+)

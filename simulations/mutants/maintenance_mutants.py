@@ -1,0 +1,245 @@
+"""Mistakes in retention, deletion, configs, fetch sessions, indexes and syncs."""
+
+import struct
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import trio
+
+from dataplane.fetch.sessions import SessionPartition
+from dataplane.log.compaction import cleaning
+from dataplane.log.dirs.log_dirs import LogDirs
+from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
+from dataplane.log.local_log import LocalLog
+from dataplane.log.segments.names import LOG_START_CHECKPOINT
+from dataplane.log.segments.segment import Segment
+from dataplane.log.segments.sync_failure_marker import SyncMark
+from dataplane.maintenance import background_tasks
+from dataplane.replication.replica_manager import Partitions
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import ConfigRecord
+from metaquorum.runtime.interfaces import StorageError
+from simulations.kernel.mutation import Defect, swapped
+
+_CHECKSUM_AT: Final = 17
+
+
+def _retention_takes_one_more() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def retention_start(segments: Any, log_start_offset: int, *rest: Any) -> Any:
+            spans = list(segments)
+            start = right(spans, log_start_offset, *rest)
+            if start == log_start_offset:
+                return start
+            ends = [span.end_offset for span in spans[:-1] if span.base_offset == start]
+            return ends[0] if ends else start
+
+        return retention_start
+
+    return swapped(background_tasks, "retention_start", wrong)
+
+
+def _deleted_records_come_back() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda self, name: {} if name == LOG_START_CHECKPOINT else right(self, name)
+
+    return swapped(OffsetCheckpoints, "_read", wrong)
+
+
+def _deletion_not_written() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def checkpoint(self: Any, high_watermarks: Any = None) -> None:
+            await trio.lowlevel.checkpoint()
+            if high_watermarks is not None:  # the one from time to time
+                await right(self, high_watermarks)
+
+        return checkpoint
+
+    return swapped(LogDirs, "checkpoint", wrong)
+
+
+def _configs_not_in_snapshot() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda self: (
+            record for record in right(self) if not isinstance(record, ConfigRecord)
+        )
+
+    return swapped(MetadataImage, "records", wrong)
+
+
+def _config_not_in_force() -> AbstractContextManager[None]:
+    return swapped(Partitions, "_reconfigure", lambda _: lambda *_: None)
+
+
+def _session_forgets() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda self, new: self.session.waiter is not None and right(self, new)
+
+    return swapped(SessionPartition, "note", wrong)
+
+
+def _failed_sync_acknowledged() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def sync_files(self: Any, *rest: Any) -> None:
+            try:
+                await right(self, *rest)
+            except StorageError:
+                self._failure = None
+
+        return sync_files
+
+    return swapped(LocalLog, "_sync_files", wrong)
+
+
+def _failed_sync_forgotten() -> AbstractContextManager[None]:
+    return swapped(SyncMark, "is_in_doubt", lambda _: lambda self: False)
+
+
+def _time_index_late() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def add_entries(self: Any, position: int, last_offset: int) -> None:
+            first, self._max_timestamp_offset = self._max_timestamp_offset, last_offset
+            right(self, position, last_offset)
+            self._max_timestamp_offset = first
+
+        return add_entries
+
+    return swapped(Segment, "_add_entries", wrong)
+
+
+def _index_believed() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda self, position, offset, _: right(self, position, offset, None)
+
+    return swapped(Segment, "_locate_from", wrong)
+
+
+def _time_index_believed() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def time_entry(self: Any, find: Any) -> Any:
+            entry = find(self.times) if self.size_bytes else None
+            if entry is None:
+                return None
+            place = self.locate(self.base_offset + entry[1])
+            at = place[0] if place else self.size_bytes
+            return entry[0], self.base_offset + entry[1], at
+
+        return time_entry
+
+    return swapped(Segment, "_time_entry", wrong)
+
+
+def _rot_made_sound() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        return lambda batch, position, size: struct.unpack_from(
+            ">I", batch, position + _CHECKSUM_AT
+        )[0]
+
+    return swapped(cleaning, "batch_crc", wrong)
+
+
+def _one_directory_fails_all() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def fail(self: Any, log_dir: Any, error: StorageError) -> None:
+            right(self, log_dir, error)
+            for other in list(self.online):
+                right(self, other, error)
+
+        return fail
+
+    return swapped(LogDirs, "fail", wrong)
+
+
+UPKEEP_DEFECTS: Final = (
+    Defect(
+        "retention-takes-one-more",
+        "retention takes the first segment that is not due, too",
+        "administration",
+        ("L3",),
+        _retention_takes_one_more,
+    ),
+    Defect(
+        "deleted-records-come-back",
+        "after a start a log begins with its first segment again",
+        "administration",
+        ("L3",),
+        _deleted_records_come_back,
+    ),
+    Defect(
+        "deletion-not-written",
+        "DeleteRecords is acknowledged before the log's start is on disk",
+        "administration",
+        ("L3",),
+        _deletion_not_written,
+    ),
+    Defect(
+        "configs-not-in-snapshot",
+        "a snapshot of the metadata lacks the configs",
+        "administration",
+        ("M3", "M4"),
+        _configs_not_in_snapshot,
+    ),
+    Defect(
+        "config-not-in-force",
+        "a topic's partitions are not told of another config before the next start",
+        "administration",
+        ("M3",),
+        _config_not_in_force,
+    ),
+    Defect(
+        "session-forgets",
+        "a fetch session hears nothing of what comes between two of its requests",
+        "administration",
+        ("liveness",),
+        _session_forgets,
+    ),
+    Defect(
+        "time-index-late",
+        "an entry of the time index names the newest batch, not the youngest",
+        "administration",
+        ("L5",),
+        _time_index_late,
+    ),
+    Defect(
+        "failed-sync-acknowledged",
+        "a sync that fails counts as one that succeeded",
+        "failing-disk",
+        ("R6", "L2"),
+        _failed_sync_acknowledged,
+    ),
+    Defect(
+        "failed-sync-forgotten",
+        "recovery trusts what it can read after a sync has failed",
+        "failing-disk",
+        ("R6", "L1", "L2"),
+        _failed_sync_forgotten,
+    ),
+    Defect(
+        "index-believed",
+        "no batch has to bear out an entry of the offset index",
+        "failing-disk",
+        ("L1", "L5"),
+        _index_believed,
+    ),
+    Defect(
+        "time-index-believed",
+        "no batch has to bear out an entry of the time index",
+        "failing-disk",
+        ("L3", "L5"),
+        _time_index_believed,
+    ),
+    Defect(
+        "rot-made-sound",
+        "compaction copies damaged batches and gives them sound checksums",
+        "failing-disk",
+        ("L2", "L4"),
+        _rot_made_sound,
+    ),
+    Defect(
+        "one-directory-fails-all",
+        "a log directory that fails takes the others with it",
+        "log-dirs",
+        ("liveness",),
+        _one_directory_fails_all,
+    ),
+)

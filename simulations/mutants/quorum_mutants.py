@@ -1,0 +1,421 @@
+"""Mistakes planted into the quorum: the guard's rules switched off one by one; and into clusters.
+
+The first five are what the library does when it is left alone (`metaquorum/raft/core.py` says what
+the guard does about each).
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final
+
+import trio
+
+from metaquorum.config.definition import Scope
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.records import ConfigRecord
+from metaquorum.metadata.replay import Replay
+from metaquorum.raft.core import RaftCore
+from metaquorum.raft.messages import Append
+from metaquorum.raft.progress import Sending
+from metaquorum.raft.replication import Replication
+from metaquorum.raft.state import DiskState
+from metaquorum.raft.voter import RaftVoter
+from metaquorum.rpc.controller_client import Gateway
+from metaquorum.runtime.interfaces import StorageError
+from metaquorum.storage import journal, snapshot
+from metaquorum.storage.framing import HEADER_BYTES, Frame, frame_bytes
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.journal_ops import HardState, decode_ops
+from simulations.cluster.voter_group import WatchedLoader
+from simulations.kernel.mutation import Deaf, Defect, swapped
+
+
+@contextmanager
+def _both(*plants: AbstractContextManager[None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for plant in plants:
+            stack.enter_context(plant)
+        yield
+
+
+def sends_again() -> AbstractContextManager[None]:
+    """No mistake yet: a leader that repeats an entry now and then, as the library's own does."""
+
+    def wrong(right: Any) -> Any:
+        def replicate_to(
+            self: Any, voter_id: int, progress: Any, commit_index: int, *, is_due: bool
+        ) -> None:
+            right(self, voter_id, progress, commit_index, is_due=is_due)
+            log, index = self._log, progress.matched_index
+            if is_due and progress.state is Sending.REPLICATE and index > log.anchor.index:
+                entry, number = log.entry(index), self._next_round()
+                again = ((entry.term, entry.payload),)
+                before = log.term_at(index - 1)
+                self._send(
+                    voter_id, Append(self._term, number, index - 1, before, commit_index, again)
+                )
+
+        return replicate_to
+
+    return swapped(Replication, "_replicate_to", wrong)
+
+
+def _append_truncates() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def append_matching(
+            self: Any, voter_id: int, message: Any, previous: Any, entries: list[Any]
+        ) -> None:
+            end = previous.index + len(entries)
+            self._answering, self._matched_next_index = message, end + 1
+            try:
+                self._library.append(
+                    voter_id,
+                    message.term,
+                    previous.index,
+                    previous.term,
+                    min(message.commit_index, end),
+                    entries,
+                )
+            finally:
+                self._answering = self._matched_next_index = None
+
+        return append_matching
+
+    return _both(sends_again(), swapped(RaftCore, "_append_matching", wrong))
+
+
+def _commit_by_snapshot_on_its_way() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def piece(self: Any, voter_id: int, piece: Any) -> None:
+            right(self, voter_id, piece)
+            known = min(piece.last_index, self.log.last.index)
+            self._library.commit_index = max(self.commit_index, known)
+
+        return piece
+
+    return swapped(RaftCore, "_piece", wrong)
+
+
+def prefers_snapshots() -> AbstractContextManager[None]:
+    """No mistake yet: a leader that sends a snapshot to everybody who comes back."""
+
+    def wrong(right: Any) -> Any:
+        def connected(self: Any, voter_id: int) -> None:
+            right(self, voter_id)
+            if voter_id in self.progress and self._log.anchor.index:
+                self.progress[voter_id].needs_snapshot(self._next_round())
+
+        return connected
+
+    return swapped(Replication, "connected", wrong)
+
+
+def _snapshot_clears_log() -> AbstractContextManager[None]:
+    def wrong_piece(_: Any) -> Any:
+        def piece(self: Any, voter_id: int, piece: Any) -> None:
+            self.pieces = [(voter_id, piece)]
+
+        return piece
+
+    def wrong_install(_: Any) -> Any:
+        def install(self: Any, position: Any) -> bool:
+            self.log.reset(position)
+            self._library.commit_index = position.index
+            return True
+
+        return install
+
+    return _both(
+        prefers_snapshots(),
+        swapped(RaftCore, "_piece", wrong_piece),
+        swapped(RaftCore, "install", wrong_install),
+    )
+
+
+def _restart_wipes_journal() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def load_newest(self: Any, journal: Any) -> None:
+            await right(self, journal)
+            if journal.base.index < self.applied.index:
+                journal.reset(self.applied)
+                await journal.sync()
+
+        return load_newest
+
+    return swapped(DiskState, "load_newest", wrong)
+
+
+def _nothing_synced() -> AbstractContextManager[None]:
+    return _deaf_append(lambda frame: True)
+
+
+def _vote_not_synced() -> AbstractContextManager[None]:
+    def is_vote(frame: bytes) -> bool:
+        ops = decode_ops(memoryview(frame)[HEADER_BYTES:])
+        return all(isinstance(op, HardState) for op in ops)
+
+    return _deaf_append(is_vote)
+
+
+def _deaf_append(chosen: Any) -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def append_frame(self: Any, frame: bytes) -> None:
+            file = self._file
+            if chosen(frame):
+                self._file = Deaf(file, "sync")
+            try:
+                right(self, frame)
+            finally:
+                self._file = file
+
+        return append_frame
+
+    return swapped(Journal, "_append_frame", wrong)
+
+
+def _told_before_sync() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def sync(self: Any, core: Any, now: float) -> None:
+            self._send(core)
+            await right(self, core, now)
+
+        return sync
+
+    return swapped(RaftVoter, "_sync", wrong)
+
+
+def _ack_before_quorum() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def publish(self: Any, core: Any) -> None:
+            right(self, core)
+            if core.is_leader and self._committed_index < core.log.last.index:
+                self._committed_index = core.log.last.index
+                self._commit_moved.set()
+
+        return publish
+
+    return swapped(RaftVoter, "_publish", wrong)
+
+
+def _stale_controller_accepted() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def propose(self: Any, term: int, expected_offset: int, records: Any) -> Any:
+            core = self._core
+            known = term if core is None or not self.is_active else core.term
+            return right(self, known, expected_offset, records)
+
+        return propose
+
+    return swapped(RaftVoter, "propose", wrong)
+
+
+def _another_replay() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def apply(self: Any, term: int, batch: Any) -> Any:
+            took_effect = await right(self, term, batch)
+            if took_effect and self._voter_id == 2 and batch.sequence % 20 == 0:
+                name = next(iter(self.image.topics), None)
+                if name is not None:
+                    steps = Replay(self.image)
+                    steps.apply([ConfigRecord(Scope.TOPIC, name, "segment.ms", "1")])
+                    self._image, _ = steps.finish(self.image.end_offset)
+            return took_effect
+
+        return apply
+
+    return swapped(WatchedLoader, "apply", wrong)
+
+
+def _old_reads() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def read_barrier(self: Any) -> int:
+            return int(self._machine.image.end_offset)
+
+        return read_barrier
+
+    return swapped(RaftVoter, "read_barrier", wrong)
+
+
+def _rot_believed() -> AbstractContextManager[None]:
+    def read_frame(magic: bytes, data: Any, position: int) -> Frame | None:
+        view = memoryview(data)
+        header = view[position : position + HEADER_BYTES]
+        size = frame_bytes(magic, header)
+        if size is None or position + size > len(view):
+            return None
+        sequence = int.from_bytes(header[8:16], "little")
+        body = view[position + HEADER_BYTES : position + size]
+        return Frame(sequence, body, position + size)
+
+    return _both(
+        swapped(journal, "read_frame", lambda _: read_frame),
+        swapped(snapshot, "read_frame", lambda _: read_frame),
+    )
+
+
+def _round_of_before() -> AbstractContextManager[None]:
+    return swapped(Replication, "want_round", lambda right: lambda self: right(self) - 1)
+
+
+class _NotesFailedReads:
+    def __init__(self, disk: Any) -> None:
+        self._disk = disk
+        self.has_failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def read_file(self, path: str) -> bytes:
+        try:
+            return bytes(self._disk.read_file(path))
+        except OSError:
+            self.has_failed = True
+            raise
+
+
+def _unreadable_journal_begun_anew() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def open_(self: Journal) -> None:
+            disk = self._disk
+            self._disk = noting = _NotesFailedReads(disk)
+            try:
+                right(self)
+            except StorageError:
+                if not noting.has_failed:
+                    raise
+                for name in disk.list(self._directory):
+                    if name.endswith(journal.SUFFIX):
+                        disk.remove(f"{self._directory}/{name}")
+                Journal.__init__(self, disk, self._directory, self._cluster_id, self._segment_bytes)
+                right(self)
+            finally:
+                self._disk = disk
+
+        return open_
+
+    return swapped(Journal, "open", wrong)
+
+
+QUORUM_DEFECTS: Final = tuple(
+    Defect(name, about, "quorum", found_as, plant)
+    for name, about, found_as, plant in (
+        (
+            "append-truncates",
+            "an append cuts off what follows on it, matching or not",
+            ("M1", "M2", "M3"),
+            _append_truncates,
+        ),
+        (
+            "commit-by-snapshot-on-its-way",
+            "the commit index moves as far as a snapshot that has not arrived",
+            ("M2", "M3", "M4"),
+            _commit_by_snapshot_on_its_way,
+        ),
+        (
+            "snapshot-clears-log",
+            "a snapshot replaces a log that holds it and more",
+            ("M2", "M3"),
+            _snapshot_clears_log,
+        ),
+        (
+            "restart-wipes-journal",
+            "a start between a snapshot and the trimming of the journal wipes the journal",
+            ("M2", "M3"),
+            _restart_wipes_journal,
+        ),
+        (
+            "quorum-journal-not-synced",
+            "votes and entries are acknowledged before they are durable",
+            ("M1", "M2", "M3"),
+            _nothing_synced,
+        ),
+        ("vote-not-synced", "a vote is given before it is durable", ("M1",), _vote_not_synced),
+        (
+            "told-before-sync",
+            "what a round has to say leaves before its journal is synced",
+            ("M1", "M2", "M3"),
+            _told_before_sync,
+        ),
+        (
+            "ack-before-quorum",
+            "a leader takes for committed what is on its own disk",
+            ("M2", "M3"),
+            _ack_before_quorum,
+        ),
+        (
+            "stale-controller-accepted",
+            "a change that was decided in an earlier term is proposed all the same",
+            ("M3", "M5"),
+            _stale_controller_accepted,
+        ),
+        (
+            "another-replay",
+            "one voter replays a batch in its own way",
+            ("M4",),
+            _another_replay,
+        ),
+        (
+            "old-reads",
+            "a leader reads without asking whether it still is one",
+            ("M5",),
+            _old_reads,
+        ),
+        (
+            "rot-believed",
+            "checksums of frames are not looked at",
+            ("L4", "M2", "M4"),
+            _rot_believed,
+        ),
+        (
+            "round-of-before",
+            "a read is confirmed by answers that were given before it was asked for",
+            ("M5",),
+            _round_of_before,
+        ),
+        (
+            "unreadable-journal-begun-anew",
+            "a voter whose journal cannot be read at a start begins an empty one",
+            ("M1", "M2", "M3"),
+            _unreadable_journal_begun_anew,
+        ),
+    )
+)
+
+
+def _answered_before_visible() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def seen(self: Any, end_offset: int, deadline: float) -> None:
+            await trio.lowlevel.checkpoint()
+
+        return seen
+
+    return swapped(Gateway, "_seen", wrong)
+
+
+def _snapshot_loses_a_record() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def load(self: Any, records: Any) -> None:
+            await right(self, list(records)[1:])
+
+        return load
+
+    return swapped(MetadataLoader, "load", wrong)
+
+
+CLUSTER_DEFECTS: Final = tuple(
+    Defect(name, about, "cluster", found_as, plant)
+    for name, about, found_as, plant in (
+        (
+            "answered-before-visible",
+            "a worker answers before it shows what was made",
+            ("M3",),
+            _answered_before_visible,
+        ),
+        (
+            "snapshot-loses-a-record",
+            "whoever takes in a snapshot passes over its first record",
+            ("M4",),
+            _snapshot_loses_a_record,
+        ),
+    )
+)

@@ -1,0 +1,434 @@
+"""Mistakes planted into the shipped code, to show that the checkers find them.
+
+Each swaps one method for a wrong one while a world runs. They are mistakes that were made: by
+others (design, "Lessons paid for by others"), or by us until a seed found it.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Final
+
+import trio
+
+from dataplane.log.compaction import cleaning
+from dataplane.log.compaction.compaction import BatchFilter
+from dataplane.log.dirs.log_dir import LogDir
+from dataplane.log.local_log import LocalLog
+from dataplane.log.partition_log import PartitionLog
+from dataplane.log.recovery import recovery
+from dataplane.log.segments.names import CLEAN_SHUTDOWN
+from dataplane.log.segments.offset_map import OffsetMap
+from dataplane.log.segments.producers import ProducerStateTable
+from dataplane.log.segments.scan import SegmentScan
+from dataplane.log.segments.segment_list import Segments
+from dataplane.network.connection import ClientConnection, LaterReply
+from metaquorum.controller import leader_selection
+from metaquorum.metadata.image import PartitionImage
+from metaquorum.runtime.interfaces import Disk, write_atomically
+from metaquorum.storage.journal import Journal
+from simulations.kernel.mutation import Deaf, Defect, planted, swapped
+from simulations.mutants.cleanup_mutants import CLEANUP_DEFECTS
+from simulations.mutants.fetch_mutants import FETCH_DEFECTS
+from simulations.mutants.interleaving_mutants import CHECK_DEFECTS
+from simulations.mutants.log_mutants import LOG_DEFECTS
+from simulations.mutants.maintenance_mutants import UPKEEP_DEFECTS
+from simulations.mutants.quorum_mutants import CLUSTER_DEFECTS, QUORUM_DEFECTS
+from simulations.mutants.quota_mutants import QUOTA_DEFECTS
+from simulations.mutants.replica_fault_mutants import REPLICA_FAULT_DEFECTS
+from simulations.mutants.replication_mutants import REGISTRATION_DEFECTS, REPLICATION_DEFECTS
+from simulations.mutants.sync_mutants import FAULT_DEFECTS
+from simulations.mutants.throttling_mutants import THROTTLING_DEFECTS
+from simulations.mutants.truncation_mutants import CUT_DEFECTS
+from simulations.mutants.validation_mutants import VALIDATION_DEFECTS
+
+__all__ = ["DEFECTS", "Defect", "planted"]
+
+
+def _metadata_ack_before_fsync() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def append_frame(self: Any, frame: bytes) -> None:
+            file, self._file = self._file, Deaf(self._file, "sync")
+            try:
+                right(self, frame)
+            finally:
+                self._file = file
+
+        return append_frame
+
+    return swapped(Journal, "_append_frame", wrong)
+
+
+def _journal_folder_not_synced() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def make_segment(self: Any, sequence: int) -> None:
+            disk, self._disk = self._disk, Deaf(self._disk, "sync_dir")
+            try:
+                right(self, sequence)
+            finally:
+                self._disk = disk
+
+        return make_segment
+
+    return swapped(Journal, "_make_segment", wrong)
+
+
+def _index_not_rebuilt() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def write_index(disk: Disk, path: str, entries: bytes) -> None:
+            if not disk.exists(path):
+                right(disk, path, entries)
+
+        return write_index
+
+    return swapped(recovery, "write_index", wrong)
+
+
+def _torn_tail_served() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def scan_segment(file: Any, *rest: Any, **named: Any) -> SegmentScan:
+            result: SegmentScan = right(file, *rest, **named)
+            state = result.state._replace(size_bytes=file.size())
+            return result._replace(state=state, damage=None)
+
+        return scan_segment
+
+    return swapped(recovery, "scan_segment", wrong)
+
+
+def _clean_mark_kept() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def begin(self: Any) -> Any:
+            path = f"{self.path}/{CLEAN_SHUTDOWN}"
+            mark = self._disk.read_file(path) if self._disk.exists(path) else None
+            result = right(self)
+            if mark is not None:
+                write_atomically(self._disk, path, mark)
+            return result
+
+        return begin
+
+    return swapped(LogDir, "_begin", wrong)
+
+
+def _recovered_not_synced() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def scan(self: Any, base: int) -> Any:
+            disk, self.disk = self.disk, Deaf(self.disk, "sync")
+            try:
+                return right(self, base)
+            finally:
+                self.disk = disk
+
+        return scan
+
+    return swapped(recovery._Loader, "_scan", wrong)
+
+
+def _names_not_synced() -> AbstractContextManager[None]:
+    return swapped(LogDir, "_sync_names", lambda right: lambda self: None)
+
+
+def _producers_forgotten() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def finish(self: Any, first_unclean: int) -> None:
+            right(self, first_unclean)
+            self.log.producers = ProducerStateTable()
+
+        return finish
+
+    return swapped(recovery._Loader, "_finish", wrong)
+
+
+def _failed_append_kept() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def clean_tail(self: Any) -> None:
+            active = self._segments.active
+            active.size_bytes = active.file.get().size()
+            self._tail_dirty = False
+
+        return clean_tail
+
+    return swapped(LocalLog, "_clean_tail", wrong)
+
+
+def _read_past_high_watermark() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def read(self: Any, offset: int, max_bytes: int, end_offset: int, **more: Any) -> Any:
+            result = right(self, offset, max_bytes, end_offset, **more)
+            active = self._segments.active.file
+            if result.size_bytes and result._file is active:
+                result.size_bytes = active.get().size() - result.position
+            return result
+
+        return read
+
+    return swapped(PartitionLog, "read", wrong)
+
+
+def _place_of_another_segment() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        def read_upto(self: Any, segment: Any, end_offset: int, position: int) -> None:
+            self._next_read_offset, self._next_read_position = end_offset, position
+
+        return read_upto
+
+    return swapped(Segments, "read_upto", wrong)
+
+
+def _answers_out_of_order() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def finish(self: Any) -> None:
+            slow = []
+            while (unfinished := self._unfinished) is not None:
+                await self._send(unfinished.unsent)
+                self._unfinished = None
+                if unfinished.reply is not None:
+                    slow.append(unfinished.reply)
+                if unfinished.failure is not None:
+                    break
+                self._unfinished = self._answer_now()
+            for later in slow:
+                reply = later if isinstance(later, list) else await later
+                if isinstance(reply, LaterReply):
+                    self._laters.append(reply)
+                else:
+                    await self._send_reply(reply)
+            await self._send_laters(may_rest=False)
+            if unfinished is not None:
+                raise unfinished.failure
+
+        return finish
+
+    return swapped(ClientConnection, "_finish", wrong)
+
+
+def _ack_before_flush() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        async def flush(self: Any, disk: Any, now_ms: int | None = None) -> None:
+            # Those who wait for their acknowledgement do not say what time it is.
+            if now_ms is not None:
+                await right(self, disk, now_ms)
+
+        return flush
+
+    return swapped(LocalLog, "flush", wrong)
+
+
+def _same_epoch_again() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def settled(partition: PartitionImage, *rest: Any, **named: Any) -> PartitionImage | None:
+            after: PartitionImage | None = right(partition, *rest, **named)
+            return after and replace(after, leader_epoch=partition.leader_epoch)
+
+        return settled
+
+    return swapped(leader_selection, "settled", wrong)
+
+
+def _live_key_dropped() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda self, key: right(self, key) + (key == b"key 1")
+
+    return swapped(OffsetMap, "get", wrong)
+
+
+def _deletion_forgotten_early() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def filter_records(self: Any, *rest: Any) -> Any:
+            self.delete_retention_ms = 0
+            return right(self, *rest)
+
+        return filter_records
+
+    return swapped(BatchFilter, "_filter_records", wrong)
+
+
+def _swapped_without_sync() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def finish(self: Any) -> None:
+            file, disk = self._file, self._disk
+            self._file, self._disk = Deaf(file, "sync"), Deaf(disk, "sync")
+            try:
+                right(self)
+            finally:
+                self._file, self._disk = file, disk
+
+        return finish
+
+    return swapped(cleaning._Target, "finish", wrong)
+
+
+def _names_swapped_without_sync() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def sync_names(self: Any, disk: Any, folder: str) -> bool:
+            await trio.lowlevel.checkpoint()
+            return bool(self.folder == folder)
+
+        return sync_names
+
+    return swapped(LocalLog, "_sync_names", wrong)
+
+
+def _deleted_keys_come_back() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def put(self: Any, key: bytes, offset: int) -> bool:
+            return offset % 2 == 0 or bool(right(self, key, offset))
+
+        return put
+
+    return swapped(OffsetMap, "put", wrong)
+
+
+DEFECTS: Final[dict[str, Defect]] = {
+    defect.name: defect
+    for defect in (
+        Defect(
+            "metadata-ack-before-fsync",
+            "a change of metadata is acknowledged before its journal is on disk",
+            "single-node-power",
+            ("M2", "M3"),
+            _metadata_ack_before_fsync,
+        ),
+        Defect(
+            "journal-folder-not-synced",
+            "the name of a new journal segment is not made durable",
+            "single-node-power",
+            ("M2", "M3"),
+            _journal_folder_not_synced,
+        ),
+        Defect(
+            "index-not-rebuilt",
+            "after an unclean stop the indexes are taken as they are",
+            "single-node-power",
+            ("L5",),
+            _index_not_rebuilt,
+        ),
+        Defect(
+            "torn-tail-served",
+            "what is not a sound batch at the end of a log stays in it",
+            "single-node-power",
+            ("L4", "L5"),
+            _torn_tail_served,
+        ),
+        Defect(
+            "clean-mark-kept",
+            "the mark of a clean stop outlives the start (KAFKA-10471)",
+            "single-node-power",
+            ("L4", "L5", "R6"),
+            _clean_mark_kept,
+        ),
+        Defect(
+            "recovered-not-synced",
+            "recovered segments count as durable without a sync (KAFKA-10101)",
+            "single-node-power",
+            ("liveness", "R6"),
+            _recovered_not_synced,
+        ),
+        Defect(
+            "recovered-folders-not-synced",
+            "folders that a killed process made count as durable without a sync",
+            "log-dirs",
+            ("R6",),
+            _names_not_synced,
+        ),
+        Defect(
+            "producers-forgotten",
+            "the state of producers does not survive a start",
+            "single-node-kill",
+            ("T1",),
+            _producers_forgotten,
+        ),
+        Defect(
+            "failed-append-kept",
+            "the bytes of an append that failed stay in the log",
+            "disk-full",
+            ("L1", "L4", "L5"),
+            _failed_append_kept,
+        ),
+        Defect(
+            "read-past-high-watermark",
+            "readers get what the file holds, not what is committed",
+            "hostile",
+            ("R5",),
+            _read_past_high_watermark,
+        ),
+        Defect(
+            "place-of-another-segment",
+            "a place remembered from an older segment is looked up in the active one",
+            "hostile",
+            ("L1", "L4", "L5"),
+            _place_of_another_segment,
+        ),
+        Defect(
+            "answers-out-of-order",
+            "what need not wait is answered first",
+            "hostile",
+            ("P1",),
+            _answers_out_of_order,
+        ),
+        Defect(
+            "ack-before-flush",
+            "flush.messages does not hold back the acknowledgement",
+            "single-node-power",
+            ("R6",),
+            _ack_before_flush,
+        ),
+        Defect(
+            "same-epoch-again",
+            "a leader goes on in the epoch in which it crashed (KAFKA-10527)",
+            "single-node-power",
+            ("R4",),
+            _same_epoch_again,
+        ),
+        Defect(
+            "live-key-dropped",
+            "compaction takes the last record of a key",
+            "compaction",
+            ("L2",),
+            _live_key_dropped,
+        ),
+        Defect(
+            "deletion-forgotten-early",
+            "compaction does not wait delete.retention.ms before it forgets a deletion",
+            "compaction",
+            ("L2",),
+            _deletion_forgotten_early,
+        ),
+        Defect(
+            "swapped-without-sync",
+            "a cleaned segment takes its place before it is durable",
+            "compaction",
+            ("L2", "L4", "L5", "liveness"),
+            _swapped_without_sync,
+        ),
+        Defect(
+            "names-swapped-without-sync",
+            "the names of the segments that a cleaned one replaces go before its own is durable",
+            "compaction",
+            ("L2", "L5", "liveness"),
+            _names_swapped_without_sync,
+        ),
+        Defect(
+            "deleted-keys-come-back",
+            "some keys are not noted, so that a deletion goes before what it deletes",
+            "compaction",
+            ("L2",),
+            _deleted_keys_come_back,
+        ),
+        *UPKEEP_DEFECTS,
+        *FETCH_DEFECTS,
+        *LOG_DEFECTS,
+        *VALIDATION_DEFECTS,
+        *QUORUM_DEFECTS,
+        *CLUSTER_DEFECTS,
+        *QUOTA_DEFECTS,
+        *REPLICATION_DEFECTS,
+        *REGISTRATION_DEFECTS,
+        *CUT_DEFECTS,
+        *CLEANUP_DEFECTS,
+        *CHECK_DEFECTS,
+        *THROTTLING_DEFECTS,
+        *FAULT_DEFECTS,
+        *REPLICA_FAULT_DEFECTS,
+    )
+}

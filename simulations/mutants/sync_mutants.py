@@ -1,0 +1,92 @@
+"""Mistakes that show only where a file system is synced as a whole, or the loop runs between two
+
+operations of a function beside it; and one that a failing disk excused.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final
+
+from dataplane.log import local_log
+from dataplane.log.dirs.log_dir import LogDir
+from dataplane.log.local_log import LocalLog
+from dataplane.log.segments import files
+from simulations.kernel.mutation import Defect, swapped
+
+
+@contextmanager
+def _both(*plants: AbstractContextManager[None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for plant in plants:
+            stack.enter_context(plant)
+        yield
+
+
+def _failed_sync_is_a_bug() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def storage_error(error: OSError, action: str, path: str) -> Exception:
+            if action == "sync":
+                return KeyError(path)
+            result: Exception = right(error, action, path)
+            return result
+
+        return storage_error
+
+    return _both(swapped(files, "storage_error", wrong), swapped(local_log, "storage_error", wrong))
+
+
+def _sync_all_not_done() -> AbstractContextManager[None]:
+    return swapped(LogDir, "_sync_all", lambda right: lambda self: True)
+
+
+def _end_noted_by_the_thread() -> AbstractContextManager[None]:
+    """Right where nothing is appended between the syncs of a log and of its folder."""
+
+    def wrong(right: Any) -> Any:
+        async def sync_files(self: Any, disk: Any, logs: Any, unsynced: Any) -> None:
+            if unsynced is None:
+                await right(self, disk, logs, None)
+                return
+            await right(self, disk, logs, _Then(self, unsynced))
+
+        return sync_files
+
+    return swapped(LocalLog, "_sync_files", wrong)
+
+
+class _Then:
+    def __init__(self, log: Any, unsynced: Any) -> None:
+        self._log = log
+        self._unsynced = unsynced
+
+    def sync(self, disk: Any) -> None:
+        self._unsynced.sync(disk)
+        self._log.recovery_point = max(self._log.recovery_point, self._log.log_end_offset)
+
+
+FAULT_DEFECTS: Final = tuple(
+    Defect(name, about, scenario, found_as, plant)
+    for name, about, scenario, found_as, plant in (
+        (
+            "failed-sync-is-a-bug",
+            "a sync that fails raises KeyError instead of taking the directory offline",
+            "failing-disk",
+            ("bug",),
+            _failed_sync_is_a_bug,
+        ),
+        (
+            "sync-all-not-done",
+            "a clean stop that is to sync a whole file system does not",
+            "syncs",
+            ("R6", "L4", "L5", "liveness"),
+            _sync_all_not_done,
+        ),
+        (
+            "end-noted-by-the-thread",
+            "a log is synced to where it ends once its folder is, and not to where it ended before",
+            "syncs",
+            ("R6", "L4", "L5"),
+            _end_noted_by_the_thread,
+        ),
+    )
+)

@@ -1,0 +1,60 @@
+"""Mistakes in how logs are cut and deleted: what a crash finds of them."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Any, Final
+
+import trio
+
+from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
+from dataplane.log.local_log import LocalLog
+from simulations.kernel.mutation import Defect, all_of, swapped
+
+
+def _recovery_point_above_cut() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        @asynccontextmanager
+        async def cutting(self: Any, logs: Any, kept: Any) -> AsyncIterator[None]:
+            yield
+
+        return cutting
+
+    def unasserted(_: Any) -> Any:
+        def _distrust_from(self: Any, offset: int) -> None:
+            self.recovery_point = min(self.recovery_point, offset)
+
+        return _distrust_from
+
+    return all_of(
+        swapped(OffsetCheckpoints, "cutting", wrong),
+        swapped(LocalLog, "_distrust_from", unasserted),
+    )
+
+
+def _deleted_topics_noted() -> AbstractContextManager[None]:
+    def wrong(_: Any) -> Any:
+        async def write_deletions(self: Any, logs: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        return write_deletions
+
+    return swapped(OffsetCheckpoints, "write_deletions", wrong)
+
+
+CUT_DEFECTS: Final = tuple(
+    Defect(name, about, "crossings", found_as, plant)
+    for name, about, found_as, plant in (
+        (
+            "recovery-point-above-cut",
+            "the recovery point on disk is not lowered before a follower cuts its log below it",
+            ("L4",),
+            _recovery_point_above_cut,
+        ),
+        (
+            "deleted-topics-noted",
+            "checkpoints tell of a deleted topic until the next one of its name was written to",
+            ("L4", "R9"),
+            _deleted_topics_noted,
+        ),
+    )
+)

@@ -1,0 +1,111 @@
+"""Mistakes in the validation of produced batches: one rule removed at a time."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from dataplane.handlers import produce
+from dataplane.partition import batch_validation
+from simulations.kernel.mutation import Defect, swapped
+from wire.records.batches import CODEC_MASK
+from wire.records.record_walk import RecordWalk
+
+
+def _count_not_checked() -> AbstractContextManager[None]:
+    return swapped(RecordWalk, "finish", lambda right: lambda self, left_bytes: None)
+
+
+def _deltas_not_checked() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        return lambda count, last_offset_delta, dense: right(count, (1 << 31) - 1, False)
+
+    return swapped(batch_validation, "new_walk", wrong)
+
+
+def _compressed_not_walked() -> AbstractContextManager[None]:
+    def wrong(right: Any) -> Any:
+        def check_records(buffer: Any, position: int, header: Any, walk: Any) -> Any:
+            if header.attributes & CODEC_MASK:
+                return iter(())
+            return right(buffer, position, header, walk)
+
+        return check_records
+
+    return swapped(batch_validation, "check_records", wrong)
+
+
+def _many_not_walked() -> AbstractContextManager[None]:
+    """In a worker thread a batch is taken as it comes."""
+
+    def wrong(right: Any) -> Any:
+        async def validated(
+            worker: Any, client: Any, partition: Any, records: Any, header: Any
+        ) -> Any:
+            return records, header
+
+        return validated
+
+    return swapped(produce, "_validated", wrong)
+
+
+def _few_not_walked() -> AbstractContextManager[None]:
+    """On the loop a batch is taken as it comes."""
+    return swapped(produce, "validated", lambda right: lambda batch, header, *rest: (batch, header))
+
+
+def _max_timestamp_believed() -> AbstractContextManager[None]:
+    return swapped(batch_validation, "set_max_timestamp", lambda right: lambda *arguments: None)
+
+
+def _control_batches_taken() -> AbstractContextManager[None]:
+    from wire.records import batches
+
+    return swapped(batches, "_NOT_FOR_PRODUCERS", lambda right: 0)
+
+
+VALIDATION_DEFECTS: Final = tuple(
+    Defect(name, about, "hostile", found_as, plant)
+    for name, about, found_as, plant in (
+        (
+            "record-count-not-checked",
+            "a batch may have fewer or more records than its header says",
+            ("L6", "L4"),
+            _count_not_checked,
+        ),
+        (
+            "offset-deltas-not-checked",
+            "offset deltas of a produced batch need only ascend",
+            ("L6", "L4"),
+            _deltas_not_checked,
+        ),
+        (
+            "compressed-not-walked",
+            "the records of a compressed batch are not looked at",
+            ("L6", "L4"),
+            _compressed_not_walked,
+        ),
+        (
+            "many-records-not-walked",
+            "what is validated in a worker thread is not",
+            ("L6", "L4"),
+            _many_not_walked,
+        ),
+        (
+            "few-records-not-walked",
+            "what is validated on the loop is not",
+            ("L6", "L4"),
+            _few_not_walked,
+        ),
+        (
+            "max-timestamp-believed",
+            "the largest timestamp of a header is not corrected",
+            ("L4", "L5"),
+            _max_timestamp_believed,
+        ),
+        (
+            "control-batches-taken",
+            "a client may write control batches",
+            ("L6", "L4"),
+            _control_batches_taken,
+        ),
+    )
+)

@@ -1,0 +1,198 @@
+"""What must hold where replicas retain, compact and recompress, each on its own.
+
+Compaction and retention of followers go by their own clocks and their own high watermarks, so that
+logs of one partition begin at different offsets and have different gaps. What is left must agree
+all the same (the checkers of `replica_checkers`), and nothing may go that is not due.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from simulations.checkers.log_files import Segment, naive_segments
+from simulations.cluster.cluster_state import ClusterChecker, Nation
+from simulations.replication.replica_checkers import WatchingChecker
+from simulations.replication.replicas import (
+    Content,
+    Held,
+    LogStartMove,
+    Name,
+    PartitionStory,
+    Place,
+)
+from wire.records.compression import Codec
+
+_UNLIMITED: Final = -1
+_WEEK_MS: Final = 7 * 24 * 3600 * 1000
+_CODECS: Final = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+
+
+class CompactionKeepsLast(WatchingChecker):
+    """Compaction takes committed records whose keys come again, and tombstones whose time is up."""
+
+    invariant = "L2"
+
+    def cleaned(self, story: PartitionStory, held: Held, names: Sequence[Name]) -> None:
+        self.compare(story.compacts, "{} is compacted, with {}", story, story.configs)
+        for name, is_superseded in self.chronicle.is_superseded(story, held, names):
+            self.compare(
+                is_superseded and name in story.ever_committed,
+                "{}: worker {} compacts {} away, {} (committed: {}); its key has nothing later",
+                story,
+                held.worker_id,
+                name,
+                self._content(story, name),
+                name in story.ever_committed,
+            )
+
+    def _content(self, story: PartitionStory, name: Name) -> Content | None:
+        return (self.chronicle.contents or {}).get(story.identities[name])
+
+
+class LastOfEachKeyIsRead(WatchingChecker):
+    """The last acknowledged record of each key can be read in the end, unless it is a tombstone.
+
+    Told by what producers sent and consumers read; of what happened to logs nothing is asked but
+    which records were lost with good reason.
+    """
+
+    invariant = "L2"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        # By offset, whether acknowledged or only perhaps written.
+        self.acknowledged: dict[Place, dict[int, Content]] = {}
+        self.sent: dict[Place, list[Content]] = {}
+
+    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
+        if not story.compacts:
+            return
+        texts = {text: offset for offset, text in found}
+        sent = {content.text: content for content in self.sent.get(story.place, ())}
+        last_read: dict[bytes | None, int] = {}
+        for text, offset in texts.items():
+            key = sent[text].key if text in sent else None
+            last_read[key] = max(last_read.get(key, -1), offset)
+        known = self.acknowledged.get(story.place, {})
+        tombstones = {content.key for content in sent.values() if content.is_tombstone}
+        contents = self.chronicle.contents or {}
+        # With a key's last record may be lost what it had superseded by then.
+        lost = {contents[identity].key for _, identity in story.lost_records}
+        for offset, content in known.items():
+            if offset < story.deleted_to or content.key in lost | tombstones:
+                continue
+            self.compare(
+                last_read.get(content.key, -1) >= offset,
+                "{}: {} was acknowledged at {}, and the last record of its key is at {}",
+                story,
+                content,
+                offset,
+                last_read.get(content.key),
+            )
+
+
+class ReplicaRetentionIsDue(WatchingChecker):
+    """A log start moves past what is deleted, or too old or too much for this replica; no further.
+
+    Never past the high watermark that the replica knows, nor past anything that is not committed.
+    """
+
+    invariant = "L3"
+
+    def retained(self, story: PartitionStory, held: Held, move: LogStartMove) -> None:
+        self.compare(
+            move.new <= move.high_watermark,
+            "{}: worker {} begins at {}, past its high watermark {}",
+            story,
+            held.worker_id,
+            move.new,
+            move.high_watermark,
+        )
+        gone = [Name(e, o) for o, e in held.epochs.items() if o < move.new]
+        # Before what others have removed with good reason it may have records of a deposed leader.
+        lacks = [
+            name
+            for name in gone
+            if name not in story.ever_committed and name.offset >= story.deleted_to
+        ]
+        self.compare(
+            not lacks,
+            "{}: worker {} begins at {}, and {} before it are not committed",
+            story,
+            held.worker_id,
+            move.new,
+            lacks[:3],
+        )
+        if move.new <= story.deleted_to:
+            return
+        segments = naive_segments(held.machine.storage, move.folder, swapping=True)
+        going = [
+            (segment, segments[number + 1 :])
+            for number, segment in enumerate(segments)
+            if segment.base_offset < move.new and self._end(held, segments, number) > move.old
+        ]
+        for segment, rest in going:
+            self.compare(
+                move.retention_now_ms is not None
+                and (
+                    self._is_too_old(story, segment, move.retention_now_ms)
+                    or self._is_too_much(story, rest)
+                ),
+                "{}: worker {} retains from {} on, not from {}, and segment {} is not due by {}",
+                story,
+                held.worker_id,
+                move.new,
+                move.old,
+                segment.base_offset,
+                story.configs,
+            )
+
+    @staticmethod
+    def _end(held: Held, segments: list[Segment], number: int) -> int:
+        return segments[number + 1].base_offset if number + 1 < len(segments) else held.end
+
+    @staticmethod
+    def _limit(story: PartitionStory, key: str, default: int) -> int:
+        deletes = "delete" in story.configs.get("cleanup.policy", "delete")
+        return int(story.configs.get(key, default)) if deletes else _UNLIMITED
+
+    def _is_too_old(self, story: PartitionStory, segment: Segment, now_ms: int) -> bool:
+        limit = self._limit(story, "retention.ms", _WEEK_MS)
+        newest = max((batch.max_timestamp for batch in segment.batches), default=-1)
+        return limit != _UNLIMITED and now_ms - newest > limit
+
+    def _is_too_much(self, story: PartitionStory, rest: Sequence[Segment]) -> bool:
+        limit = self._limit(story, "retention.bytes", _UNLIMITED)
+        return limit != _UNLIMITED and sum(segment.size for segment in rest) >= limit
+
+
+class CompressionIsInForce(WatchingChecker):
+    """What a leader stores is compressed as the topic's `compression.type` says."""
+
+    invariant = "M3"
+
+    def stored(self, story: PartitionStory, held: Held, codecs: Sequence[Codec]) -> None:
+        wanted = _CODECS.get(story.configs.get("compression.type", "producer"))
+        if wanted is None:
+            return
+        self.compare(
+            set(codecs) == {wanted},
+            "{}: worker {} stores batches of {}, not {}",
+            story,
+            held.worker_id,
+            codecs,
+            wanted,
+        )
+
+
+CLEANUP_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
+    CompactionKeepsLast,
+    LastOfEachKeyIsRead,
+    ReplicaRetentionIsDue,
+    CompressionIsInForce,
+)

@@ -1,0 +1,108 @@
+"""Clients of topics that are compacted, retained or recompressed: keys, tombstones, many codecs."""
+
+from random import Random
+from typing import Final
+
+from metaquorum.runtime.interfaces import Runtime
+from simulations.harness.client import ClientConnection
+from simulations.replication.cleanup_checkers import LastOfEachKeyIsRead
+from simulations.replication.replica_checkers import MIN_ISR, AcknowledgedStays
+from simulations.replication.replica_clients import Batch, ReplicaAdministrator, ReplicaProducer
+from simulations.replication.replicas import TOMBSTONES_STAY_MS, Content, Identity, Place
+from simulations.replication.replicated_cluster import WatchedNation
+from wire.protocol.apis import ApiKey
+from wire.records.compression import Codec
+from wire.records.records import Record
+
+MOST_TOPICS: Final = 3
+_ZSTD_SINCE: Final = 7  # of Produce
+# Some workers' clocks are five minutes behind those of producers, and some ahead.
+RETENTION_MS: Final = ("-1", "1000", "200000", "400000")
+RETENTION_BYTES: Final = ("-1", "2000", "6000")
+COMPRESSION_TYPES: Final = ("producer", "producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
+POLICIES: Final = ("delete", "compact", "compact", "compact,delete")
+
+
+class CleanupAdministrator(ReplicaAdministrator):
+    """Few topics, so that each log gets many segments; some are compacted, most lose records."""
+
+    async def _create(self, connection: ClientConnection) -> None:
+        lasting = self.nation.told.lasting
+        if len(lasting) < MOST_TOPICS:
+            await super()._create(connection)
+
+    async def _create_as(self, connection: ClientConnection, name: str) -> None:
+        draw = self._draw
+        replicas = draw.choice([2, 3, 3])
+        least = draw.choice([1, 2])
+        policy = draw.choice(POLICIES)
+        overrides = {
+            MIN_ISR: str(least),
+            "internal.segment.bytes": draw.choice(["1000", "2500"]),
+            "index.interval.bytes": draw.choice(["1", "300"]),
+            "cleanup.policy": policy,
+            "compression.type": draw.choice(COMPRESSION_TYPES),
+            "message.timestamp.type": draw.choice(["CreateTime", "CreateTime", "LogAppendTime"]),
+            "file.delete.delay.ms": draw.choice(["0", "1000"]),
+        }
+        if "delete" in policy:
+            overrides["retention.ms"] = draw.choice(RETENTION_MS)
+            overrides["retention.bytes"] = draw.choice(RETENTION_BYTES)
+        if "compact" in policy:
+            overrides["min.cleanable.dirty.ratio"] = draw.choice(["0.01", "0.5"])
+            overrides["delete.retention.ms"] = draw.choice(["100", str(2 * TOMBSTONES_STAY_MS)])
+        if draw.random() < self.nation.settings.flushed:
+            overrides["flush.messages"] = "1"
+        partitions = draw.choice([1, 1, 2])
+        topic_id = await self._ask_creation(connection, name, partitions, replicas, overrides)
+        if topic_id is not None:
+            self._made_as(topic_id, partitions, least, overrides)
+
+
+class CleanupProducer(ReplicaProducer):
+    """Writes few keys again and again, with a codec drawn for each batch, and deletes some."""
+
+    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
+        super().__init__(nation, name, draw)
+        # From a stream of its own: keys do not change what is sent when.
+        self._of_keys = nation.world.stream(f"keys {name}")
+        self._keys = self._of_keys.choice([1, 3, 10])
+        self._tombstones = self._of_keys.choice([0.0, 0.1, 0.4])
+        codecs = [codec for codec in Codec if codec is not Codec.ZSTD or self._takes_zstd]
+        self._codecs = self._of_keys.sample(codecs, self._of_keys.randint(1, len(codecs)))
+
+    @property
+    def _takes_zstd(self) -> bool:
+        return self._versions[ApiKey.PRODUCE] >= _ZSTD_SINCE
+
+    def _next(self, runtime: Runtime, place: Place) -> Batch:
+        batch = super()._next(runtime, place)
+        draw = self._of_keys
+        batch.contents = [
+            Content(b"key %d" % draw.randrange(self._keys), value, draw.random() < self._tombstones)
+            for value in batch.values
+        ]
+        self.nation.checker(LastOfEachKeyIsRead).sent.setdefault(place, []).extend(batch.contents)
+        return batch
+
+    def _records(self, batch: Batch) -> list[Record]:
+        return [
+            Record(number, batch.timestamp_ms, content.key, None, (("text", content.text),))
+            if content.is_tombstone
+            else Record(number, batch.timestamp_ms, content.key, content.text, ())
+            for number, content in enumerate(batch.contents)
+        ]
+
+    def _codec(self) -> Codec:
+        return self._of_keys.choice(self._codecs)
+
+    def _identities(self, batch: Batch, crc: int) -> list[Identity]:
+        return [content.identity for content in batch.contents]
+
+    def _acknowledged(self, place: Place, batch: Batch, crc: int, base_offset: int) -> None:
+        super()._acknowledged(place, batch, crc, base_offset)
+        known = self.nation.checker(AcknowledgedStays).acked.get(place, {})
+        last = self.nation.checker(LastOfEachKeyIsRead).acknowledged.setdefault(place, {})
+        for content in batch.contents:
+            if (at := known.get(content.text)) is not None:
+                last[at[0]] = content

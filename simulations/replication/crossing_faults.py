@@ -1,0 +1,900 @@
+"""Interleavings that random troubles come to in no reasonable number of worlds, step by step.
+
+Each *crossing* makes a topic whose replicas it chooses, brings them into one state, and then lets
+two things happen at once: a leader is replaced while a follower cuts its log, a change of an ISR
+arrives after a newer one. The times within are drawn, so that some of the worlds come to the very
+moment. A crossing that does not get to its state within some seconds gives up, and is not counted.
+
+    uneven       a leader that has written nothing is succeeded by one that has more records
+    unwanted cut a follower that is about to cut its log comes to lead before it does
+    impatient    followers stand still while producers' time for acks=all is over
+    pair         one partition of a request changes hands twice while another is not committed
+    unclean      the longer log comes back to a leader that was elected uncleanly, and leads then
+    half way     a replica that catches up is elected uncleanly before it has, or killed
+    late wish    an ISR arrives at the controller after that partition has had a newer one
+    dead wish    an ISR arrives at the controller when the worker that is to join is fenced
+    heir         a new leader does not know yet what was committed, and a follower lags behind it
+    left behind  a worker hears nothing of the metadata until it needs a snapshot
+    reborn wish  an ISR arrives at the controller when the worker that is to join has lost power
+    cut back     a leader is replaced, cuts what it had synced, and stops
+    handover     another leads while appends queue at the leader
+    namesake     a topic is made again under its name, and a worker killed soon after
+    unregister   as the trouble of that name, with a partition that nobody else has
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from random import Random
+from typing import Final
+
+import trio
+
+from dataplane.log.segments.names import LOG, file_name
+from dataplane.partition.partition import Partition
+from metaquorum.metadata.image import PartitionImage
+from metaquorum.runtime.interfaces import Runtime, sleep
+from simulations.checkers.log_files import naive_segments
+from simulations.cluster.cluster_checkers import AnswersHold
+from simulations.cluster.cluster_clients import RETRY_S
+from simulations.cluster.cluster_state import Member
+from simulations.cluster.faults import Act, Befalls, stop_machine
+from simulations.harness.client import BROKEN
+from simulations.replication.replica_checkers import (
+    MIN_ISR,
+    AcknowledgedIsCommitted,
+    ReadsAreCommitted,
+)
+from simulations.replication.replica_clients import ALL, ReplicaReader
+from simulations.replication.replicas import Identity, PartitionStory, Place
+from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.unregister_fault import unregister
+from simulations.workloads.consumer import LATEST
+from wire.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
+from wire.protocol.apis import ApiKey
+from wire.records.batches import parse_header
+from wire.records.records import HEADER_BYTES, Record, encode_batch
+
+DATA: Final = "/data"
+CONTROLLER: Final = "node-1"  # the only one
+# So long a state is waited for, and how often it is looked at.
+WITHIN_S: Final = 4.0
+LOOK_S: Final = 0.002
+# Of a link over which one request is to come late.
+LATE_S: Final = 1.3
+# Connections of workers that broke are noticed by then.
+NOTICED_S: Final = 0.2
+UNKNOWN_PARTITIONS: Final = -1
+REPLICATED: Final = "crossing"
+# Topics made and deleted while somebody hears of none of it: more than snapshots wait for.
+GONE: Final = 6
+# Connections whose requests queue at one partition.
+SENDERS: Final = 6
+# High watermarks are noted by then, and seldom in between.
+NAMESAKE_NOTED_S: Final = 0.6
+# Batches of which each replica is sent one at a time.
+BURST: Final = 4
+
+
+class Hand(ReplicaReader):
+    """Whoever makes the topics of a crossing, moves leaders, and sends single requests."""
+
+    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
+        super().__init__(nation, name, draw)
+        self._versions[ApiKey.ELECT_LEADERS] = max(1, self._versions[ApiKey.ELECT_LEADERS])
+        self._versions[ApiKey.PRODUCE] = max(13, self._versions[ApiKey.PRODUCE])
+        self._versions[ApiKey.DELETE_TOPICS] = max(6, self._versions[ApiKey.DELETE_TOPICS])
+        self._machine = nation.world.machine(name)
+        self._sent = 0
+
+    async def does(self, work: Callable[[Runtime], Awaitable[None]]) -> None:
+        """`work` was done, or its connection was lost."""
+
+        async def run(runtime: Runtime) -> None:
+            try:
+                await work(runtime)
+            except BROKEN as error:
+                self.say(f"connection lost: {error!r}")
+
+        fate = self._machine.start(run)
+        await fate.done.wait()
+        if fate.error is not None:
+            raise fate.error
+
+    async def create(
+        self,
+        name: str,
+        replicas: Sequence[Sequence[int]],
+        configs: dict[str, str],
+    ) -> Place | None:
+        """The topic's first partition; each partition has those replicas, in that order."""
+        assignments = [
+            CreatableReplicaAssignment(partition_index=index, broker_ids=list(each))
+            for index, each in enumerate(replicas)
+        ]
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=UNKNOWN_PARTITIONS,
+            replication_factor=UNKNOWN_PARTITIONS,
+            assignments=assignments,
+            configs=[CreatableTopicConfig(name=key, value=text) for key, text in configs.items()],
+        )
+        told = self.nation.told
+        told.asked.add(name)
+        for outcomes in told.deletion_asked, told.deleted, told.refused:  # of an earlier one
+            outcomes.discard(name)
+        told.created.pop(name, None)
+
+        async def work(runtime: Runtime) -> None:
+            while name not in told.created:
+                message = CreateTopicsRequest(topics=[topic], timeout_ms=3000)
+                async with self.connected(runtime, replicas[0][0]) as connection:
+                    answer = (await connection.call(ApiKey.CREATE_TOPICS, message)).topics[0]
+                code = ErrorCode(answer.error_code)
+                self.say(f"creates {name}: {code.name} {answer.error_message}")
+                self.nation.checker(AnswersHold).answered(name, code)
+                assert code is ErrorCode.NONE or code in RETRIABLE, answer.error_message
+                if code is ErrorCode.NONE:
+                    topic_id = bytes(answer.topic_id)
+                    least = int(configs.get(MIN_ISR, "1"))
+                    self.nation.min_isrs.setdefault(topic_id, set()).add(least)
+                    told.created[name] = topic_id, len(replicas)
+                    self.nation.world.count("topics created")
+                await sleep(runtime.clock, RETRY_S)
+
+        await self.does(work)
+        known = told.created.get(name)
+        return None if known is None else Place(known[0], 0)
+
+    async def delete(self, name: str, through: int) -> None:
+        told = self.nation.told
+        told.deletion_asked.add(name)
+
+        async def work(runtime: Runtime) -> None:
+            state = DeleteTopicState(topic_id=told.created[name][0])
+            message = DeleteTopicsRequest(topics=[state], timeout_ms=3000)
+            async with self.connected(runtime, through) as connection:
+                answer = (await connection.call(ApiKey.DELETE_TOPICS, message)).responses[0]
+            code = ErrorCode(answer.error_code)
+            self.say(f"deletes {name}: {code.name}")
+            if code is ErrorCode.NONE:
+                told.deleted.add(name)
+                self.nation.world.count("topics deleted")
+
+        await self.does(work)
+
+    async def elect(self, through: int, story: PartitionStory, *, unclean: bool = False) -> None:
+        """The preferred leader leads, or anybody, as far as that is possible."""
+        at = story.topic, story.place.partition
+        if unclean:
+            self.nation.chronicle.unclean_asked.add(at)
+
+        async def work(runtime: Runtime) -> None:
+            wish = TopicPartitions(topic=at[0], partitions=[at[1]])
+            message = ElectLeadersRequest(
+                election_type=int(unclean), topic_partitions=[wish], timeout_ms=3000
+            )
+            async with self.connected(runtime, through) as connection:
+                response = await connection.call(ApiKey.ELECT_LEADERS, message)
+            for topic in response.replica_election_results:
+                for row in topic.partition_result:
+                    self.say(f"elects for {at}: {ErrorCode(row.error_code).name}")
+
+        await self.does(work)
+
+    async def produce(
+        self, runtime: Runtime, worker_id: int, stories: Sequence[PartitionStory], acks: int
+    ) -> None:
+        """One request to several partitions of a topic, answered; each has one record."""
+        identities, message = self._batch(runtime, stories, acks)
+        async with self.connected(runtime, worker_id) as connection:
+            answer = await connection.call(ApiKey.PRODUCE, message)
+        for row in answer.responses[0].partition_responses:
+            story, identity = identities[row.index]
+            self.say(f"{story}: {ErrorCode(row.error_code).name} at {row.base_offset}")
+            if acks == ALL and not row.error_code:
+                checker = self.nation.checker(AcknowledgedIsCommitted)
+                checker.acknowledged(story, int(row.base_offset), identity)
+
+    def _batch(
+        self, runtime: Runtime, stories: Sequence[PartitionStory], acks: int
+    ) -> tuple[dict[int, tuple[PartitionStory, Identity]], ProduceRequest]:
+        rows, identities = [], {}
+        for story in stories:
+            self._sent += 1
+            value = f"{story.place.topic_id.hex()} {self.name} {self._sent}".encode()
+            now_ms = runtime.clock.now_ms()
+            data = encode_batch([Record(0, now_ms, None, value, ())])
+            crc = parse_header(memoryview(data), 0).crc
+            identities[story.place.partition] = story, Identity(crc, 0)
+            rows.append(PartitionProduceData(index=story.place.partition, records=data))
+        topic_id = stories[0].place.topic_id
+        topic = TopicProduceData(name=stories[0].topic, topic_id=topic_id, partition_data=rows)
+        message = ProduceRequest(
+            transactional_id=None, acks=acks, timeout_ms=8000, topic_data=[topic]
+        )
+        return identities, message
+
+    async def burst(
+        self, runtime: Runtime, worker_id: int, story: PartitionStory, count: int
+    ) -> None:
+        """So many batches, one behind the other, with acks=1."""
+        async with self.connected(runtime, worker_id) as connection:
+            for _ in range(count):
+                _, message = self._batch(runtime, [story], 1)
+                await connection.send(ApiKey.PRODUCE, message)
+            for _ in range(count):
+                await connection.receive()
+
+    async def ask_end(self, runtime: Runtime, worker_id: int, story: PartitionStory) -> None:
+        """Where that leader says that the partition ends, if it does."""
+        async with self.connected(runtime, worker_id) as connection:
+            at = story.place.partition
+            offset = await self.list_offset(connection, story.topic, at, LATEST)
+        self.say(f"{story}: it ends at {offset}")
+        self.nation.checker(ReadsAreCommitted).told_end(story, offset, self.name)
+
+    async def read(self, runtime: Runtime, worker_id: int, story: PartitionStory) -> None:
+        """The first records, of that worker."""
+        async with self.connected(runtime, worker_id) as connection:
+            await self.fetch(connection, story.topic, story.place, 0, 0)
+
+
+class Crossing:
+    """One of them, as it happens: who is concerned, and what can be done to them."""
+
+    def __init__(self, nation: WatchedNation, act: Act) -> None:
+        self.nation = nation
+        self.act = act
+        self.draw = act.draw
+        self.world = act.world
+        self.hand = Hand(nation, "hand", act.draw)
+        self._internet = act.world.internet
+        self._held: list[Member] = []
+        for member in nation.workers:
+            member.kept.calm = True  # who is released is there soon
+
+    # Who and what
+
+    def workers(self) -> list[int]:
+        """All of them, in an order that is drawn."""
+        ids = [member.config.node_id for member in self.nation.workers]
+        self.draw.shuffle(ids)
+        return ids
+
+    async def topic(
+        self,
+        *replicas: Sequence[int],
+        least: int = 1,
+        name: str = REPLICATED,
+        records: int = 3,
+        is_flushed: bool = False,
+    ) -> list[PartitionStory]:
+        """A topic, all its replicas in sync, with some records committed that producers write."""
+        configs = {MIN_ISR: str(least), "internal.segment.bytes": "1000000"}
+        if is_flushed:
+            configs["flush.messages"] = "1"
+        place = await self.hand.create(name, replicas, configs)
+        assert place is not None
+        chronicle = self.nation.chronicle
+        stories = [chronicle.story(place.topic_id, index) for index in range(len(replicas))]
+        await self.until(
+            lambda: all(
+                set(self.state(story).isr) == set(each) and len(story.committed) >= records
+                for story, each in zip(stories, replicas, strict=True)
+            )
+        )
+        return stories
+
+    def all_serve(self) -> bool:
+        """Clients reach every worker, and the controller gives it replicas."""
+        is_live = self.nation.chronicle.image.is_live
+        return all(each.serves and is_live(each.config.node_id) for each in self.nation.workers)
+
+    def state(self, story: PartitionStory) -> PartitionImage:
+        state = self.nation.chronicle.state(story)
+        assert state is not None
+        return state
+
+    def partition(self, worker_id: int, story: PartitionStory) -> Partition | None:
+        """As that worker has it now."""
+        node = self.nation.members[worker_id].running
+        if node is None or node.worker is None:
+            return None
+        with suppress(KafkaError):
+            return node.worker.partitions.by_id(story.place.topic_id, story.place.partition)
+        return None
+
+    def leads(self, worker_id: int, story: PartitionStory) -> bool:
+        """By the metadata, and as it knows itself."""
+        partition = self.partition(worker_id, story)
+        return (
+            self.state(story).leader == worker_id and partition is not None and partition.is_leader
+        )
+
+    def knows_leader(self, worker_id: int, story: PartitionStory) -> bool:
+        """It has heard who leads by the metadata."""
+        partition = self.partition(worker_id, story)
+        return partition is not None and partition.leader_id == self.state(story).leader
+
+    def end(self, worker_id: int, story: PartitionStory) -> int:
+        held = story.held.get(worker_id)
+        return 0 if held is None else held.end
+
+    def high_watermark(self, worker_id: int, story: PartitionStory) -> int:
+        """As that worker knows it; -1 where it is down."""
+        partition = self.partition(worker_id, story)
+        return -1 if partition is None else partition.high_watermark
+
+    # Time
+
+    async def until(self, is_so: Callable[[], bool], seconds: float = WITHIN_S) -> bool:
+        with trio.move_on_after(seconds):
+            while not is_so():
+                await self.world.sleep(LOOK_S)
+            return True
+        return False
+
+    async def some(self, most_s: float) -> None:
+        await self.world.sleep(self.draw.uniform(0.0, most_s))
+
+    # What is done
+
+    def name(self, worker_id: int) -> str:
+        return self.nation.members[worker_id].name
+
+    def kill(self, worker_id: int) -> None:
+        """It stays down until it is released."""
+        member = self.nation.members[worker_id]
+        member.kept.hold()
+        self._held.append(member)
+        stop_machine(self.act, member.kept, "kill")
+
+    def release(self, *worker_ids: int) -> None:
+        """Those that were killed come back; all, where none is named."""
+        for member in [*self._held]:
+            if not worker_ids or member.config.node_id in worker_ids:
+                self._held.remove(member)
+                member.kept.release()
+
+    def stall(self, source: str, target: str) -> None:
+        """What is sent that way does not arrive until it is healed."""
+        self._internet.cut(source, target)
+
+    def part(self, one: str, other: str) -> None:
+        self._internet.cut(one, other)
+        self._internet.cut(other, one)
+
+    def join(self, one: str, other: str) -> None:
+        self._internet.heal(one, other)
+        self._internet.heal(other, one)
+
+    def part_from_controller(self, worker_id: int) -> None:
+        """At once it is evidence: nobody waits for a session to end."""
+        self.part(self.name(worker_id), CONTROLLER)
+        self._internet.reset(self.name(worker_id), CONTROLLER)
+
+    def clients(self) -> list[str]:
+        return [name for name in self.world.machines if not name.startswith("node-")]
+
+    def stall_replication(self, leader: int, follower: int) -> None:
+        self.stall(self.name(leader), self.name(follower))
+
+    def heal_replication(self, leader: int, follower: int) -> None:
+        self._internet.heal(self.name(leader), self.name(follower))
+
+    def slow_replication(self, leader: int, follower: int, seconds: float) -> None:
+        self._internet.link(self.name(leader), self.name(follower)).delay_s = seconds
+
+    def heal(self) -> None:
+        """Nothing is cut any more, and every link is as it was."""
+        self._internet.heal_all()
+
+    def slow_disk(self, worker_id: int, seconds: float) -> None:
+        self.nation.members[worker_id].kept.machine.faults.delay_s = seconds
+
+    def disk_as_before(self, worker_id: int) -> None:
+        self.slow_disk(worker_id, self.nation.settings.disk_delay_s)
+
+
+async def cut_damage(this: Crossing) -> bool:
+    """A worker that is eligible cuts damage off its log, and is killed before it has told so.
+
+    What it lacks then is not to be seen any more, and soon nobody else is left to lead.
+    """
+    leader, eligible, *_ = this.workers()
+    (story,) = await this.topic((leader, eligible), least=2, records=6)
+    this.kill(eligible)
+    if not await this.until(lambda: eligible in this.state(story).elr):
+        return False
+    machine = this.nation.members[eligible].kept.machine
+    folder = f"{DATA}/{story.topic}-{story.place.partition}"
+    batches = naive_segments(machine.storage, folder)[0].batches
+    batch = this.draw.choice(batches[1:])
+    path = f"{folder}/{file_name(0, LOG)}"
+    machine.storage.flip(machine.storage.file(path), batch.position + HEADER_BYTES, 0)
+    machine.say(f"a bit of {path} at {batch.position + HEADER_BYTES} flips")
+    held = story.held[eligible]
+    held.rotten = held.damaged = held.was_damaged = True
+    machine.stop_at_disk_change(this.draw.randint(1, 6), "kill", folder)
+    runs = machine.runs
+    this.release(eligible)
+    is_cut = await this.until(lambda: machine.runs > runs and not machine.running)
+    if not await this.until(lambda: machine.runs > runs + 1 and this.all_serve()):
+        return False
+    this.kill(leader)
+    await this.until(lambda: this.leads(eligible, story), 1.0)
+    return is_cut
+
+
+class Crossings:
+    def __init__(self, nation: WatchedNation) -> None:
+        self.kinds: dict[str, Befalls] = {
+            name: partial(_play, nation, crossing)
+            for name, crossing in (CROSSINGS | LATER_CROSSINGS).items()
+        }
+
+
+async def _play(
+    nation: WatchedNation, crossing: Callable[[Crossing], Awaitable[bool]], act: Act
+) -> None:
+    this = Crossing(nation, act)
+    await this.until(this.all_serve)
+    if await crossing(this):
+        act.count()
+    this.heal()
+    this.release()
+
+
+async def uneven(this: Crossing) -> bool:
+    """Who has fewer records leads, and writes none; who has more leads then, without a cut.
+
+    leader dies -> short leads, of which long hears nothing -> short is fenced, long leads
+    """
+    leader, short, long, *_ = this.workers()
+    (story,) = await this.topic((leader, short, long))
+    this.stall_replication(leader, short)
+    if not await this.until(lambda: this.end(long, story) > this.end(short, story)):
+        return False
+    this.part(this.name(short), this.name(long))
+    for client in this.clients():
+        this.part(this.name(short), client)
+    this.kill(leader)
+    if not await this.until(lambda: this.leads(short, story)):
+        return False
+    this.part_from_controller(short)
+    if not await this.until(lambda: this.leads(long, story)):
+        return False
+    this.join(this.name(short), CONTROLLER)  # it hears that first
+    await this.until(lambda: this.knows_leader(short, story))
+    return True
+
+
+async def unwanted_cut(this: Crossing) -> bool:
+    """A follower that is about to cut its log comes to lead, as its leader's log cannot be read.
+
+    leader dies -> short leads, and tells long to cut -> short is offline, long leads -> the cut
+    """
+    leader, short, long, *_ = this.workers()
+    await this.topic((short, long), name="beside")  # the connection stays, for the sake of this
+    (story,) = await this.topic((leader, short, long))
+    this.stall_replication(leader, short)
+    if not await this.until(lambda: this.end(long, story) > this.end(short, story)):
+        return False
+    slow_s = this.draw.choice([0.2, 0.5])
+    this.slow_disk(long, slow_s)
+    this.kill(leader)
+    if not await this.until(lambda: this.leads(short, story)):
+        return False
+    await this.some(0.02)
+    faults = this.nation.members[short].kept.machine.faults
+    faults.failing_read = lambda path: f"/{REPLICATED}-0/" in path
+    with trio.move_on_after(WITHIN_S):
+        while this.state(story).leader == short:
+            await this.hand.does(lambda r: this.hand.read(r, short, story))
+    faults.failing_read = None
+    if not await this.until(lambda: this.leads(long, story)):
+        return False
+    # What is lost is written down, then what checkpoints may say, and then the cut is due.
+    await this.world.sleep(2 * slow_s)
+    this.disk_as_before(long)
+    this.kill(short)
+    return True
+
+
+async def impatient(this: Crossing) -> bool:
+    """Records are appended and not committed for longer than producers wait; then all is lost."""
+    leader, one, other, *_ = this.workers()
+    (story,) = await this.topic((leader, one, other), least=this.draw.choice([1, 2]))
+    for _ in range(this.draw.randint(1, 3)):
+        this.stall_replication(leader, one)
+        this.stall_replication(leader, other)
+        end = this.end(leader, story)
+        if not await this.until(lambda end=end: this.end(leader, story) > end):  # type: ignore[misc]
+            return False
+        await this.world.sleep(this.draw.uniform(0.2, 0.9))
+        if this.draw.random() < 0.5:
+            this.kill(leader)
+            await this.until(lambda: this.state(story).leader != leader)
+            return True
+        this.heal()
+        await this.some(0.2)
+    return True
+
+
+async def pair(this: Crossing) -> bool:
+    """Of a request to two partitions one is not committed, and the other changes hands twice.
+
+    first leads anew -> another record in the place of what was sent -> the old leader leads again
+    """
+    first, leader, slow, *_ = this.workers()
+    moving, still = await this.topic((first, leader), (leader, slow), records=0)
+    this.kill(first)
+    if not await this.until(lambda: this.leads(leader, moving)):
+        return False
+    this.release(first)
+    if not await this.until(lambda: set(this.state(moving).isr) == {first, leader}):
+        return False
+    for client in this.clients():  # no records but those of this crossing, in either
+        if client != this.hand.name:
+            for worker in (first, leader):
+                this.part(this.name(worker), client)
+    await this.world.sleep(NOTICED_S)
+    end = this.end(leader, moving)
+    this.slow_replication(leader, first, 0.5)
+    this.stall_replication(leader, slow)
+    sender = Hand(this.nation, "sender", this.draw)
+    done = trio.Event()
+
+    async def send() -> None:
+        await sender.does(lambda r: sender.produce(r, leader, [still, moving], ALL))
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        if await this.until(lambda: this.end(leader, moving) > end):
+            await this.hand.elect(leader, moving)
+            if await this.until(lambda: this.leads(first, moving)):
+                this.slow_replication(leader, first, this.nation.settings.delay_s)
+                await this.hand.does(lambda r: this.hand.produce(r, first, [moving], 1))
+                await this.until(lambda: _same_at(moving, end, first, leader), 1.0)
+                this.kill(first)
+                await this.until(lambda: this.leads(leader, moving), 1.0)
+        this.heal()
+        await done.wait()
+    return True
+
+
+def _same_at(story: PartitionStory, offset: int, one: int, other: int) -> bool:
+    held = [story.held[worker].epochs.get(offset) for worker in (one, other)]
+    return held[0] is not None and held[0] == held[1]
+
+
+async def unclean(this: Crossing) -> bool:
+    """Who has most is away while another is elected uncleanly; back, it follows, and leads."""
+    longest, other, *_ = this.workers()
+    (story,) = await this.topic((longest, other))
+    this.kill(other)
+    end = this.end(longest, story)
+    if not await this.until(lambda: this.high_watermark(longest, story) > end + 3):
+        return False
+    await this.world.sleep(NOTICED_S)  # for checkpoints
+    this.kill(longest)
+    if not await _led_uncleanly(this, story, other):
+        return False
+    for client in this.clients():  # mostly nothing is written behind
+        if this.draw.random() < 0.8:
+            this.part(this.name(other), client)
+    this.release(longest)
+    if not await this.until(lambda: longest in this.state(story).isr):
+        return False
+    await this.some(0.1)
+    this.kill(other)
+    return await this.until(lambda: this.leads(longest, story))
+
+
+async def half_way(this: Crossing) -> bool:
+    """Who catches up, and knows how much there is, is elected uncleanly, or killed, before it has.
+
+    It is sent one batch at a time.
+    """
+    longest, other, *_ = this.workers()
+    (story,) = await this.topic((longest, other))
+    this.kill(other)
+    end = this.end(longest, story)
+    if not await this.until(lambda: this.high_watermark(longest, story) > end + 8):
+        return False
+    for client in this.clients():
+        this.part(this.name(longest), client)
+    this.slow_replication(longest, other, 0.05)
+    this.release(other)
+    if not await this.until(lambda: this.end(other, story) > end):
+        return False
+    is_killed = this.draw.random() < 0.5
+    await this.world.sleep(NOTICED_S if is_killed else this.draw.uniform(0.0, 0.2))
+    is_half_way = this.end(other, story) < this.end(longest, story)
+    if is_killed:
+        this.kill(other)
+        await this.some(0.2)
+        this.release(other)
+        return is_half_way
+    this.kill(longest)
+    return await _led_uncleanly(this, story, other) and is_half_way
+
+
+async def _led_uncleanly(this: Crossing, story: PartitionStory, worker_id: int) -> bool:
+    """Nobody else is there who could lead."""
+    if not await this.until(lambda: this.state(story).leader < 0):
+        return False
+    this.release(worker_id)
+    await this.until(lambda: this.nation.chronicle.image.is_live(worker_id))
+    await this.hand.elect(worker_id, story, unclean=True)
+    return await this.until(lambda: this.leads(worker_id, story))
+
+
+async def late_wish(this: Crossing) -> bool:
+    """What a leader asked for arrives after another worker has left the ISR, and come back."""
+    leader, staying, joining, *_ = this.workers()
+    (story,) = await this.topic((leader, staying, joining))
+    if not await _about_to_join(this, story, leader, joining):
+        return False
+    this.stall_replication(leader, joining)
+    this.stall_replication(leader, staying)
+    this.part_from_controller(staying)
+    if not await this.until(lambda: staying not in this.state(story).isr):
+        return False
+    await this.some(0.1)
+    this.join(this.name(staying), CONTROLLER)
+    await this.world.sleep(LATE_S + 0.2)
+    return True
+
+
+async def dead_wish(this: Crossing) -> bool:
+    """What a leader asked for arrives when the worker that it asked it for is fenced."""
+    leader, staying, joining, *_ = this.workers()
+    (story,) = await this.topic((leader, staying, joining))
+    if not await _about_to_join(this, story, leader, joining):
+        return False
+    this.kill(joining)
+    await this.world.sleep(LATE_S + 0.2)
+    return True
+
+
+async def _about_to_join(this: Crossing, story: PartitionStory, leader: int, joining: int) -> bool:
+    """The leader's wish is on its way to the controller, for `LATE_S`; nothing before it was."""
+    this.kill(joining)
+    if not await this.until(lambda: joining not in this.state(story).isr):
+        return False
+    this.stall_replication(leader, joining)
+    this.release(joining)
+    if not await this.until(lambda: this.nation.chronicle.image.is_live(joining)):
+        return False
+    await this.world.sleep(0.1)  # the leader has heard of it, and waits for more
+    link = this.world.internet.link(this.name(leader), CONTROLLER)
+    link.delay_s = LATE_S
+    this.heal_replication(leader, joining)
+
+    def is_asked_for() -> bool:
+        partition = this.partition(leader, story)
+        wish = (
+            None if partition is None or not partition.leadership else partition.leadership.proposed
+        )
+        return wish is not None and joining in wish.isr
+
+    asked = await this.until(is_asked_for, 1.0)
+    await this.world.sleep(LOOK_S)
+    link.delay_s = this.world.internet.default.delay_s
+    return asked
+
+
+async def heir(this: Crossing) -> bool:
+    """A leader dies that has committed more than its successor has heard of.
+
+    One that is not in sync has all that the successor knows to be committed, and not all that is.
+    """
+    leader, successor, witness, late = this.workers()
+    (story,) = await this.topic((leader, successor, witness, late))
+    this.kill(late)
+    if not await this.until(lambda: late not in this.state(story).isr):
+        return False
+    this.stall_replication(leader, late)
+    this.release(late)
+    for client in this.clients():
+        if client != this.hand.name:
+            this.part(this.name(leader), client)
+
+    def known(worker_id: int) -> int:
+        return this.high_watermark(worker_id, story)
+
+    def end(worker_id: int) -> int:
+        return this.end(worker_id, story)
+
+    everything = (leader, successor, witness)
+    if not await this.until(lambda: len({*map(known, everything), *map(end, everything)}) == 1):
+        return False
+    await this.hand.does(lambda r: this.hand.burst(r, leader, story, BURST))
+    if not await this.until(lambda: end(successor) == end(leader)):
+        return False
+    this.stall_replication(leader, successor)  # it has all, and does not hear that it is committed
+    if not await this.until(lambda: known(leader) == end(leader) > known(successor), 1.0):
+        return False
+    this.heal_replication(leader, late)
+    if not await this.until(lambda: known(successor) <= end(late), 2.0):
+        return False
+    this.stall_replication(leader, late)
+    this.part(this.name(successor), this.name(witness))
+    this.slow_replication(successor, late, 0.1)
+    for client in this.clients():
+        this.part(this.name(successor), client)
+    is_behind = end(late) < end(successor)
+    this.kill(leader)
+    if not await this.until(lambda: this.leads(successor, story)):
+        return False
+    this.join(this.name(successor), this.hand.name)
+    await this.hand.does(lambda r: this.hand.ask_end(r, successor, story))
+    await this.until(lambda: late in this.state(story).isr, 2.0)
+    return is_behind
+
+
+async def left_behind(this: Crossing) -> bool:
+    """A worker is told of nothing while topics that it has replicas of are deleted."""
+    behind, one, other, *_ = this.workers()
+    names = [f"gone-{number}" for number in range(GONE)]
+    await this.topic((one, other, behind))
+    for name in names[:2]:
+        await this.topic((behind, one), name=name, records=0)
+    this.part(this.name(behind), CONTROLLER)
+    for name in names[2:]:
+        await this.hand.create(name, [(one, other)], {})
+    for name in names:
+        if this.draw.random() < 0.8:
+            await this.hand.delete(name, one)
+    await this.some(0.5)
+    return True
+
+
+async def unregistered(this: Crossing) -> bool:
+    """A worker that alone has some partition registers again, and is killed then or a little later.
+
+    What its next process says of its logs is compared with all registrations before.
+    """
+    alone, *others = this.workers()
+    await this.topic((alone, *others))
+    await this.topic((alone,), name="alone")
+    await unregister(this.nation, this.act)
+    if this.draw.random() < 0.7:
+        await this.until(lambda: this.nation.chronicle.image.is_live(alone))
+        await this.some(0.3)
+        this.kill(alone)
+    return False  # it counts itself
+
+
+async def reborn_wish(this: Crossing) -> bool:
+    """What a leader asked for arrives when the worker that is to join is another process.
+
+    That one has less than the process for which it was asked, as power went between.
+    """
+    leader, staying, joining, *_ = this.workers()
+    (story,) = await this.topic((leader, staying, joining))
+    if not await _about_to_join(this, story, leader, joining):
+        return False
+    this.stall_replication(leader, joining)
+    kept = this.nation.members[joining].kept
+    this.kill(joining)
+    stop_machine(this.act, kept, "power")
+    this.release(joining)
+    await this.world.sleep(LATE_S + 0.2)
+    return True
+
+
+async def cut_back(this: Crossing) -> bool:
+    """A leader that is replaced has synced more than its successor; it is stopped after its cut.
+
+    What checkpoints say of it, and what a loss of power may bring back, is for the next start.
+    """
+    leader, successor, other, *_ = this.workers()
+    (story,) = await this.topic((leader, successor, other), is_flushed=True)
+    for client in this.clients():
+        if client != this.hand.name:
+            for worker in (leader, successor, other):
+                this.part(this.name(worker), client)
+    for worker in (successor, other):
+        this.part(this.name(leader), this.name(worker))
+    await this.hand.does(lambda r: this.hand.burst(r, leader, story, BURST))
+    await this.world.sleep(NOTICED_S)  # that is synced, and noted
+    this.part_from_controller(leader)
+    if not await this.until(lambda: this.leads(successor, story)):
+        return False
+    await this.hand.does(lambda r: this.hand.burst(r, successor, story, BURST))
+    this.join(this.name(leader), CONTROLLER)
+    if not await this.until(lambda: this.knows_leader(leader, story)):
+        return False
+    end = this.end(leader, story)
+    last = story.held[leader].epochs.get(end - 1)
+    this.slow_disk(leader, 0.1)  # a while passes between what is changed and its sync
+    for worker in (successor, other):
+        this.join(this.name(leader), this.name(worker))
+    if not await this.until(lambda: story.held[leader].epochs.get(end - 1) != last):
+        return False
+    stop_machine(
+        this.act, this.nation.members[leader].kept, this.draw.choice(["kill", "kill", "power"])
+    )
+    this.disk_as_before(leader)
+    return True
+
+
+async def handover(this: Crossing) -> bool:
+    """Appends queue at a leader while it hears that another leads, before and behind the news."""
+    successor, leader, other, *_ = this.workers()
+    (story,) = await this.topic((successor, leader, other), is_flushed=True)
+    this.kill(successor)
+    if not await this.until(lambda: this.leads(leader, story)):
+        return False
+    this.release(successor)
+    if not await this.until(lambda: successor in this.state(story).isr):
+        return False
+    this.slow_disk(leader, this.draw.choice([0.05, 0.2]))
+    senders = [Hand(this.nation, f"sender-{n}", this.draw) for n in range(SENDERS)]
+
+    async def send(sender: Hand) -> None:
+        await this.some(0.2)
+        await sender.does(lambda r: sender.burst(r, leader, story, BURST))
+
+    async with trio.open_nursery() as nursery:
+        for sender in senders:
+            nursery.start_soon(send, sender)
+        await this.some(0.1)
+        await this.hand.elect(other, story)
+        await this.until(lambda: this.leads(successor, story), 1.0)
+    this.disk_as_before(leader)
+    await this.some(0.3)
+    return True
+
+
+async def namesake(this: Crossing) -> bool:
+    """A topic is made again under its name, and a worker is killed before it has noted anything."""
+    one, other, *_ = this.workers()
+    await this.topic((other, one))
+    await this.topic((one, other), name="again", records=8)
+    await this.world.sleep(NAMESAKE_NOTED_S)
+    await this.hand.delete("again", one)
+    if "again" not in this.nation.told.deleted:
+        return False
+    (story,) = await this.topic((one, other), name="again", records=0)
+    await this.hand.does(lambda r: this.hand.burst(r, one, story, 1))
+    this.kill(one)
+    this.release(one)
+    await this.some(0.1)
+    return True
+
+
+CROSSINGS: Final[dict[str, Callable[[Crossing], Awaitable[bool]]]] = {
+    "uneven": uneven,
+    "unwanted cut": unwanted_cut,
+    "impatient": impatient,
+    "pair": pair,
+    "unclean": unclean,
+    "half way": half_way,
+    "late wish": late_wish,
+    "dead wish": dead_wish,
+    "heir": heir,
+    "left behind": left_behind,
+    "reborn wish": reborn_wish,
+    "cut back": cut_back,
+    "namesake": namesake,
+    "handover": handover,
+    "unregister": unregistered,
+}
+# Drawn apart, so that the others stay the worlds that they are.
+LATER_CROSSINGS: Final[dict[str, Callable[[Crossing], Awaitable[bool]]]] = {
+    "cut damage": cut_damage,
+}

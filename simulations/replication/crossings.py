@@ -1,0 +1,103 @@
+"""Scenario `crossings`: one interleaving at a time, of those that random troubles hardly come to.
+
+A small cluster, one controller and three or four workers, few clients, a second or two of it: each
+world has one of `crossing_troubles`, and then everything must be well as in `replication`, whose
+checkers look on. The mutants of checks that only such a moment needs are found here.
+"""
+
+from collections.abc import Collection
+from random import Random
+from typing import Final
+
+from simulations.cluster.fault_plan import Trouble, without
+from simulations.harness.observing import few_recent_batches
+from simulations.harness.scenario import Scenario
+from simulations.kernel.world import World
+from simulations.replication.crossing_faults import CROSSINGS, LATER_CROSSINGS, Crossings
+from simulations.replication.replica_clients import ReplicaConsumer, ReplicaProducer
+from simulations.replication.replicated_cluster import ReplicationSettings, WatchedNation
+from simulations.replication.replication_scenario import CHECKERS, Clients, play_settings
+
+# Producers with acks=all are told so soon that not all in sync have it, and send it again.
+TIMEOUTS_MS: Final = (30, 150, 3000)
+# That a controller keeps for workers: who asks for an earlier one is sent a snapshot.
+RECENT_BATCHES: Final = (2, 2, 20_000)
+# Of the seeds, those with one of `LATER_CROSSINGS`.
+LATER: Final = 0.06
+# Those where followers are to come by one batch at a time.
+SMALL_ANSWERS: Final = ("heir", "half way")
+
+
+def draw_settings(draw: Random, kind: str | None = None) -> ReplicationSettings:
+    """`kind`: the crossing, where it is not to be drawn."""
+    drawn = draw.choice(list(CROSSINGS))
+    kind = kind or drawn
+    return ReplicationSettings(
+        controllers=1,
+        is_combined=False,
+        workers=4 if kind == "heir" else 3,
+        producers=draw.randint(1, 2),
+        consumers=draw.randint(0, 1),
+        records=60,
+        administrators=0,
+        changes=0,
+        think_s=draw.choice([0.02, 0.1]),
+        trouble_s=1.0,
+        peace_s=0.2,
+        delay_s=0.005 if kind == "heir" else draw.choice([0.0005, 0.005]),
+        disk_delay_s=draw.choice([0.0005, 0.005]),
+        session_timeout_ms=2000 if kind == "unregister" else 9000,
+        flushed=0.0,
+        unclean=0.0,
+        configs={
+            "replica.lag.time.max.ms": "300" if kind == "late wish" else "3000",
+            "replica.fetch.wait.max.ms": draw.choice(["50", "500"]),
+            "replica.fetch.max.bytes": draw.choice(
+                ["100"] if kind in SMALL_ANSWERS else ["100", "1048576"]
+            ),
+            "replica.high.watermark.checkpoint.interval.ms": "500" if kind == "namesake" else "100",
+            "log.flush.offset.checkpoint.interval.ms": "100" if kind == "cut back" else "60000",
+            "log.segment.delete.delay.ms": "0",
+        },
+        troubles=(Trouble(0, kind, 0.0, round(draw.uniform(0.02, 0.5), 3)),),
+    )
+
+
+async def play(world: World, leave_out: Collection[int] = ()) -> None:
+    await play_kind(world, None, leave_out)
+
+
+async def play_kind(world: World, kind: str | None, leave_out: Collection[int] = ()) -> None:
+    later = world.stream("later crossings")
+    if kind is None and later.random() < LATER:
+        kind = later.choice(list(LATER_CROSSINGS))
+    settings = draw_settings(world.stream("settings crossings"), kind)
+    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
+    settings.troubles = without(settings.troubles, leave_out)
+    with few_recent_batches(world.stream("recent").choice(RECENT_BATCHES)):
+        await play_settings(world, settings, lambda nation: Crossings(nation).kinds, _clients_of)
+
+
+def _clients_of(nation: WatchedNation) -> Clients:
+    world, clients = nation.world, Clients()
+    is_impatient = nation.settings.troubles[:1] and nation.settings.troubles[0].kind == "impatient"
+    for number in range(nation.settings.producers):
+        name = f"producer-{number}"
+        is_idempotent = True if is_impatient and not number else None
+        producer = ReplicaProducer(nation, name, world.stream(name), is_idempotent=is_idempotent)
+        timeouts_ms = TIMEOUTS_MS[:2] if is_impatient else TIMEOUTS_MS
+        producer.timeout_ms = world.stream(f"timeout {name}").choice(timeouts_ms)
+        clients.producers.append(producer)
+    for number in range(nation.settings.consumers):
+        name = f"consumer-{number}"
+        clients.consumers.append(ReplicaConsumer(nation, name, world.stream(name)))
+    return clients
+
+
+CROSSINGS_SCENARIO: Final = Scenario(
+    "crossings",
+    "clusters with replicated topics: one interleaving at a time that chance hardly comes to",
+    play,
+    CHECKERS,
+    gates=("acknowledged records", *(f"fault: {kind}" for kind in (*CROSSINGS, *LATER_CROSSINGS))),
+)

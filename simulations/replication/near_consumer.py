@@ -1,0 +1,170 @@
+"""Consumers that read from the replica in their own rack, as the leader tells them (KIP-392).
+
+    at the leader --preferred_read_replica--> at the follower --error, or its time is over--> leader
+
+The position stays as it is all the while. Only the leader can say that it is not in the log: what a
+follower says of that sends the consumer back to the leader, as it does Java's.
+"""
+
+from random import Random
+from typing import Final
+
+from metaquorum.runtime.interfaces import Runtime, sleep
+from simulations.cluster.cluster_setup import rack_of
+from simulations.cluster.cluster_state import ClusterChecker
+from simulations.harness.client import ClientConnection
+from simulations.replication.replica_checkers import WatchingChecker
+from simulations.replication.replica_clients import Read, ReplicaConsumer
+from simulations.replication.replicas import PartitionStory, Place
+from simulations.replication.replicated_cluster import WatchedNation
+from simulations.workloads.consumer import EARLIEST, LATEST
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+
+_RACKS_SINCE: Final = 11  # of Fetch
+_FETCHES: Final = 12  # of one partition, before another is taken up
+
+
+class PreferredIsNear(WatchingChecker):
+    """A leader names a replica of the partition, another than itself, in the consumer's rack."""
+
+    invariant = "R13"
+
+    def named(
+        self, story: PartitionStory, leader: int, preferred: int, rack: str, racks: int
+    ) -> None:
+        state = self.chronicle.state(story)
+        self.compare(
+            preferred != leader
+            and rack_of(preferred, racks) == rack
+            and (state is None or preferred in state.replicas),
+            "{}: worker {} sends a consumer in {} to worker {}; {}",
+            story,
+            leader,
+            rack,
+            preferred,
+            state,
+        )
+
+
+class PositionsStayValid(WatchingChecker):
+    """A leader refuses the position of a consumer only where the log begins later by now,
+
+    or where committed records were lost with good reason: who has read everything before an offset
+    that was committed finds that offset in the log of each later leader.
+    """
+
+    invariant = "R13"
+
+    def out_of_range(self, story: PartitionStory, leader: int, offset: int) -> None:
+        self.compare(
+            offset < story.deleted_to or bool(story.lost_records) or story.was_unclean,
+            "{}: worker {} refuses the position {} of a consumer, deleted before {}",
+            story,
+            leader,
+            offset,
+            story.deleted_to,
+        )
+
+
+NEAR_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (PreferredIsNear, PositionsStayValid)
+
+
+class NearConsumer(ReplicaConsumer):
+    """Follows one partition for a while, wherever the leader says, and then another."""
+
+    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
+        super().__init__(nation, name, draw)
+        versions = self._versions
+        versions[ApiKey.FETCH] = max(versions[ApiKey.FETCH], _RACKS_SINCE)
+        self._rack = f"rack-{draw.randrange(nation.settings.racks)}"
+        self._epochs: dict[Place, int] = {}  # of the newest leader that it has heard of
+        # Offsets that it has come to by reading, not by asking where a log begins or ends.
+        self._has_read: set[Place] = set()
+
+    async def _leader_and_epoch(self, runtime: Runtime, name: str, place: Place) -> tuple[int, int]:
+        """Metadata older than what it knows are not believed, as no client does (KIP-320)."""
+        async with self.connected(runtime) as connection:
+            response = await self.metadata(connection, name)
+        for topic in response.topics:
+            for row in topic.partitions if topic.topic_id == place.topic_id else ():
+                if row.partition_index == place.partition:
+                    if row.leader_epoch < self._epochs.get(place, -1):
+                        raise EOFError(f"metadata of epoch {row.leader_epoch}")
+                    self._epochs[place] = row.leader_epoch
+                    return row.leader_id, row.leader_epoch
+        raise EOFError("no such partition")
+
+    async def _follow(self, runtime: Runtime, name: str, place: Place) -> None:
+        leader, epoch = await self._leader_and_epoch(runtime, name, place)
+        preferred = await self._at_leader(runtime, name, place, leader, epoch)
+        if preferred >= 0:
+            await self._at_follower(runtime, name, place, preferred, epoch)
+
+    def _is_done(self, name: str, place: Place) -> bool:
+        return self.nation.calm or self.is_over(name, place)
+
+    async def _read(
+        self,
+        connection: ClientConnection,
+        runtime: Runtime,
+        name: str,
+        place: Place,
+        epoch: int,
+    ) -> Read:
+        wait_ms = self._draw.choice([0, 20, 200])
+        offset = self._offsets.get(place, 0)
+        read = await self.fetch(
+            connection, name, place, offset, wait_ms, rack=self._rack, leader_epoch=epoch
+        )
+        if read.code is ErrorCode.NONE and read.preferred_read_replica < 0:
+            self._offsets[place] = read.next_offset
+            if read.next_offset > offset:
+                self._has_read.add(place)
+        if wait_ms == 0:
+            await sleep(runtime.clock, self._draw.random() * 0.05)
+        return read
+
+    async def _at_leader(
+        self, runtime: Runtime, name: str, place: Place, leader: int, epoch: int
+    ) -> int:
+        """The replica that it is to read from; -1: none."""
+        nation = self.nation
+        story = nation.chronicle.story(*place)
+        async with self.connected(runtime, leader) as connection:
+            for _ in range(_FETCHES):
+                if self._is_done(name, place):
+                    break
+                read = await self._read(connection, runtime, name, place, epoch)
+                if read.preferred_read_replica >= 0:
+                    preferred = read.preferred_read_replica
+                    checker = nation.checker(PreferredIsNear)
+                    checker.named(story, leader, preferred, self._rack, nation.settings.racks)
+                    return preferred
+                if read.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                    if place in self._has_read and not self.is_over(name, place):
+                        offset = self._offsets[place]
+                        nation.checker(PositionsStayValid).out_of_range(story, leader, offset)
+                    first = self._draw.choice([EARLIEST, LATEST])
+                    start = await self.list_offset(connection, name, place.partition, first)
+                    self._offsets[place] = start
+                    self._has_read.discard(place)
+                elif read.code is not ErrorCode.NONE:
+                    raise EOFError(read.code.name)
+        return -1
+
+    async def _at_follower(
+        self, runtime: Runtime, name: str, place: Place, worker_id: int, epoch: int
+    ) -> None:
+        async with self.connected(runtime, worker_id) as connection:
+            for _ in range(_FETCHES):
+                if self._is_done(name, place):
+                    return
+                before = self._offsets.get(place, 0)
+                read = await self._read(connection, runtime, name, place, epoch)
+                if read.code is not ErrorCode.NONE:
+                    self.nation.world.count("followers left for the leader")
+                    self.say(f"{name}/{place} at worker {worker_id}: {read.code.name}")
+                    return
+                if read.next_offset > before:
+                    self.nation.world.count("fetches from followers that gave records")

@@ -1,0 +1,395 @@
+"""Eyes on the shipped partitions and their logs: what happens to them is told to the chronicle.
+
+None of it is behaviour. Whatever a log's files hold when a process opens it is read from the
+simulated disk by nobody's code but ours.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from dataplane.log.dirs import log_dir
+from dataplane.log.local_log import LocalLog
+from dataplane.log.partition_log import AppendResult, PartitionLog
+from dataplane.log.segments.files import DiskFullError
+from dataplane.log.segments.names import LOG, SWAP, file_name, parse_partition_folder
+from dataplane.log.segments.segment import Segment, SegmentState
+from dataplane.maintenance.background_tasks import Upkeep
+from dataplane.partition.partition import Partition
+from metaquorum.runtime.interfaces import StorageError
+from simulations.checkers.log_files import naive_segments
+from simulations.kernel.machine import running_on
+from simulations.kernel.mutation import swapped
+from simulations.kernel.storage import Storage
+from simulations.replication.replicas import (
+    Chronicle,
+    Content,
+    Entry,
+    Held,
+    Identity,
+    LogStartMove,
+    Name,
+    PartitionStory,
+    Role,
+)
+from wire.primitives.types import ZERO_UUID
+from wire.records.batches import batch_crc, batches, parse_header
+from wire.records.compression import Codec
+from wire.records.records import Record, decode_records
+
+
+def entries_of(records: Any) -> list[Entry]:
+    """Every record of these batches, by offset."""
+    found: list[Entry] = []
+    for _, header in batches(records):
+        for number in range(header.last_offset_delta + 1):
+            name = Name(header.leader_epoch, header.base_offset + number)
+            found.append(Entry(name, Identity(header.crc, number)))
+    return found
+
+
+def contents_of(record: Record) -> Content:
+    """A tombstone has its unique text in a header."""
+    if record.value is None:
+        text = record.headers[0][1] if record.headers else b""
+        return Content(record.key, text or b"", is_tombstone=True)
+    return Content(record.key, bytes(record.value), is_tombstone=False)
+
+
+def records_of(records: Any) -> list[tuple[Name, Content]]:
+    """Every record of these batches, opened."""
+    return [
+        (Name(header.leader_epoch, record.offset), contents_of(record))
+        for position, header in batches(records)
+        for record in decode_records(records, position)
+    ]
+
+
+def damaged_in(records: Any) -> list[int]:
+    """Where batches begin whose checksums do not match."""
+    return [
+        header.base_offset
+        for position, header in batches(records)
+        if batch_crc(records, position, header.batch_bytes) != header.crc
+    ]
+
+
+def entries_on_disk(storage: Storage, folder: str, *, damaged: bool = False) -> list[Entry]:
+    """Records of all sound batches; of a log known to be `damaged`, of all that can be told."""
+    found: list[Entry] = []
+    if damaged:
+        for segment in naive_segments(storage, folder):
+            found += entries_of(memoryview(bytes(storage.file(f"{segment.path}.log").data)))
+        return found
+    for segment in naive_segments(storage, folder):
+        data = memoryview(bytes(storage.file(f"{segment.path}.log").data))
+        for batch in segment.batches:
+            header = parse_header(data, batch.position)
+            for number in range(header.last_offset_delta + 1):
+                name = Name(header.leader_epoch, header.base_offset + number)
+                found.append(Entry(name, Identity(header.crc, number)))
+    return found
+
+
+def seen_entries(chronicle: Chronicle, records: Any) -> list[Entry]:
+    """Every record of these batches, known as all records of that world are."""
+    if chronicle.contents is None:
+        return entries_of(records)
+    found = records_of(records)
+    chronicle.contents.update((content.identity, content) for _, content in found)
+    return [Entry(name, content.identity) for name, content in found]
+
+
+def codecs_of(records: Any) -> list[Codec]:
+    return [header.codec for _, header in batches(records)]
+
+
+class Eyes:
+    def __init__(self, chronicle: Chronicle) -> None:
+        self._chronicle = chronicle
+        # The wall clock that retention goes by at this moment, by log.
+        self._retaining: dict[PartitionLog, int] = {}
+        self._members = {m.name: m for m in chronicle.nation.members.values()}
+        # Which replica that log is; and which partition, once a worker has said so.
+        self._logs: dict[PartitionLog, tuple[PartitionStory, Held]] = {}
+        self._partitions: dict[PartitionLog, Partition] = {}
+
+    # Logs
+
+    def opened(self, log: PartitionLog) -> None:
+        member = self._members.get(running_on.get())
+        folder = log.folder.rsplit("/", 1)[1]
+        if member is None or log.topic_id == ZERO_UUID or parse_partition_folder(folder) is None:
+            return
+        chronicle = self._chronicle
+        story = chronicle.story(log.topic_id, log.partition)
+        story.topic = log.topic
+        held = chronicle.held(story, member.config.node_id)
+        self._logs[log] = story, held
+        start, end = log.log_start_offset, log.log_end_offset
+        storage = member.kept.machine.storage
+        damaged = held.damaged and held.storage is storage
+        if chronicle.contents is None:
+            found = entries_on_disk(storage, log.folder, damaged=damaged)
+        else:
+            found = self._on_disk(storage, log.folder)
+        entries = [entry for entry in found if start <= entry.name.offset < end]
+        chronicle.opened(story, held, start, end, entries)
+
+    def _on_disk(self, storage: Storage, folder: str) -> list[Entry]:
+        """Records of all sound batches, known by their contents."""
+        return [
+            entry
+            for segment in naive_segments(storage, folder)
+            for entry in seen_entries(
+                self._chronicle,
+                memoryview(bytes(storage.file(f"{segment.path}.log").data))[
+                    : sum(batch.size for batch in segment.batches)
+                ],
+            )
+        ]
+
+    def refused(self, folder: str, error: StorageError) -> None:
+        """A process could not open the log in that folder."""
+        member = self._members.get(running_on.get())
+        if member is not None and not isinstance(error, DiskFullError):
+            self._chronicle.refused(member.config.node_id, folder, str(error))
+
+    def appended(self, log: PartitionLog, records: Any, result: AppendResult) -> None:
+        known = self._logs.get(log)
+        if known is None or result.is_duplicate:
+            return
+        role = self._role(log)
+        self._chronicle.appended(*known, seen_entries(self._chronicle, records), role)
+        known[1].end = log.log_end_offset  # compaction may have taken the last records of a batch
+        if not role.leads:
+            self._chronicle.took(*known, damaged_in(records))
+        elif self._chronicle.contents is not None:
+            self._chronicle.stored(*known, codecs_of(records))
+
+    def _role(self, log: PartitionLog) -> Role:
+        partition = self._partitions[log]
+        return Role(partition.leader_epoch, partition.is_leader)
+
+    def ends_at(self, log: PartitionLog, end: int) -> None:
+        known = self._logs.get(log)
+        if known is not None:
+            start = min(log.log_start_offset, end)
+            self._chronicle.cut(*known, end, start, self._role(log))
+
+    def starts_at(self, log: PartitionLog, before: int) -> None:
+        known = self._logs.get(log)
+        if known is None:
+            return
+        if self._chronicle.contents is None:
+            self._chronicle.started(known[1], log.log_start_offset)
+            return
+        move = LogStartMove(
+            before,
+            log.log_start_offset,
+            self._partitions[log].high_watermark,
+            log.folder,
+            self._retaining.get(log),
+        )
+        self._chronicle.moved(*known, move)
+
+    @contextmanager
+    def retaining(self, log: PartitionLog, now_ms: int) -> Iterator[None]:
+        self._retaining[log] = now_ms
+        try:
+            yield
+        finally:
+            del self._retaining[log]
+
+    def swapping(self, log: PartitionLog, old: Sequence[Segment], base_offset: int) -> None:
+        """A cleaned segment is about to take the place of these."""
+        known = self._logs.get(log)
+        if known is None or self._chronicle.contents is None:
+            return
+        story, held = known
+        segments = log.segments
+        after = segments.index(old[-1]) + 1
+        first, end = old[0].base_offset, segments[after].base_offset
+        path = f"{log.folder}/{file_name(base_offset, LOG)}{SWAP}"
+        data = held.machine.storage.file(path).data
+        left = {name.offset for name, _ in records_of(memoryview(bytes(data)))}
+        names = [Name(e, o) for o, e in held.epochs.items() if first <= o < end and o not in left]
+        self._chronicle.cleaned(story, held, names)
+
+    # Partitions
+
+    def made(self, partition: Partition) -> None:
+        self._partitions[partition.log] = partition
+
+    def advanced(self, partition: Partition, old: int) -> None:
+        known = self._logs.get(partition.log)
+        if known is not None and partition.is_leader and partition.high_watermark > old:
+            self._chronicle.advanced(*known, old, partition.high_watermark, partition.state)
+
+    def assigned(self, partition: Partition, before: tuple[int, int], old: int) -> None:
+        known = self._logs.get(partition.log)
+        if known is None or not partition.is_leader or partition.offline is not None:
+            return
+        if (partition.leader_id, partition.leader_epoch) != before:
+            self._chronicle.leads(*known, partition.leader_epoch, old)
+        self.advanced(partition, old)
+
+
+@contextmanager
+def watched_replicas(chronicle: Chronicle) -> Iterator[None]:
+    """What happens to any replica is told to the chronicle."""
+    eyes = Eyes(chronicle)
+    with ExitStack() as stack:
+        for owner, name, wrapped in (
+            (log_dir, "load_log", _loads),
+            (PartitionLog, "__init__", _opens),
+            (PartitionLog, "append", _appends),
+            (PartitionLog, "append_beside", _appends_beside),
+            (PartitionLog, "append_as_follower", _appends),
+            (PartitionLog, "_end_at", _ends_at),
+            (PartitionLog, "advance_log_start", _starts_at),
+            (LocalLog, "_swap", _swaps),
+            (Upkeep, "_retain_one", _retains),
+            (Partition, "__init__", _made),
+            (Partition, "assign", _assigned),
+            (Partition, "advance", _advances),
+            (Partition, "appended", _advances),
+        ):
+            stack.enter_context(swapped(owner, name, wrapped(eyes)))
+        yield
+
+
+Wrap = Callable[[Any], Any]
+
+
+def _loads(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def load_log(disk: Any, folder: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return right(disk, folder, *args, **kwargs)
+            except StorageError as error:
+                eyes.refused(folder, error)
+                raise
+
+        return load_log
+
+    return wrap
+
+
+def _opens(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def __init__(self: PartitionLog, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            right(self, *args, **kwargs)
+            eyes.opened(self)
+
+        return __init__
+
+    return wrap
+
+
+def _appends(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def append(self: PartitionLog, records: Any, *args: Any) -> AppendResult:
+            result: AppendResult = right(self, records, *args)
+            eyes.appended(self, records, result)
+            return result
+
+        return append
+
+    return wrap
+
+
+def _appends_beside(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        async def append_beside(
+            self: PartitionLog, disk: Any, records: Any, *args: Any
+        ) -> AppendResult:
+            result: AppendResult = await right(self, disk, records, *args)
+            eyes.appended(self, records, result)
+            return result
+
+        return append_beside
+
+    return wrap
+
+
+def _ends_at(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def _end_at(self: PartitionLog, offset: int) -> None:
+            eyes.ends_at(self, offset)
+            right(self, offset)
+
+        return _end_at
+
+    return wrap
+
+
+def _starts_at(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def advance_log_start(self: PartitionLog, offset: int) -> bool:
+            before = self.log_start_offset
+            moved: bool = right(self, offset)
+            eyes.starts_at(self, before)
+            return moved
+
+        return advance_log_start
+
+    return wrap
+
+
+def _swaps(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def _swap(self: PartitionLog, old: Sequence[Segment], state: SegmentState) -> Segment:
+            eyes.swapping(self, old, state.base_offset)
+            swapped_in: Segment = right(self, old, state)
+            return swapped_in
+
+        return _swap
+
+    return wrap
+
+
+def _retains(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        async def _retain_one(self: Upkeep, partition: Partition, now_ms: int) -> None:
+            with eyes.retaining(partition.log, now_ms):
+                await right(self, partition, now_ms)
+
+        return _retain_one
+
+    return wrap
+
+
+def _made(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def __init__(self: Partition, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            right(self, *args, **kwargs)
+            eyes.made(self)
+
+        return __init__
+
+    return wrap
+
+
+def _assigned(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def assign(self: Partition, state: Any) -> None:
+            before, old = (self.leader_id, self.leader_epoch), self.high_watermark
+            right(self, state)
+            eyes.assigned(self, before, old)
+
+        return assign
+
+    return wrap
+
+
+def _advances(eyes: Eyes) -> Wrap:
+    def wrap(right: Any) -> Any:
+        def advance(self: Partition, *args: Any) -> None:
+            old = self.high_watermark
+            right(self, *args)
+            eyes.advanced(self, old)
+
+        return advance
+
+    return wrap

@@ -1,0 +1,785 @@
+"""What must hold among the replicas of a partition, at every moment (R1-R10, `replicas`).
+
+Each is a sentence about *true* logs and the metadata that is committed; what nodes believe of each
+other is looked at only where the belief itself is the subject (who leads, what is committed).
+Sources: Kip320.tla (WeakIsr, StrongIsr), KIP-101, KIP-320, KIP-497, KIP-903, KIP-966.
+"""
+
+from collections.abc import Sequence, Set
+from typing import Final
+
+from metaquorum.config.definition import Scope
+from metaquorum.config.resolution import WorkerLayers
+from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
+from simulations.cluster.cluster_checkers import (
+    AnswersHold,
+    AnswersInTheirOrder,
+    ClusterImagesAreOne,
+    ClusterIsOneLog,
+    CreatedIsVisible,
+)
+from simulations.cluster.cluster_state import ClusterChecker, Nation
+from simulations.replication.replicas import (
+    FROM_DISK,
+    Chronicle,
+    Entry,
+    Held,
+    Identity,
+    Name,
+    PartitionStory,
+    Place,
+    ReplicaChecker,
+    Role,
+    Term,
+    changed_partitions,
+)
+from simulations.replication.replicated_cluster import WatchedNation
+
+MIN_ISR: Final = "min.insync.replicas"
+UNCLEAN: Final = "unclean.leader.election.enable"
+
+
+class WatchingChecker(ReplicaChecker):
+    nation: WatchedNation
+
+    @property
+    def chronicle(self) -> Chronicle:
+        return self.nation.chronicle
+
+
+class LeadersIsrAgrees(WatchingChecker):
+    """Below a leader's high watermark all of its ISR have what it has (WeakIsr)."""
+
+    invariant = "R1"
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        for worker_id in () if self.chronicle.is_deposed(story, view) else view.isr:
+            self._agrees(story, held, worker_id, old, new)
+
+    def _agrees(
+        self, story: PartitionStory, held: Held, worker_id: int, old: int, new: int
+    ) -> None:
+        other = story.held.get(worker_id)
+        for offset in range(max(old, story.deleted_to), new):
+            epoch = held.epochs.get(offset)
+            if epoch is None:
+                continue  # below where the log begins, of which the deletion will be told
+            name = Name(epoch, offset)
+            if name in story.cleaned:
+                self.comparisons += 1
+            elif other is None or other.epochs.get(offset) != epoch:
+                excused = other is not None and self.chronicle.may_lack(story, other, name)
+                self.compare(
+                    excused,
+                    "{}: worker {} says that {} is committed, and worker {}, in sync, has {}",
+                    story,
+                    held.worker_id,
+                    name,
+                    worker_id,
+                    None if other is None else other.epochs.get(offset),
+                )
+            else:
+                self.comparisons += 1
+
+
+class QuorumsIsrAgrees(LeadersIsrAgrees):
+    """So have all of the quorum's ISR, whoever it is that leads or says so (StrongIsr)."""
+
+    invariant = "R2"
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        if self.chronicle.is_deposed(story, view):
+            return
+        for worker_id in self.chronicle.isr(story):
+            self._agrees(story, held, worker_id, old, new)
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Who comes into an ISR has all that is committed."""
+        for topic_id, index, was, now in changed_partitions(before, image):
+            story = self.chronicle.story(topic_id, index)
+            known = () if was is None else was.isr
+            for worker_id in now.isr:
+                if worker_id not in known:
+                    self._has_all(story, worker_id)
+
+    def _has_all(self, story: PartitionStory, worker_id: int) -> None:
+        held = story.held.get(worker_id)
+        for name in story.committed_names:
+            self.compare(
+                held is not None
+                and (held.holds(name) or self.chronicle.may_lack(story, held, name)),
+                "{}: worker {} is in sync or eligible now, and has {} where {} is committed",
+                story,
+                worker_id,
+                None if held is None else held.epochs.get(name.offset),
+                name,
+            )
+
+
+class EligibleHaveAll(QuorumsIsrAgrees):
+    """So have those that may lead though they are not in sync, as long as they may (KIP-966)."""
+
+    invariant = "R2"
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        if self.chronicle.is_deposed(story, view):
+            return
+        for worker_id in self.chronicle.elr(story):
+            self._agrees(story, held, worker_id, old, new)
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        for topic_id, index, was, now in changed_partitions(before, image):
+            for worker_id in now.elr:
+                if was is None or worker_id not in was.elr:
+                    self._has_all(self.chronicle.story(topic_id, index), worker_id)
+
+
+class CommittedIsOneSequence(WatchingChecker):
+    """What was once below a high watermark is never replaced, by no later leader."""
+
+    invariant = "R2"
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        if self.chronicle.is_deposed(story, view):
+            return
+        for offset in range(max(old, story.deleted_to), new):
+            known = story.committed.get(offset)
+            epoch = held.epochs.get(offset)
+            if known is not None and epoch is not None:
+                self.compare(
+                    known == epoch,
+                    "{}: at {} the record of epoch {} was committed, and worker {} has that of {}",
+                    story,
+                    offset,
+                    known,
+                    held.worker_id,
+                    epoch,
+                )
+
+    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+        """What a new leader takes for committed is."""
+        cleaned = {name.offset for name in story.cleaned}
+        for offset in range(max(held.start, story.deleted_to), min(term.high_watermark, held.end)):
+            name = Name(held.epochs.get(offset, -1), offset)
+            if name.leader_epoch < 0 and offset in cleaned:
+                continue
+            self.compare(
+                name in story.ever_committed,
+                "{}: worker {} begins to lead with high watermark {}, and {} never was committed",
+                story,
+                held.worker_id,
+                term.high_watermark,
+                name,
+            )
+
+
+class LeadersAreInSync(WatchingChecker):
+    """Who leads is in the ISR."""
+
+    invariant = "R3"
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        for topic_id, index, _, now in changed_partitions(before, image):
+            self.compare(
+                now.leader < 0 or now.leader in now.isr,
+                "{}: worker {} leads, and in sync are {}",
+                self.chronicle.story(topic_id, index),
+                now.leader,
+                now.isr,
+            )
+
+
+class NamesAreForEver(WatchingChecker):
+    """(epoch, offset) is one record on all replicas for ever; no worker leads twice in an epoch."""
+
+    invariant = "R4"
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        for name, identity in entries:
+            known = story.identities.setdefault(name, identity)
+            if known != identity and not held.rotten:
+                self.compare(
+                    False,
+                    "{}: worker {} has {} as {}, which was {}",
+                    story,
+                    held.worker_id,
+                    name,
+                    identity,
+                    known,
+                )
+            self.comparisons += 1
+
+    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+        known = story.terms.get(epoch, term)
+        self.compare(
+            (known.worker_id, known.run) == (term.worker_id, term.run),
+            "{}: epoch {} was led by worker {} in its run {}, and is by {} in its run {}",
+            story,
+            epoch,
+            known.worker_id,
+            known.run,
+            term.worker_id,
+            term.run,
+        )
+
+
+class LogsMatch(WatchingChecker):
+    """Two logs that have the same record at an offset have the same record before it."""
+
+    invariant = "R7"
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        epochs = {} if role == FROM_DISK else held.epochs
+        last: Name | None = None
+        for name, _ in entries:
+            if last is not None and last.offset == name.offset - 1:
+                previous: int | None = last.leader_epoch
+            else:
+                previous = epochs.get(name.offset - 1)
+            last = name
+            # A leader that begins behind that record cannot tell that a follower has another: the
+            # follower takes what follows, and begins where its leader does.
+            if previous is None or name.offset - 1 < story.deleted_to:
+                continue
+            known = story.before.setdefault(name, previous)
+            self.compare(
+                known == previous,
+                "{}: worker {} has {} behind a record of epoch {}, and others behind one of {}",
+                story,
+                held.worker_id,
+                name,
+                previous,
+                known,
+            )
+
+
+class CutByEpoch(WatchingChecker):
+    """A follower cuts what its leader has not, and nothing else; nothing that is committed."""
+
+    invariant = "R7"
+
+    def cut(self, story: PartitionStory, held: Held, names: Sequence[Name], role: Role) -> None:
+        term = story.terms.get(role.leader_epoch)
+        for name in names:
+            self.compare(
+                term is None
+                or name.offset < max(term.log_start_offset, story.expired_to)
+                or not term.has(role.leader_epoch, name),
+                "{}: worker {} cuts {}, which the leader of epoch {} has",
+                story,
+                held.worker_id,
+                name,
+                role.leader_epoch,
+            )
+            if held.worker_id in (*self.chronicle.isr(story), *self.chronicle.elr(story)):
+                self.compare(
+                    story.committed.get(name.offset) != name.leader_epoch
+                    or name.offset < story.deleted_to,
+                    "{}: worker {}, in sync or eligible, cuts {}, which is committed",
+                    story,
+                    held.worker_id,
+                    name,
+                )
+
+
+class FencedByEpoch(WatchingChecker):
+    """A leader writes in its own epoch; followers take what the leader of their epoch has."""
+
+    invariant = "R7"
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        if role == FROM_DISK:
+            return
+        epoch = role.leader_epoch
+        term = story.terms.get(epoch)
+        for name, _ in entries:
+            if role.leads:
+                holds = name.leader_epoch == epoch
+            else:
+                holds = term is not None and term.has(epoch, name)
+            self.compare(
+                holds,
+                "{}: worker {} appends {} in epoch {}, of which that is not",
+                story,
+                held.worker_id,
+                name,
+                epoch,
+            )
+
+
+class HighWatermarkNeedsIsr(WatchingChecker):
+    """It does not advance while fewer than min.insync.replicas are in sync.
+
+    By one and the same place in the metadata log: an ISR with the config that was in force then.
+    """
+
+    invariant = "R5"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self._least: dict[tuple[Place, int], int] = {}  # by partition epoch
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        topics = [after for _, after in delta.topics() if after is not None]
+        if (Scope.WORKER, "") in delta.resources:
+            topics = list(image.topics.values())
+        topics += [topic for _, name in delta.resources if (topic := image.topic(name))]
+        for topic in topics:
+            least = _min_isr(image, topic.name)
+            for index, state in enumerate(topic.partitions):
+                at = Place(topic.topic_id, index), state.partition_epoch
+                self._least[at] = min(least, self._least.get(at, least))
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        least = self._least.get((story.place, view.partition_epoch))
+        if least is None or len(view.replicas) < 2 or old >= new:
+            return
+        self.compare(
+            len(view.isr) >= min(least, len(view.replicas)),
+            "{}: worker {} commits {} to {} with ISR {} and {} {}",
+            story,
+            held.worker_id,
+            old,
+            new,
+            view.isr,
+            MIN_ISR,
+            least,
+        )
+
+
+def _min_isr(image: MetadataImage, topic: str) -> int:
+    configs = WorkerLayers(dynamic_default=image.worker_configs(None))
+    return configs.topic_configs(image.topic_configs(topic)).integer(MIN_ISR)
+
+
+class HighWatermarkStays(WatchingChecker):
+    """While one leads, it never goes back."""
+
+    invariant = "R5"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self._last: dict[tuple[Place, int], int] = {}
+
+    def advanced(
+        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+    ) -> None:
+        of_term = story.place, view.leader_epoch
+        last = self._last.get(of_term, 0)
+        self.compare(
+            new >= last, "{}: worker {}: {}, and it was {}", story, held.worker_id, new, last
+        )
+        self._last[of_term] = new
+
+    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+        """A leader that knew more to be committed than it has would commit the next as it comes."""
+        self.compare(
+            term.high_watermark <= held.end,
+            "{}: worker {} leads in epoch {} with the high watermark {} and {} records",
+            story,
+            held.worker_id,
+            epoch,
+            term.high_watermark,
+            held.end,
+        )
+
+
+class ReadsAreCommitted(WatchingChecker):
+    """Consumers read what is committed, and the same as replicas hold."""
+
+    invariant = "R5"
+
+    def read(
+        self, story: PartitionStory, high_watermark: int, entries: Sequence[Entry], who: str
+    ) -> None:
+        for name, identity in entries:
+            self.compare(
+                name.offset < high_watermark and name in story.ever_committed,
+                "{}: {} reads {} below high watermark {}, and nobody has committed it",
+                story,
+                who,
+                name,
+                high_watermark,
+            )
+            self.compare(
+                story.identities.get(name) == identity,
+                "{}: {} reads {} as {}, which is {}",
+                story,
+                who,
+                name,
+                identity,
+                story.identities.get(name),
+            )
+
+    def told_end(self, story: PartitionStory, offset: int, who: str) -> None:
+        """Whoever asks a leader for the end is told of all that was ever committed (KIP-207)."""
+        if not story.was_unclean and not story.gone:
+            end = max(story.committed, default=-1) + 1
+            self.compare(
+                offset >= end,
+                "{}: {} is told that it ends at {}, and {} was committed",
+                story,
+                who,
+                offset,
+                end,
+            )
+
+
+class ClaimsAreRefused(WatchingChecker):
+    """A client that says it is a replica is told an error, and nothing else."""
+
+    invariant = "R5"
+
+    def claimed(
+        self, story: PartitionStory, claim: str, codes: Sequence[str], has_records: bool
+    ) -> None:
+        self.compare(
+            bool(codes) and "NONE" not in codes and not has_records,
+            "{}: {} is answered with {}",
+            story,
+            claim,
+            codes,
+        )
+
+
+class LiesStayOut(WatchingChecker):
+    """A batch whose records are not what its header says is refused, and in no log."""
+
+    invariant = "L4"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self.crcs: set[int] = set()  # of such batches
+
+    def answered(self, story: PartitionStory, crc: int, code: str) -> None:
+        self.compare(code != "NONE", "{}: the lying batch {} is answered with {}", story, crc, code)
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        for name, (crc, _) in entries if self.crcs else ():
+            self.compare(
+                crc not in self.crcs,
+                "{}: worker {} has {} of the lying batch {}",
+                story,
+                held.worker_id,
+                name,
+                crc,
+            )
+
+
+class AcknowledgedIsCommitted(WatchingChecker):
+    """Whoever is told so with acks=all: all in sync have it."""
+
+    invariant = "R6"
+
+    def acknowledged(self, story: PartitionStory, offset: int, identity: Identity) -> None:
+        self.compare(
+            any(
+                name.offset == offset and story.identities.get(name) == identity
+                for name in self._names(story, offset)
+            ),
+            "{}: {} was acknowledged at {}, where {} was ever committed",
+            story,
+            identity,
+            offset,
+            list(self._names(story, offset)),
+        )
+
+    @staticmethod
+    def _names(story: PartitionStory, offset: int) -> list[Name]:
+        epochs = sorted(story.terms)
+        return [Name(e, offset) for e in epochs if Name(e, offset) in story.ever_committed]
+
+
+class SyncedIsKept(WatchingChecker):
+    """With flush.messages=1, no loss of power takes what was acknowledged with acks=all."""
+
+    invariant = "R6"
+
+    def acknowledged(self, story: PartitionStory, offset: int, identity: Identity) -> None:
+        if not story.is_flushed:
+            return
+        for worker_id in self.chronicle.isr(story):
+            held = story.held.get(worker_id)
+            name = Name(held.epochs.get(offset, -1) if held else -1, offset)
+            if held and not held.is_dark and story.identities.get(name) == identity:
+                held.promised.add(name)
+
+    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
+        lacks = [name for name in missing if name in held.promised]
+        self.compare(
+            not lacks or held.has_new_disk,
+            "{}: worker {} had synced {}, and has not",
+            story,
+            held.worker_id,
+            lacks[:3],
+        )
+
+
+class AcknowledgedStays(WatchingChecker):
+    """It is where it was said to be, once all is well; at most once, if its producer can tell."""
+
+    invariant = "R6"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self.acked: dict[Place, dict[bytes, tuple[int, Identity]]] = {}  # value: offset
+        self.idempotent: dict[Place, set[bytes]] = {}
+
+    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
+        places: dict[bytes, list[int]] = {}
+        for offset, value in found:
+            places.setdefault(value, []).append(offset)
+        lost = story.lost_records
+        lost |= {(name.offset, story.identities[name]) for name in story.cleaned}
+        for value, (offset, identity) in self.acked.get(story.place, {}).items():
+            if offset >= story.deleted_to and (offset, identity) not in lost:
+                self.compare(
+                    offset in places.get(value, []),
+                    "{}: {} was acknowledged at {}, and is at {}",
+                    story,
+                    value,
+                    offset,
+                    places.get(value),
+                )
+
+
+class DeliveredOnce(WatchingChecker):
+    """What an idempotent producer sends, again and again, is there at most once."""
+
+    invariant = "T1"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self._sent: dict[tuple[Place, int], set[int]] = {}  # checksums, by producer id
+
+    def sent(self, place: Place, producer_id: int, crcs: Set[int]) -> None:
+        """In that place, records of these identities (`Identity.crc`)."""
+        self._sent.setdefault((place, producer_id), set()).update(crcs)
+
+    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
+        stays = self.nation.checker(AcknowledgedStays)
+        idempotent = stays.idempotent.get(story.place, set())
+        places: dict[bytes, list[int]] = {}
+        for offset, value in found:
+            places.setdefault(value, []).append(offset)
+        for value, offsets in places.items():
+            if value in idempotent:
+                self.compare(len(offsets) == 1, "{}: {} is at {}", story, value, offsets)
+
+    def lost_track(self, story: PartitionStory, producer_id: int, text: str) -> None:
+        """A producer with one batch under way was told that its sequence does not follow.
+
+        So it may be where the leader was elected without a record of that producer.
+        """
+        identities = (story.identities.get(name) for name in story.gone_unneeded)
+        lost = {identity.crc for _, identity in story.lost_records}
+        lost |= {identity.crc for identity in identities if identity is not None}
+        own = self._sent.get((story.place, producer_id), set())
+        self.compare(not lost.isdisjoint(own), "{}: {}", story, text)
+
+
+class JoinsAreEarned(WatchingChecker):
+    """Who joins has reached the start of the leader's epoch; who has lost records leaves."""
+
+    invariant = "R8"
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        for topic_id, index, was, now in changed_partitions(before, image):
+            story = self.chronicle.story(topic_id, index)
+            term = story.terms.get(now.leader_epoch)
+            for worker_id in now.isr:
+                if was is None or worker_id in was.isr or worker_id == now.leader or term is None:
+                    continue
+                if now.leader < 0:
+                    continue  # nobody joins: they count as in sync as there is no ELR any more
+                held = story.held.get(worker_id)
+                self.compare(
+                    held is not None and (held.end >= term.start_offset or held.is_dark),
+                    "{}: worker {} is in sync at {}, and epoch {} began at {}",
+                    story,
+                    worker_id,
+                    None if held is None else held.end,
+                    now.leader_epoch,
+                    term.start_offset,
+                )
+                self.compare(
+                    image.is_live(worker_id), "{}: worker {} is not live", story, worker_id
+                )
+
+    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
+        """A process that is in sync with others, as the one before it was, has lost nothing.
+
+        Nor has one that is eligible, be it alone.
+        """
+        isr, elr = self.chronicle.isr(story), self.chronicle.elr(story)
+        if held.rotten:
+            return  # of which it has to tell first
+        if (held.worker_id in isr and len(isr) > 1) or held.worker_id in elr:
+            lacks = [name for name in missing if name in story.ever_committed]
+            self.compare(
+                not lacks,
+                "{}: worker {} is another process, in ISR {} or ELR {}, and has lost {}",
+                story,
+                held.worker_id,
+                isr,
+                elr,
+                lacks[:3],
+            )
+
+
+class ElectionsAreClean(WatchingChecker):
+    """Leaders come from the ISR, or from the ELR; each has a new epoch.
+
+    Unless somebody wanted it otherwise, or nobody is left there: then whoever led last leads.
+    """
+
+    invariant = "R9"
+
+    def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
+        for topic_id, index, was, now in changed_partitions(before, image):
+            story = self.chronicle.story(topic_id, index)
+            if was is None:
+                continue
+            self.compare(
+                now.partition_epoch == was.partition_epoch + 1
+                and now.leader_epoch == was.leader_epoch + (now.leader != was.leader),
+                "{}: {} and then {}",
+                story,
+                was,
+                now,
+            )
+            if now.leader in (was.leader, -1, *was.isr, *was.elr):
+                continue
+            nobody_left = not was.isr and not any(map(image.is_live, was.elr))
+            is_last = nobody_left and now.leader == was.last_leader
+            topic = image.topic_names.get(topic_id, "")
+            self.compare(
+                (topic, index) in self.chronicle.unclean_asked
+                # All logs are gone: there is nothing to choose.
+                or set(now.replicas) <= {*now.blank, now.leader}
+                or (is_last and now.unclean_epoch == now.leader_epoch),
+                "{}: worker {} is elected, in sync were {}, eligible {}",
+                story,
+                now.leader,
+                was.isr,
+                was.elr,
+            )
+
+
+class TopicsAreTheirOwn(WatchingChecker):
+    """A topic has no records of an earlier one of its name, and one that is gone is gone."""
+
+    invariant = "R10"
+
+    def __init__(self, nation: Nation) -> None:
+        super().__init__(nation)
+        self._of_batch: dict[int, Place] = {}
+        # Batches sent by name may land in whatever has the name by then, and once more later.
+        self.by_name: set[int] = set()
+
+    def appended(
+        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+    ) -> None:
+        for _, (crc, number) in entries:
+            if number == 0 and crc not in self.by_name:
+                known = self._of_batch.setdefault(crc, story.place)
+                self.compare(
+                    known == story.place,
+                    "worker {} has a batch of {} in {}",
+                    held.worker_id,
+                    known,
+                    story,
+                )
+
+    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
+        own = story.place.topic_id.hex().encode()
+        for offset, value in found:
+            self.compare(
+                value.startswith((own, b"by name ")), "{} has {} at {}", story, value, offset
+            )
+
+    def hosted(self, worker_id: int, topics: dict[str, bytes], image: MetadataImage) -> None:
+        """By that worker, on disk or in memory, when all is well."""
+        for name, topic_id in topics.items():
+            known = image.topic(name)
+            self.compare(
+                known is not None and known.topic_id == topic_id,
+                "worker {} has {} of topic {}, which is {}",
+                worker_id,
+                name,
+                topic_id.hex()[:6],
+                None if known is None else known.topic_id.hex()[:6],
+            )
+
+
+class TimesAreFound(WatchingChecker):
+    """A leader finds the first record of a timestamp or later where a scan of the log would."""
+
+    invariant = "L5"
+
+    def looked_up(
+        self,
+        story: PartitionStory,
+        timestamp_ms: int,
+        found: int,
+        times: Sequence[tuple[int, int]],
+    ) -> None:
+        """`times`: of all records, in the order of their offsets."""
+        first = next((offset for known_ms, offset in times if known_ms >= timestamp_ms), -1)
+        self.compare(
+            found == first,
+            "{}: the first record of {} or later is at {}, the leader says {}",
+            story,
+            timestamp_ms,
+            first,
+            found,
+        )
+
+
+REPLICATION_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
+    AnswersInTheirOrder,
+    ClusterIsOneLog,
+    ClusterImagesAreOne,
+    AnswersHold,
+    CreatedIsVisible,
+    LeadersIsrAgrees,
+    QuorumsIsrAgrees,
+    EligibleHaveAll,
+    CommittedIsOneSequence,
+    LeadersAreInSync,
+    NamesAreForEver,
+    LogsMatch,
+    CutByEpoch,
+    FencedByEpoch,
+    HighWatermarkNeedsIsr,
+    HighWatermarkStays,
+    ReadsAreCommitted,
+    ClaimsAreRefused,
+    LiesStayOut,
+    AcknowledgedIsCommitted,
+    SyncedIsKept,
+    AcknowledgedStays,
+    DeliveredOnce,
+    JoinsAreEarned,
+    ElectionsAreClean,
+    TopicsAreTheirOwn,
+    TimesAreFound,
+)

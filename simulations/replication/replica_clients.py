@@ -1,0 +1,675 @@
+"""Clients of replicated topics: every acks level, producers that send again, readers at all times.
+
+Every value is unique and begins with the id of its topic (or "by name", where it was sent with a
+version of Produce that has no ids), so that a record in the wrong place shows.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from metaquorum.controller.features import UpgradeType
+from metaquorum.metadata.records import ELIGIBLE_LEADERS
+from metaquorum.runtime.interfaces import Runtime, sleep
+from simulations.cluster.cluster_clients import RETRY_S, Administrator, ClusterClient
+from simulations.harness.client import BROKEN, ClientConnection
+from simulations.replication.loss_checkers import DamageStaysWhereItIs
+from simulations.replication.probes import contents_of, damaged_in, seen_entries
+from simulations.replication.replica_checkers import (
+    MIN_ISR,
+    UNCLEAN,
+    AcknowledgedIsCommitted,
+    AcknowledgedStays,
+    DeliveredOnce,
+    ReadsAreCommitted,
+    SyncedIsKept,
+    TimesAreFound,
+    TopicsAreTheirOwn,
+)
+from simulations.replication.replicas import Content, Identity, Place
+from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.throttling import FASTEST, ClientRatesHold, MutesHold
+from simulations.workloads.consumer import EARLIEST, LATEST
+from wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from wire.messages.init_producer_id import InitProducerIdRequest
+from wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from wire.primitives.errors import RETRIABLE, ErrorCode
+from wire.protocol.apis import ApiKey
+from wire.records.batches import batches, parse_header
+from wire.records.compression import Codec
+from wire.records.records import Record, decode_records, encode_batch
+
+TOPIC_IDS_SINCE: Final = 13  # of Produce, and of Fetch
+BY_NAME: Final = "by name"
+ALL: Final = -1
+# What a leader says that may commit nothing, as fewer than min.insync.replicas are in sync.
+NOT_KNOWN: Final = ErrorCode.OFFSET_NOT_AVAILABLE.name
+LOOKUPS: Final = 4  # of timestamps, of each partition in the end
+_TOPIC: Final = 2  # as a kind of resource
+_LOST_TRACK: Final = (
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+)
+
+
+class ReplicaClient(ClusterClient):
+    nation: WatchedNation
+    # By which of its connections, until when, for how long.
+    _to_wait: tuple[int, float, float] = (-1, 0.0, 0.0)
+
+    def place(self) -> tuple[str, Place] | None:
+        """A partition of a topic that is to be there."""
+        lasting = self.nation.told.lasting
+        if not lasting:
+            return None
+        name = self._draw.choice(sorted(lasting))
+        topic_id, partitions = lasting[name]
+        return name, Place(topic_id, self._draw.randrange(partitions))
+
+    def is_over(self, name: str, place: Place) -> bool:
+        """The topic is not to be there any more, or nobody will ever lead the partition."""
+        told = self.nation.told.lasting.get(name)
+        if told is None or told[0] != place.topic_id:
+            return True
+        return self.nation.calm and self.nation.is_stuck(self.nation.chronicle.story(*place))
+
+    def throttled(self, api: ApiKey, size_bytes: int, throttle_ms: int, asked_at: float) -> None:
+        """Its last connection was answered: so much was moved, and so long it is to wait.
+
+        `asked_at` is when it asked; the wait begins no earlier. When the worker answered, it does
+        not know: a network may hold an answer for longer than the wait.
+        """
+        nation = self.nation
+        if not nation.settings.throttles:
+            return
+        known, not_before, throttle_s = self._to_wait
+        if known == self.connections and throttle_s:
+            early_s = not_before - nation.world.now
+            nation.checker(MutesHold).answered(self.name, early_s, throttle_s)
+        # By the worker's clock, which may be fast.
+        throttle_s = throttle_ms / 1000
+        self._to_wait = self.connections, asked_at + throttle_s / FASTEST, throttle_s
+        checker = nation.checker(ClientRatesHold)
+        checker.used(self.name, api, self.worker_id, self.connections, size_bytes)
+        nation.world.count("answers that throttle", throttle_ms > 0)
+
+    async def leader(self, runtime: Runtime, name: str, place: Place) -> int:
+        async with self.connected(runtime) as connection:
+            return self.leader_of(await self.metadata(connection, name), name, place.partition)
+
+
+class ReplicaAdministrator(ReplicaClient, Administrator):
+    """Topics with one to three replicas come, go and come again; leaders, configs, records."""
+
+    _runtime: Runtime
+
+    async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
+        self._runtime = runtime
+        settings = self.nation.settings
+        for _ in range(self._draw.randint(1, 5)):
+            lasting = self.nation.told.lasting
+            if self._made < settings.changes or not lasting:
+                await self._change(connection, sorted(lasting))
+            await sleep(runtime.clock, self._draw.random() * settings.think_s)
+
+    async def _change(self, connection: ClientConnection, lasting: list[str]) -> None:
+        self._made += 1
+        if not lasting or (len(lasting) < 6 and self._draw.random() < 0.4):
+            await self._create(connection)
+            return
+        name = self._draw.choice(lasting)
+        changes: list[Callable[[ClientConnection, str], Any]] = [
+            self._set_min_isr,
+            self._set_unclean,
+            self._elect,
+            self._elect,
+            self._delete_records,
+            self._set_eligible_leaders,
+        ]
+        if len(lasting) > 1:
+            changes += [self._delete, self._recreate]
+        await self._draw.choice(changes)(connection, name)
+
+    async def _create(self, connection: ClientConnection) -> None:
+        await self._create_as(connection, f"{self.name}-{self._made}")
+
+    async def _create_as(self, connection: ClientConnection, name: str) -> None:
+        draw = self._draw
+        replicas = draw.choice([1, 2, 3, 3])
+        least = draw.choice([1, 2]) if replicas > 1 else 1
+        overrides = {
+            MIN_ISR: str(least),
+            "internal.segment.bytes": draw.choice(["1000", "1000000"]),
+        }
+        if draw.random() < self.nation.settings.flushed:
+            overrides["flush.messages"] = "1"
+        partitions = draw.choice([1, 1, 2, 4])
+        topic_id = await self._ask_creation(connection, name, partitions, replicas, overrides)
+        if topic_id is not None:
+            self._made_as(topic_id, partitions, least, overrides)
+
+    def _made_as(
+        self, topic_id: bytes, partitions: int, least: int, overrides: Mapping[str, str]
+    ) -> None:
+        self.nation.min_isrs.setdefault(topic_id, set()).add(least)
+        for index in range(partitions):
+            story = self.nation.chronicle.story(topic_id, index)
+            story.is_flushed = "flush.messages" in overrides
+
+    async def _recreate(self, connection: ClientConnection, name: str) -> None:
+        await self._delete(connection, name)
+        if name in self.nation.told.deleted:
+            await self._create_as(connection, name)
+            self.nation.world.count("topics made again")
+
+    async def _set(self, connection: ClientConnection, name: str, key: str, value: str) -> None:
+        config = AlterableConfig(name=key, config_operation=0, value=value)
+        resource = AlterConfigsResource(resource_type=_TOPIC, resource_name=name, configs=[config])
+        message = IncrementalAlterConfigsRequest(resources=[resource])
+        response = await connection.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, message)
+        code = ErrorCode(response.responses[0].error_code)
+        self.say(f"{key} of {name} {value}: {code.name}")
+        self.nation.world.count("configs changed", code is ErrorCode.NONE)
+
+    async def _set_unclean(self, connection: ClientConnection, name: str) -> None:
+        may_be = self._draw.random() < self.nation.settings.unclean
+        if may_be:
+            partitions = range(self.nation.told.created[name][1])
+            self.nation.chronicle.unclean_asked.update((name, index) for index in partitions)
+        await self._set(connection, name, UNCLEAN, str(may_be).lower())
+
+    async def _set_min_isr(self, connection: ClientConnection, name: str) -> None:
+        topic_id = self.nation.told.created[name][0]
+        state = self.nation.chronicle.state(self.nation.chronicle.story(topic_id, 0))
+        if state is None or len(state.replicas) == 1:
+            return
+        least = self._draw.choice([1, 2])
+        self.nation.min_isrs.setdefault(topic_id, set()).add(least)
+        await self._set(connection, name, MIN_ISR, str(least))
+
+    async def _set_eligible_leaders(self, connection: ClientConnection, _name: str) -> None:
+        """The cluster is with or without eligible leader replicas, whatever state it is in."""
+        level = int(self._draw.random() < 0.7)
+        key = FeatureUpdateKey(feature=ELIGIBLE_LEADERS, max_version_level=level)
+        if connection.version(ApiKey.UPDATE_FEATURES) == 0:
+            key.allow_downgrade = not level
+        elif not level:
+            key.upgrade_type = UpgradeType.SAFE_DOWNGRADE
+        message = UpdateFeaturesRequest(timeout_ms=3000, feature_updates=[key])
+        response = await connection.call(ApiKey.UPDATE_FEATURES, message)
+        code = ErrorCode(response.error_code)
+        self.say(f"{ELIGIBLE_LEADERS} {level}: {code.name}")
+        self.nation.world.count("feature levels set", code is ErrorCode.NONE)
+
+    async def _elect(self, connection: ClientConnection, name: str) -> None:
+        is_unclean = self._draw.random() < self.nation.settings.unclean
+        partitions = range(self.nation.told.created[name][1])
+        if is_unclean and connection.version(ApiKey.ELECT_LEADERS) == 0:
+            return
+        if is_unclean:
+            name = self._draw.choice(self._leaderless() or [name])
+            partitions = range(self.nation.told.created[name][1])
+            self.nation.chronicle.unclean_asked.update((name, index) for index in partitions)
+        wish = TopicPartitions(topic=name, partitions=list(partitions))
+        message = ElectLeadersRequest(
+            election_type=int(is_unclean), topic_partitions=[wish], timeout_ms=3000
+        )
+        response = await connection.call(ApiKey.ELECT_LEADERS, message)
+        for topic in response.replica_election_results:
+            for row in topic.partition_result:
+                code = ErrorCode(row.error_code)
+                kind = "unclean" if is_unclean else "preferred"
+                self.say(f"elects, {kind}, for {name}-{row.partition_id}: {code.name}")
+                self.nation.world.count(f"elected, {kind}", code is ErrorCode.NONE)
+
+    def _leaderless(self) -> list[str]:
+        image = self.nation.chronicle.image
+        return [
+            name
+            for name in sorted(self.nation.told.lasting)
+            if (topic := image.topic(name)) and any(p.leader < 0 for p in topic.partitions)
+        ]
+
+    async def _delete_records(self, connection: ClientConnection, name: str) -> None:
+        topic_id, partitions = self.nation.told.created[name]
+        index = self._draw.randrange(partitions)
+        story = self.nation.chronicle.story(topic_id, index)
+        end = max(story.committed, default=0)
+        offset = self._draw.randint(0, end)
+        asked = self.nation.chronicle.deletions
+        asked[name, index] = max(asked.get((name, index), 0), offset)
+        row = DeleteRecordsTopic(
+            name=name, partitions=[DeleteRecordsPartition(partition_index=index, offset=offset)]
+        )
+        message = DeleteRecordsRequest(topics=[row], timeout_ms=2000)
+        leader = self.leader_of(await self.metadata(connection, name), name, index)
+        async with self.connected(self._runtime, leader) as at_leader:
+            response = await at_leader.call(ApiKey.DELETE_RECORDS, message)
+        code = ErrorCode(response.topics[0].partitions[0].error_code)
+        self.say(f"deletes records of {name}-{index} before {offset}: {code.name}")
+        self.nation.world.count("records deleted", code is ErrorCode.NONE)
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    values: list[bytes]
+    base_sequence: int
+    timestamp_ms: int
+    times_sent: int = 0
+    contents: list[Content] = field(default_factory=list)  # where records have keys
+
+
+class ReplicaProducer(ReplicaClient):
+    """Sends several batches ahead to one partition, then to another."""
+
+    def __init__(
+        self, nation: WatchedNation, name: str, draw: Random, *, is_idempotent: bool | None = None
+    ) -> None:
+        """`is_idempotent`: where it is not to be drawn."""
+        super().__init__(nation, name, draw)
+        drawn = draw.random() < 0.5
+        self._idempotent = drawn if is_idempotent is None else is_idempotent
+        self._acks = ALL if self._idempotent else draw.choice([ALL, ALL, 1, 0])
+        self._retries = self._idempotent or draw.random() < 0.5
+        if self._idempotent:
+            versions = self._versions
+            versions[ApiKey.PRODUCE] = max(versions[ApiKey.PRODUCE], TOPIC_IDS_SINCE)
+        self._by_name = self._versions[ApiKey.PRODUCE] < TOPIC_IDS_SINCE
+        self._producer_id, self._epoch = -1, -1
+        self._sequences: dict[Place, int] = {}
+        self._at: tuple[str, Place] | None = None
+        self._queue: deque[Batch] = deque()
+        self._left = nation.settings.records
+        self._written = 0
+        self.timeout_ms = 3000  # for acks=all, until it is told that not all in sync have it
+
+    async def run(self, runtime: Runtime) -> None:
+        while self._left > 0 or self._queue:
+            if self.nation.closing:
+                break
+            try:
+                await self._work(runtime)
+            except BROKEN as error:
+                self.say(f"{self._where}: {error!r}, {len(self._queue)} open")
+                if not self._retries:
+                    self._queue.clear()
+            await sleep(runtime.clock, RETRY_S * self._draw.random())
+        self.done = True
+
+    @property
+    def _where(self) -> str:
+        return "-" if self._at is None else f"{self._at[0]}/{self._at[1]}"
+
+    async def _work(self, runtime: Runtime) -> None:
+        """One partition, for a while."""
+        if not self._queue:
+            self._at = self.place()
+        if self._at is None:
+            return
+        name, place = self._at
+        if self.is_over(name, place):
+            self._give_up()
+            if self.nation.calm:  # perhaps no partition is left that can be written to
+                self._left = 0
+            return
+        leader = await self.leader(runtime, name, place)
+        async with self.connected(runtime, leader) as connection:
+            if self._idempotent and self._producer_id < 0:
+                await self._begin(connection)
+            for _ in range(self._draw.randint(1, 5)):
+                while self._left > 0 and len(self._queue) < self._draw.choice([1, 1, 2, 4]):
+                    self._queue.append(self._next(runtime, place))
+                await self._send_all(connection, name, place)
+                await sleep(runtime.clock, self._draw.random() * self.nation.settings.think_s)
+
+    def _give_up(self) -> None:
+        """What is open may be there or not: its sequences cannot be used any more."""
+        if self._queue and self._idempotent:
+            self._producer_id = -1
+        self._queue.clear()
+
+    async def _begin(self, connection: ClientConnection) -> None:
+        message = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-1)
+        answer = await connection.call(ApiKey.INIT_PRODUCER_ID, message)
+        if answer.error_code:
+            raise EOFError(f"no producer id: {ErrorCode(answer.error_code).name}")
+        self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
+        self._sequences.clear()
+        for batch in self._queue:
+            batch.base_sequence = -1
+        self.say(f"is producer {self._producer_id}")
+
+    def _next(self, runtime: Runtime, place: Place) -> Batch:
+        values = []
+        for _ in range(min(self._left, self._draw.choice([1, 1, 3]))):
+            self._written += 1
+            self._left -= 1
+            of = BY_NAME if self._by_name else place.topic_id.hex()
+            text = f"{of} {self._where} {self.name} {self._written} "
+            values.append(text.encode() + b"x" * self._draw.choice([0, 30, 300]))
+        stays = self.nation.checker(AcknowledgedStays)
+        if self._idempotent:
+            stays.idempotent.setdefault(place, set()).update(values)
+        return Batch(values, -1, runtime.clock.now_ms())
+
+    def _encoded(self, batch: Batch, place: Place) -> bytearray:
+        if self._idempotent and batch.base_sequence < 0:
+            batch.base_sequence = self._sequences.get(place, 0)
+            self._sequences[place] = batch.base_sequence + len(batch.values)
+        return encode_batch(
+            self._records(batch),
+            codec=self._codec(),
+            producer_id=self._producer_id,
+            producer_epoch=self._epoch,
+            base_sequence=batch.base_sequence,
+        )
+
+    def _records(self, batch: Batch) -> list[Record]:
+        return [
+            Record(number, batch.timestamp_ms, None, value, ())
+            for number, value in enumerate(batch.values)
+        ]
+
+    def _codec(self) -> Codec:
+        return Codec.NONE
+
+    def _identities(self, batch: Batch, crc: int) -> list[Identity]:
+        """By which checkers know the batch's records."""
+        return [Identity(crc, number) for number in range(len(batch.values))]
+
+    async def _send_all(self, connection: ClientConnection, name: str, place: Place) -> None:
+        """All that is open is sent, and what is acknowledged is not open any more."""
+        crcs: list[int] = []
+        sizes: list[int] = []
+        asked_at: list[float] = []
+        for batch in self._queue:
+            data = self._encoded(batch, place)
+            sizes.append(len(data))
+            crcs.append(parse_header(memoryview(data), 0).crc)
+            known_as = {identity.crc for identity in self._identities(batch, crcs[-1])}
+            if self._by_name:
+                self.nation.checker(TopicsAreTheirOwn).by_name |= known_as
+            self.nation.world.count("batches sent again", batch.times_sent > 0)
+            batch.times_sent += 1
+            if self._idempotent:
+                self.nation.checker(DeliveredOnce).sent(place, self._producer_id, known_as)
+            row = PartitionProduceData(index=place.partition, records=data)
+            topic = TopicProduceData(name=name, topic_id=place.topic_id, partition_data=[row])
+            message = ProduceRequest(
+                transactional_id=None,
+                acks=self._acks,
+                timeout_ms=self.timeout_ms,
+                topic_data=[topic],
+            )
+            asked_at.append(self.nation.world.now)
+            await connection.send(ApiKey.PRODUCE, message, answered=self._acks != 0)
+        if self._acks == 0:
+            self.nation.world.count(
+                "records sent with acks=0", sum(len(b.values) for b in self._queue)
+            )
+            self._queue.clear()
+            return
+        failed: ErrorCode | None = None
+        for number, (batch, crc) in enumerate(zip(list(self._queue), crcs, strict=True)):
+            response = await connection.receive()
+            answer = response.responses[0].partition_responses[0]
+            code = ErrorCode(answer.error_code)
+            self.nation.world.count(f"produce: {code.name}")
+            self.throttled(
+                ApiKey.PRODUCE, sizes[number], response.throttle_time_ms, asked_at[number]
+            )
+            if self._acks == ALL and response.throttle_time_ms and code is ErrorCode.NONE:
+                self.nation.world.count("acknowledged with acks=all, and throttled")
+            if failed is not None:
+                continue  # behind one that failed: all go again, in order
+            if code is ErrorCode.NONE:
+                assert self._queue.popleft() is batch
+                self._acknowledged(place, batch, crc, int(answer.base_offset))
+            else:
+                failed = code
+                self.say(f"{self._where}: {number} of {len(crcs)}: {code.name}")
+                if code not in RETRIABLE and code not in _LOST_TRACK:
+                    # It is final, and what came behind it may have been taken: this producer's
+                    # sequences cannot be used again, whether or not the other answers come.
+                    break
+        if failed is not None:
+            self._refused(place, failed)
+
+    def _acknowledged(self, place: Place, batch: Batch, crc: int, base_offset: int) -> None:
+        count = len(batch.values)
+        self.say(f"wrote {self._where} {base_offset}+{count} with acks={self._acks}")
+        self.nation.world.count(f"acknowledged with acks={self._acks}", count)
+        if self._acks != ALL:
+            return
+        self.nation.world.count("acknowledged records", count)
+        if self._by_name:
+            return  # which topic of that name it is in cannot be known
+        story = self.nation.chronicle.story(*place)
+        stays = self.nation.checker(AcknowledgedStays).acked.setdefault(place, {})
+        identities = self._identities(batch, crc)
+        for number, (value, identity) in enumerate(zip(batch.values, identities, strict=True)):
+            offset = base_offset + number
+            self.nation.checker(AcknowledgedIsCommitted).acknowledged(story, offset, identity)
+            self.nation.checker(SyncedIsKept).acknowledged(story, offset, identity)
+            stays[value] = offset, identity
+
+    def _refused(self, place: Place, code: ErrorCode) -> None:
+        if self._idempotent and code in _LOST_TRACK:
+            story = self.nation.chronicle.story(*place)
+            text = f"producer {self._producer_id}, sequence {self._queue[0].base_sequence}"
+            checker = self.nation.checker(DeliveredOnce)
+            checker.lost_track(story, self._producer_id, f"{text}: {code.name}")
+            self._give_up()
+        elif not self._retries or code not in RETRIABLE:
+            self._give_up()
+        raise EOFError(code.name)
+
+
+@dataclass(slots=True)
+class Read:
+    """What one fetch of one partition gave."""
+
+    code: ErrorCode
+    records: list[tuple[int, bytes]] = field(default_factory=list)  # offsets and texts
+    next_offset: int = 0  # behind the last batch, of which compaction may have left no record
+    preferred_read_replica: int = -1
+    times: list[tuple[int, int]] = field(default_factory=list)  # timestamps in ms, and offsets
+
+
+class ReplicaReader(ReplicaClient):
+    """What all who read have in common."""
+
+    async def list_offset(
+        self, connection: ClientConnection, name: str, partition: int, timestamp: int
+    ) -> int:
+        asked = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
+        topic = ListOffsetsTopic(name=name, partitions=[asked])
+        message = ListOffsetsRequest(replica_id=-1, topics=[topic])
+        answer = (await connection.call(ApiKey.LIST_OFFSETS, message)).topics[0].partitions[0]
+        if answer.error_code:
+            raise EOFError(ErrorCode(answer.error_code).name)
+        return int(answer.offset)
+
+    async def fetch(
+        self,
+        connection: ClientConnection,
+        name: str,
+        place: Place,
+        offset: int,
+        wait_ms: int,
+        *,
+        rack: str = "",
+        leader_epoch: int = -1,
+    ) -> Read:
+        """Records, or OFFSET_OUT_OF_RANGE; with a `rack` also an error, or where to read. BROKEN.
+
+        `leader_epoch` is that of the leader whom the reader takes for the present one.
+        """
+        row = FetchPartition(
+            partition=place.partition,
+            current_leader_epoch=leader_epoch,
+            fetch_offset=offset,
+            partition_max_bytes=self._draw.choice([1, 500, 1 << 20]),
+        )
+        topic = FetchTopic(topic=name, topic_id=place.topic_id, partitions=[row])
+        message = FetchRequest(
+            max_wait_ms=wait_ms, min_bytes=1, max_bytes=1 << 20, topics=[topic], rack_id=rack
+        )
+        asked_at = self.nation.world.now
+        response = await connection.call(ApiKey.FETCH, message)
+        rows = [row for topic in response.responses for row in topic.partitions]
+        size_bytes = sum(len(row.records or b"") for row in rows)
+        self.throttled(ApiKey.FETCH, size_bytes, response.throttle_time_ms, asked_at)
+        if not rows and not response.error_code:
+            return Read(ErrorCode.NONE, next_offset=offset)  # throttled: it gets nothing now
+        code = ErrorCode(response.error_code or response.responses[0].partitions[0].error_code)
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE or (rack and code is not ErrorCode.NONE):
+            return Read(code)
+        if code is not ErrorCode.NONE:
+            raise EOFError(code.name)
+        data = response.responses[0].partitions[0]
+        buffer = memoryview(data.records or b"")
+        chronicle = self.nation.chronicle
+        story = chronicle.story(*place)
+        for damaged in damaged_in(buffer):
+            self.nation.checker(DamageStaysWhereItIs).read_damaged(story, damaged, self.name)
+            raise EOFError(f"the batch at {damaged} is damaged")
+        found = seen_entries(chronicle, buffer)
+        entries = [entry for entry in found if entry.name.offset >= offset]
+        if connection.version(ApiKey.FETCH) >= TOPIC_IDS_SINCE:
+            checker = self.nation.checker(ReadsAreCommitted)
+            checker.read(story, int(data.high_watermark), entries, self.name)
+        read = Read(code, next_offset=offset, preferred_read_replica=data.preferred_read_replica)
+        for position, header in batches(buffer):
+            read.next_offset = max(offset, header.next_offset)
+            for record in decode_records(buffer, position):
+                if record.offset >= offset:
+                    read.records.append((record.offset, contents_of(record).text))
+                    read.times.append((record.timestamp_ms, record.offset))
+        self.nation.world.count("records read", len(read.records))
+        return read
+
+
+class ReplicaConsumer(ReplicaReader):
+    """Follows one partition for a while, then another; comes back to where it was."""
+
+    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
+        super().__init__(nation, name, draw)
+        self._offsets: dict[Place, int] = {}
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self.nation.closing and not self.nation.calm:
+            at = self.place()
+            if at is not None:
+                try:
+                    await self._follow(runtime, *at)
+                except BROKEN as error:
+                    self.say(f"{at[0]}/{at[1]}: {error!r}")
+            await sleep(runtime.clock, RETRY_S)
+        self.done = True
+
+    async def _follow(self, runtime: Runtime, name: str, place: Place) -> None:
+        leader = await self.leader(runtime, name, place)
+        async with self.connected(runtime, leader) as connection:
+            for _ in range(self._draw.randint(1, 10)):
+                if self.nation.calm or self.is_over(name, place):
+                    return
+                if self._draw.random() < 0.1:
+                    self._offsets[place] = 0
+                offset = self._offsets.get(place, 0)
+                wait_ms = self._draw.choice([0, 20, 200])
+                read = await self.fetch(connection, name, place, offset, wait_ms)
+                if read.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                    first = self._draw.choice([EARLIEST, LATEST])
+                    offset = await self.list_offset(connection, name, place.partition, first)
+                else:
+                    offset = read.next_offset
+                self._offsets[place] = offset
+                if wait_ms == 0:
+                    await sleep(runtime.clock, self._draw.random() * 0.05)
+
+
+class ReplicaInspector(ReplicaReader):
+    """Reads all partitions of all topics that are to be there, from their starts to their ends."""
+
+    def __init__(self, nation: WatchedNation, draw: Random) -> None:
+        super().__init__(nation, "inspector", draw)
+        versions = self._versions
+        versions[ApiKey.FETCH] = max(versions[ApiKey.FETCH], TOPIC_IDS_SINCE)
+        self.found: dict[Place, list[tuple[int, bytes]]] = {}
+
+    async def run(self, runtime: Runtime) -> None:
+        for name, (topic_id, partitions) in self.nation.told.lasting.items():
+            for partition in range(partitions):
+                place = Place(topic_id, partition)
+                while place not in self.found and not self.nation.world.violations:
+                    if self.nation.is_lost(self.nation.chronicle.story(*place)):
+                        break
+                    try:
+                        self.found[place] = await self._read(runtime, name, place)
+                    except BROKEN as error:
+                        self.say(f"{name}-{partition}: {error!r}")
+                        if NOT_KNOWN in error.args and self.is_over(name, place):
+                            break
+                        await sleep(runtime.clock, RETRY_S)
+
+    async def _read(self, runtime: Runtime, name: str, place: Place) -> list[tuple[int, bytes]]:
+        leader = await self.leader(runtime, name, place)
+        async with self.connected(runtime, leader) as connection:
+            offset = await self.list_offset(connection, name, place.partition, EARLIEST)
+            end = await self.list_offset(connection, name, place.partition, LATEST)
+            records: list[tuple[int, bytes]] = []
+            times: list[tuple[int, int]] = []
+            start = offset
+            while offset < end:
+                read = await self.fetch(connection, name, place, offset, 0)
+                if read.next_offset <= offset:
+                    raise EOFError(f"nothing at {offset}, before {end}")
+                records += read.records
+                times += read.times
+                offset = read.next_offset
+            await self._look_up(connection, name, place, start, times)
+            return records
+
+    async def _look_up(
+        self,
+        connection: ClientConnection,
+        name: str,
+        place: Place,
+        start: int,
+        times: list[tuple[int, int]],
+    ) -> None:
+        """Some timestamps are found where they were read, unless the log has changed meanwhile."""
+        story = self.nation.chronicle.story(*place)
+        if story.compacts:
+            return
+        draw = self.nation.world.stream(f"lookups {story}")
+        asked = [timestamp for timestamp, _ in draw.sample(times, min(len(times), LOOKUPS))]
+        found = [
+            await self.list_offset(connection, name, place.partition, timestamp)
+            for timestamp in asked
+        ]
+        if await self.list_offset(connection, name, place.partition, EARLIEST) == start:
+            for timestamp, offset in zip(asked, found, strict=True):
+                self.nation.checker(TimesAreFound).looked_up(story, timestamp, offset, times)

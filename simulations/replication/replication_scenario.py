@@ -1,0 +1,465 @@
+"""Scenario `replication`: whole clusters whose topics have one to three replicas.
+
+As `cluster`, and besides: producers with every acks level, idempotent or not, that send several
+batches ahead; consumers that read at all times; topics that come again under their names, elections
+that are asked for, records that are deleted; disks that are lost, fail, or fill up. What every
+replica holds is followed record by record from outside (`replicas`), and compared at every step.
+
+peace -> troubles -> calm: within `LIVENESS_S` every partition is led and all its replicas are in
+sync, all clients are done -> everything is read -> clean stop -> compare
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, TypeAlias
+
+import trio
+
+from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
+from dataplane.log.segments.names import parse_partition_folder
+from simulations.cluster.cluster_setup import (
+    LIVENESS_S,
+    compare,
+    finish_clients,
+    recover,
+    scene,
+    settle,
+    start_client,
+    stop,
+    watched,
+    within,
+)
+from simulations.cluster.cluster_state import ClusterChecker
+from simulations.cluster.fault_plan import SPLITS, Trouble, draw_troubles, without
+from simulations.cluster.faults import STOP_WITHIN_S, TROUBLES, Befalls, calm, play_troubles
+from simulations.harness.observing import small_sizes
+from simulations.harness.scenario import Scenario
+from simulations.kernel.world import World
+from simulations.replication.attacker import ReplicaAttacker
+from simulations.replication.cleanup_checkers import CLEANUP_CHECKERS, LastOfEachKeyIsRead
+from simulations.replication.cleanup_clients import CleanupAdministrator, CleanupProducer
+from simulations.replication.loss_checkers import LOSS_CHECKERS, LossesAreRecorded, RecordedWasLost
+from simulations.replication.near_consumer import NEAR_CHECKERS, NearConsumer
+from simulations.replication.probes import watched_replicas
+from simulations.replication.quota_administrator import QuotaAdministrator
+from simulations.replication.replica_checkers import (
+    REPLICATION_CHECKERS,
+    AcknowledgedStays,
+    DeliveredOnce,
+    TopicsAreTheirOwn,
+)
+from simulations.replication.replica_clients import (
+    ReplicaAdministrator,
+    ReplicaConsumer,
+    ReplicaInspector,
+    ReplicaProducer,
+)
+from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS, ReplicaTroubles
+from simulations.replication.replica_files import ReplicaIndexIsScan, scan_replicas
+from simulations.replication.replicated_cluster import ReplicationSettings, WatchedNation
+from simulations.replication.throttling import QUOTA_CHECKERS, watched_quotas
+
+KindsOf: TypeAlias = Callable[[WatchedNation], Mapping[str, Befalls]]
+CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS, ReplicaIndexIsScan)
+# Bytes between two entries of an index: with Kafka's 4096 the small segments here have hardly any.
+# None: as it was before, so that half of the worlds are what they were.
+INDEX_INTERVALS: Final = (None, None, "1", "200")
+THROTTLED_CHECKERS: Final = (*CHECKERS, *QUOTA_CHECKERS, *NEAR_CHECKERS)
+# The least quota of a worker lets all that a producer may have left through in this time.
+THROTTLED_S: Final = 90.0
+CLEANED_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *NEAR_CHECKERS)
+# Bits that rot in journals are `quorum`'s; for reads that fail see `draw_failing_reads`.
+_ELSEWHERE: Final = ("bit rot", "stop in snapshot", "failing read")
+KINDS: Final = (*(kind for kind in TROUBLES if kind not in _ELSEWHERE), *REPLICA_KINDS)
+# These come about only where workers are processes of their own, or where somebody reads.
+_OFTEN: Final = ("lost disk", "stumble")
+# How many worlds have only what goes for replicas: it comes to what it wants where little else is.
+AIMED: Final = 0.2
+AIMED_TROUBLES: Final = 4
+OVERTAKEN: Final = 0.4  # of those
+OPERATORS: Final = 0.5  # of worlds whose disks fail
+FAILING_READS: Final = 0.25  # of all worlds
+MOST_FAILING_READS: Final = 4
+FIRST_FAILING_READ: Final = 100  # the number of that trouble
+
+
+def draw_settings(draw: Random) -> ReplicationSettings:
+    trouble_s = draw.choice([3.0, 6.0])
+    settings = ReplicationSettings(
+        controllers=3,
+        is_combined=draw.random() < 0.6,
+        workers=draw.choice([3, 3, 3, 4, 5]),
+        producers=draw.randint(1, 4),
+        consumers=draw.randint(0, 2),
+        records=draw.choice([20, 60, 150]),
+        administrators=draw.randint(1, 2),
+        changes=draw.choice([3, 8, 20]),
+        think_s=draw.choice([0.0, 0.05, 0.3]),
+        trouble_s=trouble_s,
+        peace_s=draw.choice([0.6, 1.8]),
+        delay_s=draw.choice([0.0002, 0.002, 0.02]),
+        disk_delay_s=draw.choice([0.0005, 0.005, 0.03]),
+        session_timeout_ms=draw.choice([2000, 9000]),
+        flushed=draw.choice([0.0, 0.5, 1.0]),
+        unclean=draw.choice([0.0, 0.0, 0.7]),
+        configs={
+            "replica.lag.time.max.ms": draw.choice(["300", "1000", "3000"]),
+            "replica.fetch.wait.max.ms": draw.choice(["50", "200", "500"]),
+            "replica.fetch.max.bytes": draw.choice(["100", "1048576"]),
+            "replica.fetch.response.max.bytes": draw.choice(["200", "10485760"]),
+            "num.replica.fetchers": draw.choice(["1", "2"]),
+            "replica.high.watermark.checkpoint.interval.ms": draw.choice(["100", "5000"]),
+            "log.segment.delete.delay.ms": draw.choice(["0", "1000"]),
+        },
+        troubles=draw_troubles(draw, (*KINDS, *_OFTEN), over_s=trouble_s, most=16),
+    )
+    # What is synced is noted soon, or not before the stop: both come with large clusters.
+    often = draw.choice(["200", "60000"])
+    settings.configs["log.flush.offset.checkpoint.interval.ms"] = often
+    if draw.random() < AIMED:
+        # Of cuts many are harmless, so that some worlds have nothing but what leads to them.
+        kinds = ("overtaken",) if draw.random() < OVERTAKEN else REPLICA_KINDS
+        settings.troubles = draw_troubles(draw, kinds, over_s=trouble_s, most=AIMED_TROUBLES)
+        # Somebody is to write all the while, and not all of it is synced.
+        settings.records, settings.think_s = 150, 0.05
+        settings.flushed = min(settings.flushed, 0.5)
+    return settings
+
+
+def draw_damaged_settings(draw: Random) -> ReplicationSettings:
+    """Disks of workers that are no voters give back what was not written last, and nothing else."""
+    settings = draw_settings(draw)
+    settings.is_combined = False
+    settings.records, settings.think_s = 150, 0.05
+    kind = (draw.choice(DAMAGE_KINDS),)
+    most = AIMED_TROUBLES
+    settings.troubles = draw_troubles(draw, kind, over_s=settings.trouble_s, most=most)
+    return settings
+
+
+def draw_cleaned_settings(draw: Random) -> ReplicationSettings:
+    """Few topics of many small segments, which retention and compaction never leave alone."""
+    settings = draw_settings(draw)
+    settings.cleans = True
+    settings.producers = draw.randint(2, 4)
+    settings.records, settings.think_s = 150, draw.choice([0.0, 0.05])
+    settings.changes = draw.choice([3, 8])
+    settings.racks = draw.choice([0, 2, 3])
+    if settings.racks:
+        settings.near_consumers = draw.randint(2, 4)
+        settings.configs["replica.selector.class"] = RACK_AWARE_SELECTOR
+    settings.configs |= {
+        "log.retention.check.interval.ms": draw.choice(["50", "300"]),
+        "log.cleaner.backoff.ms": "20",
+        "log.flush.scheduler.interval.ms": "50",
+    }
+    settings.has_operator = draw.random() < OPERATORS
+    return settings
+
+
+def draw_throttled_settings(draw: Random) -> ReplicationSettings:
+    """Clients want more than they may have, and acks=all more than others."""
+    settings = draw_settings(draw)
+    settings.throttles = True
+    settings.producers, settings.consumers = draw.randint(2, 4), draw.randint(1, 2)
+    settings.records, settings.think_s = draw.choice([60, 120]), 0.0
+    settings.configs["quota.window.num"] = draw.choice(["2", "5"])
+    settings.racks = draw.choice([0, 2])
+    if settings.racks:
+        settings.near_consumers = 1
+        settings.configs["replica.selector.class"] = RACK_AWARE_SELECTOR
+    return settings
+
+
+def draw_failing_reads(draw: Random, over_s: float) -> tuple[Trouble, ...]:
+    """In a quarter of the worlds, besides what else befalls them."""
+    if draw.random() >= FAILING_READS:
+        return ()
+    begins = sorted(draw.uniform(0.2, over_s) for _ in range(draw.randint(1, MOST_FAILING_READS)))
+    return tuple(
+        Trouble(
+            FIRST_FAILING_READ + number, "failing read", round(at_s, 3), draw.choice([0.3, 1.5])
+        )
+        for number, at_s in enumerate(begins)
+    )
+
+
+async def play(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_settings(world.stream("settings replication"))
+    failing = draw_failing_reads(world.stream("failing reads"), settings.trouble_s)
+    settings.troubles += failing
+    # A read that fails takes its partition offline until the worker is restarted.
+    settings.has_operator = bool(failing)
+    await _play_drawn(world, settings, leave_out)
+
+
+async def play_damaged(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_damaged_settings(world.stream("settings damaged-replicas"))
+    await _play_drawn(world, settings, leave_out)
+
+
+async def _play_drawn(
+    world: World, settings: ReplicationSettings, leave_out: Collection[int]
+) -> None:
+    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
+    settings.troubles = without(settings.troubles, leave_out)
+    # From a stream of their own: all else is drawn as it was before there were any.
+    settings.attackers = world.stream("attackers").choice([0, 0, 1, 2])
+    await play_settings(world, settings)
+
+
+async def play_throttled(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_throttled_settings(world.stream("settings throttled-replicas"))
+    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
+    settings.troubles = without(settings.troubles, leave_out)
+    await play_settings(world, settings, checkers=THROTTLED_CHECKERS)
+
+
+async def play_cleaned(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_cleaned_settings(world.stream("settings cleaned-replicas"))
+    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
+    settings.troubles = without(settings.troubles, leave_out)
+    await play_settings(world, settings, checkers=CLEANED_CHECKERS)
+
+
+async def play_settings(
+    world: World,
+    settings: ReplicationSettings,
+    kinds_of: KindsOf = lambda nation: ReplicaTroubles(nation).kinds,
+    clients_of: "ClientsOf | None" = None,
+    checkers: Sequence[type[ClusterChecker]] = CHECKERS,
+) -> None:
+    """One world of these settings; `kinds_of` knows their troubles, `clients_of` has clients."""
+    interval = world.stream("index interval").choice(INDEX_INTERVALS)
+    if interval is not None:
+        settings.configs["log.index.interval.bytes"] = interval
+    world.say("story", f"{settings}")
+    world.internet.default.delay_s = settings.delay_s
+    world.internet.default.split = world.stream("links").choice(SPLITS)
+    nation = WatchedNation(world, settings, checkers)
+    settle(nation, settings.workers, settings.configs, racks=settings.racks)
+    with (
+        small_sizes(world.stream("sizes")),
+        watched(nation, nation.chronicle.applied),
+        watched_replicas(nation.chronicle),
+        watched_quotas(nation) if settings.throttles else nullcontext(),
+    ):
+        async with trio.open_nursery() as nursery:
+            for member in nation.members.values():
+                nursery.start_soon(member.kept.run)
+            clients = _start_clients(nation, (clients_of or _clients_of)(nation))
+            await world.sleep(settings.peace_s)
+            # Who is no voter may lose its disk.
+            weak = [m.kept for m in nation.members.values() if not m.config.is_controller]
+            stage = scene(nation, clients.names, weak)
+            await play_troubles(stage, settings.troubles, kinds_of(nation))
+            await calm(stage)
+            if settings.has_operator:
+                await restart_impaired(nation)
+            await recover(nation)
+            throttled_s = THROTTLED_S if settings.throttles else 0.0
+            await finish_clients(nation, lambda: clients.are_done, throttled_s=throttled_s)
+            await within(nation, LIVENESS_S, "all in sync", nation.is_in_sync)
+            await _inspect(nation)
+            _look_at_hosts(nation)
+            nation.checker(LossesAreRecorded).finals()
+            nation.checker(RecordedWasLost).finals()
+            await stop(nation, nursery)
+    compare(nation)
+    scan_replicas(nation)
+    world.count("events", len(world.trace.events))
+
+
+async def restart_impaired(nation: WatchedNation) -> None:
+    """An operator has done as the logs say: workers whose disks failed them are other processes."""
+    for member in nation.workers:
+        kept = member.kept
+        if not kept.impaired or not kept.machine.running:
+            continue
+        kept.machine.say("is restarted by an operator, as its disk has failed it")
+        nation.world.count("workers restarted by an operator")
+        fate = kept.machine.fate
+        kept.stop()
+        with trio.move_on_after(STOP_WITHIN_S):
+            await fate.done.wait()
+        if not fate.done.is_set():
+            kept.machine.kill()
+
+
+AnyClient: TypeAlias = (
+    ReplicaAdministrator | QuotaAdministrator | ReplicaProducer | ReplicaConsumer | ReplicaAttacker
+)
+
+
+@dataclass(slots=True)
+class Clients:
+    administrators: list[ReplicaAdministrator | QuotaAdministrator] = field(default_factory=list)
+    producers: list[ReplicaProducer] = field(default_factory=list)
+    consumers: list[ReplicaConsumer] = field(default_factory=list)
+    attackers: list[ReplicaAttacker] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[AnyClient]:
+        return [*self.administrators, *self.producers, *self.consumers, *self.attackers]
+
+    @property
+    def are_done(self) -> bool:
+        return all(client.done for client in self.all)
+
+    @property
+    def names(self) -> list[str]:
+        return [client.name for client in self.all]
+
+
+ClientsOf: TypeAlias = Callable[[WatchedNation], Clients]
+
+
+def _start_clients(nation: WatchedNation, clients: Clients) -> Clients:
+    for client in clients.all:
+        start_client(nation, client.name, client.run)
+    return clients
+
+
+def _clients_of(nation: WatchedNation) -> Clients:
+    world, settings = nation.world, nation.settings
+    clients = Clients()
+    for number in range(settings.administrators):
+        name = f"admin-{number}"
+        administrator = CleanupAdministrator if settings.cleans else ReplicaAdministrator
+        clients.administrators.append(administrator(nation, name, world.stream(name)))
+    for number in range(settings.producers):
+        name = f"producer-{number}"
+        producer = CleanupProducer if settings.cleans else ReplicaProducer
+        clients.producers.append(producer(nation, name, world.stream(name)))
+    for number in range(settings.consumers):
+        name = f"consumer-{number}"
+        clients.consumers.append(ReplicaConsumer(nation, name, world.stream(name)))
+    if settings.throttles:
+        clients.administrators.append(QuotaAdministrator(nation, "quotas", world.stream("quotas")))
+    for number in range(settings.near_consumers):
+        name = f"near-{number}"
+        clients.consumers.append(NearConsumer(nation, name, world.stream(name)))
+    for number in range(settings.attackers):
+        name = f"attacker-{number}"
+        clients.attackers.append(ReplicaAttacker(nation, name, world.stream(name)))
+    return clients
+
+
+async def _inspect(nation: WatchedNation) -> None:
+    """Everything that was acknowledged can be read."""
+    if nation.world.violations:
+        return
+    inspector = ReplicaInspector(nation, nation.world.stream("inspector"))
+    fate = nation.world.machine("inspector").start(inspector.run)
+    with trio.move_on_after(LIVENESS_S) as limit:
+        await fate.done.wait()
+        if fate.error is not None:
+            raise fate.error
+    if limit.cancelled_caught:
+        text = f"not all could be read in {LIVENESS_S:.0f} s; {nation.stands()}"
+        nation.world.violate("liveness", text)
+        return
+    for place, found in inspector.found.items():
+        story = nation.chronicle.story(*place)
+        nation.checker(AcknowledgedStays).finals(story, found)
+        nation.checker(DeliveredOnce).finals(story, found)
+        nation.checker(TopicsAreTheirOwn).finals(story, found)
+        if nation.settings.cleans:
+            nation.checker(LastOfEachKeyIsRead).finals(story, found)
+
+
+def _look_at_hosts(nation: WatchedNation) -> None:
+    """What workers have, on disk and in memory, is of topics that are there."""
+    if nation.world.violations:
+        return
+    checker, image = nation.checker(TopicsAreTheirOwn), nation.chronicle.image
+    for member in nation.workers:
+        worker = None if member.running is None else member.running.worker
+        if worker is None:
+            continue
+        hosted = {str(p): (p.topic, p.topic_id) for p in worker.partitions}
+        checker.hosted(member.config.node_id, dict(hosted.values()), image)
+        known = {f"{name}-{index}" for name, t in image.topics.items() for index in range(4)}
+        folders = member.kept.machine.storage.folder("/data").entries
+        for folder in folders:
+            if parse_partition_folder(folder) is not None:
+                checker.compare(
+                    folder in known, "worker {} has a folder {}", member.config.node_id, folder
+                )
+
+
+REPLICATION: Final = Scenario(
+    "replication",
+    "whole clusters with replicated topics: followers, elections, lost disks, every acks level",
+    play,
+    CHECKERS,
+    gates=(
+        "acknowledged records",
+        "acknowledged with acks=1",
+        "records sent with acks=0",
+        "batches sent again",
+        "records read",
+        "topics created",
+        "topics deleted",
+        "topics made again",
+        "configs changed",
+        "records deleted",
+        "elected, preferred",
+        "unclean elections",
+        "truncations",
+        "records cut by followers",
+        "records lost by replicas",
+        "logs scanned that had been cut",
+        "claims of strangers",
+        "claims of late processes",
+        "lying batches refused",
+        "fault: failing read",
+        "workers restarted by an operator",
+        *(f"fault: {kind}" for kind in KINDS),
+    ),
+)
+
+DAMAGED_REPLICAS: Final = Scenario(
+    "damaged-replicas",
+    "clusters with replicated topics: bits of their logs flip, older images of disks are put back",
+    play_damaged,
+    CHECKERS,
+    gates=("acknowledged records", *(f"fault: {kind}" for kind in DAMAGE_KINDS)),
+)
+
+CLEANED_REPLICAS: Final = Scenario(
+    "cleaned-replicas",
+    "replicated topics with retention, compaction and compression.type; reads from followers",
+    play_cleaned,
+    CLEANED_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "records read",
+        "records compacted away",
+        "log starts moved by retention",
+        "records deleted",
+        "truncations",
+        "fetches from followers that gave records",
+        "followers left for the leader",
+        "fault: overtaken",
+        "fault: alone",
+    ),
+)
+
+THROTTLED_REPLICAS: Final = Scenario(
+    "throttled-replicas",
+    "replicated topics whose clients have quotas: byte rates and request percentages, acks=all",
+    play_throttled,
+    THROTTLED_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "acknowledged with acks=all, and throttled",
+        "answers that throttle",
+        "records read",
+        "muted by producer_byte_rate",
+        "muted by consumer_byte_rate",
+        "muted by request_percentage",
+    ),
+)

@@ -1,0 +1,123 @@
+"""The trouble `unregister`: workers are unregistered, live ones and those that seem gone.
+
+    paused, cut off or killed --fenced, session expired--> unregistered --goes on--> registered anew
+
+The controllers must refuse to unregister a live worker. A process that was only paused or cut off
+must register again by itself, replicate, and record no loss; neither must one that was killed.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from metaquorum.runtime.interfaces import Runtime
+from simulations.cluster.cluster_clients import ClusterClient
+from simulations.cluster.cluster_state import Member
+from simulations.cluster.faults import Act, stop_machine
+from simulations.harness.client import BROKEN
+from simulations.replication.replicated_cluster import WatchedNation
+from wire.messages.unregister_broker import UnregisterBrokerRequest
+from wire.protocol.apis import ApiKey
+
+# Beyond two session timeouts: the worker's, and that of a controller which has just become active.
+PATIENCE_S: Final = 4.0
+RETRY_S: Final = 0.15
+ANSWERED_S: Final = 1.5
+# After it goes on: when it has registered again and writes, or before.
+KILLED_WITHIN_S: Final = 1.0
+_HOW: Final = ("pause", "pause", "cut off", "kill")
+
+
+class Operator(ClusterClient):
+    """Unregisters workers, through another worker."""
+
+    async def ask(self, runtime: Runtime, worker_id: int) -> None:
+        """The request is answered, or it was lost."""
+        others = [member.config.node_id for member in self.nation.workers]
+        through = self._draw.choice([other for other in others if other != worker_id])
+        try:
+            async with self.connected(runtime, through) as connection:
+                message = UnregisterBrokerRequest(broker_id=worker_id)
+                answer = await connection.call(ApiKey.UNREGISTER_BROKER, message, ANSWERED_S)
+        except BROKEN as error:
+            self.say(f"connection lost: {error!r}")
+        else:
+            self.say(f"unregisters worker {worker_id}: {answer.error_code}")
+
+
+async def unregister(nation: WatchedNation, act: Act) -> None:
+    """A worker is gone for long enough to be unregistered, and comes back."""
+    member = _choose(nation, act)
+    kept, worker_id = member.kept, member.config.node_id
+    operator = Operator(nation, f"operator-{act.trouble.number}", act.draw)
+    machine = act.world.machine(operator.name)
+
+    async def ask(asked: int) -> None:
+        async def run(runtime: Runtime) -> None:
+            await operator.ask(runtime, asked)
+
+        await machine.start(run).done.wait()
+
+    def registered() -> int:
+        return nation.chronicle.image.broker_epoch(worker_id)
+
+    await ask(act.draw.choice(nation.workers).config.node_id)
+    before = registered()
+    go_on = _begin(nation, act, worker_id)
+    with trio.move_on_after(2 * nation.settings.session_timeout_ms / 1000 + PATIENCE_S):
+        while registered() == before >= 0:
+            await act.world.sleep(RETRY_S)
+            await ask(worker_id)
+    if registered() < 0 <= before:
+        act.count()
+    await act.last()
+    go_on()
+    if act.draw.random() < 0.4:
+        await act.world.sleep(act.draw.uniform(0.0, KILLED_WITHIN_S))
+        stop_machine(act, kept, "kill")
+
+
+def _choose(nation: WatchedNation, act: Act) -> Member:
+    """Rather a worker that alone has some partition: its comeback is where losses are written."""
+    alone = {
+        state.replicas[0]
+        for topic in nation.chronicle.image.topics.values()
+        for state in topic.partitions
+        if len(state.replicas) == 1
+    }
+    some = [member for member in nation.workers if member.config.node_id in alone]
+    return act.draw.choice(some if some and act.draw.random() < 0.7 else nation.workers)
+
+
+def _begin(nation: WatchedNation, act: Act, worker_id: int) -> Callable[[], None]:
+    """Nothing is heard of the worker until the result is called."""
+    kept = nation.members[worker_id].kept
+    how = act.draw.choice(_HOW)
+    process = kept.machine.process
+    if how == "pause" and process is not None and not process.paused:
+        kept.machine.pause()
+
+        def resume() -> None:
+            if kept.machine.process is process:
+                kept.machine.resume()
+
+        return resume
+    if how == "cut off":
+        pairs = [
+            pair
+            for host in act.scene.hosts
+            if host != kept.name
+            for pair in ((host, kept.name), (kept.name, host))
+        ]
+        for pair in pairs:
+            act.world.internet.cut(*pair)
+
+        def heal() -> None:
+            for pair in pairs:
+                act.world.internet.heal(*pair)
+
+        return heal
+    kept.hold()
+    stop_machine(act, kept, "kill")
+    return kept.release

@@ -1,0 +1,195 @@
+"""Many seeds: spread over processes, added up, and held against the gates.
+
+Each process has a PYTHONHASHSEED of its own. A sample of the seeds is run a second time by another
+process under another one; a digest that differs is a finding like any other.
+"""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Final
+
+from metaquorum.runtime.own_processes import own_command, own_environment
+from simulations.harness.scenario import Scenario
+from simulations.runner.runs import Outcome
+from simulations.scenarios.gates import CI, is_gated
+
+# Of so many seeds, one is run twice.
+TWICE_EVERY: Final = 10
+
+
+@dataclass(slots=True)
+class Job:
+    scenario: str
+    seeds: list[int]
+    hash_seed: int
+    defect: str | None = None
+    always: int = 0  # so many of the first seeds are played whatever the time
+    enough: int | None = None  # the job ends once so many seeds have found the defect
+
+
+@dataclass(slots=True)
+class Totals:
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    again: dict[int, Outcome] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    comparisons: dict[str, int] = field(default_factory=dict)
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        if outcome.seed in self.outcomes:
+            self.again[outcome.seed] = outcome
+            return
+        self.outcomes[outcome.seed] = outcome
+        self.cpu_s += outcome.cpu_s
+        for name, number in outcome.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + number
+        for name, number in outcome.comparisons.items():
+            self.comparisons[name] = self.comparisons.get(name, 0) + number
+
+    @property
+    def failures(self) -> list[Outcome]:
+        return [self.outcomes[seed] for seed in sorted(self.outcomes) if self.failed(seed)]
+
+    def failed(self, seed: int) -> bool:
+        return bool(self.outcomes[seed].violations) or self.differs(seed)
+
+    def differs(self, seed: int) -> bool:
+        return seed in self.again and self.again[seed].digest != self.outcomes[seed].digest
+
+    def missed_gates(self, scenario: Scenario) -> list[str]:
+        """What never happened or was never compared, and should have been.
+
+        A run of fewer seeds than `gates.CI` says is not held against them (`judges_gates`).
+        """
+        if not self.judges_gates(scenario):
+            return []
+        missed = [f"never happened: {gate}" for gate in scenario.gates if not self.counts.get(gate)]
+        for checker in scenario.checkers:
+            name = f"{checker.invariant} {checker.__name__}"
+            if is_gated(scenario.name, checker.__name__) and not self.comparisons.get(name):
+                missed.append(f"never compared: {name}")
+        return missed
+
+    def judges_gates(self, scenario: Scenario) -> bool:
+        return len(self.outcomes) >= CI[scenario.name].seeds
+
+    def as_json(self, scenario: Scenario) -> dict[str, Any]:
+        return {
+            "scenario": scenario.name,
+            "seeds": len(self.outcomes),
+            "twice": len(self.again),
+            "failures": [
+                {**outcome.as_json(), "differs": self.differs(outcome.seed)}
+                for outcome in self.failures
+            ],
+            "missed_gates": self.missed_gates(scenario),
+            "counts": dict(sorted(self.counts.items())),
+            "comparisons": dict(sorted(self.comparisons.items())),
+            "wall_s": round(self.wall_s, 1),
+            "cpu_s": round(self.cpu_s, 1),
+        }
+
+
+def run_jobs(
+    jobs: Iterable[Job], heard: Callable[[Outcome], None], seconds: float | None = None
+) -> None:
+    """All jobs at once, each in a process of its own; `heard` gets outcomes as they come."""
+    lock = threading.Lock()
+    processes = [_start(job, seconds) for job in jobs if job.seeds]
+
+    def listen(stream: IO[str]) -> None:
+        for line in stream:
+            outcome = Outcome.from_json(json.loads(line))
+            with lock:
+                heard(outcome)
+
+    threads = [
+        threading.Thread(target=listen, args=(process.stdout,), daemon=True)
+        for process in processes
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    for process in processes:
+        if process.wait() != 0:
+            raise RuntimeError("a simulating process has failed; its words are above")
+
+
+def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
+    command = [*own_command("simulations"), "work", "--scenario", job.scenario]
+    if job.defect is not None:
+        command += ["--defect", job.defect]
+        command += [] if job.enough is None else ["--enough", str(job.enough)]
+    if seconds is not None:
+        command += ["--seconds", str(seconds), "--always", str(job.always)]
+    process = subprocess.Popen(  # noqa: S603 - this very package
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**own_environment(), "PYTHONHASHSEED": str(job.hash_seed)},
+    )
+    assert process.stdin is not None
+    process.stdin.write(" ".join(map(str, job.seeds)))
+    process.stdin.close()
+    return process
+
+
+def run_batch(
+    scenario: Scenario,
+    start: int,
+    count: int,
+    *,
+    jobs: int,
+    twice: bool = False,
+    seconds: float | None = None,
+    heard: Callable[[Outcome], None] = lambda _: None,
+) -> Totals:
+    seeds = range(start, start + count)
+    return run_seeds(scenario, seeds, jobs=jobs, twice=twice, seconds=seconds, heard=heard)
+
+
+def run_seeds(
+    scenario: Scenario,
+    seeds: Sequence[int],
+    *,
+    jobs: int,
+    twice: bool = False,
+    seconds: float | None = None,
+    always: int = 0,
+    heard: Callable[[Outcome], None] = lambda _: None,
+) -> Totals:
+    """The outcomes of the first `always` seeds, and of those that `seconds` were enough for."""
+    totals = Totals()
+    every = 1 if twice else TWICE_EVERY
+    work: list[Job] = []
+    for number in range(jobs):
+        mine = range(number, len(seeds), jobs)
+        # The next process repeats a sample of what this one does.
+        other = [n for n in range((number + 1) % jobs, len(seeds), jobs) if n % every == 0]
+        parts = [(other, 77), (mine, 1)] if jobs == 1 else [({*mine, *other}, number + 1)]
+        for part, hash_seed in parts:
+            places = sorted(part)
+            job = Job(scenario.name, [seeds[n] for n in places], hash_seed)
+            job.always = sum(n < always for n in places)
+            work.append(job)
+
+    def add(outcome: Outcome) -> None:
+        totals.add(outcome)
+        heard(outcome)
+
+    began = time.monotonic()
+    run_jobs(work, add, seconds)
+    totals.wall_s = time.monotonic() - began
+    return totals

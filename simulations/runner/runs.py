@@ -1,0 +1,52 @@
+"""One seed played, and what came of it as plain data."""
+
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from simulations.kernel.world import World
+from simulations.mutants.registry import DEFECTS, planted
+from simulations.scenarios.registry import SCENARIOS
+
+
+@dataclass(slots=True)
+class Outcome:
+    scenario: str
+    seed: int
+    digest: str
+    violations: list[tuple[str, str]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    comparisons: dict[str, int] = field(default_factory=dict)
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Outcome":
+        data["violations"] = [(name, text) for name, text in data["violations"]]
+        return cls(**data)
+
+
+def run_seed(
+    scenario_name: str, seed: int, *, defect: str | None = None, leave_out: Collection[int] = ()
+) -> tuple[Outcome, World]:
+    """One world from its beginning to its end. The same arguments give the same digest."""
+    scenario = SCENARIOS[scenario_name]
+    world = World(seed)
+    began = time.process_time()
+    with planted(DEFECTS[defect] if defect else None):
+        world.run(lambda world: scenario.tell(world, leave_out))
+    outcome = Outcome(
+        scenario_name,
+        seed,
+        world.trace.digest(),
+        [(violation.invariant, violation.text) for violation in world.violations],
+        world.counts,
+        {checker.name: checker.comparisons for checker in world.checkers},
+        round(world.now, 3),
+        time.process_time() - began,
+    )
+    return outcome, world

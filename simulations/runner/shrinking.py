@@ -1,0 +1,83 @@
+"""The few faults that a violation needs, found by leaving out the others.
+
+Each fault draws from a stream of its own, so that one that is left out leaves the others as they
+were; what follows from them changes all the same, and a world that fails otherwise is no witness.
+Halves are left out first, then ever smaller parts, until no single fault can go. Source: Zeller and
+Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002 (ddmin).
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from simulations.kernel.trace import Event
+from simulations.kernel.world import World
+from simulations.runner.runs import run_seed
+
+MAX_RUNS: Final = 200
+
+
+@dataclass(slots=True)
+class Shrunk:
+    violated: str
+    faults: dict[int, str]
+    needed: list[int]
+    runs: int
+    world: World = field(repr=False)
+
+    @property
+    def left_out(self) -> list[int]:
+        return [number for number in self.faults if number not in self.needed]
+
+    def story(self, last: int) -> list[Event]:
+        """The faults, and so many events before the violation."""
+        events = self.world.trace.events
+        at = next((n for n, event in enumerate(events) if event.who == "VIOLATION"), len(events))
+        early = [event for event in events[: max(at - last, 0)] if event.who == "trouble"]
+        return early + events[max(at - last, 0) : at + 1]
+
+
+class _Shrinker:
+    def __init__(self, scenario: str, seed: int, defect: str | None) -> None:
+        self._scenario = scenario
+        self._seed = seed
+        self._defect = defect
+        self.runs = 0
+        self.world, self.violated = self._run(set())
+        self.faults = dict(self.world.faults)
+
+    def _run(self, left_out: set[int]) -> tuple[World, str]:
+        self.runs += 1
+        outcome, world = run_seed(
+            self._scenario, self._seed, defect=self._defect, leave_out=left_out
+        )
+        name, text = outcome.violations[0] if outcome.violations else ("", "")
+        return world, f"{name}: {text}"
+
+    def fails_with(self, needed: list[int]) -> bool:
+        """With these faults alone the same checker finds something first."""
+        if self.runs >= MAX_RUNS:
+            return False
+        world, violated = self._run(set(self.faults) - set(needed))
+        if violated.split(":")[0] != self.violated.split(":")[0]:
+            return False
+        self.world, self.violated = world, violated
+        return True
+
+
+def shrink_seed(scenario: str, seed: int, *, defect: str | None = None) -> Shrunk | None:
+    """None: the seed violates nothing."""
+    shrinker = _Shrinker(scenario, seed, defect)
+    if not shrinker.world.violations:
+        return None
+    needed, parts = list(shrinker.faults), 1
+    while needed and parts <= len(needed):
+        size = -(-len(needed) // parts)
+        for start in range(0, len(needed), size):
+            rest = needed[:start] + needed[start + size :]
+            if shrinker.fails_with(rest):
+                needed, parts = rest, max(parts - 1, 1)
+                break
+        else:
+            parts = parts * 2 if parts < len(needed) else len(needed) + 1
+            parts = min(parts, len(needed)) if size > 1 else len(needed) + 1
+    return Shrunk(shrinker.violated, shrinker.faults, needed, shrinker.runs, shrinker.world)

@@ -1,0 +1,326 @@
+"""The scenarios: what is drawn, and what must really have happened in a batch of seeds."""
+
+from collections.abc import Callable, Collection
+from random import Random
+from typing import Final
+
+from simulations.checkers import Checker
+from simulations.checkers.all import CHECKERS
+from simulations.checkers.delivery import AcknowledgedIsDurable, LongPollsAreWoken
+from simulations.checkers.metadata import AppliedStays
+from simulations.checkers.retention import RetentionIsDue
+from simulations.cluster.cluster_scenario import CLUSTER
+from simulations.cluster.quorum_scenario import QUORUM
+from simulations.cluster.rebuilt_voter import REBUILT_VOTER
+from simulations.harness.environment import Room, Settings, draw_settings
+from simulations.harness.observing import small_sizes, watched, watched_retirement
+from simulations.harness.scenario import Scenario
+from simulations.kernel.world import World
+from simulations.replication.crossings import CROSSINGS_SCENARIO
+from simulations.replication.replication_scenario import (
+    CLEANED_REPLICAS,
+    DAMAGED_REPLICAS,
+    REPLICATION,
+    THROTTLED_REPLICAS,
+)
+from simulations.single_node.narrow import narrow
+from simulations.single_node.quotas import QUOTAS
+from simulations.single_node.run import play
+from wire.records.records import Codec
+
+
+def _single_node(
+    name: str,
+    about: str,
+    shape: Callable[[Settings, Random], None],
+    gates: tuple[str, ...],
+    checkers: tuple[type[Checker], ...] = CHECKERS,
+) -> Scenario:
+    """One node; `shape` changes what a seed has drawn to what the scenario is about."""
+
+    async def tell(world: World, leave_out: Collection[int]) -> None:
+        draw = world.stream(f"settings {name}")
+        settings = draw_settings(draw)
+        shape(settings, draw)
+        purpose = narrow(name, settings, world.stream("narrow"))
+        if purpose is not None:
+            world.say("story", f"narrow world: {purpose}")
+            world.count(f"narrow: {purpose}")
+        world.faults = dict(enumerate(settings.faults))
+        settings.faults = [f for number, f in world.faults.items() if number not in leave_out]
+        room = Room(world, settings, checkers)
+        with (
+            watched(room.checker(AppliedStays).seen),
+            watched_retirement(room.checker(RetentionIsDue).retired),
+            small_sizes(world.stream("sizes"), many_logs=settings.many_logs),
+        ):
+            await play(room)
+
+    return Scenario(name, about, tell, checkers, gates)
+
+
+_WORKED: Final = ("acknowledged records", "records read", "topics created")
+
+
+def _single_node_kill(settings: Settings, draw: Random) -> None:
+    settings.faults = draw.choices(["kill", "kill at change", "restart"], k=draw.randint(1, 4))
+
+
+def _single_node_power(settings: Settings, draw: Random) -> None:
+    settings.faults = draw.choices(
+        ["power", "power at change", "stop while starting", "kill", "restart"], k=draw.randint(1, 4)
+    )
+    if draw.random() < 0.4:  # what a clean stop left behind meets an unclean one
+        settings.faults[:0] = ["restart", draw.choice(["power", "power at change"])]
+
+
+def _syncs(settings: Settings, draw: Random) -> None:
+    """Records are synced while others are appended; or all at once, by a stop."""
+    settings.big_value, settings.think_s = 0.0, draw.choice([0.0, 0.005])
+    settings.topics, settings.producers, settings.pipeline = 1, 3, draw.choice([1, 5])
+    settings.consumers, settings.sessions = 1, 0
+    settings.records, settings.fault_gap_s, settings.changes = 60, 0.1, 0.0
+    if draw.random() < 0.5:
+        # With each new segment a sync has a second step, within which others append.
+        settings.flush, settings.interleaved, settings.segment_bytes = 1.0, 1.0, 1000
+        settings.max_value_bytes, settings.max_batch_records = 300, 1
+        settings.faults = draw.choices(["power", "power at change"], k=6)
+    else:
+        settings.flush, settings.syncs_all, settings.many_logs = draw.choice([0.0, 0.5]), True, 1
+        more = draw.choices(["power after stop", "restart", "power"], k=2)
+        settings.faults = ["power after stop", *more]
+
+
+def _disk_full(settings: Settings, draw: Random) -> None:
+    settings.faults = draw.choices(["full", "full", "kill"], k=draw.randint(1, 3))
+    settings.think_s = 0.005
+
+
+def _restart(settings: Settings, draw: Random) -> None:
+    settings.faults = ["restart"] * draw.randint(1, 3)
+    settings.delete_topics = draw.choice([0.0, 0.5])
+
+
+def _hostile(settings: Settings, draw: Random) -> None:
+    settings.hostiles = draw.randint(1, 3)
+    settings.pipeline = 5
+    settings.consumers = draw.randint(2, 4)
+    settings.topics = draw.choice([1, 3])
+    settings.faults = draw.choices(["kill", "slow disk"], k=draw.randint(0, 1))
+
+
+def _compaction(settings: Settings, draw: Random) -> None:
+    settings.compacted = draw.choice([0.7, 1.0])
+    settings.keys = draw.choice([1, 3, 10])
+    settings.deletions = draw.choice([0.0, 0.2, 0.5])
+    settings.linger_s = 3.0  # a compressed batch is opened beside the loop, one after the other
+    settings.delete_retention_ms = draw.choice([100, 60_000])
+    settings.segment_bytes = draw.choice([1000, 4096])
+    settings.max_value_bytes, settings.max_batch_records = 60, draw.choice([1, 4])
+    settings.big_value = 0.0
+    settings.topics = draw.randint(1, 2)
+    settings.records = draw.choice([80, 160])
+    settings.node_configs = {
+        "log.cleaner.backoff.ms": "20",
+        "log.cleaner.threads": draw.choice(["1", "2"]),
+        "log.flush.scheduler.interval.ms": "50",
+        "log.segment.delete.delay.ms": draw.choice(["0", "500"]),
+    }
+    kinds = ["kill", "kill at change", "power", "power at change", "restart"]
+    kinds += ["stop while starting", "full", "slow disk"]
+    settings.faults = draw.choices(kinds, k=draw.randint(0, 5))
+
+
+def _administration(settings: Settings, draw: Random) -> None:
+    settings.changes = draw.choice([0.7, 1.0])
+    settings.sessions = draw.randint(1, 2)
+    settings.delete_topics = draw.choice([0.0, 0.2])
+    settings.retention = draw.choice([0.0, 0.7, 1.0])
+    settings.segment_bytes = draw.choice([1000, 4096])
+    settings.big_value = 0.0
+    settings.linger_s = 1.0
+    kinds = ["kill", "power", "restart", "kill at change", "power at change", "clock jump"]
+    if settings.retention:
+        kinds += ["power at retirement"] * 3
+    settings.faults = draw.choices(kinds, k=draw.randint(0, 4))
+
+
+def _failing_disk(settings: Settings, draw: Random) -> None:
+    settings.segment_bytes = draw.choice([1000, 4096])
+    settings.big_value = 0.0
+    settings.records = draw.choice([80, 160])
+    settings.retention = draw.choice([0.0, 0.5])
+    settings.compacted = draw.choice([0.0, 0.0, 1.0])
+    settings.keys = 30
+    settings.index_interval_bytes = draw.choice([1, 256])
+    kinds = ["sync failure", "slow disk", "clock jump", "restart", *["bit rot"] * 4]
+    kinds += ["read failure"] * 2
+    settings.faults = draw.choices(kinds, k=draw.randint(1, 5))
+    settings.node_configs = {"log.cleaner.backoff.ms": "20"}
+
+
+def _log_dirs(settings: Settings, draw: Random) -> None:
+    settings.several_log_dirs = True
+    settings.big_value = 0.0
+    settings.topics = draw.randint(2, 3)
+    settings.records = draw.choice([80, 160])
+    settings.delete_topics = draw.choice([0.0, 0.2])
+    settings.retention = draw.choice([0.0, 0.3])
+    kinds = ["kill", "power", "restart", "full", "sync failure", *["broken device"] * 4]
+    settings.faults = draw.choices(kinds, k=draw.randint(1, 5))
+
+
+def _long_polls(settings: Settings, draw: Random) -> None:
+    """Few records, each of which some fetch waits for; no faults."""
+    settings.long_pollers = draw.randint(2, 4)
+    settings.consumers = settings.sessions = 0
+    settings.changes = settings.big_value = settings.append_time = 0.0
+    settings.records, settings.max_batch_records = 12, 2
+    settings.max_value_bytes, settings.think_s = 300, draw.choice([0.05, 0.5])
+    settings.codecs = (Codec.NONE,)
+
+
+def _everything(settings: Settings, draw: Random) -> None:
+    kinds = draw.sample(sorted(_EVERY_FAULT), draw.randint(1, 5))
+    settings.faults = draw.choices(kinds, k=draw.randint(1, 6))
+    settings.hostiles = draw.choice([0, 0, 1])
+    settings.delete_topics = draw.choice([0.0, 0.3])
+    settings.retention = draw.choice([0.0, 0.0, 0.7])
+    settings.compacted = draw.choice([0.0, 0.0, 0.3])
+    settings.several_log_dirs = draw.choice([False, True])
+
+
+_EVERY_FAULT: Final = (
+    "kill",
+    "power",
+    "kill at change",
+    "power at change",
+    "stop while starting",
+    "restart",
+    "full",
+    "pause",
+    "cut",
+    "slow disk",
+    "sync failure",
+    "read failure",
+    "bit rot",
+    "clock jump",
+    "broken device",
+)
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    scenario.name: scenario
+    for scenario in (
+        _single_node(
+            "single-node-kill",
+            "kill -9 between requests and between any two changes of the disk",
+            _single_node_kill,
+            (*_WORKED, "fault: kill", "fault: kill at a change of the disk", "batches sent again"),
+        ),
+        _single_node(
+            "single-node-power",
+            "power cuts, also while the node recovers from one",
+            _single_node_power,
+            (
+                *_WORKED,
+                "fault: power",
+                "fault: power at a change of the disk",
+                "fault: stop while starting",
+                "power took bytes",
+                "power took names",
+                "power took torn files",
+            ),
+        ),
+        _single_node(
+            "syncs",
+            "losses of power while logs are synced, and after clean stops that sync a file system",
+            _syncs,
+            (*_WORKED, "fault: power", "fault: power after a clean stop", "power took bytes"),
+            (*CHECKERS, AcknowledgedIsDurable),
+        ),
+        _single_node(
+            "disk-full",
+            "a disk that takes a part of a write and then nothing, until there is room again",
+            _disk_full,
+            (*_WORKED, "fault: disk full"),
+        ),
+        _single_node(
+            "restart",
+            "clean stops and starts under load",
+            _restart,
+            (*_WORKED, "fault: restart", "topics deleted"),
+        ),
+        _single_node(
+            "hostile",
+            "nonsense, halves of requests, pipelines, every version of every API",
+            _hostile,
+            (*_WORKED, "garbage: random bytes", "garbage: half a request"),
+        ),
+        _single_node(
+            "compaction",
+            "keys that come again and are deleted, a cleaner that never rests, kills, power cuts",
+            _compaction,
+            (
+                *_WORKED,
+                "records that came again, gone",
+                "deletions, gone",
+                "fault: power at a change of the disk",
+                "fault: kill at a change of the disk",
+            ),
+        ),
+        _single_node(
+            "administration",
+            "configs, partitions, records and topics come and go; retention; sessions; clocks jump",
+            _administration,
+            (
+                *_WORKED,
+                "configs changed",
+                "partitions added",
+                "records deleted",
+                "segments deleted",
+                "fetches of sessions",
+                "fault: clock jump",
+            ),
+        ),
+        _single_node(
+            "failing-disk",
+            "syncs that fail, bits that flip in what was synced, a slow disk",
+            _failing_disk,
+            (
+                *_WORKED,
+                "fault: sync failure",
+                "fault: read failure",
+                "fault: bit rot",
+                "segments deleted",
+            ),
+        ),
+        _single_node(
+            "log-dirs",
+            "three log directories, of which one fails or is full; the others are served",
+            _log_dirs,
+            (*_WORKED, "fault: broken device", "fault: sync failure", "fault: disk full"),
+        ),
+        _single_node(
+            "long-polls",
+            "fetches that wait for seconds, by sessions or not, of few and of many partitions",
+            _long_polls,
+            (*_WORKED, "long polls"),
+            (*CHECKERS, LongPollsAreWoken),
+        ),
+        _single_node(
+            "everything",
+            "a swarm: each seed draws which of all faults it has, and all other parameters",
+            _everything,
+            (*_WORKED, "fault: cut", "fault: pause", "fault: power", "fault: disk full"),
+        ),
+        QUORUM,
+        REBUILT_VOTER,
+        CLUSTER,
+        REPLICATION,
+        DAMAGED_REPLICAS,
+        CLEANED_REPLICAS,
+        CROSSINGS_SCENARIO,
+        THROTTLED_REPLICAS,
+        QUOTAS,
+    )
+}

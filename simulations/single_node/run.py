@@ -1,0 +1,186 @@
+"""What happens in a room with one node: clients work, faults come and go, and then all is read.
+
+start -> clients begin -> fault, fault, ... -> clients end -> everything heals
+      -> every partition is read from start to end -> clean stop -> the files are scanned
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from dataplane.log.recovery.checkpoints import decode_offsets
+from dataplane.log.segments.names import LOG_START_CHECKPOINT
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.raft.peers import NoPeers
+from metaquorum.raft.voter import RaftVoter
+from metaquorum.runtime import Runtime
+from simulations.checkers.log_files import (
+    IndexIsScan,
+    RetentionLeavesTheActive,
+    naive_segments,
+)
+from simulations.checkers.metadata import AppliedStays, ImageIsFold
+from simulations.faults.device_faults import TROUBLES
+from simulations.faults.node_faults import FAULTS, Stage
+from simulations.harness.environment import PORT, Room
+from simulations.harness.history import PartitionOf
+from simulations.harness.node import DATA_DIR, LOG_DIRS, NodeOnMachine, log_folder
+from simulations.kernel.machine import Fate
+from simulations.kernel.storage import Storage
+from simulations.workloads.admin import Admin
+from simulations.workloads.audit import Auditor, Overseer
+from simulations.workloads.consumer import Consumer
+from simulations.workloads.hostile import Hostile, Liar, Prober
+from simulations.workloads.long_poller import LongPoller
+from simulations.workloads.producer import Producer
+from simulations.workloads.session_consumer import SessionConsumer
+
+# How long producers may take once the faults are over.
+CLIENTS_LIMIT_S: Final = 120.0
+
+
+async def play(room: Room) -> None:
+    world, settings = room.world, room.settings
+    configs = {
+        "log.retention.check.interval.ms": "300",
+        "log.flush.offset.checkpoint.interval.ms": "200",
+        **settings.node_configs,
+    }
+    log_dirs = LOG_DIRS if settings.several_log_dirs else ()
+    node = NodeOnMachine(world, room.node, PORT, configs, log_dirs=log_dirs)
+    stage = Stage(room, node, world.stream("faults"))
+    world.say("story", f"{settings}")
+    await stage.up()
+    clients = _start_clients(room)
+    for name in settings.faults:
+        await stage.pause_between()
+        if world.violations:
+            break
+        world.say("fault", name)
+        await (FAULTS | TROUBLES)[name](stage)
+    await stage.up()
+    await _finish_clients(room, clients)
+    await stage.up()
+    await room.run("auditor", Auditor(room).run)
+    if settings.hostiles:
+        await room.run("prober", Prober(room, world.stream("prober")).run)
+    await node.stop()
+    await _compare_images(room, node)
+    _scan_files(room)
+    room.finished()
+    _count(room)
+
+
+@dataclass(slots=True)
+class Clients:
+    fates: list[Fate] = field(default_factory=list)
+    producers: list[Producer] = field(default_factory=list)
+    sessions: list[SessionConsumer] = field(default_factory=list)
+
+
+def _start_clients(room: Room) -> Clients:
+    settings, world = room.settings, room.world
+    clients = Clients()
+
+    def start(name: str, program: Callable[[Runtime], Awaitable[None]]) -> None:
+        clients.fates.append(world.machine(name).start(program))
+
+    start("admin", Admin(room, world.stream("admin")).run)
+    for number in range(settings.producers):
+        name = f"producer-{number}"
+        clients.producers.append(Producer(room, name, world.stream(name)))
+        start(name, clients.producers[-1].run)
+    for number in range(settings.consumers):
+        name = f"consumer-{number}"
+        start(name, Consumer(room, name, world.stream(name)).run)
+    for number in range(settings.sessions):
+        name = f"session-{number}"
+        clients.sessions.append(SessionConsumer(room, name, world.stream(name)))
+        start(name, clients.sessions[-1].run)
+    for number in range(settings.long_pollers):
+        name = f"long-poller-{number}"
+        start(name, LongPoller(room, name, world.stream(name)).run)
+    for number in range(settings.hostiles):
+        name = f"hostile-{number}"
+        start(name, Hostile(room, name, world.stream(name)).run)
+        name = f"liar-{number}"
+        start(name, Liar(room, name, world.stream(name)).run)
+    return clients
+
+
+async def _finish_clients(room: Room, clients: Clients) -> None:
+    with trio.move_on_after(CLIENTS_LIMIT_S) as limit:
+        while not all(p.done for p in clients.producers) and not room.world.violations:
+            await room.world.sleep(0.1)
+        await room.world.sleep(room.settings.linger_s)
+        if clients.sessions and not room.world.violations:
+            await room.run("overseer", Overseer(room, clients.sessions).run)
+        room.closing = True
+        for fate in clients.fates:
+            await fate.done.wait()
+            if fate.error is not None:
+                raise fate.error
+    room.closing = True
+    if limit.cancelled_caught:
+        room.world.violate("liveness", f"clients do not finish in {CLIENTS_LIMIT_S:.0f} s")
+
+
+async def _compare_images(room: Room, node: NodeOnMachine) -> None:
+    """The image when the node stopped, beside what its disk and its history say."""
+    if node.node is None or node.node.worker is None or room.world.violations:
+        return
+    image, reloaded = node.node.worker.loader.image, MetadataLoader(node.node.cluster_id)
+
+    async def reload(runtime: Runtime) -> None:
+        disk, clock, random = runtime.disk, runtime.clock, runtime.random
+        directory = f"{DATA_DIR}/metadata"
+        voter = RaftVoter(disk, clock, random, directory, reloaded, 1, (1,), NoPeers())
+        await voter.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(voter.run)
+            await voter.wait_active()
+            nursery.cancel_scope.cancel()
+        await voter.close()
+
+    fate = room.node.start(reload)
+    await fate.done.wait()
+    if fate.error is not None:
+        raise fate.error
+    fold = room.checker(AppliedStays).fold(image.cluster_id)
+    room.checker(ImageIsFold).images(image, fold, reloaded.image)
+
+
+def _scan_files(room: Room) -> None:
+    index, retention = room.checker(IndexIsScan), room.checker(RetentionLeavesTheActive)
+    starts = _log_starts(room.node.storage)
+    for final in room.history.finals.values():
+        if PartitionOf(final.topic.topic_id, final.partition) in room.history.rotten:
+            continue
+        folder = log_folder(room.node.storage, final.topic.name, final.partition)
+        segments = naive_segments(room.node.storage, folder)
+        index.scanned(final, segments)
+        # Retention may have moved it since the audit.
+        noted = starts.get((final.topic.name, final.partition), 0)
+        retention.scanned(final, segments, max(noted, final.log_start_offset))
+
+
+def _log_starts(storage: Storage) -> dict[tuple[str, int], int]:
+    """As the stop has noted them."""
+    found: dict[tuple[str, int], int] = {}
+    for log_dir in LOG_DIRS:
+        with suppress(FileNotFoundError):
+            path = f"{log_dir}/{LOG_START_CHECKPOINT}"
+            found |= decode_offsets(bytes(storage.file(path).data))
+    return found
+
+
+def _count(room: Room) -> None:
+    world = room.world
+    for name, number in room.node.faults.happened.items():
+        world.count(name, number)
+    for final in room.history.finals.values():
+        world.count("records at the end", len(final.reads))
+    world.count("events", len(world.trace.events))

@@ -1,0 +1,208 @@
+"""When all is over: what can be read, from start to end, and whether lookups find it."""
+
+import trio
+
+from metaquorum.runtime import Runtime, sleep
+from simulations.checkers.deletion import DeletedStaysDeleted
+from simulations.checkers.delivery import SessionsDeliverEverything
+from simulations.checkers.log_files import LookupsFindEverything
+from simulations.harness.client import BROKEN, ClientConnection
+from simulations.harness.environment import Room
+from simulations.harness.history import Final, PartitionOf, Read, Topic
+from simulations.workloads.consumer import (
+    EARLIEST,
+    LATEST,
+    Asked,
+    end_of,
+    fetch_request,
+    list_offset,
+    take_records,
+)
+from simulations.workloads.session_consumer import SessionConsumer
+from wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from wire.primitives.errors import ErrorCode
+from wire.protocol.apis import ApiKey
+
+# After the last fault healed, everything must be readable within so many virtual seconds.
+LIVENESS_S = 60.0
+YOUNGEST = -3
+_YOUNGEST_SINCE = 7
+_RETRY_S = 0.2
+# Where indexes are damaged; where they are not, three will do.
+LOOKUPS = 30
+
+
+class Auditor:
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self._draw = room.world.stream("audit")
+        self._lookups = room.checker(LookupsFindEverything)
+        self._deleted = room.checker(DeletedStaysDeleted)
+
+    async def run(self, runtime: Runtime) -> None:
+        with trio.move_on_after(LIVENESS_S) as limit:
+            for topic in list(self.room.history.topics.values()):
+                for partition in range(topic.partitions):
+                    if not topic.delete_asked:
+                        await self._audit(runtime, topic, partition)
+        if limit.cancelled_caught:
+            self.room.world.violate("liveness", f"not readable {LIVENESS_S:.0f} s after the faults")
+
+    async def _audit(self, runtime: Runtime, topic: Topic, partition: int) -> None:
+        rotten = self.room.history.rotten.get(PartitionOf(topic.topic_id, partition), [])
+        if any(rot.in_header for rot in rotten):
+            return  # nobody knows where to go on behind it
+        while not self.room.world.violations:
+            try:
+                connection = await self.room.connect(runtime, "auditor", self._draw)
+                try:
+                    if await self._audit_over(connection, topic, partition):
+                        return
+                    if rotten:  # damage may take a whole log out of service
+                        self.room.world.count("rotten partitions out of service")
+                        return
+                finally:
+                    connection.close()
+            except BROKEN as error:
+                self.room.world.say("auditor", f"{topic}-{partition}: {error!r}")
+            await sleep(runtime.clock, _RETRY_S)
+
+    async def _audit_over(self, connection: ClientConnection, topic: Topic, partition: int) -> bool:
+        asked = Asked.now(self.room)
+        start = await self._list(connection, topic, partition, EARLIEST)
+        if start is not None:
+            self._deleted.begins(topic.topic_id, topic.name, partition, start, *asked)
+        end = await self._list(connection, topic, partition, LATEST)
+        if start is None or end is None:
+            return False
+        final = Final(topic, partition, start, end, began_at=self.room.world.now)
+        offset = start
+        while offset < end:
+            reads, next_offset = await self._fetch(connection, topic, partition, offset, 1 << 20)
+            if next_offset == offset:
+                return False
+            final.reads += reads
+            offset = next_offset
+        final.ended_at = self.room.world.now
+        place = PartitionOf(topic.topic_id, partition)
+        # The cleaner may be at work; and damaged batches are not found by their times.
+        if not topic.is_compacted and place not in self.room.history.rotten:
+            await self._look_up(connection, final)
+        self.room.history.finals[place] = final
+        self.room.world.say("auditor", f"{topic}-{partition}: {len(final.reads)} in {start}..{end}")
+        return True
+
+    async def _list(
+        self, connection: ClientConnection, topic: Topic, partition: int, timestamp: int
+    ) -> int | None:
+        asked = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
+        message = ListOffsetsRequest(
+            replica_id=-1, topics=[ListOffsetsTopic(name=topic.name, partitions=[asked])]
+        )
+        response = await connection.call(ApiKey.LIST_OFFSETS, message)
+        answer = response.topics[0].partitions[0]
+        if answer.error_code:
+            code = ErrorCode(answer.error_code).name
+            self.room.world.say("auditor", f"list offsets of {topic}-{partition}: {code}")
+            return None
+        return int(answer.offset)
+
+    async def _fetch(
+        self,
+        connection: ClientConnection,
+        topic: Topic,
+        partition: int,
+        offset: int,
+        max_bytes: int,
+    ) -> tuple[list[Read], int]:
+        """What was read, and where to go on: at the same offset where nothing came."""
+        request = fetch_request(
+            [(topic, partition, offset)],
+            max_wait_ms=0,
+            min_bytes=1,
+            max_bytes=max_bytes,
+            partition_max_bytes=max_bytes,
+        )
+        asked = Asked.now(self.room)
+        response = await connection.call(ApiKey.FETCH, request)
+        if response.error_code or not response.responses:
+            return [], offset
+        data = response.responses[0].partitions[0]
+        if data.error_code:
+            code = ErrorCode(data.error_code).name
+            self.room.world.say("auditor", f"fetch of {topic}-{partition} at {offset}: {code}")
+            return [], offset
+        reads = take_records(self.room, topic, partition, offset, data, asked)
+        return reads, end_of(data, offset)
+
+    async def _look_up(self, connection: ClientConnection, final: Final) -> None:
+        """From a few places, by offset and by time; retention may take them away meanwhile."""
+        draw, topic, partition = self._draw, final.topic, final.partition
+        by_offset: list[tuple[int, list[Read]]] = []
+        by_time: list[tuple[int, int | None]] = []
+        count = LOOKUPS if self.room.history.rotten_indexes else 3
+        for _ in range(min(count, len(final.reads))):
+            offset = draw.choice(final.reads).offset
+            reads, _ = await self._fetch(connection, topic, partition, offset, 1)
+            by_offset.append((offset, reads))
+        times = [read.timestamp_ms for read in final.reads]
+        around = [draw.choice(times) + draw.randint(-2, 2) for _ in range(count)] if times else []
+        between = [draw.randint(min(times) - 9, max(times) + 9) for _ in range(4)] if times else [0]
+        for timestamp in [*around, *between]:
+            found = await self._list(connection, topic, partition, timestamp)
+            by_time.append((timestamp, found))
+        youngest = None
+        if connection.version(ApiKey.LIST_OFFSETS) >= _YOUNGEST_SINCE:
+            youngest = await self._list(connection, topic, partition, YOUNGEST)
+        if await self._list(connection, topic, partition, EARLIEST) != final.log_start_offset:
+            return
+        for offset, reads in by_offset:
+            self._lookups.by_offset(final, offset, reads)
+        for timestamp, found in by_time:
+            self._lookups.by_time(final, timestamp, found)
+        if youngest is not None:
+            self._lookups.youngest(final, youngest)
+
+
+class Overseer:
+    """Sees to it that consumers with sessions get all that can be read, once nobody writes."""
+
+    def __init__(self, room: Room, consumers: list[SessionConsumer]) -> None:
+        self.room = room
+        self._consumers = consumers
+        self._draw = room.world.stream("overseer")
+        self._delivered = room.checker(SessionsDeliverEverything)
+
+    async def run(self, runtime: Runtime) -> None:
+        missing: list[str] = ["all"]
+        with trio.move_on_after(LIVENESS_S):
+            while missing and not self.room.world.violations:
+                try:
+                    connection = await self.room.connect(runtime, "overseer", self._draw)
+                    try:
+                        missing = await self._missing(connection)
+                    finally:
+                        connection.close()
+                except BROKEN as error:
+                    self.room.world.say("overseer", repr(error))
+                await sleep(runtime.clock, _RETRY_S)
+        self._delivered.waited(missing, LIVENESS_S)
+
+    async def _missing(self, connection: ClientConnection) -> list[str]:
+        missing = []
+        for topic in self.room.history.live_topics:
+            for partition in range(topic.partitions):
+                place = PartitionOf(topic.topic_id, partition)
+                if place in self.room.history.rotten:
+                    continue
+                end = await list_offset(connection, topic, partition, LATEST)
+                missing += [
+                    f"{consumer.name}: {topic}-{partition} from {consumer.position(place)} to {end}"
+                    for consumer in self._consumers
+                    if (end is None or consumer.position(place) < end) and not topic.delete_asked
+                ]
+        return missing

@@ -1,0 +1,251 @@
+"""Consumers: they follow partitions by offset, with long polls and limits as the seed draws."""
+
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from metaquorum.runtime import Runtime, sleep
+from simulations.harness.client import BROKEN, ClientConnection
+from simulations.harness.environment import Room
+from simulations.harness.history import Fetched, PartitionOf, Read, Topic
+from simulations.workloads.producer import DELETED
+from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from wire.primitives.errors import ErrorCode, KafkaError, WireError
+from wire.protocol.apis import ApiKey
+from wire.records.records import BatchState, Record, batches, decode_records, scan
+
+RETRY_S: Final = 0.05
+# How often a consumer goes back: what it reads again must be what it read before.
+REREAD: Final = 0.1
+EARLIEST: Final = -2
+LATEST: Final = -1
+# In place of an offset: the log no longer has the one that was asked for.
+LOST: Final = -1
+
+
+def fetch_request(
+    places: list[tuple[Topic, int, int]],
+    *,
+    max_wait_ms: int,
+    min_bytes: int,
+    max_bytes: int,
+    partition_max_bytes: int,
+) -> FetchRequest:
+    """For (topic, partition, offset) each."""
+    topics = [
+        FetchTopic(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partitions=[
+                FetchPartition(
+                    partition=partition,
+                    fetch_offset=offset,
+                    partition_max_bytes=partition_max_bytes,
+                )
+            ],
+        )
+        for topic, partition, offset in places
+    ]
+    return FetchRequest(
+        max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes, topics=topics
+    )
+
+
+class Asked(NamedTuple):
+    """When a fetch was sent, and in which run of the node."""
+
+    at: float
+    run: int
+
+    @classmethod
+    def now(cls, room: Room) -> "Asked":
+        return cls(room.world.now, room.node.runs)
+
+
+def take_records(
+    room: Room, topic: Topic, partition: int, offset: int, data: Any, asked: Asked
+) -> list[Read]:
+    """The records of one partition's answer from `offset` on; damage is a finding.
+
+    But for damage that was done to the disk: a client sees through it by the checksum.
+    """
+    reads: list[Read] = []
+    place = PartitionOf(topic.topic_id, partition)
+    buffer = memoryview(data.records or b"")
+    position = 0
+    while position < len(buffer):
+        found = scan(buffer, position)
+        if found.state is BatchState.TORN and position:
+            break  # a limit may cut the last batch, never the first
+        if found.state is not BatchState.WHOLE or found.header is None:
+            if found.header and room.history.is_rotten(place, found.header.base_offset):
+                room.world.count("rotten batches seen through")
+                position += found.header.batch_bytes
+                continue
+            text = f"{topic}-{partition} from {offset}: {found.problem} at byte {position}"
+            room.world.violate("L4 ServedBatchesAreSound", text)
+            break
+        try:
+            records = decode_records(buffer, position)
+        except (WireError, KafkaError) as error:
+            room.world.violate("L4 ServedBatchesAreSound", f"{topic}-{partition}: {error}")
+            break
+        largest = max((record.timestamp_ms for record in records), default=None)
+        if largest is not None and largest != found.header.max_timestamp:
+            text = f"largest timestamp {found.header.max_timestamp}, that of a record {largest}"
+            room.world.violate("L4 ServedBatchesAreSound", f"{topic}-{partition}: {text}")
+            break
+        epoch = found.header.leader_epoch
+        reads += [
+            Read(record.offset, epoch, record.timestamp_ms, _identity(record), record.key)
+            for record in records
+            if record.offset >= offset
+        ]
+        position += found.header.batch_bytes
+    fetched = Fetched(
+        topic,
+        partition,
+        offset,
+        data.high_watermark,
+        data.log_start_offset,
+        reads,
+        room.world.now,
+        *asked,
+    )
+    room.fetched(fetched)
+    return reads
+
+
+def _identity(record: Record) -> bytes:
+    """The unique value; that of a deletion stands in its header."""
+    if record.value is None:
+        return dict(record.headers).get(DELETED) or b""
+    return record.value
+
+
+def end_of(data: Any, offset: int) -> int:
+    """Where the next fetch begins, if batches came; these may be empty where a log is compacted."""
+    try:
+        for _, header in batches(data.records or b""):
+            offset = max(offset, header.next_offset)
+    except KafkaError:  # told by `take_records`
+        pass
+    return offset
+
+
+async def list_offset(
+    connection: ClientConnection, topic: Topic, partition: int, timestamp: int
+) -> int | None:
+    """The offset of that time, or where the log begins or ends; None when the node cannot say."""
+    asked = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
+    message = ListOffsetsRequest(
+        replica_id=-1, topics=[ListOffsetsTopic(name=topic.name, partitions=[asked])]
+    )
+    response = await connection.call(ApiKey.LIST_OFFSETS, message)
+    answer = response.topics[0].partitions[0]
+    return None if answer.error_code else int(answer.offset)
+
+
+def _of(place: tuple[Topic, int, int]) -> PartitionOf:
+    return PartitionOf(place[0].topic_id, place[1])
+
+
+class Consumer:
+    def __init__(self, room: Room, name: str, draw: Random) -> None:
+        self.room = room
+        self.name = name
+        self._draw = draw
+        self._offsets: dict[PartitionOf, int] = {}
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self.room.closing:
+            try:
+                connection = await self.room.connect(runtime, self.name, self._draw)
+            except BROKEN:
+                await sleep(runtime.clock, RETRY_S)
+                continue
+            try:
+                while not self.room.closing:
+                    await self._poll(runtime, connection)
+            except BROKEN as error:
+                self.room.world.say(self.name, f"connection lost: {error!r}")
+            finally:
+                connection.close()
+            await sleep(runtime.clock, RETRY_S)
+
+    async def _poll(self, runtime: Runtime, connection: ClientConnection) -> None:
+        draw = self._draw
+        topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
+        places = [
+            (topic, index, max(self._offsets.get(PartitionOf(topic.topic_id, index), 0), 0))
+            for topic in topics
+            for index in range(topic.partitions)
+        ]
+        if not places:
+            await sleep(runtime.clock, 0.1)
+            return
+        places = draw.sample(places, draw.randint(1, min(3, len(places))))
+        if draw.random() < REREAD:
+            topic, index, offset = places[0]
+            places[0] = topic, index, draw.randint(0, offset)
+        request = fetch_request(
+            places,
+            max_wait_ms=draw.choice([0, 20, 200]),
+            min_bytes=draw.choice([1, 1, 500]),
+            max_bytes=draw.choice([1, 1000, 1 << 20]),
+            partition_max_bytes=draw.choice([1, 500, 1 << 20]),
+        )
+        asked = Asked.now(self.room)
+        await connection.send(ApiKey.FETCH, request)
+        if draw.random() < 0.1:
+            await trio.sleep(draw.random())  # a slow reader
+        response = await connection.receive()
+        if response.error_code:
+            raise EOFError(f"fetch: {response.error_code}")
+        if not self._take(places, response, asked):
+            await sleep(runtime.clock, 0.02)
+        for place in [place for place in places if self._offsets.get(_of(place)) == LOST]:
+            start = await list_offset(connection, *place[:2], EARLIEST)
+            if start is not None:
+                self._offsets[_of(place)] = start
+
+    def _take(self, places: list[tuple[Topic, int, int]], response: Any, sent: Asked) -> int:
+        """How many records were new."""
+        got = 0
+        asked = {(t.name, p): (t, p, o) for t, p, o in places}
+        asked_by_id = {(t.topic_id, p): (t, p, o) for t, p, o in places}
+        for answer in response.responses:
+            for data in answer.partitions:
+                key = data.partition_index
+                place = asked.get((answer.topic, key)) or asked_by_id.get((answer.topic_id, key))
+                if place is None:
+                    self.room.world.violate("P1 AnswersWhatWasAsked", f"{answer.topic}-{key}")
+                    continue
+                got += self._take_one(*place, data, sent)
+        return got
+
+    def _take_one(self, topic: Topic, partition: int, offset: int, data: Any, asked: Asked) -> int:
+        place = PartitionOf(topic.topic_id, partition)
+        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            # Behind the log start offset, or ahead of a log that lost its unflushed end.
+            self._offsets[place] = LOST
+            self.room.world.count("offset out of range")
+            return 0
+        if data.error_code or topic.delete_asked:  # another topic may have the name by now
+            return 0
+        reads = take_records(self.room, topic, partition, offset, data, asked)
+        if (end := end_of(data, offset)) > offset:
+            self._offsets[place] = end
+        if reads:
+            self.room.world.say(
+                self.name,
+                f"reads {topic}-{partition} {reads[0].offset}..{reads[-1].offset}, "
+                f"high watermark {data.high_watermark}",
+            )
+        return len(reads)

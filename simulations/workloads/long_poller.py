@@ -1,0 +1,133 @@
+"""A consumer whose fetches wait for long: it is answered when records come, not when its time ends.
+
+It asks for all partitions that there are, and for as many more that there are not as make the
+request one of many partitions, which the node answers in pieces. Whoever is not woken by an append
+is answered at the end of the wait, with records that were acknowledged long before.
+"""
+
+from random import Random
+from typing import Any, Final
+
+from metaquorum.runtime import Runtime, sleep
+from simulations.checkers.delivery import LongPollsAreWoken
+from simulations.harness.client import BROKEN, ClientConnection
+from simulations.harness.environment import Room
+from simulations.harness.history import PartitionOf, Topic
+from simulations.workloads.consumer import RETRY_S, Asked, end_of, take_records
+from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from wire.protocol.apis import ApiKey
+
+WAIT_S: Final = 5.0
+# What is acknowledged so long before an answer that brings it should have ended its wait.
+WOKEN_WITHIN_S: Final = 1.0
+PARTITION_MAX_BYTES: Final = 1 << 20
+NO_SESSION: Final = -1
+
+
+class LongPoller:
+    """A program of one machine. `rows` is how many partitions a request names at least."""
+
+    def __init__(self, room: Room, name: str, draw: Random) -> None:
+        self.room = room
+        self.name = name
+        self._rows = draw.choice([1, 100, 1000])
+        self._min_bytes = draw.choice([1, 1, 400])
+        self._has_session = draw.random() < 0.5
+        self._draw = draw
+        self._session, self._epoch = 0, 0
+        self._offsets: dict[PartitionOf, int] = {}
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self.room.closing:
+            try:
+                connection = await self.room.connect(runtime, self.name, self._draw)
+            except BROKEN:
+                await sleep(runtime.clock, RETRY_S)
+                continue
+            connection.use_version(ApiKey.FETCH, max(connection.version(ApiKey.FETCH), 7))
+            self._session, self._epoch = 0, 0
+            try:
+                while not self.room.closing:
+                    await self._poll(runtime, connection)
+            except BROKEN as error:
+                self.room.world.say(self.name, f"connection lost: {error!r}")
+            finally:
+                connection.close()
+            await sleep(runtime.clock, RETRY_S)
+
+    async def _poll(self, runtime: Runtime, connection: ClientConnection) -> None:
+        topics = self.room.history.live_topics
+        if not topics:
+            await sleep(runtime.clock, RETRY_S)
+            return
+        asked = Asked.now(self.room)
+        await connection.send(ApiKey.FETCH, self._request(topics))
+        response = await connection.receive(2 * WAIT_S)
+        if response.error_code:
+            self._session, self._epoch = 0, 0
+            return
+        if self._has_session:
+            self._session = response.session_id
+            self._epoch = self._epoch + 1 if self._session else 0
+        late = self._late(topics, asked)
+        self.room.checker(LongPollsAreWoken).answered(self.name, late)
+        self.room.world.count("long polls", self.room.world.now - asked.at >= WAIT_S / 2)
+        self._take(topics, response, asked)
+
+    def _request(self, topics: list[Topic]) -> FetchRequest:
+        more = max(0, self._rows - sum(topic.partitions for topic in topics))
+        rows = [
+            FetchTopic(
+                topic=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    FetchPartition(
+                        partition=index,
+                        fetch_offset=self._offsets.get(PartitionOf(topic.topic_id, index), 0),
+                        partition_max_bytes=PARTITION_MAX_BYTES,
+                    )
+                    for index in range(topic.partitions + (more if number == 0 else 0))
+                ],
+            )
+            for number, topic in enumerate(topics)
+        ]
+        return FetchRequest(
+            max_wait_ms=int(WAIT_S * 1000),
+            min_bytes=self._min_bytes,
+            max_bytes=PARTITION_MAX_BYTES,
+            session_id=self._session,
+            session_epoch=self._epoch if self._has_session else NO_SESSION,
+            topics=rows,
+        )
+
+    def _late(self, topics: list[Topic], asked: Asked) -> list[str]:
+        """Records that were to end the wait long before now, if they are enough for that."""
+        world = self.room.world
+        if world.now - asked.at < WOKEN_WITHIN_S:
+            return []
+        late = [
+            attempt
+            for place, attempts in self.room.history.attempts_by_place().items()
+            for attempt in attempts
+            if attempt.acked_at is not None
+            and attempt.topic in topics
+            and attempt.offset is not None
+            and attempt.offset >= self._offsets.get(place, 0)
+            and attempt.acked_at < world.now - WOKEN_WITHIN_S
+        ]
+        if sum(len(attempt.value) for attempt in late) < self._min_bytes:
+            return []
+        return [str(attempt) for attempt in late]
+
+    def _take(self, topics: list[Topic], response: Any, asked: Asked) -> None:
+        by_name = {topic.name: topic for topic in topics}
+        by_id = {topic.topic_id: topic for topic in topics}
+        for answer in response.responses:
+            topic = by_name.get(answer.topic) or by_id[bytes(answer.topic_id)]
+            for data in answer.partitions:
+                place = PartitionOf(topic.topic_id, data.partition_index)
+                if data.error_code:
+                    continue
+                offset = self._offsets.get(place, 0)
+                take_records(self.room, topic, data.partition_index, offset, data, asked)
+                self._offsets[place] = end_of(data, offset)

@@ -1,0 +1,141 @@
+"""Worlds of several machines: each trouble alone, what is durable, and what a violation needs."""
+
+import random
+from contextlib import AbstractContextManager
+
+import pytest
+
+from metaquorum.runtime.interfaces import Runtime
+from metaquorum.storage.journal import Journal
+from metaquorum.storage.journal_ops import Entry
+from simulations.cluster import cluster_scenario, quorum_scenario
+from simulations.cluster.fault_plan import Trouble, draw_troubles, without
+from simulations.cluster.voter_disks import METADATA_DIR, DurableLogs
+from simulations.cluster.voter_group import CLUSTER_ID
+from simulations.kernel.world import World
+from simulations.mutants.quorum_mutants import prefers_snapshots, sends_again
+from simulations.mutants.registry import DEFECTS
+from simulations.runner.runs import run_seed
+from simulations.runner.shrinking import shrink_seed
+
+
+@pytest.mark.parametrize("kind", quorum_scenario.KINDS)
+def test_a_quorum_survives_each_trouble_alone(kind: str) -> None:
+    world = World(7)
+
+    async def play(world: World) -> None:
+        settings = quorum_scenario.draw_settings(world.stream("settings"))
+        settings.voters, settings.weak, settings.has_stranger = 3, (2,), False
+        settings.snapshot_interval_bytes, settings.acts, settings.think_s = 500, 100, 0.05
+        settings.disk_delay_s = 0.0005
+        settings.troubles = (Trouble(0, kind, 1.0, 0.5),)
+        await quorum_scenario.play_settings(world, settings)
+
+    world.run(play)
+    assert not world.violations
+    assert world.counts["commits"] > 0
+    if kind not in ("full disk", "failing sync"):  # whether anything was written just then
+        assert world.counts[f"fault: {kind}"] > 0
+
+
+def test_troubles_that_are_left_out_leave_the_others_as_they_were() -> None:
+    troubles = draw_troubles(random.Random(1), quorum_scenario.KINDS, over_s=5.0, most=10)
+    troubles = troubles or draw_troubles(
+        random.Random(2), quorum_scenario.KINDS, over_s=5.0, most=10
+    )
+    assert without(troubles, {0, 2}) == (troubles[1], *troubles[3:])
+    draws = {t.number: World(1).stream(f"trouble {t.number}").random() for t in troubles}
+    assert len(set(draws.values())) == len(troubles)
+
+
+def test_what_is_durable_is_what_a_loss_of_power_leaves() -> None:
+    world = World(3)
+    logs = DurableLogs()
+
+    async def check(world: World) -> None:
+        machine = world.machine("one")
+
+        async def write(runtime: Runtime) -> None:
+            runtime.disk.make_dirs("/data")
+            runtime.disk.sync_dir("/")
+            journal = Journal(runtime.disk, METADATA_DIR, CLUSTER_ID, 300)
+            await runtime.disk.run(journal.open)
+            for index in range(1, 30):
+                term = 2 + index // 10
+                journal.append(Entry(index, term, b"%d" % index * 10))
+                if index % 10 == 0:
+                    journal.truncate(index - 2)
+                    for other in range(index - 2, index + 1):
+                        journal.append(Entry(other, term, b"again"))
+                journal.set_hard_state(term, index % 3)
+                await journal.sync()
+            journal.append(Entry(30, 4, b"never synced"))
+
+        await machine.start(write).done.wait()
+        assert machine.fate.error is None
+        before = logs.of("one", machine.storage)
+        machine.power_cut()
+        held: list[Entry] = []
+
+        async def read(runtime: Runtime) -> None:
+            journal = Journal(runtime.disk, METADATA_DIR, CLUSTER_ID, 300)
+            await runtime.disk.run(journal.open)
+            held.extend(journal.read(1, journal.last.index))
+            assert journal.hard_state == before.hard_state
+
+        await machine.start(read).done.wait()
+        assert machine.fate.error is None
+        assert held == [before.entries[index] for index in sorted(before.entries)]
+        assert before.holds(b"again", 10**9)
+        assert not before.holds(b"never synced", 10**9)
+
+    world.run(check)
+    assert not world.violations
+
+
+@pytest.mark.parametrize("habit", [sends_again, prefers_snapshots])
+def test_a_leader_may_repeat_entries_and_send_snapshots_without_need(habit: object) -> None:
+    assert callable(habit)
+    for seed in range(3):
+        world = World(seed)
+        planted: AbstractContextManager[None] = habit()
+        with planted:
+            world.run(quorum_scenario.play)
+        assert not world.violations, seed
+
+
+@pytest.mark.parametrize(
+    "name", ["vote-not-synced", "ack-before-quorum", "another-replay", "answered-before-visible"]
+)
+def test_a_defect_of_several_machines_is_found_and_named(name: str) -> None:
+    defect = DEFECTS[name]
+    for seed in range(4):
+        outcome, _ = run_seed(defect.scenario, seed, defect=name)
+        found = {violated.split()[0] for violated, _ in outcome.violations}
+        if found & set(defect.found_as):
+            return
+    pytest.fail(f"{name} is not found")
+
+
+def test_shrinking_leaves_the_faults_that_a_violation_needs() -> None:
+    scenario, defect = "single-node-power", "metadata-ack-before-fsync"
+    assert shrink_seed(scenario, 0) is None
+    for seed in range(30):
+        shrunk = shrink_seed(scenario, seed, defect=defect)
+        if shrunk is not None and len(shrunk.faults) > 2:
+            break
+    assert shrunk is not None
+    assert sorted(shrunk.needed + shrunk.left_out) == list(shrunk.faults)
+    assert 0 < len(shrunk.needed) < len(shrunk.faults)
+    again, world = run_seed(scenario, seed, defect=defect, leave_out=shrunk.left_out)
+    assert ": ".join(again.violations[0]) == shrunk.violated
+    assert shrunk.story(5)[-1].who == "VIOLATION"
+    assert world.trace.digest() == shrunk.world.trace.digest()
+
+
+def test_a_cluster_has_workers_of_their_own_or_in_the_processes_of_controllers() -> None:
+    shapes = {
+        (settings.controllers, settings.is_combined)
+        for settings in (cluster_scenario.draw_settings(random.Random(seed)) for seed in range(50))
+    }
+    assert shapes == {(3, True), (3, False), (5, True), (5, False)}

@@ -1,0 +1,80 @@
+"""What checkers of worlds with compaction and retention may believe, and what they must not."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from simulations.checkers.log_files import naive_segments
+from simulations.kernel.storage import Storage
+from simulations.replication.replicas import (
+    TOMBSTONES_STAY_MS,
+    Chronicle,
+    Content,
+    Held,
+    Name,
+    PartitionStory,
+    Place,
+)
+from wire.records.records import Record, encode_batch
+
+
+def chronicle() -> Chronicle:
+    made = Chronicle(cast(Any, SimpleNamespace(world=None, checkers=[])))
+    made.contents = {}
+    return made
+
+
+def holding(known: Chronicle, *contents: Content) -> tuple[PartitionStory, Held, list[Name]]:
+    """A compacted partition of which one replica has these records, all committed."""
+    story = PartitionStory(Place(bytes(16), 0), {}, configs={"cleanup.policy": "compact"})
+    held = Held(1, cast(Any, None))
+    names = []
+    assert known.contents is not None
+    for offset, content in enumerate(contents):
+        names.append(Name(0, offset))
+        held.epochs[offset] = 0
+        story.identities[names[-1]] = content.identity
+        story.ever_committed.add(names[-1])
+        known.contents[content.identity] = content
+    return story, held, names
+
+
+def value(key: bytes, text: bytes) -> Content:
+    return Content(key, text, is_tombstone=False)
+
+
+def test_a_record_may_go_where_its_key_comes_again() -> None:
+    known = chronicle()
+    story, held, names = holding(known, value(b"a", b"1"), value(b"b", b"2"), value(b"a", b"3"))
+    assert known.is_superseded(story, held, names[:2]) == [(names[0], True), (names[1], False)]
+
+
+def test_a_record_may_not_go_for_one_that_is_not_committed_or_goes_too() -> None:
+    known = chronicle()
+    story, held, names = holding(known, value(b"a", b"1"), value(b"a", b"2"))
+    assert known.is_superseded(story, held, names) == [(names[0], False), (names[1], False)]
+    story.ever_committed.discard(names[1])
+    assert known.is_superseded(story, held, names[:1]) == [(names[0], False)]
+
+
+@pytest.mark.parametrize("retention_ms", [100, 2 * TOMBSTONES_STAY_MS])
+def test_a_tombstone_goes_with_what_it_deletes_unless_it_is_to_stay(retention_ms: int) -> None:
+    known = chronicle()
+    deletion = Content(b"a", b"2", is_tombstone=True)
+    story, held, names = holding(known, value(b"a", b"1"), deletion, value(b"b", b"3"))
+    story.configs = {"cleanup.policy": "compact", "delete.retention.ms": str(retention_ms)}
+    may_go = retention_ms < TOMBSTONES_STAY_MS
+    assert known.is_superseded(story, held, names[:2]) == [(names[0], may_go), (names[1], may_go)]
+
+
+def test_a_swapped_segment_stands_for_those_that_it_replaces() -> None:
+    storage = Storage()
+    storage.make_dirs("/log")
+    for name, base_offset in (("0.log.swap", 0), ("0.log.1.deleted", 0), ("5.log", 5)):
+        batch = encode_batch([Record(base_offset, 0, b"k", b"v", ())])
+        storage.write(storage.create(f"/log/{name.rjust(20 + len(name) - 1, '0')}"), 0, batch)
+    assert [each.base_offset for each in naive_segments(storage, "/log")] == [5]
+    found = naive_segments(storage, "/log", swapping=True)
+    assert [each.base_offset for each in found] == [0, 5]
+    assert [batch.base_offset for each in found for batch in each.batches] == [0, 5]

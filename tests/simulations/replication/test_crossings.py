@@ -1,0 +1,62 @@
+"""Single interleavings of replication: each comes about, and what it is for is found there."""
+
+import pytest
+
+from simulations.kernel.mutation import Defect, planted
+from simulations.kernel.world import World
+from simulations.mutants.interleaving_mutants import CHECK_DEFECTS
+from simulations.mutants.registry import DEFECTS
+from simulations.mutants.truncation_mutants import CUT_DEFECTS
+from simulations.replication import crossings
+from simulations.replication.crossing_faults import CROSSINGS, LATER_CROSSINGS
+
+# In which of them each mistake shows.
+SHOWS_IN = {
+    "cut-for-another-leader": "unwanted cut",
+    "commit-of-another-epoch": "pair",
+    "uncommitted-acknowledged": "impatient",
+    "duplicate-not-awaited": "impatient",
+    "high-watermark-above-cut": "unclean",
+    "high-watermark-above-end": "half way",
+    "unused-epochs-kept": "uneven",
+    "older-isr-replaced": "late wish",
+    "fenced-in-isr": "dead wish",
+    "joins-behind-epoch-start": "heir",
+    "end-of-catching-up-told": "heir",
+    "queued-append-not-checked": "handover",
+    "deletions-missed": "left behind",
+    "stale-broker-epoch-accepted": "reborn wish",
+    "recovery-point-above-cut": "cut back",
+    "deleted-topics-noted": "namesake",
+    "cut-damage-forgotten": "cut damage",
+}
+SEEDS = range(12)
+
+
+def played(kind: str, seed: int, defect: Defect | None = None) -> World:
+    world = World(seed)
+    with planted(defect):
+        world.run(lambda world: crossings.play_kind(world, kind))
+    return world
+
+
+@pytest.mark.parametrize("kind", [*CROSSINGS, *LATER_CROSSINGS])
+def test_each_crossing_comes_about_and_leaves_nothing_wrong(kind: str) -> None:
+    worlds = [played(kind, seed) for seed in range(3)]
+    assert not [world.violations for world in worlds if world.violations]
+    assert any(world.counts.get(f"fault: {kind}") for world in worlds)
+
+
+@pytest.mark.parametrize("name", list(SHOWS_IN))
+def test_a_mistake_shows_in_the_crossing_that_is_for_it(name: str) -> None:
+    defect = DEFECTS[name]
+
+    def is_found(seed: int) -> bool:
+        violations = played(SHOWS_IN[name], seed, defect).violations
+        return any(each.invariant.split()[0] in defect.found_as for each in violations)
+
+    assert any(map(is_found, SEEDS))
+
+
+def test_each_of_these_mistakes_has_its_crossing() -> None:
+    assert {defect.name for defect in (*CHECK_DEFECTS, *CUT_DEFECTS)} < set(SHOWS_IN)

@@ -1,0 +1,160 @@
+"""The shipped node through the faults of each scenario, a few seeds each; CI runs hundreds."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import simulations
+from simulations.mutants.registry import DEFECTS
+from simulations.runner.batch import Totals
+from simulations.runner.ci import FRESH_AT_LEAST, ranges
+from simulations.runner.runs import Outcome, run_seed
+from simulations.scenarios.gates import CI, UNGATED, is_gated
+from simulations.scenarios.registry import SCENARIOS
+
+KNOWN = tomllib.loads((Path(simulations.__file__).parent / "seeds.toml").read_text())["seed"]
+
+
+def test_seeds_that_found_something_stay_clean() -> None:
+    for known in KNOWN:
+        outcome, _ = run_seed(known["scenario"], known["seed"])
+        assert not outcome.violations, known
+
+
+@pytest.mark.parametrize("scenario", list(SCENARIOS))
+def test_a_few_seeds_of_every_scenario_are_clean(scenario: str) -> None:
+    worked = 0
+    for seed in range(3):
+        outcome, _ = run_seed(scenario, seed)
+        assert not outcome.violations, (scenario, seed)
+        worked += outcome.counts.get("acknowledged records", 0) + outcome.counts.get("commits", 0)
+    assert worked > 0
+
+
+def test_a_seed_repeats_in_another_process_under_another_hash_seed() -> None:
+    code = (
+        "import sys; from simulations.runner.runs import run_seed\n"
+        "print([run_seed(name, 5)[0].digest for name in sys.argv[1:]])"
+    )
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", code, *SCENARIOS],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[3])},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert digests[0] == digests[1]
+
+
+def run_command(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "simulations", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_run_counts_and_exits_with_zero(tmp_path: Path) -> None:
+    path = tmp_path / "totals.json"
+    done = run_command(
+        "run", "--scenario", "restart", "--count", "4", "--twice", "--json", str(path)
+    )
+    assert done.returncode == 0, done.stdout
+    totals = json.loads(path.read_text())
+    assert totals["seeds"] == totals["twice"] == 4
+    assert totals["failures"] == []
+    assert totals["comparisons"]["R6 AcknowledgedIsKept"] > 0
+
+
+def test_replay_tells_the_story_and_list_names_the_scenarios() -> None:
+    story = run_command("replay", "single-node-power", "1")
+    assert story.returncode == 0
+    assert "loses power" in story.stdout
+    listed = run_command("list").stdout
+    assert all(name in listed for name in (*SCENARIOS, *DEFECTS))
+
+
+def test_a_defect_is_found_and_named() -> None:
+    defect = DEFECTS["metadata-ack-before-fsync"]
+    found = [run_seed(defect.scenario, seed, defect=defect.name)[0] for seed in range(5)]
+    names = {name.split()[0] for outcome in found for name, _ in outcome.violations}
+    assert names & set(defect.found_as)
+
+
+def test_planting_leaves_the_shipped_code_as_it_was() -> None:
+    before, _ = run_seed("single-node-power", 3)
+    for defect in DEFECTS.values():
+        with defect.plant():
+            pass
+    after, _ = run_seed("single-node-power", 3)
+    assert before.digest == after.digest
+
+
+def outcome(seed: int, **more: object) -> Outcome:
+    return Outcome("restart", seed, "d", **more)  # type: ignore[arg-type]
+
+
+def test_a_batch_in_which_nothing_was_compared_or_happened_fails() -> None:
+    totals = Totals()
+    for seed in range(CI["restart"].seeds):
+        assert not totals.missed_gates(SCENARIOS["restart"])  # too few to be held against
+        totals.add(outcome(seed, counts={"fault: restart": 0}))
+    missed = totals.missed_gates(SCENARIOS["restart"])
+    assert "never happened: fault: restart" in missed
+    assert "never compared: R6 AcknowledgedIsKept" in missed
+
+
+def test_every_scenario_has_a_share_of_the_time_and_every_checker_a_gate() -> None:
+    assert set(CI) == set(SCENARIOS)
+    assert sum(share.percent for share in CI.values()) == 100
+    played = {
+        name: {checker.__name__ for checker in scenario.checkers}
+        for name, scenario in SCENARIOS.items()
+    }
+    for name, ungated in UNGATED.items():
+        assert set(ungated) <= played[name]
+    for checker in set().union(*played.values()):
+        assert any(checker in played[name] and is_gated(name, checker) for name in SCENARIOS)
+
+
+def test_ci_plays_the_committed_seeds_the_first_ones_and_fresh_ones(tmp_path: Path) -> None:
+    path = tmp_path / "totals.json"
+    done = run_command(
+        "ci", "--only", "restart", "--seconds", "1", "--start", "5000000", "--json", str(path)
+    )
+    assert done.returncode == 0, done.stdout
+    totals = json.loads(path.read_text())[0]
+    known = [seed["seed"] for seed in KNOWN if seed["scenario"] == "restart"]
+    first = CI["restart"].seeds
+    assert totals["seeds"] >= first + FRESH_AT_LEAST
+    assert totals["missed_gates"] == []
+    assert f"seeds 0-{first - 1}, " in done.stdout
+    assert all(str(seed) in done.stdout for seed in known if seed >= first)
+    assert "5000000-" in done.stdout
+    assert "clean: 1 scenarios" in done.stdout
+
+
+def test_seeds_are_told_as_ranges() -> None:
+    assert ranges([7, 1, 2, 3, 9, 10]) == "1-3, 7, 9-10"
+
+
+def test_the_gates_that_are_printed_are_those_of_the_table() -> None:
+    shown = run_command("gates").stdout
+    assert all(f"{name:<20}" in shown for name in SCENARIOS)
+    assert "R6 AcknowledgedIsKept" in shown
+
+
+def test_a_trace_that_differs_is_a_failure() -> None:
+    totals = Totals()
+    totals.add(outcome(1))
+    totals.add(Outcome("restart", 1, "another"))
+    assert totals.differs(1)
+    assert totals.failures
