@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from simulations.checkers import Checker
 from simulations.checkers.configs import ConfigsInForce, ConfigsStay
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.delivery import (
@@ -28,11 +27,11 @@ from simulations.checkers.log_files import (
 from simulations.checkers.metadata import AcknowledgedChangesStay, AppliedStays, ImageIsFold
 from simulations.checkers.protocol import (
     AnnouncedIsServed,
-    AnswersInOrder,
     GarbageEndsItsConnection,
     LiesAreRefused,
 )
 from simulations.checkers.retention import RetentionIsDue
+from simulations.harness.environment import AnswersInOrder, Checker
 
 CHECKERS: Final[tuple[type[Checker], ...]] = (
     AnswersInOrder,

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from simulations.checkers import Checker
-from simulations.harness.environment import Room
+from simulations.harness.environment import Checker, Room
 
 TOPIC: Final = 2
 WORKER: Final = 4

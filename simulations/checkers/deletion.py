@@ -1,7 +1,6 @@
 """What was deleted stays deleted, and only what is due is."""
 
-from simulations.checkers import Checker
-from simulations.harness.environment import Room
+from simulations.harness.environment import Checker, Room
 from simulations.harness.history import Fetched
 
 

@@ -4,10 +4,9 @@ from bisect import bisect_right
 from collections import Counter
 
 from dataplane.log.segments.names import LOG, file_name
-from simulations.checkers import Checker
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.log_files import naive_batches
-from simulations.harness.environment import Room
+from simulations.harness.environment import Checker, Room
 from simulations.harness.history import Attempt, Fetched, Final, PartitionOf
 from simulations.harness.node import log_folder
 

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import crc32c
 
-from simulations.checkers import Checker, Comparing
+from simulations.harness.environment import Checker
 from simulations.harness.history import Final, Read
+from simulations.kernel.comparing import Comparing
 from simulations.kernel.storage import Inode, Storage
 
 

@@ -4,8 +4,7 @@ from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.replay import Replay
-from simulations.checkers import Checker
-from simulations.harness.environment import Room
+from simulations.harness.environment import Checker, Room
 from simulations.harness.history import Topic
 
 

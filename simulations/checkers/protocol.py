@@ -1,21 +1,6 @@
 """What clients may rely on, whatever they send. The clients themselves call these."""
 
-from simulations.checkers import Checker
-
-
-class AnswersInOrder(Checker):
-    """One response per request, in order, per connection."""
-
-    invariant = "P1"
-
-    def answered(self, who: str, expected: int, correlation_id: int) -> None:
-        self.compare(
-            expected == correlation_id,
-            "{} got the answer to request {} where that to {} was due",
-            who,
-            correlation_id,
-            expected,
-        )
+from simulations.harness.environment import Checker
 
 
 class GarbageEndsItsConnection(Checker):

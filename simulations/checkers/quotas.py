@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from simulations.checkers import Comparing
+from simulations.kernel.comparing import Comparing
 from simulations.kernel.world import World
 
 ANY: Final = "<any>"

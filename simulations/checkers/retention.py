@@ -3,11 +3,10 @@
 from itertools import pairwise
 from typing import Final
 
-from simulations.checkers import Checker
 from simulations.checkers.configs import TOPIC, ConfigsStay, Resource
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.log_files import Segment, naive_segments
-from simulations.harness.environment import Room
+from simulations.harness.environment import Checker, Room
 from simulations.harness.history import Fetched, Topic
 from simulations.kernel.storage import Storage
 

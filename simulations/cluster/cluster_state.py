@@ -8,9 +8,9 @@ from dataplane.node import Node
 from dataplane.node_config import NodeConfig
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
-from simulations.checkers import Comparing
 from simulations.cluster.fault_plan import Trouble
 from simulations.cluster.supervisor import Kept
+from simulations.kernel.comparing import Comparing
 from simulations.kernel.machine import Fate
 from simulations.kernel.world import World
 

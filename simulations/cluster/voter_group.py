@@ -11,10 +11,10 @@ from metaquorum.metadata.replicated_log import Leadership, NotCommittedError, Ou
 from metaquorum.raft.proposals import RaftProposal
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter
-from simulations.checkers import Comparing
 from simulations.cluster.fault_plan import Trouble
 from simulations.cluster.supervisor import Kept
 from simulations.cluster.voter_disks import DurableLog, DurableLogs
+from simulations.kernel.comparing import Comparing
 from simulations.kernel.world import World
 
 CLUSTER_ID: Final = "Y2x1c3RlcnNpbXVsYXRlZA"

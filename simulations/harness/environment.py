@@ -6,15 +6,14 @@ from random import Random
 from typing import Final, TypeVar
 
 from metaquorum.runtime import Runtime
-from simulations.checkers import Checker
-from simulations.checkers.protocol import AnswersInOrder
 from simulations.harness.client import ClientConnection, connect, draw_versions
 from simulations.harness.history import Attempt, Fetched, History
+from simulations.kernel.comparing import Comparing
 from simulations.kernel.machine import Machine
 from simulations.kernel.world import World
 from wire.records.records import Codec
 
-C = TypeVar("C", bound=Checker)
+C = TypeVar("C", bound="Checker")
 
 NODE: Final = "node-1"
 PORT: Final = 9092
@@ -98,7 +97,9 @@ def draw_settings(draw: Random) -> Settings:
 
 
 class Room:
-    def __init__(self, world: World, settings: Settings, checkers: Sequence[type[Checker]]) -> None:
+    def __init__(
+        self, world: World, settings: Settings, checkers: Sequence[type["Checker"]]
+    ) -> None:
         self.world = world
         self.settings = settings
         self.history = History()
@@ -162,3 +163,37 @@ class Room:
     def finished(self) -> None:
         for checker in self.checkers:
             checker.finished()
+
+
+class Checker(Comparing):
+    """What is told of a room with one node."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__(room.world)
+        self.room = room
+
+    # What happens, in the order of the world.
+
+    def acked(self, attempts: list[Attempt]) -> None:
+        """These records, one batch, were acknowledged."""
+
+    def fetched(self, fetched: Fetched) -> None:
+        """A client read this."""
+
+    def finished(self) -> None:
+        """All is over, and `history.finals` is what is left."""
+
+
+class AnswersInOrder(Checker):
+    """One response per request, in order, per connection: every connection of a room asks this."""
+
+    invariant = "P1"
+
+    def answered(self, who: str, expected: int, correlation_id: int) -> None:
+        self.compare(
+            expected == correlation_id,
+            "{} got the answer to request {} where that to {} was due",
+            who,
+            correlation_id,
+            expected,
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from simulations.checkers import Comparing
+from simulations.kernel.comparing import Comparing
 from simulations.kernel.world import World
 
 # The world, and the numbers of the faults that are left out of it; `world.faults` names them all.

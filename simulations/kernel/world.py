@@ -10,7 +10,7 @@ import random
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 from trio._core import _run
@@ -25,9 +25,6 @@ from simulations.kernel.timeline import Timeline
 from simulations.kernel.trace import Trace
 from wire.records import walk_form
 from wire.records.record_walk import RecordWalk
-
-if TYPE_CHECKING:
-    from simulations.checkers import Comparing
 
 TIME_LIMIT_S: Final = 600.0
 # Of functions beside the loop, in most worlds none: a thread costs as much as they do.
@@ -44,6 +41,15 @@ class Violation(Exception):  # noqa: N818 - what a checker finds is not an error
         super().__init__(f"{invariant}: {text}")
 
 
+class Counting(Protocol):
+    """A checker, as far as the report of a world needs it (`simulations.kernel.comparing`)."""
+
+    comparisons: int
+
+    @property
+    def name(self) -> str: ...
+
+
 class World:
     def __init__(self, seed: int, *, planted: str = "") -> None:
         self.seed = seed
@@ -52,7 +58,7 @@ class World:
         self.trace = Trace()
         self.internet = Internet(self.timeline, self.stream("network"), self.trace)
         self.machines: dict[str, Machine] = {}
-        self.checkers: list[Comparing] = []
+        self.checkers: list[Counting] = []
         # What is to befall this world, by number; a scenario says it first.
         self.faults: dict[int, str] = {}
         self.violations: list[Violation] = []

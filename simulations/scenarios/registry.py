@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Final
 
-from simulations.checkers import Checker
 from simulations.checkers.all import CHECKERS
 from simulations.checkers.delivery import AcknowledgedIsDurable, LongPollsAreWoken
 from simulations.checkers.metadata import AppliedStays
@@ -12,7 +11,7 @@ from simulations.checkers.retention import RetentionIsDue
 from simulations.cluster.cluster_scenario import CLUSTER
 from simulations.cluster.quorum_scenario import QUORUM
 from simulations.cluster.rebuilt_voter import REBUILT_VOTER
-from simulations.harness.environment import Room, Settings, draw_settings
+from simulations.harness.environment import Checker, Room, Settings, draw_settings
 from simulations.harness.observing import small_sizes, watched, watched_retirement
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World

@@ -22,7 +22,6 @@ from metaquorum.controller.quota_changes import (
 from metaquorum.metadata.quota_lookup import CLIENT_ID, REQUEST_PERCENTAGE, USER
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.runtime import Runtime
-from simulations.checkers import Comparing
 from simulations.checkers.quotas import (
     ANY,
     QUOTA_CHECKERS,
@@ -40,6 +39,7 @@ from simulations.harness.client import BROKEN, ClientConnection
 from simulations.harness.node import NodeOnMachine
 from simulations.harness.scenario import Scenario
 from simulations.kernel.clock import THREAD_PIECE_CPU_S
+from simulations.kernel.comparing import Comparing
 from simulations.kernel.world import World
 from wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
