@@ -23,10 +23,11 @@ from dataplane.config.worker import WorkerConfigs
 from dataplane.handlers.dispatcher import Dispatcher
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.maintenance.background_tasks import Upkeep
-from dataplane.network.connection import Entrance, Handle
+from dataplane.network.connection import ListenerContext
 from dataplane.network.connection_limits import Peers
 from dataplane.network.listener_tls import ListenerTls, context_for_dialing
 from dataplane.network.login_counts import Logins
+from dataplane.network.replies import Handle
 from dataplane.network.sasl_authenticator import SaslGate
 from dataplane.network.server import Server, ServerLimits
 from dataplane.node_config import NodeConfig
@@ -242,14 +243,14 @@ class WorkerRole:
 
     def _entrances(
         self, worker: Worker, handle: Handle, decoy_key: bytes
-    ) -> list[tuple[Listener, Entrance]]:
-        entrances: list[tuple[Listener, Entrance]] = []
+    ) -> list[tuple[Listener, ListenerContext]]:
+        entrances: list[tuple[Listener, ListenerContext]] = []
         for asked, listener in self._listeners:
             tls = None if asked.tls is None else ListenerTls(asked.tls)
             if tls is not None:
                 self._contexts.append(tls.context)
             logins = self.logins[asked.name] = Logins()
-            entrance = Entrance(asked.name, handle, tls=tls, logins=logins)
+            entrance = ListenerContext(asked.name, handle, tls=tls, logins=logins)
             if asked.sasl is not None:
                 gate = SaslGate(
                     self._runtime,
@@ -259,7 +260,7 @@ class WorkerRole:
                     decoy_key,
                     logins,
                 )
-                entrance = Entrance(
+                entrance = ListenerContext(
                     asked.name, gate.handle, asked.sasl.max_message_bytes, tls, logins
                 )
             entrances.append((listener, entrance))

@@ -9,7 +9,7 @@ sends many large ones thereby ends its own, and does not keep others from waitin
 
 from typing import Final
 
-from dataplane.network.delayed import Later
+from dataplane.network.delayed import DelayedResponse
 
 # Such a poll is part of its connection, and not counted.
 UNCOUNTED_ROWS: Final = 64
@@ -25,12 +25,12 @@ class ParkedRequests:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.early_count = 0  # of those that were answered for want of room
-        self._sizes: dict[Later, int] = {}  # the oldest first
+        self._sizes: dict[DelayedResponse, int] = {}  # the oldest first
 
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def add(self, poll: Later, row_count: int) -> None:
+    def add(self, poll: DelayedResponse, row_count: int) -> None:
         """`poll` waits from now on, unless it is answered early, or others are."""
         if row_count <= UNCOUNTED_ROWS:
             return
@@ -42,6 +42,6 @@ class ParkedRequests:
             self.early_count += 1
             oldest.ready()
 
-    def remove(self, poll: Later) -> None:
+    def remove(self, poll: DelayedResponse) -> None:
         """It waits no more. Any number of times."""
         self.used_bytes -= self._sizes.pop(poll, 0)

@@ -1,7 +1,7 @@
 """From a frame to its handler, and from the handler's message to the bytes of the answer.
 
 A handler takes (worker, request, message) and returns its response message, None for no answer, a
-`Later` or a coroutine of either, or work that yields before it returns any of them
+`DelayedResponse` or a coroutine of either, or work that yields before it returns any of them
 (`dataplane.scheduling.time_slices`): whatever grows with the rows of a request is such work. It
 never sees bytes; what it raises as WireError or CloseConnectionError ends the connection.
 
@@ -35,14 +35,9 @@ from dataplane.handlers import (
     topics,
 )
 from dataplane.handlers.quotas import client_quotas, quota_use
-from dataplane.network.connection import (
-    Client,
-    CloseConnectionError,
-    LaterReply,
-    PendingReply,
-    Reply,
-)
-from dataplane.network.delayed import Later
+from dataplane.network.client import Client
+from dataplane.network.delayed import DelayedResponse
+from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, emptied
 from dataplane.worker.context import Request, Worker
 from wire.protocol.apis import APIS, Api, ApiKey
@@ -61,7 +56,7 @@ LARGE_FRAME_BYTES: Final = 8 * 1024
 
 Answer: TypeAlias = Message | None
 # What a handler may return; of its own, or at the end of its work.
-Handled: TypeAlias = Answer | Coroutine[Any, Any, Answer] | Later
+Handled: TypeAlias = Answer | Coroutine[Any, Any, Answer] | DelayedResponse
 Handler: TypeAlias = Callable[[Worker, Request, Any], Handled | Work[Handled]]
 
 HANDLERS: Final[Mapping[int, Handler]] = {
@@ -174,7 +169,7 @@ class _InTurns(PendingReply):
         self._answer: Any = asked
         self._waiting = waiting
 
-    def __await__(self) -> Generator[Any, Any, Reply | LaterReply]:
+    def __await__(self) -> Generator[Any, Any, Reply | DelayedReply]:
         return (yield from self._dispatcher.finish(self._answer, self._waiting).__await__())
 
     def close(self) -> None:
@@ -203,7 +198,7 @@ class Dispatcher:
         self._turns = worker.turns
         self._routes: dict[tuple[int, int], Route] = {}
 
-    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
+    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
         header, body = decode_request_header(frame)
         version = header.api_version
         if not header.api_key:  # Produce
@@ -247,7 +242,7 @@ class Dispatcher:
 
     def _reply_to(
         self, asked: _Asked, handled: Handled | Work[Handled]
-    ) -> Reply | PendingReply | LaterReply:
+    ) -> Reply | PendingReply | DelayedReply:
         if type(handled) is GeneratorType:
             done = self._turns.run(handled)
             if done is None:
@@ -255,17 +250,17 @@ class Dispatcher:
             handled = done[0]
         if type(handled) is CoroutineType:
             return _InTurns(self, asked, handled)
-        if isinstance(handled, Later):
-            return LaterReply(handled, partial(self._reply_to_given, asked))
+        if isinstance(handled, DelayedResponse):
+            return DelayedReply(handled, partial(self._reply_to_given, asked))
         answer = cast(Answer, handled)
         return self._reply(
             asked.route, asked.request, asked.correlation_id, asked.size_bytes, answer
         )
 
     def _reply_to_given(self, asked: _Asked, given: Answer | Work[Answer]) -> Reply | PendingReply:
-        """What a `Later` gave may be work, too."""
+        """What a `DelayedResponse` gave may be work, too."""
         reply = self._reply_to(asked, given)
-        assert not isinstance(reply, LaterReply)
+        assert not isinstance(reply, DelayedReply)
         return reply
 
     def _work(self, asked: _Asked, work: Work[Any]) -> Work[Reply | Handled]:
@@ -273,20 +268,20 @@ class Dispatcher:
         handled = yield from work
         while type(handled) is GeneratorType:
             handled = yield from handled
-        if type(handled) is CoroutineType or isinstance(handled, Later):
+        if type(handled) is CoroutineType or isinstance(handled, DelayedResponse):
             return handled
         return (yield from self._reply_in_pieces(asked, handled))
 
     async def finish(
         self, asked: _Asked, waiting: Coroutine[Any, Any, Answer] | Work[Reply | Handled]
-    ) -> Reply | LaterReply:
+    ) -> Reply | DelayedReply:
         """The reply to what was begun; for whom a connection's task waits."""
         turns, handled = self._turns, cast(Any, waiting)
         try:
             if type(handled) is GeneratorType:
                 handled = await turns.finish(handled, asked.size_bytes)
-                if isinstance(handled, Later):
-                    return LaterReply(handled, partial(self._reply_to_given, asked))
+                if isinstance(handled, DelayedResponse):
+                    return DelayedReply(handled, partial(self._reply_to_given, asked))
                 if type(handled) is not CoroutineType:
                     return cast(Reply, handled)
             answer = await handled

@@ -29,7 +29,7 @@ from dataplane.fetch.sessions import (
 )
 from dataplane.handlers.fetch_reader import FetchReader, replica_of, size_of
 from dataplane.log.segments.files import ColdError
-from dataplane.network.delayed import Later
+from dataplane.network.delayed import DelayedResponse
 from dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition, Watcher
 from dataplane.replication.replica_authentication import fetch_claim_error
 from dataplane.scheduling.time_slices import (
@@ -63,7 +63,7 @@ MAX_REFUSED_ROWS: Final = 1000
 # Looking for places whose pages are not in memory reads so often beside the loop, and then in it.
 MAX_COLD_READS: Final = 8
 
-Answer: TypeAlias = FetchResponse | Later | Coroutine[Any, Any, FetchResponse]
+Answer: TypeAlias = FetchResponse | DelayedResponse | Coroutine[Any, Any, FetchResponse]
 _Asked: TypeAlias = tuple[FetchTopic, FetchPartition]
 # With the partition that was looked at, and its `event_count` then, or _NEVER.
 _Found: TypeAlias = tuple[FetchTopic, FetchPartition, Partition | None, PartitionData, int]
@@ -176,7 +176,7 @@ def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
     return min(message.min_bytes, allowed.max_bytes)
 
 
-class _Poll(Later):
+class _Poll(DelayedResponse):
     """A long poll: answered when enough has come, its time is over, or something has happened."""
 
     __slots__ = ("_answer", "_dropped", "_of_worker", "_parked", "_timer", "_unwatch", "waiter")
@@ -211,11 +211,11 @@ class _Poll(Later):
         parked.add(self, row_count)
         return self
 
-    def give(self) -> FetchResponse | Work[FetchResponse]:
+    def complete(self) -> FetchResponse | Work[FetchResponse]:
         self.end()
         return self._answer()
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         self.end()
         if self._dropped is not None:
             self._dropped()

@@ -31,7 +31,9 @@ from dataplane.handlers.produce_outcome import (
 )
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.config import NEVER
-from dataplane.network.connection import Client, CloseConnectionError, LaterReply
+from dataplane.log.segments.producers import ProducerStateTable
+from dataplane.network.client import Client
+from dataplane.network.replies import CloseConnectionError, DelayedReply
 from dataplane.partition.batch_validation import (
     COMMON_BYTES,
     Batch,
@@ -41,7 +43,7 @@ from dataplane.partition.batch_validation import (
     validation,
 )
 from dataplane.partition.partition import Partition
-from dataplane.partition.rejected_batches import Place, check_turn, refuse
+from dataplane.partition.rejected_batches import Place, RejectedBatches, TooManyRejectedError
 from dataplane.scheduling.time_slices import Work, each_of, in_pieces
 from dataplane.worker.context import Request, Worker
 from metaquorum.runtime import Clock, StorageError
@@ -53,6 +55,7 @@ from wire.messages.produce import (
     TopicProduceData,
 )
 from wire.primitives.errors import ErrorCode, KafkaError
+from wire.primitives.types import Buffer
 from wire.protocol.apis import APIS, ApiKey
 from wire.protocol.headers import RequestHeader
 from wire.protocol.produce_one import Appended, decode_one, encode_one
@@ -70,13 +73,13 @@ _ALL_ACKS: Final = -1
 
 def handle_one(
     worker: Worker, frame: memoryview, body: int, header: RequestHeader, client: Client
-) -> bytes | LaterReply | None:
+) -> bytes | DelayedReply | None:
     """The answer to a request to one topic that can be appended in place, which most can.
 
     None has changed nothing: what has another form, or has to wait, goes to `handle_produce`.
     """
-    if client.refused is not None:
-        client.refused = client.refused.next_request()
+    if client.rejected is not None:
+        client.rejected = client.rejected.next_request()
     version = header.api_version
     if not _MIN_VERSION <= version <= _MAX_VERSION:
         return None
@@ -106,7 +109,7 @@ def handle_one(
         try:
             result = _append_now(partition, records, version, acks, now_ms, client)
         except (KafkaError, StorageError) as error:
-            told = refuse(client, _place(partition, version), records, error)
+            told = _reject(client, _place(partition, version), records, error)
             outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
             if is_doubtful(partition, told):
                 doubts.append((len(appended), partition, partition.leader_epoch, told))
@@ -129,7 +132,7 @@ def handle_one(
     outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
     if uncommitted or doubts:
         commits = Commits(worker, uncommitted, doubts, outcome, timeout_ms)
-        return LaterReply(commits, as_it_is)
+        return DelayedReply(commits, as_it_is)
     return outcome.answer()
 
 
@@ -235,7 +238,7 @@ def _append(
             return partial(_settle, worker, partition, result, leader_epoch, commit)
     except (KafkaError, StorageError) as error:
         topic_key = topic.topic_id if version >= _TOPIC_IDS_SINCE else topic.name
-        told = refuse(client, (topic_key, data.index), data.records, error)
+        told = _reject(client, (topic_key, data.index), data.records, error)
         if partition is not None and is_doubtful(partition, told):
             return partial(refuse_surely, worker, partition, partition.leader_epoch, told)
         return failed(worker, partition, data.index, told)
@@ -268,8 +271,8 @@ def _append_now(
     """The batch is in the log. KafkaError, StorageError."""
     partition.check_append(acks)
     header = _check(partition, records, version, now_ms)
-    if client.refused is not None:
-        check_turn(client, _place(partition, version), partition.log.producers, header)
+    if client.rejected is not None:
+        _check_turn(client, _place(partition, version), partition.log.producers, header)
     _, header = validated(records, header, partition.config, partition, now_ms)
     result = partition.log.append(records, [header], partition.leader_epoch, now_ms)
     if not result.is_duplicate:
@@ -360,7 +363,7 @@ async def _append_slowly(
                 now_ms = worker.clock.now_ms()
                 batch, header = validated(records, header, partition.config, partition, now_ms)
             partition.check_append(_NO_ACKS)  # it may have changed hands while we queued
-            check_turn(request.client, _place(partition, request.version), plog.producers, header)
+            _check_turn(request.client, _place(partition, request.version), plog.producers, header)
             leader_epoch = partition.leader_epoch
             result = await plog.append_beside(
                 worker.disk, batch, [header], leader_epoch, worker.clock.now_ms()
@@ -368,7 +371,7 @@ async def _append_slowly(
             if not result.is_duplicate:
                 partition.appended(header.batch_bytes)
     except (KafkaError, StorageError) as error:
-        told = refuse(request.client, _place(partition, request.version), records, error)
+        told = _reject(request.client, _place(partition, request.version), records, error)
         if is_doubtful(partition, told):
             return await refuse_surely(worker, partition, partition.leader_epoch, told)
         return failed(worker, partition, partition.index, told)
@@ -392,3 +395,27 @@ async def _settle(
     except (KafkaError, StorageError) as error:
         return failed(worker, partition, partition.index, error)
     return success(partition, result)
+
+
+def _reject(
+    client: Client, place: Place, records: Buffer | None, error: KafkaError | StorageError
+) -> KafkaError | StorageError:
+    """The error of a batch that was not appended; batches behind it must not overtake it."""
+    if client.rejected is None:
+        client.rejected = RejectedBatches()
+    return client.rejected.refuse(place, records, error)
+
+
+def _check_turn(
+    client: Client, place: Place, producers: ProducerStateTable, header: BatchHeader
+) -> None:
+    """KafkaError if a batch before this one was rejected, and the log cannot know that."""
+    if (
+        client.rejected is not None
+        and header.producer_id >= 0
+        and header.producer_id not in producers.entries
+    ):
+        try:
+            client.rejected.check(place, header)
+        except TooManyRejectedError as error:
+            raise CloseConnectionError(str(error)) from None

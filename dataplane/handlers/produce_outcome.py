@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from dataplane.log.partition_log import AppendResult
-from dataplane.network.connection import Client
-from dataplane.network.delayed import Later
+from dataplane.network.client import Client
+from dataplane.network.delayed import DelayedResponse
 from dataplane.partition.batch_validation import InvalidRecordsError
 from dataplane.partition.partition import Partition
 from dataplane.replication.replica_manager import ElsewhereError
@@ -218,7 +218,7 @@ Uncommitted: TypeAlias = tuple[int, Partition, int, int]
 Refusal: TypeAlias = tuple[int, Partition, int, KafkaError | StorageError]
 
 
-class Commits(Later):
+class Commits(DelayedResponse):
     """The answer to a request with acks=all, once all in sync have what it has appended.
 
     Where a sequence is missing, once the quorum has said who leads. Requests behind it are appended
@@ -261,8 +261,8 @@ class Commits(Later):
         if not self._missing:
             self.ready()
 
-    def give(self) -> bytes:
-        self.drop()
+    def complete(self) -> bytes:
+        self.cancel()
         for number, partition, leader_epoch, end_offset in self._uncommitted:
             try:
                 _check_committed(partition, leader_epoch, end_offset)
@@ -274,10 +274,10 @@ class Commits(Later):
             self._outcome.fail(number, partition, told)
         return self._outcome.answer()
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         self._timer.cancel()
         if self._question is not None:
-            self._question.drop()
+            self._question.cancel()
         for partition, waiter in self._waiters:
             partition.stop_waiting(waiter)
         self._waiters.clear()

@@ -25,7 +25,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Final, Protocol
 
-from dataplane.network.connection import Client, Handle, LaterReply, PendingReply, Reply
+from dataplane.network.client import Client
+from dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
 from wire.primitives.frozen import frozen
 from wire.protocol.apis import ApiKey
 
@@ -190,7 +191,7 @@ class Trial:
         self._failed = failed
         self.is_over = self.has_passed = False
 
-    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
+    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
         if not self.is_over:
             if client.sasl is not None and not client.sasl.is_open:
                 return self._handle(frame, client)
@@ -200,7 +201,7 @@ class Trial:
                     passed = self._passed
                     self.has_passed = True
                     self.end(may_go_on=True)
-                    passed(client.worker_id)
+                    passed(client.replica.worker_id)
                 return answer
             failed = self._failed
             self.end(may_go_on=False)

@@ -1,11 +1,11 @@
 """Answers that have to wait for something that other requests do, without a task that waits.
 
 A long poll waits for an append, a produce with acks=all for its followers' fetches: each is ended
-by a request of somebody else. Such an answer is a `Later`: whatever it waits for calls `ready`, or
-its time is over, and its connection is told, which sends it in a slice of its own.
+by a request of somebody else. Such an answer is a `DelayedResponse`: whatever it waits for calls
+`ready`, or its time is over, and its connection is notified, which sends it in a slice of its own.
 
-    waiting --ready--> ready --give--> given
-       `----------drop----------> dropped (the connection has ended)
+    waiting --ready--> ready --complete--> given
+       `---------cancel---------> dropped (the connection has ended)
 
 Waking a task for it costs as much as all the rest of the request.
 """
@@ -25,8 +25,8 @@ LEAST_DEAD: Final = 1000
 CALLED_AT_ONCE: Final = 1000
 
 
-class Later:
-    """What a handler returns. Its owner calls `give` once it is ready, or `drop`."""
+class DelayedResponse:
+    """What a handler returns. Its owner calls `complete` once it is ready, or `cancel`."""
 
     __slots__ = ("_told", "is_ready", "lets_others")
 
@@ -43,17 +43,17 @@ class Later:
             if self._told is not None:
                 self._told()
 
-    def tell(self, told: Callable[[], object]) -> None:
+    def on_ready(self, told: Callable[[], object]) -> None:
         """`told` is called when it is ready, and nobody who was to be told before."""
         self._told = told
         if self.is_ready:
             told()
 
-    def give(self) -> Any:
+    def complete(self) -> Any:
         """The answer; all that was to make it ready is forgotten."""
         raise NotImplementedError
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Nobody wants it."""
         raise NotImplementedError
 

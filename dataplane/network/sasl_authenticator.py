@@ -22,16 +22,16 @@ from math import inf
 from random import Random
 from typing import Final
 
-from dataplane.network.connection import (
-    Client,
+from dataplane.network.client import Client
+from dataplane.network.login_counts import Logins
+from dataplane.network.replies import (
     CloseConnectionError,
+    DelayedReply,
     Handle,
     LastAnswerError,
-    LaterReply,
     PendingReply,
     Reply,
 )
-from dataplane.network.login_counts import Logins
 from dataplane.network.sasl_session import SaslSession
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.rpc.methods import ANONYMOUS
@@ -97,7 +97,7 @@ class SaslGate:
         self._decoy_key = decoy_key
         self._logins = logins
 
-    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
+    def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
         session = client.sasl
         assert session is not None
         if session.is_open:
@@ -121,7 +121,7 @@ class SaslGate:
 
     def _take(
         self, frame: memoryview, client: Client, session: SaslSession
-    ) -> Reply | PendingReply | LaterReply:
+    ) -> Reply | PendingReply | DelayedReply:
         header, body = decode_request_header(frame)
         api = APIS.get(header.api_key)
         if api is None or not api.serves(header.api_version):

@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from dataplane.instruments.log_rate_limit import LineLimit
-from dataplane.network.connection import Client, ClientConnection, Entrance
+from dataplane.network.connection import ClientConnection, ListenerContext
 from dataplane.network.connection_limits import (
     MAX_ON_TRIAL,
     TRIAL_S,
@@ -20,6 +20,7 @@ from dataplane.network.connection_limits import (
     Places,
     Trial,
 )
+from dataplane.network.pipeline import Wait
 from dataplane.network.unread_responses import UnreadAnswers
 from dataplane.quotas.connection_rates import ConnectionRates
 from dataplane.quotas.cpu_meter import OFF, CpuMeter
@@ -72,9 +73,9 @@ class Server:
     def __init__(
         self,
         runtime: Runtime,
-        entrances: Sequence[tuple[Listener, Entrance]],
+        entrances: Sequence[tuple[Listener, ListenerContext]],
         limits: ServerLimits,
-        meter: CpuMeter[Client] = OFF,
+        meter: CpuMeter = OFF,
         rates: ConnectionRates | None = None,
         peers: Peers | None = None,
         turns: Turns | None = None,
@@ -144,7 +145,7 @@ class Server:
         return self._accepting.cancel_called
 
     async def _accept_all(
-        self, listener: Listener, entrance: Entrance, nursery: trio.Nursery
+        self, listener: Listener, entrance: ListenerContext, nursery: trio.Nursery
     ) -> None:
         while not self._is_stopping():
             try:
@@ -176,7 +177,7 @@ class Server:
         self,
         nursery: trio.Nursery,
         connection: Connection,
-        entrance: Entrance,
+        entrance: ListenerContext,
         rates: ConnectionRates,
     ) -> None:
         """It is served, and the next one taken in due time; or it is refused, after a delay."""
@@ -203,7 +204,7 @@ class Server:
             self._closing_later -= 1
             connection.close()
 
-    def _lack(self, connection: Connection, entrance: Entrance) -> str | None:
+    def _lack(self, connection: Connection, entrance: ListenerContext) -> str | None:
         if self._is_stopping():
             return "the node is stopping"
         return self._places.lack(entrance.listener, connection.peer[0])
@@ -214,14 +215,14 @@ class Server:
             self._refusal_logged_at = now
             log.warning("%s", sentence)
 
-    def _admit(self, connection: Connection, entrance: Entrance) -> ClientConnection:
+    def _admit(self, connection: Connection, entrance: ListenerContext) -> ClientConnection:
         """It counts from now on; its task, which ends that, has yet to start."""
         served = self._connection(connection, entrance)
         if (ending := self._places.take(served)) is not None:
             self._end_for(ending, f"there is one by {entrance.listener}")
         return served
 
-    def _connection(self, connection: Connection, entrance: Entrance) -> ClientConnection:
+    def _connection(self, connection: Connection, entrance: ListenerContext) -> ClientConnection:
         served = ClientConnection(
             connection,
             entrance,
@@ -239,7 +240,7 @@ class Server:
         return served
 
     def _on_probation(
-        self, connection: Connection, entrance: Entrance
+        self, connection: Connection, entrance: ListenerContext
     ) -> tuple[ClientConnection, Trial]:
         """It has no place, but may be another worker's."""
         if len(self._on_trial) >= MAX_ON_TRIAL:
@@ -308,7 +309,7 @@ class Server:
             await sleep(self._clock, period_seconds)
             idle: list[ClientConnection] = []
             for connection, progress in list(self._connections.items()):
-                waits = connection.waits_for_memory or connection.is_muted
+                waits = connection.waits_for in (Wait.MEMORY, Wait.MUTE)
                 if connection.progress != progress or waits:
                     self._connections[connection] = connection.progress
                     still[connection] = 0

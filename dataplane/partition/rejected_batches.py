@@ -30,8 +30,7 @@ anew, in all its partitions, whatever it has no answer for: that may be there tw
 
 from typing import Final, NamedTuple
 
-from dataplane.log.segments.producers import REMEMBERED_BATCHES, ProducerStateTable
-from dataplane.network.connection import Client, CloseConnectionError
+from dataplane.log.segments.producers import REMEMBERED_BATCHES
 from metaquorum.metadata.records import MAX_TOPIC_CHARS
 from metaquorum.runtime import StorageError
 from wire.primitives.errors import RETRIABLE, ErrorCode, KafkaError
@@ -49,6 +48,10 @@ _SEQUENCES: Final = 1 << 31  # 2^31 - 1 is followed by 0
 Place = tuple[str | Uuid, int]
 
 
+class TooManyRejectedError(Exception):
+    """More batches were rejected than are remembered: the connection has to end."""
+
+
 class _Refused(NamedTuple):
     epoch: int
     sequence: int
@@ -56,7 +59,7 @@ class _Refused(NamedTuple):
     last_request: int  # until which it is remembered
 
 
-class RefusedBatches:
+class RejectedBatches:
     """Those of one connection."""
 
     __slots__ = ("_batches", "_forgotten_until", "_last_request", "_request")
@@ -67,7 +70,7 @@ class RefusedBatches:
         self._last_request = 0  # until which anything is remembered
         self._forgotten_until = -1  # until then, there were more than could be remembered
 
-    def next_request(self) -> "RefusedBatches | None":
+    def next_request(self) -> "RejectedBatches | None":
         """Another produce request has come; None: none of those before it matters any more."""
         self._request += 1
         return self if self._request <= self._last_request else None
@@ -115,7 +118,7 @@ class RefusedBatches:
         return len(self._batches) < MAX_REFUSED
 
     def check(self, place: Place, header: BatchHeader) -> None:
-        """KafkaError or CloseConnectionError unless a producer unknown to the log may begin so."""
+        """KafkaError or TooManyRejectedError unless a producer unknown to the log may begin so."""
         first = self._first(place, header)
         if first is not None and _is_after(header.base_sequence, first.sequence):
             raise KafkaError(
@@ -125,7 +128,7 @@ class RefusedBatches:
             )
         known = self._batches.pop((place, header.producer_id), None)
         if known is None and self._forgotten_until >= self._request:
-            raise CloseConnectionError(
+            raise TooManyRejectedError(
                 "too many batches were refused to know which producers may go on"
             )
 
@@ -138,24 +141,3 @@ def _may_come_again(place: Place, header: BatchHeader, code: ErrorCode) -> bool:
 
 def _is_after(sequence: int, other: int) -> bool:
     return 0 < (sequence - other) % _SEQUENCES < _SEQUENCES // 2
-
-
-def refuse(
-    client: Client, place: Place, records: Buffer | None, error: KafkaError | StorageError
-) -> KafkaError | StorageError:
-    """What its producer has sent behind this batch is not to come before it. What it is told."""
-    if client.refused is None:
-        client.refused = RefusedBatches()
-    return client.refused.refuse(place, records, error)
-
-
-def check_turn(
-    client: Client, place: Place, producers: ProducerStateTable, header: BatchHeader
-) -> None:
-    """KafkaError if a batch before this one was refused, and the log cannot know that."""
-    if (
-        client.refused is not None
-        and header.producer_id >= 0
-        and header.producer_id not in producers.entries
-    ):
-        client.refused.check(place, header)

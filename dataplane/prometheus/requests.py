@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, Final
 
 from dataplane.instruments.histogram import Times
-from dataplane.network.connection import Client, Handle, LaterReply, PendingReply, Reply
+from dataplane.network.client import Client
+from dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
 from metaquorum.runtime import Clock
 from wire.protocol.apis import APIS
 
@@ -57,7 +58,7 @@ class RequestMeter:
         """Does as `handle` does, and is counted here."""
         known, monotonic = self._by_bytes, self._monotonic
 
-        def metered(frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
+        def metered(frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
             began = monotonic()
             reply = handle(frame, client)
             version = known.get(_first_four(frame)[0]) or self._first(frame)
@@ -66,7 +67,7 @@ class RequestMeter:
             version.local.record(now - began, now)
             if isinstance(reply, PendingReply):
                 return _MeteredReply(reply, self, version, began, now)
-            if isinstance(reply, LaterReply):
+            if isinstance(reply, DelayedReply):
                 reply.when_given(partial(self.ended, version, began, now))
                 return reply
             version.times.record(now - began, now)
@@ -127,9 +128,9 @@ class _MeteredReply(PendingReply):
         self._waited_from = waited_from
         self._began = began
 
-    def __await__(self) -> Generator[Any, Any, Reply | LaterReply]:
+    def __await__(self) -> Generator[Any, Any, Reply | DelayedReply]:
         reply = yield from self._reply.__await__()
-        if isinstance(reply, LaterReply):
+        if isinstance(reply, DelayedReply):
             reply.when_given(
                 partial(self._meter.ended, self._version, self._began, self._waited_from)
             )

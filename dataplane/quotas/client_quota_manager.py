@@ -28,7 +28,7 @@ from typing import Final, TypeAlias
 
 import trio
 
-from dataplane.network.connection import Client
+from dataplane.quotas.client_state import QuotaClient, name_of
 from dataplane.quotas.connection_rates import ConnectionRates
 from dataplane.quotas.cpu_meter import PERCENT, CpuMeter
 from dataplane.quotas.muting import Mute, Name, throttle_ms
@@ -297,7 +297,7 @@ class ClientQuotas:
         # Quotas that delay nobody, by the names of those that would.
         self.observed: dict[str, RateQuotas] = {}
         self.connections = ConnectionRates(self._quotas, clock, configs)
-        self.meter = CpuMeter[Client](clock.cpu_s, self._ended)
+        self.meter = CpuMeter(clock.cpu_s, self._ended)
         self.is_on = self.is_on_for_fetches = False
         self._follow(image)
 
@@ -361,32 +361,32 @@ class ClientQuotas:
             most_s=self._sample_s if key.endswith(REQUEST_PERCENTAGE) else None,
         )
 
-    def answering(self, client: Client, client_id: str | None, produced_bytes: int) -> int:
+    def answering(self, client: QuotaClient, client_id: str | None, produced_bytes: int) -> int:
         """A request is about to be answered; its throttle time. It is muted if that is not 0."""
-        if client.credit and client.mute is None:
-            asked_as = client.asked_as
-            uncounted_bytes = client.uncounted_bytes + produced_bytes
+        if client.quota.credit and client.quota.mute is None:
+            asked_as = client.quota.name
+            uncounted_bytes = client.quota.uncounted_bytes + produced_bytes
             if (
-                uncounted_bytes <= client.granted_bytes
+                uncounted_bytes <= client.quota.granted_bytes
                 and asked_as is not None
                 and asked_as.client_id == client_id
             ):
-                client.credit -= 1
-                client.uncounted_bytes = uncounted_bytes
+                client.quota.credit -= 1
+                client.quota.uncounted_bytes = uncounted_bytes
                 return 0
         return self._count(client, client_id, produced_bytes)
 
-    def _count(self, client: Client, client_id: str | None, produced_bytes: int) -> int:
+    def _count(self, client: QuotaClient, client_id: str | None, produced_bytes: int) -> int:
         """As `answering`, with all that was not counted before."""
         now = self._clock.monotonic()
-        if client.uncounted_bytes:
-            if client.asked_as == (client.principal, client_id):
-                produced_bytes += client.uncounted_bytes
+        if client.quota.uncounted_bytes:
+            if client.quota.name == (client.principal, client_id):
+                produced_bytes += client.quota.uncounted_bytes
             else:
-                self._count_bytes(client, client.uncounted_bytes, now)
-            client.uncounted_bytes = 0
-        requests = client.granted - client.credit + 1
-        name = client.named(client_id)
+                self._count_bytes(client, client.quota.uncounted_bytes, now)
+            client.quota.uncounted_bytes = 0
+        requests = client.quota.granted - client.quota.credit + 1
+        name = name_of(client, client_id)
         self._count_bytes(client, produced_bytes, now)
         if self.meter.is_on and not client.is_follower:
             percent_s = self.meter.charge(client)
@@ -396,27 +396,27 @@ class ClientQuotas:
                     self._throttle(client, request, name, delay_s)
             if self.observed:
                 self._observe(REQUEST_PERCENTAGE, name, percent_s, now)
-        client.granted = client.credit = 0
-        if client.mute is not None:
-            return throttle_ms(client.mute.seconds)
-        since_s, client.counted_at = now - client.counted_at, now
+        client.quota.granted = client.quota.credit = 0
+        if client.quota.mute is not None:
+            return throttle_ms(client.quota.mute.seconds)
+        since_s, client.quota.counted_at = now - client.quota.counted_at, now
         if 0.0 < since_s < CREDIT_S * requests:
             self._grant(client, name, requests / since_s)
         return 0
 
-    def _grant(self, client: Client, name: Name, requests_per_s: float) -> None:
+    def _grant(self, client: QuotaClient, name: Name, requests_per_s: float) -> None:
         """It asks often: some of its next requests, so many on the average, are counted later."""
         most = min(2 * int(requests_per_s * CREDIT_S), MAX_CREDIT)
-        client.granted = client.credit = int(self._random.random() * (most + 1))
+        client.quota.granted = client.quota.credit = int(self._random.random() * (most + 1))
         may_bytes = MAX_CREDIT_BYTES
         for kind in (self.produce, self.observed.get(PRODUCER_BYTE_RATE)):
             if kind is not None and (allowance := kind.allowance(name)) is not None:
                 may_bytes = min(may_bytes, int(allowance.quota * CREDIT_S))
-        client.granted_bytes = may_bytes
+        client.quota.granted_bytes = may_bytes
 
-    def _count_bytes(self, client: Client, produced_bytes: int, now: float) -> None:
+    def _count_bytes(self, client: QuotaClient, produced_bytes: int, now: float) -> None:
         """By the name that it is known by."""
-        name = client.asked_as
+        name = client.quota.name
         if not produced_bytes or name is None:
             return
         if (produce := self.produce) is not None:
@@ -426,28 +426,28 @@ class ClientQuotas:
         if self.observed:
             self._observe(PRODUCER_BYTE_RATE, name, produced_bytes, now)
 
-    def may_fetch(self, client: Client, client_id: str | None) -> int:
+    def may_fetch(self, client: QuotaClient, client_id: str | None) -> int:
         """0: it may have records now. Else its throttle time, for which it is muted."""
         if self.fetch is None:
             return 0
-        name = client.named(client_id)
+        name = name_of(client, client_id)
         if delay_s := self.fetch.delay_s(name):
             self._throttle(client, self.fetch, name, delay_s)
-        return 0 if client.mute is None else throttle_ms(client.mute.seconds)
+        return 0 if client.quota.mute is None else throttle_ms(client.quota.mute.seconds)
 
-    def fetched(self, client: Client, client_id: str | None, size_bytes: int) -> None:
+    def fetched(self, client: QuotaClient, client_id: str | None, size_bytes: int) -> None:
         """It is given so much; if that was more than it may have, its next fetch pays for it."""
-        name, now = client.named(client_id), self._clock.monotonic()
+        name, now = name_of(client, client_id), self._clock.monotonic()
         if self.fetch is not None:
             self.fetch.use(name, size_bytes, now)
         if self.observed:
             self._observe(CONSUMER_BYTE_RATE, name, size_bytes, now)
 
-    def fetch_bytes(self, client: Client, client_id: str | None) -> int | None:
+    def fetch_bytes(self, client: QuotaClient, client_id: str | None) -> int | None:
         """The most that one answer gives it, but for a batch that is larger; None: no limit."""
         if self.fetch is None:
             return None
-        most = self.fetch.window_units(client.named(client_id))
+        most = self.fetch.window_units(name_of(client, client_id))
         return None if most is None else max(1, int(most))
 
     def limits_mutations(self, name: Name) -> bool:
@@ -461,7 +461,7 @@ class ClientQuotas:
     def limits_any_mutations(self) -> bool:
         return bool(self._counts[CONTROLLER_MUTATION_RATE])
 
-    def mute_for_mutations(self, client: Client, name: Name, seconds: float) -> None:
+    def mute_for_mutations(self, client: QuotaClient, name: Name, seconds: float) -> None:
         self._mute(client, CONTROLLER_MUTATION_RATE, name, seconds)
 
     def _observe(self, key: str, name: Name, amount: float, now: float) -> None:
@@ -470,24 +470,24 @@ class ClientQuotas:
         if kind is not None and (delay_s := kind.use(name, amount, now)):
             kind.throttled(name, delay_s)
 
-    def _throttle(self, client: Client, kind: RateQuotas, name: Name, seconds: float) -> None:
+    def _throttle(self, client: QuotaClient, kind: RateQuotas, name: Name, seconds: float) -> None:
         kind.throttled(name, seconds)
         self._mute(client, kind.key, name, seconds)
 
-    def _mute(self, client: Client, key: str, name: Name, seconds: float) -> None:
-        if client.mute is not None:
-            if client.mute.left_s >= seconds:
+    def _mute(self, client: QuotaClient, key: str, name: Name, seconds: float) -> None:
+        if client.quota.mute is not None:
+            if client.quota.mute.left_s >= seconds:
                 return
-            client.mute.end()
-        client.mute = Mute(seconds, key, name, client.address, self.mutes)
+            client.quota.mute.end()
+        client.quota.mute = Mute(seconds, key, name, client.address, self.mutes)
 
-    def _ended(self, client: Client) -> None:
+    def _ended(self, client: QuotaClient) -> None:
         """It asks for nothing more: what it leaves behind is counted, and delays nobody now."""
-        name, now = client.asked_as, self._clock.monotonic()
+        name, now = client.quota.name, self._clock.monotonic()
         if name is None:
             return
-        bytes_left, client.uncounted_bytes = client.uncounted_bytes, 0
-        percent_s, client.cpu_owed_s = client.cpu_owed_s * PERCENT, 0.0
+        bytes_left, client.quota.uncounted_bytes = client.quota.uncounted_bytes, 0
+        percent_s, client.quota.cpu_owed_s = client.quota.cpu_owed_s * PERCENT, 0.0
         for key, kind, amount in (
             (PRODUCER_BYTE_RATE, self.produce, bytes_left),
             (REQUEST_PERCENTAGE, self.request, percent_s),

@@ -20,71 +20,59 @@ times the number of its network and request threads.)
 
 import types
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, TypeVar
+
+from dataplane.quotas.client_state import QuotaClient
 
 T = TypeVar("T")
 
 PERCENT: Final = 100.0
 
 
-class Metered(Protocol):
-    """What is kept with a connection's client: up to when it was charged."""
-
-    cpu_from_s: float
-    cpu_owed_s: float  # used since then, in slices that are over
-    cpu_weight: int  # for how many slices the one under way stands; 0: it is not metered
-    unmetered: int  # slices, since one was
-    credit: int
-
-    @property
-    def is_follower(self) -> bool: ...
-
-
-C = TypeVar("C", bound=Metered)
-
-
-class CpuMeter(Generic[C]):
+class CpuMeter:
     """`is_on`: anybody cares. `end(client)` is to be called when it asks for nothing more."""
 
     __slots__ = ("_cpu_s", "end", "is_on")
 
-    def __init__(self, cpu_s: Callable[[], float], end: Callable[[C], object]) -> None:
+    def __init__(self, cpu_s: Callable[[], float], end: Callable[[QuotaClient], object]) -> None:
         self.is_on = False
         self._cpu_s = cpu_s
         self.end = end
 
-    def resume(self, client: C) -> bool:
+    def resume(self, client: QuotaClient) -> bool:
         """Whether this slice is metered, and `pause` is to end it."""
-        if client.credit:
-            client.unmetered += 1
-            client.cpu_weight = 0
+        if client.quota.credit:
+            client.quota.unmetered += 1
+            client.quota.cpu_weight = 0
             return False
-        client.cpu_weight = 1 + client.unmetered
-        client.unmetered = 0
-        client.cpu_from_s = self._cpu_s()
+        client.quota.cpu_weight = 1 + client.quota.unmetered
+        client.quota.unmetered = 0
+        client.quota.cpu_from_s = self._cpu_s()
         return True
 
-    def charge(self, client: C) -> float:
+    def charge(self, client: QuotaClient) -> float:
         """What was used since it was last charged, in seconds of a percent of the loop."""
-        used_s = client.cpu_owed_s
-        client.cpu_owed_s = 0.0
-        if client.cpu_weight:
+        used_s = client.quota.cpu_owed_s
+        client.quota.cpu_owed_s = 0.0
+        if client.quota.cpu_weight:
             now = self._cpu_s()
-            used_s += (now - client.cpu_from_s) * client.cpu_weight
-            client.cpu_from_s = now
+            used_s += (now - client.quota.cpu_from_s) * client.quota.cpu_weight
+            client.quota.cpu_from_s = now
         return used_s * PERCENT
 
-    def pause(self, client: C) -> None:
+    def pause(self, client: QuotaClient) -> None:
         if not client.is_follower:  # other workers have no quota
-            client.cpu_owed_s += (self._cpu_s() - client.cpu_from_s) * client.cpu_weight
+            client.quota.cpu_owed_s += (
+                self._cpu_s() - client.quota.cpu_from_s
+            ) * client.quota.cpu_weight
 
-    def add(self, client: C, used_s: float) -> None:
+    def add(self, client: QuotaClient, used_s: float) -> None:
         """A worker thread has used so much for the client: charged with its next request."""
         if self.is_on and not client.is_follower:
-            client.cpu_owed_s += used_s
+            client.quota.cpu_owed_s += used_s
 
     @types.coroutine
-    def slices(self, client: C, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    def slices(self, client: QuotaClient, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         """`work` is done, and metered."""
         value: Any = None
         error: BaseException | None = None
@@ -104,4 +92,4 @@ class CpuMeter(Generic[C]):
                 error = raised
 
 
-OFF: Final = CpuMeter[Any](lambda: 0.0, lambda client: None)
+OFF: Final = CpuMeter(lambda: 0.0, lambda client: None)

@@ -44,7 +44,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from dataplane.instruments.log_rate_limit import LineLimit
-from dataplane.network.connection import Client, CloseConnectionError
+from dataplane.network.client import Client
+from dataplane.network.replies import CloseConnectionError
 from metaquorum.channel import Endpoint, HandshakeError, StreamKind
 from metaquorum.channel.handshake import Accepting, Dialing, Hello, Refusal
 from wire.primitives.errors import ErrorCode
@@ -60,7 +61,7 @@ _DIGEST_BYTES: Final = 8
 
 def claim_error(client: Client, replica_id: int) -> ErrorCode:
     """NONE if this client may ask as that replica; negative ids are consumers'."""
-    if replica_id < 0 or replica_id == client.worker_id:
+    if replica_id < 0 or replica_id == client.replica.worker_id:
         return ErrorCode.NONE
     return ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
@@ -109,15 +110,15 @@ class ReplicaAuthenticator:
         self._lines = LineLimit(monotonic())
 
     def respond(self, client: Client, token: bytes) -> bytes:
-        """The answer to one message of the handshake; the last one sets `client.worker_id`.
+        """The answer to one message of the handshake; the last one sets `client.replica.worker_id`.
 
         Raises ReplicaAuthenticationError, after which this connection can prove nothing any more,
         and CloseConnectionError on a second attempt.
         """
-        exchange, client.replica_exchange = client.replica_exchange, None
-        if exchange is None and client.has_begun_proof:
+        exchange, client.replica.exchange = client.replica.exchange, None
+        if exchange is None and client.replica.has_begun:
             raise CloseConnectionError("it begins a second proof that it is a worker")
-        client.has_begun_proof = True
+        client.replica.has_begun = True
         try:
             if exchange is not None:
                 return self._advance(client, exchange, token, is_last=True)
@@ -147,11 +148,11 @@ class ReplicaAuthenticator:
         except HandshakeError as error:
             raise ReplicaAuthenticationError(str(error), exchange.data_to_send()) from None
         if exchange.established is not None:
-            client.worker_id = exchange.established.peer.sender
+            client.replica.worker_id = exchange.established.peer.sender
         elif is_last or exchange.peer is None:
             raise ReplicaAuthenticationError("its message is too short")
         else:
-            client.replica_exchange = exchange
+            client.replica.exchange = exchange
         return exchange.data_to_send()
 
     def _admit(self, hello: Hello) -> HandshakeError | None:

@@ -12,7 +12,7 @@ from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
 from dataplane.instruments.error_counts import ErrorCounts
 from dataplane.log.compaction.compaction import CleanerStatistics
-from dataplane.network.connection import Client
+from dataplane.network.client import Client
 from dataplane.network.delayed import Timers
 from dataplane.partition.partition import FetchWaiter, Partition
 from dataplane.partition.pending_deletes import Removals

@@ -30,7 +30,7 @@ class QuorumQuestion:
         # What this worker knew when it was answered was no older than the question.
         self.is_current = False
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         self._done = None
 
     def answer(self, *, is_current: bool) -> None:

@@ -8,6 +8,7 @@ validated) costs nothing.
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
+from dataplane.quotas.client_state import name_of
 from dataplane.quotas.muting import throttle_ms
 from dataplane.worker.context import Request, Worker
 from metaquorum.controller.topics import (
@@ -47,7 +48,7 @@ async def allowed(
     Whoever has to wait, because it was refused or because it has got more than it should, is muted.
     """
     quotas, client = worker.quotas, request.client
-    name = client.named(request.client_id)
+    name = name_of(client, request.client_id)
     if not any(counts) or not quotas.limits_mutations(name):
         return Allowed(len(counts))
     try:

@@ -8,7 +8,7 @@ from dataplane.log.recovery import recovery
 from dataplane.log.segments import producers
 from dataplane.log.segments.config import NEVER
 from dataplane.maintenance import log_cleaner
-from dataplane.partition.rejected_batches import RefusedBatches
+from dataplane.partition.rejected_batches import RejectedBatches
 from simulations.kernel.mutation import Defect, swapped
 
 
@@ -69,7 +69,7 @@ def _sequence_not_checked() -> AbstractContextManager[None]:
 
 
 def _refused_not_remembered() -> AbstractContextManager[None]:
-    return swapped(RefusedBatches, "check", lambda _: lambda *_: None)
+    return swapped(RejectedBatches, "check", lambda _: lambda *_: None)
 
 
 LOG_DEFECTS: Final = tuple(

@@ -8,6 +8,7 @@ from dataplane.network.connection import ClientConnection
 from dataplane.network.server import Server
 from dataplane.quotas import client_quota_manager
 from dataplane.quotas.client_quota_manager import ClientQuotas
+from dataplane.quotas.client_state import name_of
 from dataplane.quotas.cpu_meter import CpuMeter
 from dataplane.quotas.muting import Mute
 from metaquorum.controller.mutation_quotas import TokenBucket
@@ -20,7 +21,7 @@ LARGE_BYTES: Final = 60_000
 def _mute_ignored() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         async def stay_muted(self: Any, mute: Mute) -> None:
-            self.client.mute = None
+            self.client.quota.mute = None
             mute.end()
 
         return stay_muted
@@ -52,7 +53,7 @@ def _large_batches_kept_back() -> AbstractContextManager[None]:
         def may_fetch(self: Any, client: Any, client_id: str | None) -> int:
             most = self.fetch_bytes(client, client_id)
             if most is not None and most < LARGE_BYTES:
-                self._throttle(client, self.fetch, client.named(client_id), 1.0)
+                self._throttle(client, self.fetch, name_of(client, client_id), 1.0)
                 return 1000
             throttle_ms: int = right(self, client, client_id)
             return throttle_ms

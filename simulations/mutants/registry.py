@@ -4,6 +4,7 @@ Each swaps one method for a wrong one while a world runs. They are mistakes that
 others (design, "Lessons paid for by others"), or by us until a seed found it.
 """
 
+from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
@@ -21,12 +22,13 @@ from dataplane.log.segments.offset_map import OffsetMap
 from dataplane.log.segments.producers import ProducerStateTable
 from dataplane.log.segments.scan import SegmentScan
 from dataplane.log.segments.segment_list import Segments
-from dataplane.network.connection import ClientConnection, LaterReply
+from dataplane.network import pipeline
+from dataplane.network.pipeline import RequestPipeline
 from metaquorum.controller import leader_selection
 from metaquorum.metadata.image import PartitionImage
 from metaquorum.runtime.interfaces import Disk, write_atomically
 from metaquorum.storage.journal import Journal
-from simulations.kernel.mutation import Deaf, Defect, planted, swapped
+from simulations.kernel.mutation import Deaf, Defect, all_of, planted, swapped
 from simulations.mutants.cleanup_mutants import CLEANUP_DEFECTS
 from simulations.mutants.fetch_mutants import FETCH_DEFECTS
 from simulations.mutants.interleaving_mutants import CHECK_DEFECTS
@@ -176,30 +178,21 @@ def _place_of_another_segment() -> AbstractContextManager[None]:
 
 
 def _answers_out_of_order() -> AbstractContextManager[None]:
-    def wrong(_: Any) -> Any:
-        async def finish(self: Any) -> None:
-            slow = []
-            while (unfinished := self._unfinished) is not None:
-                await self._send(unfinished.unsent)
-                self._unfinished = None
-                if unfinished.reply is not None:
-                    slow.append(unfinished.reply)
-                if unfinished.failure is not None:
-                    break
-                self._unfinished = self._answer_now()
-            for later in slow:
-                reply = later if isinstance(later, list) else await later
-                if isinstance(reply, LaterReply):
-                    self._laters.append(reply)
-                else:
-                    await self._send_reply(reply)
-            await self._send_laters(may_rest=False)
-            if unfinished is not None:
-                raise unfinished.failure
+    def handles_more(_: Any) -> Any:
+        return property(lambda self: len(self._queue) < pipeline.MAX_DELAYED)
 
-        return finish
+    def ready_first(right: Any) -> Any:
+        def take_ready(self: Any) -> bytes:
+            self._queue = deque(sorted(self._queue, key=lambda reply: not pipeline.is_ready(reply)))
+            data: bytes = right(self)
+            return data
 
-    return swapped(ClientConnection, "_finish", wrong)
+        return take_ready
+
+    return all_of(
+        swapped(RequestPipeline, "may_handle", handles_more),
+        swapped(RequestPipeline, "take_ready", ready_first),
+    )
 
 
 def _ack_before_flush() -> AbstractContextManager[None]:

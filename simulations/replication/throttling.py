@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from dataplane.handlers import fetch
 from dataplane.handlers.fetch_reader import replica_of
-from dataplane.network.connection import Client
+from dataplane.network.client import Client
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from simulations.cluster.cluster_state import ClusterChecker, Nation
@@ -106,7 +106,7 @@ class ReplicationIsNotThrottled(WatchingChecker):
         self.compare(
             not client.is_follower,
             "the connection of worker {} is muted for {:.3f} s by {}",
-            client.worker_id,
+            client.replica.worker_id,
             seconds,
             key,
         )

@@ -3,7 +3,7 @@
 import trio
 
 from dataplane.fetch.parked_polls import ROW_BYTES, UNCOUNTED_ROWS, ParkedRequests
-from dataplane.network.delayed import Later
+from dataplane.network.delayed import DelayedResponse
 from tests.dataplane.serving import (
     FETCH_VERSION,
     RawClient,
@@ -22,7 +22,7 @@ PATIENCE_S = 60
 
 def test_the_oldest_goes_and_nobody_is_counted_twice() -> None:
     parked = ParkedRequests(limit_bytes=2 * ROWS * ROW_BYTES)
-    polls = [Later() for _ in range(4)]
+    polls = [DelayedResponse() for _ in range(4)]
     for poll in polls[:3]:
         parked.add(poll, ROWS)
     assert [poll.is_ready for poll in polls] == [True, False, False, False]
@@ -39,16 +39,16 @@ def test_the_oldest_goes_and_nobody_is_counted_twice() -> None:
 
 def test_small_ones_are_never_ended_by_large_ones() -> None:
     parked = ParkedRequests(limit_bytes=ROWS * ROW_BYTES)
-    small = Later()
+    small = DelayedResponse()
     parked.add(small, UNCOUNTED_ROWS)
     for _ in range(10):
-        parked.add(Later(), ROWS)
+        parked.add(DelayedResponse(), ROWS)
     assert not small.is_ready
 
 
 def test_one_beyond_the_limit_is_answered_at_once() -> None:
     parked = ParkedRequests(limit_bytes=ROWS * ROW_BYTES)
-    parked.add(poll := Later(), ROWS + 1)
+    parked.add(poll := DelayedResponse(), ROWS + 1)
     assert poll.is_ready
     assert parked.used_bytes == 0
 

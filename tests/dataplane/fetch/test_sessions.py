@@ -18,7 +18,7 @@ from dataplane.fetch.sessions import (
     next_epoch,
 )
 from dataplane.handlers.fetch import handle_fetch
-from dataplane.network.connection import Client
+from dataplane.network.client import Client
 from dataplane.partition.partition import FetchWaiter
 from dataplane.scheduling.time_slices import at_once
 from dataplane.worker.context import Request

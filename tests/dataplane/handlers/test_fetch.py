@@ -10,7 +10,7 @@ import trio
 from dataplane.handlers import offsets
 from dataplane.handlers.fetch import handle_fetch
 from dataplane.handlers.fetch_reader import FetchReader
-from dataplane.network.connection import Client
+from dataplane.network.client import Client
 from dataplane.scheduling.time_slices import PIECE_ROWS, at_once
 from dataplane.worker.context import Request
 from tests.dataplane.serving import (
@@ -469,7 +469,7 @@ async def test_what_comes_between_two_pieces_of_a_fetch_ends_its_wait(tmp_path: 
         await client.produce("t", batch_of(b"x"))
         poll = at_once(work)
         assert poll.is_ready
-        assert at_once(poll.give()).responses[0].partitions[0].records.size_bytes
+        assert at_once(poll.complete()).responses[0].partitions[0].records.size_bytes
 
 
 @in_trio
@@ -493,7 +493,7 @@ async def test_a_wait_that_is_over_looks_only_at_what_has_changed(
         reads.clear()
         await client.produce("t", batch_of(b"x"), partition=7)
         assert poll.is_ready
-        answer = at_once(poll.give())
+        answer = at_once(poll.complete())
         assert reads == [7]
         partitions = answer.responses[0].partitions
         assert [row.partition_index for row in partitions if row.records] == [7]

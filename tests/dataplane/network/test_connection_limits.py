@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from dataplane.network.connection import Client, LaterReply, PendingReply, Reply
+from dataplane.network.client import Client
 from dataplane.network.connection_limits import MAX_OF_ONE_WORKER, Peers, PlaceLimits, Places, Trial
+from dataplane.network.replies import DelayedReply, PendingReply, Reply
 from dataplane.network.sasl_session import SaslSession
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.authenticate_replica import AuthenticateReplicaRequest
@@ -133,7 +134,7 @@ def test_a_worker_that_passed_takes_the_place_of_a_client_of_its_listener() -> N
     filled(found, 3, "OTHER")
     first, _ = filled(found, 2)
     worker = Connection()
-    worker.client.worker_id = WORKER
+    worker.client.replica.worker_id = WORKER
     assert found.take_of_worker(worker, WORKER) == [first]
     assert len(found) == 5
 
@@ -142,7 +143,7 @@ def test_one_worker_has_so_many_places_by_trial_and_the_oldest_makes_room() -> N
     found = Places(PlaceLimits(0, 0), peers(is_shared=True))
     workers = [Connection() for _ in range(MAX_OF_ONE_WORKER + 2)]
     for worker in workers:
-        worker.client.worker_id = WORKER
+        worker.client.replica.worker_id = WORKER
     *before, last, another = workers
     assert [found.take_of_worker(each, WORKER) for each in before] == [[]] * len(before)
     assert found.take_of_worker(last, WORKER) == [workers[0]]
@@ -159,9 +160,9 @@ class OnTrial:
         self.client = Client(("192.0.2.1", 1), "IN")
         self.trial = Trial(self._handle, self.told.append, lambda: self.told.append(None))
 
-    def _handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
+    def _handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
         if bytes(frame).endswith(PROOF + b"\0") and (client.sasl is None or client.sasl.is_open):
-            client.worker_id = WORKER
+            client.replica.worker_id = WORKER
         return bytes(frame)
 
     def ask(self, api: int, message: Message, version: int) -> bool:

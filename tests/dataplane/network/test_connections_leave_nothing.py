@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.network.connection import ClientConnection, Entrance
+from dataplane.network.connection import ClientConnection, ListenerContext
 from dataplane.network.listener_tls import ListenerTls, TlsSettings
 from dataplane.network.principal_mapping import PrincipalRules
 from dataplane.network.server import Server, ServerLimits
@@ -134,7 +134,7 @@ def test_one_with_tls_leaves_nothing(sent: bytes | None, tmp_path: Path) -> None
     @in_trio
     async def main() -> None:
         listener = await runtime.network.listen("127.0.0.1", 0)
-        entrance = Entrance("SSL", lambda frame, client: bytes(frame), tls=listening)
+        entrance = ListenerContext("SSL", lambda frame, client: bytes(frame), tls=listening)
         server = Server(runtime, [(listener, entrance)], ServerLimits(**LIMITS))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.serve)

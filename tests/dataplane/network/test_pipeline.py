@@ -9,19 +9,15 @@ import pytest
 import trio
 import trio.testing
 
+from dataplane.network.client import Client
 from dataplane.network.connection import (
-    FRAMES_PER_LOOK,
-    MAX_LATERS,
     RESERVE_ABOVE_BYTES,
-    Client,
     ClientConnection,
-    CloseConnectionError,
-    Entrance,
-    LaterReply,
-    PendingReply,
-    Reply,
+    ListenerContext,
 )
-from dataplane.network.delayed import Later
+from dataplane.network.delayed import DelayedResponse
+from dataplane.network.pipeline import FRAMES_PER_LOOK, MAX_DELAYED
+from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
 from dataplane.network.unread_responses import UnreadAnswers
 from dataplane.scheduling.request_memory import RequestMemory
 from dataplane.scheduling.time_slices import SLICE_CPU_S, Turns
@@ -100,16 +96,16 @@ class PlayedConnection:
         self.is_closed = True
 
 
-class Promised(Later):
+class Promised(DelayedResponse):
     def __init__(self, data: bytes, *, lets_others: bool) -> None:
         super().__init__(lets_others=lets_others)
         self.data = data
         self.is_dropped = False
 
-    def give(self) -> bytes:
+    def complete(self) -> bytes:
         return self.data
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         self.is_dropped = True
 
 
@@ -121,7 +117,7 @@ class Handler:
         self.go_on = trio.Event()
         self.laters: list[Promised] = []
 
-    def __call__(self, frame: memoryview, client: Client) -> Reply | PendingReply | LaterReply:
+    def __call__(self, frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
         data = bytes(frame)
         self.handled.append(data[:8])
         match data[:1]:
@@ -132,7 +128,7 @@ class Handler:
             case b"P" | b"L":  # a produce, say, and a long poll
                 later = Promised(data[:8], lets_others=data[:1] == b"P")
                 self.laters.append(later)
-                return LaterReply(later, lambda answer: answer)
+                return DelayedReply(later, lambda answer: answer)
             case b"B":
                 return bytes(LARGE_BYTES)
             case b"D":  # the same in pieces
@@ -163,7 +159,7 @@ class Setting:
     def another(self, network: PlayedConnection) -> ClientConnection:
         return ClientConnection(
             network,
-            Entrance("PLAINTEXT", self.handler),
+            ListenerContext("PLAINTEXT", self.handler),
             RealDisk(),
             self.memory,
             self.buffers,
@@ -213,10 +209,10 @@ async def test_a_later_reply_that_takes_more_work_is_given_when_that_is_done() -
     """Else the metrics of a long poll of many partitions leave out what it takes to answer it."""
     handler = Handler()
     later = Promised(b"wait", lets_others=False)
-    reply = LaterReply(later, lambda data: PendingReply(handler._later(data), lambda done: done))
+    reply = DelayedReply(later, lambda data: PendingReply(handler._later(data), lambda done: done))
     given: list[str] = []
     reply.when_given(lambda: given.append("given"))
-    pending = reply.give()
+    pending = reply.complete()
     assert isinstance(pending, PendingReply)
     assert not given
     handler.go_on.set()
@@ -455,16 +451,16 @@ async def test_more_is_read_while_promises_wait_but_not_without_bound() -> None:
     setting = Setting()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(setting.connection.serve)
-        for number in range(MAX_LATERS + 3):
+        for number in range(MAX_DELAYED + 3):
             setting.network.feed(framed(b"P%d" % number))
             await trio.testing.wait_all_tasks_blocked()
         laters = setting.handler.laters
-        assert len(laters) == MAX_LATERS
+        assert len(laters) == MAX_DELAYED
         for later in laters:
             later.ready()
         await trio.testing.wait_all_tasks_blocked()
-        assert len(laters) == MAX_LATERS + 3
-        for later in laters[MAX_LATERS:]:
+        assert len(laters) == MAX_DELAYED + 3
+        for later in laters[MAX_DELAYED:]:
             later.ready()
         setting.network.end()
     assert bytes(setting.network.sent) == b"".join(later.data for later in laters)

@@ -13,8 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.network.connection import Client, Entrance, Handle, PendingReply, Reply
+from dataplane.network.client import Client
+from dataplane.network.connection import ListenerContext
 from dataplane.network.connection_limits import MAX_ON_TRIAL, TRIAL_S, Peers
+from dataplane.network.replies import Handle, PendingReply, Reply
 from dataplane.network.server import Server, ServerLimits
 from metaquorum.runtime import Connection, Runtime
 from metaquorum.runtime.system import RealClock, RealDisk, RealNetwork
@@ -69,7 +71,7 @@ def played(
 ) -> tuple[Server, PlayedListener]:
     listener = PlayedListener()
     runtime = Runtime(RealClock(), RealNetwork(), RealDisk(), random.Random(1))
-    entrances = [(listener, Entrance("PLAINTEXT", handle))]
+    entrances = [(listener, ListenerContext("PLAINTEXT", handle))]
     asked = ServerLimits(**LIMITS | limits)
     return Server(runtime, entrances, asked, peers=peers), listener
 
@@ -77,7 +79,7 @@ def played(
 def believing_echo(frame: memoryview, client: Client) -> Reply | PendingReply:
     """Takes whoever authenticates for worker 2."""
     if frame[:2] == ApiKey.AUTHENTICATE_REPLICA.to_bytes(2, "big"):
-        client.worker_id = 2
+        client.replica.worker_id = 2
     return bytes(frame)
 
 
@@ -239,7 +241,9 @@ async def test_a_server_may_be_stopped_before_it_has_begun_to_accept() -> None:
     for _ in range(10):  # the order of the two tasks is random
         listener = await network.listen("127.0.0.1", 0)
         runtime = Runtime(RealClock(), network, RealDisk(), random.Random(1))
-        server = Server(runtime, [(listener, Entrance("PLAINTEXT", echo))], ServerLimits(**LIMITS))
+        server = Server(
+            runtime, [(listener, ListenerContext("PLAINTEXT", echo))], ServerLimits(**LIMITS)
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.serve)
             nursery.start_soon(server.drain)
@@ -346,7 +350,9 @@ async def test_real_sockets_hang_up_in_every_way_and_leave_nothing_behind() -> N
     network = RealNetwork()
     listener = await network.listen("127.0.0.1", 0)
     runtime = Runtime(RealClock(), network, RealDisk(), random.Random(1))
-    server = Server(runtime, [(listener, Entrance("PLAINTEXT", echo))], ServerLimits(**LIMITS))
+    server = Server(
+        runtime, [(listener, ListenerContext("PLAINTEXT", echo))], ServerLimits(**LIMITS)
+    )
     linger = b"\1\0\0\0\0\0\0\0"
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.serve)

@@ -14,8 +14,13 @@ import confluent_kafka
 import pytest
 import trio
 
-from dataplane.network.connection import CloseConnectionError
-from dataplane.partition.rejected_batches import MAX_REFUSED, REQUESTS_BEHIND, Place, RefusedBatches
+from dataplane.partition.rejected_batches import (
+    MAX_REFUSED,
+    REQUESTS_BEHIND,
+    Place,
+    RejectedBatches,
+    TooManyRejectedError,
+)
 from metaquorum.runtime import Buffer, File, StorageError
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
@@ -56,7 +61,7 @@ def produced(
 
 
 def may_come(
-    refused: RefusedBatches | None, sequence: int, epoch: int = 0, producer_id: int = 7
+    refused: RejectedBatches | None, sequence: int, epoch: int = 0, producer_id: int = 7
 ) -> bool:
     if refused is None:
         return True
@@ -68,8 +73,8 @@ def may_come(
     return True
 
 
-def after_refusing(sequence: int, epoch: int = 0) -> RefusedBatches:
-    refused = RefusedBatches()
+def after_refusing(sequence: int, epoch: int = 0) -> RejectedBatches:
+    refused = RejectedBatches()
     refused.refuse(PLACE, produced(sequence, epoch), FULL)
     return refused
 
@@ -126,7 +131,7 @@ def test_what_follows_is_told_what_the_first_was_if_that_is_tried_again() -> Non
         assert told.code is expected
     too_large = KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
     assert refused.refuse(PLACE, produced(20), too_large) is too_large
-    refused = RefusedBatches()
+    refused = RejectedBatches()
     refused.refuse(PLACE, produced(10, count=2), too_large)
     assert not may_come(refused, 20)
     assert refused.refuse(PLACE, produced(20), out_of_order) is out_of_order
@@ -136,14 +141,14 @@ def test_what_follows_is_told_what_the_first_was_if_that_is_tried_again() -> Non
     "code", [ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.INVALID_RECORD, OUT_OF_ORDER]
 )
 def test_what_cannot_come_again_is_not_waited_for(code: ErrorCode) -> None:
-    refused = RefusedBatches()
+    refused = RejectedBatches()
     refused.refuse(PLACE, produced(10), KafkaError(code))
     assert may_come(refused, 20)
     assert refused.next_request() is None
 
 
 def test_what_was_sent_after_its_answer_does_not_wait() -> None:
-    refused: RefusedBatches | None = after_refusing(0)
+    refused: RejectedBatches | None = after_refusing(0)
     for _ in range(REQUESTS_BEHIND):
         assert refused is not None
         refused = refused.next_request()
@@ -153,7 +158,7 @@ def test_what_was_sent_after_its_answer_does_not_wait() -> None:
 
 
 def test_topics_that_cannot_be_are_not_waited_for() -> None:
-    refused = RefusedBatches()
+    refused = RejectedBatches()
     refused.refuse(("x" * 250, 0), produced(0), KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     assert refused.next_request() is None
 
@@ -168,19 +173,19 @@ def test_each_is_remembered_for_its_own_time() -> None:
 
 
 def test_of_no_producer_nothing_is_remembered() -> None:
-    refused = RefusedBatches()
+    refused = RejectedBatches()
     for records in (None, b"", b"x" * 100, batch_of(b"x")):
         refused.refuse(PLACE, records, FULL)
     assert refused.next_request() is None
 
 
 def test_who_cannot_be_remembered_has_to_connect_again() -> None:
-    refused = RefusedBatches()
+    refused = RejectedBatches()
     for number in range(MAX_REFUSED):
         refused.refuse(("full", number), produced(0), FULL)
     assert may_come(refused, 10)
     refused.refuse(("full", MAX_REFUSED), produced(0), FULL)
-    with pytest.raises(CloseConnectionError):
+    with pytest.raises(TooManyRejectedError):
         may_come(refused, 10)
     for _ in range(REQUESTS_BEHIND):
         assert refused.next_request() is refused

@@ -11,7 +11,7 @@ from random import Random
 
 import trio
 
-from dataplane.network.connection import Client
+from dataplane.network.client import Client
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.controller.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE

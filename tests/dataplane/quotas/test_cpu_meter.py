@@ -1,6 +1,6 @@
 """What a worker thread does for a client is on its account, with its next request."""
 
-from dataplane.network.connection import Client
+from dataplane.network.client import Client
 from dataplane.quotas.cpu_meter import CpuMeter
 
 
@@ -14,7 +14,7 @@ class Stopwatch:
 
 def test_the_time_of_a_worker_thread_is_charged_once_to_who_caused_it() -> None:
     stopwatch = Stopwatch()
-    meter = CpuMeter[Client](stopwatch.cpu_s, lambda client: None)
+    meter = CpuMeter(stopwatch.cpu_s, lambda client: None)
     meter.is_on = True
     client, other = (Client(("10.0.0.1", port), "PLAINTEXT") for port in (1, 2))
     meter.resume(client)
@@ -30,7 +30,7 @@ def test_the_time_of_a_worker_thread_is_charged_once_to_who_caused_it() -> None:
 
 
 def test_nobody_is_charged_for_a_thread_where_nobody_cares() -> None:
-    meter = CpuMeter[Client](Stopwatch().cpu_s, lambda client: None)
+    meter = CpuMeter(Stopwatch().cpu_s, lambda client: None)
     client = Client(("10.0.0.1", 1), "PLAINTEXT")
     meter.add(client, 0.5)
     meter.is_on = True

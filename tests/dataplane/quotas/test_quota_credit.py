@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import trio
 
-from dataplane.network.connection import Client
+from dataplane.network.client import Client
 from dataplane.quotas.client_quota_manager import CREDIT_S, MAX_CREDIT, ClientQuotas
 from dataplane.quotas.muting import Name
 from metaquorum.config.resolution import WorkerLayers
@@ -112,4 +112,4 @@ def test_the_time_of_who_asks_often_is_right_on_the_average(heavy_every: int) ->
         spent_s += takes_s
         story.ask(after_s=0.0003, takes_s=takes_s)
     assert story.used(REQUEST_PERCENTAGE) / 100 == pytest.approx(spent_s, rel=0.05)
-    assert story.client.unmetered <= MAX_CREDIT
+    assert story.client.quota.unmetered <= MAX_CREDIT

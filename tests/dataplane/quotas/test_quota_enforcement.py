@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import trio
 
-from dataplane.network.connection import Client
+from dataplane.network.client import Client
 from dataplane.quotas.client_quota_manager import RateQuotas
 from dataplane.quotas.muting import Name
 from dataplane.quotas.quota_status import QuotaStatus

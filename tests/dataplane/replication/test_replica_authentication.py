@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.instruments.log_rate_limit import ADDRESS_LINES
-from dataplane.network.connection import NO_WORKER, Client, CloseConnectionError
+from dataplane.network.client import NO_WORKER, Client
+from dataplane.network.replies import CloseConnectionError
 from dataplane.replication.replica_authentication import (
     ReplicaAuthenticationError,
     ReplicaAuthenticator,
@@ -71,7 +72,7 @@ def test_two_messages_prove_which_worker_it_is_and_who_the_leader_is() -> None:
     assert not who.is_follower, "a hello is no proof"
     assert dialing.established is None
     dialing.receive(replicas.respond(who, dialing.data_to_send()))
-    assert (who.is_follower, who.worker_id) == (True, OTHER)
+    assert (who.is_follower, who.replica.worker_id) == (True, OTHER)
     assert dialing.established is not None
     assert dialing.established.peer.sender == ME
 
@@ -82,7 +83,7 @@ def test_a_connection_has_one_attempt() -> None:
         replicas.respond(who, b"x")
     with pytest.raises(CloseConnectionError):
         shake(prove(endpoint(OTHER), ME, ADDRESS), replicas, who)
-    assert who.worker_id == NO_WORKER
+    assert who.replica.worker_id == NO_WORKER
 
 
 def test_who_has_proved_it_is_one_worker_cannot_become_another() -> None:
@@ -90,7 +91,7 @@ def test_who_has_proved_it_is_one_worker_cannot_become_another() -> None:
     shake(prove(endpoint(OTHER), ME, ADDRESS), replicas, who)
     with pytest.raises(CloseConnectionError):
         replicas.respond(who, prove(endpoint(THIRD), ME, ADDRESS).data_to_send())
-    assert who.worker_id == OTHER
+    assert who.replica.worker_id == OTHER
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_proof_for_anything_else_proves_nothing(
         pytest.raises(ReplicaAuthenticationError, match=words) as refused,
     ):
         shake(dialing, replicas, who)
-    assert who.worker_id == NO_WORKER
+    assert who.replica.worker_id == NO_WORKER
     assert words in caplog.text
     with pytest.raises(HandshakeError):  # the dialer is told why
         dialing.receive(refused.value.answer)
@@ -139,11 +140,11 @@ def test_proofs_of_one_connection_are_none_on_another() -> None:
     dialing.receive(replicas.respond(first, hello))
     proof = dialing.data_to_send()
     replicas.respond(first, proof)
-    assert first.worker_id == OTHER
+    assert first.replica.worker_id == OTHER
     replicas.respond(second, hello)
     with pytest.raises(ReplicaAuthenticationError, match="another cluster secret"):
         replicas.respond(second, proof)
-    assert second.worker_id == NO_WORKER
+    assert second.replica.worker_id == NO_WORKER
 
 
 def test_what_a_worker_says_when_it_dials_cannot_be_sent_back_to_it() -> None:
@@ -163,7 +164,7 @@ def test_what_a_worker_says_when_it_dials_cannot_be_sent_back_to_it() -> None:
     dialed.receive(answer[:1] + mirrored.encode())
     with pytest.raises(ReplicaAuthenticationError, match="another cluster secret"):
         replicas.respond(who, dialed.data_to_send())
-    assert who.worker_id == NO_WORKER
+    assert who.replica.worker_id == NO_WORKER
 
 
 @pytest.mark.parametrize("size", [0, 1, PROOF_BYTES - 1, PROOF_BYTES + 1, 256, 1 << 20])
@@ -175,7 +176,7 @@ def test_messages_of_other_sizes_end_the_attempt(size: int) -> None:
     replicas.respond(who, prove(endpoint(OTHER), ME, ADDRESS).data_to_send())
     with pytest.raises(ReplicaAuthenticationError):
         replicas.respond(who, bytes(size))
-    assert who.replica_exchange is None
+    assert who.replica.exchange is None
 
 
 @given(st.lists(st.binary(max_size=300), max_size=3), st.booleans())
@@ -188,7 +189,7 @@ def test_without_the_secret_nothing_proves_anything(tokens: list[bytes], begun: 
             replicas.respond(who, token)
         except (ReplicaAuthenticationError, CloseConnectionError):
             break
-    assert who.worker_id == NO_WORKER
+    assert who.replica.worker_id == NO_WORKER
 
 
 def test_strangers_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:

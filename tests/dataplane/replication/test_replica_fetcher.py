@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from dataplane.fetch.session_client import FetchLimits
-from dataplane.network.connection import Client
+from dataplane.network.client import Client
 from dataplane.partition.partition import Partition
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
 from dataplane.replication.replica_fetcher import (
@@ -99,7 +99,7 @@ class Leader:
         client = Client(("127.0.0.1", 1), "IN")
         for _ in range(2):
             await self.answer_token(replicas.respond(client, await self.token()))
-        assert client.worker_id == 2
+        assert client.replica.worker_id == 2
 
     async def token(self) -> bytes:
         """The follower's next message of the handshake."""

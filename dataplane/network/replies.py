@@ -1,0 +1,99 @@
+"""What a handler gives for a request: its answer, or what the answer has to wait for."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, TypeAlias
+
+from dataplane.network.client import Client
+from dataplane.network.delayed import DelayedResponse
+from wire.primitives.types import RecordsHole
+
+Parts: TypeAlias = list[bytes | RecordsHole]
+Reply: TypeAlias = bytes | Parts | None
+
+
+class PendingReply:
+    """A reply, or a `DelayedReply`, that has to be awaited. Whoever does not await it closes it."""
+
+    __slots__ = ("_answer", "_reply_of")
+
+    def __init__(self, answer: Coroutine[Any, Any, Any], reply_of: Callable[[Any], Reply]) -> None:
+        self._answer = answer
+        self._reply_of = reply_of
+
+    def __await__(self) -> "Generator[Any, Any, Reply | DelayedReply]":
+        return self._reply_of((yield from self._answer.__await__()))
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+class _PendingThen(PendingReply):
+    """The same reply; `call` is made once it is there."""
+
+    __slots__ = ("_call", "_pending")
+
+    def __init__(self, pending: PendingReply, call: Callable[[], object]) -> None:
+        self._pending = pending
+        self._call = call
+
+    def __await__(self) -> "Generator[Any, Any, Reply | DelayedReply]":
+        reply = yield from self._pending.__await__()
+        self._call()
+        return reply
+
+    def close(self) -> None:
+        self._pending.close()
+
+
+class DelayedReply:
+    """The reply that a `DelayedResponse` gives, perhaps after more work."""
+
+    __slots__ = ("_given", "_later", "_reply_of")
+
+    def __init__(
+        self, later: DelayedResponse, reply_of: Callable[[Any], Reply | PendingReply]
+    ) -> None:
+        self._later = later
+        self._reply_of = reply_of
+        self._given: Callable[[], object] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._later.is_ready
+
+    @property
+    def lets_others(self) -> bool:
+        return self._later.lets_others
+
+    def on_ready(self, told: Callable[[], object]) -> None:
+        self._later.on_ready(told)
+
+    def when_given(self, call: Callable[[], object]) -> None:
+        self._given = call
+
+    def complete(self) -> Reply | PendingReply:
+        reply = self._reply_of(self._later.complete())
+        if self._given is None:
+            return reply
+        if isinstance(reply, PendingReply):
+            return _PendingThen(reply, self._given)
+        self._given()
+        return reply
+
+    def cancel(self) -> None:
+        self._later.cancel()
+
+
+Handle: TypeAlias = Callable[[memoryview, Client], "Reply | PendingReply | DelayedReply"]
+
+
+class CloseConnectionError(Exception):
+    """A handler's word that this connection ends without an answer; the message says why."""
+
+
+class LastAnswerError(CloseConnectionError):
+    """It ends after this answer, which `answer` waits for."""
+
+    def __init__(self, why: str, answer: Callable[[], Awaitable[bytes]]) -> None:
+        super().__init__(why)
+        self.answer = answer
