@@ -8,9 +8,9 @@ disk could be taken for the one that held everything.
 
 from typing import Final
 
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.leader_selection import with_isr
-from metaquorum.controller.topics import Decision
 from metaquorum.metadata.image import MetadataImage, PartitionImage, partition_record
 from wire.primitives.errors import ErrorCode
 from wire.primitives.frozen import frozen

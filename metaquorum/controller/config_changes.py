@@ -11,8 +11,8 @@ from itertools import chain
 
 from metaquorum.config.definition import ConfigKey, ConfigType, Scope, parse
 from metaquorum.config.registry import COMPACTION_LAGS, check_topic_values, find_key, key_named
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import MIN_ISR, check_configs, reconfigured
-from metaquorum.controller.topics import Decision
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.metadata.topic_names import check_topic_name

@@ -20,6 +20,7 @@ from metaquorum.controller.config_changes import (
     prepare_configs,
 )
 from metaquorum.controller.controller_configs import UNCLEAN_ELECTIONS, ControllerConfigs
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.elect_leaders import LeaderWish, elect_leader
 from metaquorum.controller.eligible_leaders import for_all_workers
 from metaquorum.controller.features import (
@@ -38,7 +39,6 @@ from metaquorum.controller.topics import (
     MAX_WISHES,
     TOO_MANY,
     USE_DEFAULT,
-    Decision,
     MorePartitions,
     NewTopic,
     ProducerIdBlock,

@@ -9,6 +9,7 @@ unclean      where nobody in sync or eligible is left, the first live replica le
 from collections.abc import Iterator
 from enum import IntEnum
 
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.leader_selection import (
     elected,
@@ -17,7 +18,6 @@ from metaquorum.controller.leader_selection import (
     led_unclean_by,
     may_lead,
 )
-from metaquorum.controller.topics import Decision
 from metaquorum.metadata.image import (
     NO_LEADER,
     MetadataImage,

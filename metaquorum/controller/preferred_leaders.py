@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from metaquorum.config.resolution import Configs
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.leader_selection import led_by, may_lead
 from metaquorum.controller.proposer import Proposer
-from metaquorum.controller.topics import Decision
 from metaquorum.controller.worker_registration import SCAN_PARTITIONS
 from metaquorum.metadata.image import MetadataImage, PartitionImage, partition_record
 from metaquorum.metadata.records import MetadataRecord

@@ -21,8 +21,8 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.features import found_cluster
-from metaquorum.controller.topics import Decision
 from metaquorum.metadata.batch import (
     MAX_BATCH_BYTES,
     MAX_BATCH_RECORDS,

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final
 
 from metaquorum.config.addresses import canonical
-from metaquorum.controller.topics import Decision
+from metaquorum.controller.decision import Decision
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import (
     CLIENT_ID,

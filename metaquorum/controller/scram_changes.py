@@ -3,7 +3,7 @@
 from itertools import islice
 from typing import Final
 
-from metaquorum.controller.topics import Decision
+from metaquorum.controller.decision import Decision
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import (
     MAX_SALT_BYTES,

@@ -8,15 +8,16 @@ they are consumed, so that the loop need not wait for all; they depend on the gi
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from random import Random
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 from metaquorum.config.definition import Scope
 from metaquorum.config.registry import parse_all
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.replica_placement import Place, place
+from metaquorum.metadata.ids import new_topic_id
 from metaquorum.metadata.image import MetadataImage, TopicImage
 from metaquorum.metadata.records import (
     MAX_REPLICAS,
-    UUID_BYTES,
     ConfigRecord,
     MetadataRecord,
     PartitionRecord,
@@ -38,23 +39,6 @@ TOO_MANY: Final = KafkaError(
 MAX_CONFIGS_PER_TOPIC: Final = 256
 PRODUCER_ID_BLOCK: Final = 1000
 USE_DEFAULT: Final = -1
-
-
-@frozen
-class Decision(Generic[T]):
-    """An answer, and the records to be committed before it may be given.
-
-    `divisible`: any prefix of the records leaves the metadata sound, so that they may be committed
-    in several batches; else they are one batch. A None among them is no record: much was looked at
-    to find the next one, and the loop may have its turn.
-    """
-
-    answer: T
-    records: Iterable[MetadataRecord | None] = ()
-    divisible: bool = False
-
-    def all_records(self) -> list[MetadataRecord]:
-        return [record for record in self.records if record is not None]
 
 
 @frozen
@@ -168,14 +152,6 @@ def _partition_records(
         if not all(map(image.is_live, workers)):
             live = tuple([worker_id for worker_id in workers if image.is_live(worker_id)])
         yield PartitionRecord(topic_id, number, workers, live, live[0], 0, 0)
-
-
-def new_topic_id(random: Random) -> bytes:
-    """A random (version 4) UUID; never one of those the protocol keeps for itself."""
-    bits = random.getrandbits(8 * UUID_BYTES)
-    bits = bits & ~(0xF << 76) | 4 << 76
-    bits = bits & ~(0x3 << 62) | 2 << 62
-    return bits.to_bytes(UUID_BYTES, "big")
 
 
 def _check_new_name(image: MetadataImage, name: str) -> None:

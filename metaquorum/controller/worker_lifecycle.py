@@ -13,6 +13,7 @@ import trio
 
 from metaquorum.controller.change_summary import Effects, tell
 from metaquorum.controller.controller_configs import ControllerConfigs
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.heartbeats import (
     HeartbeatAnswer,
     Step,
@@ -21,7 +22,7 @@ from metaquorum.controller.heartbeats import (
     WorkerStatus,
 )
 from metaquorum.controller.proposer import Changed, Proposer
-from metaquorum.controller.topics import Decision, check_epoch
+from metaquorum.controller.topics import check_epoch
 from metaquorum.controller.worker_registration import (
     WorkerRegistration,
     elect_leaders,

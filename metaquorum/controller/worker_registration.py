@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import Final, Protocol, TypeAlias
 
 from metaquorum.controller.change_summary import Effects
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.features import SUPPORTED_FEATURES, check_covered
 from metaquorum.controller.leader_selection import (
@@ -23,7 +24,7 @@ from metaquorum.controller.leader_selection import (
     without_log,
     without_workers,
 )
-from metaquorum.controller.topics import Decision, check_epoch
+from metaquorum.controller.topics import check_epoch
 from metaquorum.metadata.image import NO_EPOCH, MetadataImage, PartitionImage, partition_record
 from metaquorum.metadata.records import (
     Endpoint,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Final
 
-from metaquorum.controller.topics import new_topic_id
+from metaquorum.metadata.ids import new_topic_id
 from metaquorum.runtime.interfaces import Disk, FileLock, StorageError, write_atomically
 from wire.primitives.frozen import frozen
 

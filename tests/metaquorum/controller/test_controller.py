@@ -15,13 +15,13 @@ from metaquorum.controller.topics import (
     TopicOutcome,
     create_partitions,
     create_topic,
-    new_topic_id,
 )
 from metaquorum.controller.worker_registration import (
     fence_workers,
     register_worker,
     shut_down_worker,
 )
+from metaquorum.metadata.ids import new_topic_id
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import FeatureLevelRecord, PartitionRecord, TopicRecord
 from metaquorum.metadata.replay import replay

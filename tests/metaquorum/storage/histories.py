@@ -5,6 +5,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
+from metaquorum.controller.decision import Decision
 from metaquorum.controller.features import found_cluster
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp, change_quotas
 from metaquorum.controller.scram_changes import (
@@ -13,7 +14,6 @@ from metaquorum.controller.scram_changes import (
     change_scram_credentials,
 )
 from metaquorum.controller.topics import (
-    Decision,
     NewTopic,
     TopicDefaults,
     allocate_producer_ids,
