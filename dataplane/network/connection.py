@@ -297,7 +297,12 @@ class ClientConnection:
         """All responses are sent, and the frames behind them are handled."""
         pipeline = self._pipeline
         self._turns.start()
-        while pipeline.has_responses or pipeline.has_yielded or pipeline.failure is not None:
+        while (
+            pipeline.has_responses
+            or pipeline.has_yielded
+            or pipeline.failure is not None
+            or self.client.quota.mute is not None
+        ):
             await self._send_all()
             if pipeline.failure is not None:
                 if isinstance(pipeline.failure, LastAnswerError):
