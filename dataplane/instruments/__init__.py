@@ -1,1 +1,4 @@
-""""""
+"""Histograms, error counts and limits on log lines, for any module to use.
+
+Imports `scheduling`. No I/O. What is exported from them is decided in `dataplane.prometheus`.
+"""

@@ -1,7 +1,7 @@
 """Deprecated: the client library under its old name. Use `metaquorum.client`.
 
 Importing it warns; it goes with the next release. Its modules are those of `metaquorum.client`,
-some of which have other names there (`RENAMED`). No module of ours imports it.
+some of which have other names there (`RENAMED`). No module of ours imports it. No I/O.
 """
 
 import sys

@@ -1,4 +1,8 @@
-"""Streams between nodes: authenticated, whole messages in order; calls and peers over them."""
+"""Streams between nodes: authenticated, whole messages in order; calls and peers over them.
+
+Imports `metaquorum.raft`, `security` and below. Network I/O through the `Network` interface only;
+`handshake`, `frames` and `calls` are plain state. Start with `endpoint`.
+"""
 
 from metaquorum.channel.endpoint import Endpoint
 from metaquorum.channel.handshake import HandshakeError

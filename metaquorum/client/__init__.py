@@ -9,7 +9,11 @@ In a trio program:
 
 Without an event loop: `metaquorum.client.socket_transport`. `Producer` and `Consumer` are simple:
 one batch of a partition under way at a time, partitions taken by assignment, no groups, no
-transactions. `connect(..., runtime=...)` takes the seams of a simulated machine.
+transactions. `connect(..., runtime=...)` takes the interfaces of a simulated machine.
+
+Imports `metaquorum.security`, `metadata` and below, not the rest of the quorum. Network I/O in
+`trio_transport` and `socket_transport` only. Start with `cluster` (connections and metadata) and
+`admin`.
 """
 
 from __future__ import annotations

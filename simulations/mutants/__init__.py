@@ -1,1 +1,5 @@
-""""""
+"""Mistakes planted into the shipped code, to show that the checkers find them.
+
+Imports `kernel`, `cluster` and shipped code; only `runner` and `python -m simulations` import it.
+No I/O. `registry` lists all; a module has those of one part of the product.
+"""

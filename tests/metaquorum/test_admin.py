@@ -38,12 +38,12 @@ def test_the_old_name_warns_and_has_every_public_name(never_imported: None) -> N
 
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_are_found_under_their_old_names(name: str, never_imported: None) -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="next release"):
         old = import_module(f"metaquorum.admin.{name}")
     assert old is MODULES[name]
     assert old.__name__.startswith("metaquorum.client.")
 
 
 def test_a_module_that_never_was_is_not_found(never_imported: None) -> None:
-    with pytest.warns(DeprecationWarning), pytest.raises(ModuleNotFoundError):
+    with pytest.warns(DeprecationWarning, match="next release"), pytest.raises(ModuleNotFoundError):
         import_module("metaquorum.admin.none_such")

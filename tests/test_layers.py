@@ -1,0 +1,260 @@
+"""The import graph: no circle, few modules in a folder, contracts that fail when broken."""
+
+import ast
+import copy
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import grimp
+import pytest
+from importlinter.contracts.layers import LayersContract
+
+from cli.admin.main import main as mq_admin
+from cli.common.lazy_group import LazyGroup
+from cli.server.main import main as mq_server
+from tests.nodes import ROOT
+from wire.protocol.apis import ApiKey
+
+TOPS = ("wire", "metaquorum", "dataplane", "cli", "simulations")
+MOST_MODULES = 22
+# Tables: one module for each API.
+TABLES = {"wire/messages"}
+Edges = dict[str, set[str]]
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for top in TOPS:
+        for path in (ROOT / top).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+
+
+def imported_by(tree: ast.AST, known: Collection[str]) -> set[str]:
+    """What is imported at the top, in functions, for types only, or named as a whole in a string.
+
+    The last is how modules are imported late (`importlib.import_module`); what a process of its own
+    runs (`own_command`) is no import.
+    """
+    found = set()
+    elsewhere = {
+        id(argument)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "own_command"
+        for argument in node.args
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in known else str(node.module))
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in elsewhere
+        ):
+            found.add(node.value.partition(":")[0])
+    return {name for name in found if name in known and "." in name}
+
+
+def late_commands() -> Iterable[tuple[str, str]]:
+    """Modules of commands, which tables name in parts."""
+    for group in (mq_admin, mq_server):
+        assert isinstance(group, LazyGroup)
+        with click.Context(group) as context:
+            for name in group.list_commands(context):
+                command = group.get_command(context, name)
+                assert command is not None
+                assert command.callback is not None
+                owner = group.callback.__module__ if group.callback else ""
+                yield owner, command.callback.__module__
+
+
+def late_tables() -> Iterable[tuple[str, str]]:
+    for key in ApiKey:
+        yield "wire.protocol.apis", f"wire.messages.{key.name.lower()}"
+
+
+def import_graph() -> Edges:
+    edges = {
+        name: imported_by(ast.parse(path.read_text()), MODULES) - {name}
+        for name, path in MODULES.items()
+    }
+    for importer, imported in [*late_commands(), *late_tables()]:
+        if imported != importer:
+            assert imported in edges
+            edges[importer].add(imported)
+    return edges
+
+
+def circles(edges: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Those that import each other, by way of others too (Tarjan's components of several)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for other in sorted(edges.get(name, ())):
+            if other not in order:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], order[other])
+        if low[name] == order[name]:
+            at = stack.index(name)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for name in sorted(edges):
+        if name not in order:
+            visit(name)
+    return found
+
+
+def among_children(edges: Edges, package: str) -> Edges:
+    """Which packages and modules of `package` import which others of it, with all they contain."""
+    depth = package.count(".") + 2
+    found: Edges = {}
+    for importer, all_imported in edges.items():
+        for imported in all_imported:
+            if all(name.startswith(f"{package}.") for name in (importer, imported)):
+                a, b = (".".join(name.split(".")[:depth]) for name in (importer, imported))
+                if a != b:
+                    found.setdefault(a, set()).add(b)
+    return found
+
+
+@pytest.fixture(scope="module")
+def edges() -> Edges:
+    return import_graph()
+
+
+def test_a_circle_is_found_however_it_is_imported() -> None:
+    known = {"a.x", "a.y", "a.z"}
+    late = "def f():\n    from a import y\n"
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a.z import Z\n"
+    named = "import importlib\nimportlib.import_module('a.x:main')\n"
+    found = {
+        name: imported_by(ast.parse(source), known)
+        for name, source in (("a.x", late), ("a.y", types), ("a.z", named))
+    }
+    assert found == {"a.x": {"a.y"}, "a.y": {"a.z"}, "a.z": {"a.x"}}
+    assert circles(found) == [["a.x", "a.y", "a.z"]]
+    assert circles({"a.x": {"a.y"}, "a.y": set()}) == []
+
+
+def test_commands_and_tables_that_are_imported_late_are_in_the_graph(edges: Edges) -> None:
+    assert "cli.admin.quotas.commands" in edges["cli.admin.main"]
+    assert "wire.messages.fetch" in edges["wire.protocol.apis"]
+    assert "wire.records.walk_form" in edges["dataplane.partition.batch_validation"]
+
+
+def test_no_modules_import_each_other(edges: Edges) -> None:
+    assert circles(edges) == []
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_no_packages_import_each_other(edges: Edges, package: str) -> None:
+    assert circles(among_children(edges, package)) == []
+
+
+def test_a_circle_of_packages_is_found() -> None:
+    edges = {"t.a.x": {"t.b.x"}, "t.b.y": {"t.c"}, "t.c": {"t.a.y"}}
+    assert circles(edges) == []
+    assert circles(among_children(edges, "t")) == [["t.a", "t.b", "t.c"]]
+
+
+def test_a_folder_has_few_modules() -> None:
+    counts: dict[str, int] = {}
+    for top in (*TOPS, "tests"):
+        for path in (ROOT / top).rglob("*.py"):
+            if path.name != "__init__.py":
+                folder = str(path.parent.relative_to(ROOT))
+                counts[folder] = counts.get(folder, 0) + 1
+    assert {f: n for f, n in counts.items() if n > MOST_MODULES and f not in TABLES} == {}
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_a_package_says_what_it_is(package: str) -> None:
+    """And, below a top package, what may be imported there, what may be touched, where to start."""
+    text = ast.get_docstring(ast.parse(MODULES[package].read_text())) or ""
+    first, _, rest = text.partition("\n")
+    assert first.endswith(".")
+    assert "mport" in rest, "what it may import, or who may import it"
+    assert "I/O" in rest
+
+
+# The contracts of pyproject.toml. `lint-imports` holds the code to them (`test_house`).
+
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+CONTRACTS = {contract["name"]: contract for contract in SETTINGS["contracts"]}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    first, *others = SETTINGS["root_packages"]
+    return grimp.build_graph(first, *others, cache_dir=None)
+
+
+def is_kept(contract: Mapping[str, Any], graph: grimp.ImportGraph) -> bool:
+    options = {
+        key: str(value) if isinstance(value, bool) else value
+        for key, value in contract.items()
+        if key not in ("name", "type")
+    }
+    return LayersContract(contract["name"], SETTINGS, options).check(graph, verbose=False).kept
+
+
+def layers_of(contract: Mapping[str, Any]) -> list[list[str]]:
+    """By their full names, the highest first; those side by side may not import each other."""
+    (container,) = contract.get("containers", [""])
+    return [
+        [f"{container}.{name.strip()}".strip(".") for name in layer.split("|")]
+        for layer in contract["layers"]
+    ]
+
+
+def test_every_top_package_and_every_large_one_in_it_has_a_contract() -> None:
+    contained = {
+        container for each in CONTRACTS.values() for container in each.get("containers", ())
+    }
+    assert contained == {*TOPS, "dataplane.log"}
+    for name, contract in CONTRACTS.items():
+        assert contract.get("exhaustive") or not contract.get("containers"), name
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_a_contract_fails_when_it_is_broken(name: str, graph: grimp.ImportGraph) -> None:
+    contract = CONTRACTS[name]
+    assert is_kept(contract, copy.deepcopy(graph))
+    layers = layers_of(contract)
+    upwards = [(low, high) for highs, lows in pairwise(layers) for low in lows for high in highs]
+    beside = [pair for layer in layers for pair in pairwise(layer)]
+    for importer, imported in [*upwards, *beside]:
+        broken = copy.deepcopy(graph)
+        broken.add_import(importer=importer, imported=imported)
+        assert not is_kept(contract, broken), f"{importer} may import {imported}"
+
+
+@pytest.mark.parametrize("name", [name for name, c in CONTRACTS.items() if "containers" in c])
+def test_a_new_package_needs_a_place(name: str, graph: grimp.ImportGraph) -> None:
+    (container,) = CONTRACTS[name]["containers"]
+    broken = copy.deepcopy(graph)
+    broken.add_module(f"{container}.cellar")
+    assert not is_kept(CONTRACTS[name], broken)
