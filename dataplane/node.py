@@ -53,7 +53,7 @@ class NodeError(Exception):
     """The node cannot start or go on; the message is one sentence for whoever runs it."""
 
 
-_TOLD: Final = (StorageError, KafkaError, SecretError, TlsFilesError, RaftFatalError, NodeError)
+_REPORTED: Final = (StorageError, KafkaError, SecretError, TlsFilesError, RaftFatalError, NodeError)
 
 
 class Node:
@@ -97,10 +97,10 @@ class Node:
         try:
             async with AsyncExitStack() as stack:
                 await self._run(stack, started)
-        except _TOLD as error:
+        except _REPORTED as error:
             raise NodeError(_sentence(error)) from error
         except BaseExceptionGroup as errors:
-            known, others = errors.split(_TOLD)
+            known, others = errors.split(_REPORTED)
             if known is None or others is not None:
                 raise
             raise NodeError(_sentence(known)) from errors
@@ -180,9 +180,9 @@ class Node:
         paths = self.config.log_dirs or (self.config.data_dir,)
         return await disk.run(lambda: LogDirs.open(disk, storage, paths, random, owner=self._owner))
 
-    def _started(self, tell: Callable[["Node"], None]) -> None:
+    def _started(self, started: Callable[["Node"], None]) -> None:
         self._serving = True
-        tell(self)
+        started(self)
 
     async def _stop_starting(self, everything: trio.CancelScope) -> None:
         """Before it serves, there is nothing that would have to end in good order."""

@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Final
 
-from dataplane.network.listeners import DEFAULT_NAME, ClientListener, Replicating, SecurityProtocol
+from dataplane.network.listeners import (
+    DEFAULT_NAME,
+    ClientListener,
+    ReplicationListener,
+    SecurityProtocol,
+)
 from metaquorum.security.tls_context import TlsFiles
 from wire.primitives.frozen import frozen
 
@@ -26,7 +31,7 @@ class NodeConfig:
     advertise: tuple[str, int | None]  # None: the port that was bound
     # Where there is not just one in plain text, as above.
     listeners: tuple[ClientListener, ...] = ()
-    replicating: Replicating | None = None  # None: by that one
+    replicating: ReplicationListener | None = None  # None: by that one
     # Absolute; none: the data directory is the only one.
     log_dirs: tuple[str, ...] = ()
     roles: frozenset[str] = ALL_ROLES
@@ -50,8 +55,8 @@ class NodeConfig:
         return self.listeners or (ClientListener(DEFAULT_NAME, plain, self.listen, self.advertise),)
 
     @property
-    def between_workers(self) -> Replicating:
-        return self.replicating or Replicating(DEFAULT_NAME, SecurityProtocol.PLAINTEXT)
+    def between_workers(self) -> ReplicationListener:
+        return self.replicating or ReplicationListener(DEFAULT_NAME, SecurityProtocol.PLAINTEXT)
 
     @property
     def is_controller(self) -> bool:

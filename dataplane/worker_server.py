@@ -22,19 +22,19 @@ import trio
 from dataplane.config.worker import WorkerConfigs
 from dataplane.handlers.dispatcher import Dispatcher
 from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.maintenance.background_tasks import Upkeep
+from dataplane.maintenance.background_tasks import BackgroundTasks
 from dataplane.network.connection import ListenerContext
-from dataplane.network.connection_limits import Peers
+from dataplane.network.connection_limits import PeerListener
 from dataplane.network.listener_tls import ListenerTls, context_for_dialing
-from dataplane.network.login_counts import Logins
+from dataplane.network.login_counts import LoginCounts
 from dataplane.network.replies import Handle
-from dataplane.network.sasl_authenticator import SaslGate
+from dataplane.network.sasl_authenticator import SaslAuthenticator
 from dataplane.network.server import Server, ServerLimits
 from dataplane.node_config import NodeConfig
 from dataplane.quotas.client_quota_manager import ClientQuotas
-from dataplane.replication.isr_manager import Replication
+from dataplane.replication.isr_manager import IsrManager
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
-from dataplane.replication.replica_manager import Partitions
+from dataplane.replication.replica_manager import ReplicaManager
 from dataplane.replication.truncation_ledger import TruncationLedger
 from dataplane.worker.context import Worker
 from metaquorum.channel import Endpoint as ChannelEndpoint
@@ -43,7 +43,7 @@ from metaquorum.config.resolution import Configs, ListenerConfigs, WorkerLayers
 from metaquorum.controller.worker_registration import WorkerRegistration
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import Endpoint
-from metaquorum.rpc.controller_client import Gateway
+from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Listener, Runtime
@@ -89,7 +89,7 @@ class WorkerRole:
         self._metrics = metrics
         self._listeners = tuple(zip(config.client_listeners, listeners, strict=True))
         self._contexts: list[ReloadedContext] = []
-        self.logins: dict[str, Logins] = {}
+        self.logins: dict[str, LoginCounts] = {}
         static = WorkerLayers(config.configs).worker_configs()
         self.session = WorkerSession(
             runtime,
@@ -132,12 +132,12 @@ class WorkerRole:
             )
             nursery.cancel_scope.cancel()
 
-    async def _open_logs(self, configs: WorkerConfigs) -> Partitions:
+    async def _open_logs(self, configs: WorkerConfigs) -> ReplicaManager:
         runtime, loader = self._runtime, self._loader
         ledger = await runtime.disk.run(
             lambda: TruncationLedger.open(runtime.disk, self._config.data_dir)
         )
-        replication = Replication(
+        replication = IsrManager(
             self.session,
             runtime,
             loader,
@@ -145,10 +145,10 @@ class WorkerRole:
             self._config.between_workers,
             self._dialing(),
             self._endpoint,
-            Gateway(runtime, self._links, loader),
+            ControllerClient(runtime, self._links, loader),
             ledger,
         )
-        partitions = Partitions(
+        partitions = ReplicaManager(
             self._config.node_id,
             runtime.clock,
             runtime.random,
@@ -165,18 +165,18 @@ class WorkerRole:
 
     async def _serve(
         self,
-        partitions: Partitions,
+        partitions: ReplicaManager,
         configs: WorkerConfigs,
         quotas: ClientQuotas,
         started: Callable[[], None],
         stop: trio.Event,
-    ) -> Upkeep:
+    ) -> BackgroundTasks:
         """Clients are answered until `stop`, and then what they had asked; what keeps the logs."""
         worker = self.worker = Worker(
             self._config.node_id,
             self._runtime,
             self._loader,
-            Gateway(self._runtime, self._links, self._loader),
+            ControllerClient(self._runtime, self._links, self._loader),
             self.session,
             partitions,
             configs,
@@ -184,7 +184,7 @@ class WorkerRole:
             self._config.inline_append_bytes,
             self._replica_authenticator(),
         )
-        upkeep = Upkeep(worker, self._runtime, self._log_dirs)
+        upkeep = BackgroundTasks(worker, self._runtime, self._log_dirs)
         names = tuple(asked.name for asked, _ in self._listeners)
         limits = _limits(worker.configs, names)
         decoy_key = await self._decoy_key()
@@ -193,12 +193,12 @@ class WorkerRole:
             handle = self._metrics.meter.metered(handle)
         server = Server(
             self._runtime,
-            self._entrances(worker, handle, decoy_key),
+            self._listener_contexts(worker, handle, decoy_key),
             limits,
             quotas.meter,
             quotas.connections,
             self._peers(worker),
-            worker.turns,
+            worker.slicer,
         )
         if self._metrics is not None:
             self._metrics.serves(worker, server, self._log_dirs)
@@ -212,8 +212,8 @@ class WorkerRole:
             serving.start_soon(upkeep.run)
             serving.start_soon(keep_reloading, self._runtime.clock, self._contexts)
             serving.start_soon(worker.timers.run)
-            serving.start_soon(worker.replication.context.wakes.run)
-            serving.start_soon(worker.quorum_check.run)
+            serving.start_soon(worker.isr_manager.context.wakes.run)
+            serving.start_soon(worker.leadership_check.run)
             serving.start_soon(self._log_dirs.wait_none_left)
             started()
             await stop.wait()
@@ -234,25 +234,25 @@ class WorkerRole:
         )
         return ReplicaAuthenticator(self._endpoint, name, address, self._runtime.clock.monotonic)
 
-    def _peers(self, worker: Worker) -> Peers:
-        return Peers(
+    def _peers(self, worker: Worker) -> PeerListener:
+        return PeerListener(
             self._config.between_workers.listener,
             is_shared=len(self._listeners) == 1,
             are_any=lambda: len(worker.image.workers) > 1,
         )
 
-    def _entrances(
+    def _listener_contexts(
         self, worker: Worker, handle: Handle, decoy_key: bytes
     ) -> list[tuple[Listener, ListenerContext]]:
-        entrances: list[tuple[Listener, ListenerContext]] = []
+        listener_contexts: list[tuple[Listener, ListenerContext]] = []
         for asked, listener in self._listeners:
             tls = None if asked.tls is None else ListenerTls(asked.tls)
             if tls is not None:
                 self._contexts.append(tls.context)
-            logins = self.logins[asked.name] = Logins()
-            entrance = ListenerContext(asked.name, handle, tls=tls, logins=logins)
+            logins = self.logins[asked.name] = LoginCounts()
+            listener_context = ListenerContext(asked.name, handle, tls=tls, logins=logins)
             if asked.sasl is not None:
-                gate = SaslGate(
+                gate = SaslAuthenticator(
                     self._runtime,
                     asked.sasl,
                     lambda: worker.image,
@@ -260,11 +260,11 @@ class WorkerRole:
                     decoy_key,
                     logins,
                 )
-                entrance = ListenerContext(
+                listener_context = ListenerContext(
                     asked.name, gate.handle, asked.sasl.max_message_bytes, tls, logins
                 )
-            entrances.append((listener, entrance))
-        return entrances
+            listener_contexts.append((listener, listener_context))
+        return listener_contexts
 
     def _dialing(self) -> ReloadedContext | None:
         """TLS to other workers."""

@@ -77,7 +77,7 @@ class ControllerRole:
             self.quorum, loader, runtime.clock, runtime.random, static_configs, first_records
         )
         if self._mesh is not None:
-            self._mesh.watch(self.controller.membership)
+            self._mesh.watch(self.controller.worker_lifecycle)
         self.service = ControllerService(self.controller, self.quorum, self.feed, runtime.clock)
         self._listener: ChannelListener | None = None
         if endpoint is not None:
@@ -114,17 +114,17 @@ class ControllerRole:
         registration = ControllerRegistration(self._node_id, incarnation_id, *address)
         backoff = Backoff(self._runtime.random, RETRY_LEAST_S, RETRY_MOST_S)
         while True:
-            reign = await links.wait_reign()
+            controller_term = await links.wait_controller_term()
             known = self._loader.image.controllers.get(self._node_id)
             if known is None or known.incarnation_id != incarnation_id:
                 try:
-                    await reign.call(REGISTER_CONTROLLER, registration, REGISTER_S)
+                    await controller_term.call(REGISTER_CONTROLLER, registration, REGISTER_S)
                 except (CallError, KafkaError) as error:
-                    log.debug("%s did not register this controller: %s", reign, error)
+                    log.debug("%s did not register this controller: %s", controller_term, error)
                     await sleep(self._runtime.clock, backoff.next_s())
                     continue
             backoff.reset()
-            await reign.over.wait()
+            await controller_term.over.wait()
 
     async def close(self) -> None:
         """The journal is closed in good order."""

@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from metaquorum.runtime.own_processes import own_command, own_environment
-from simulations.mutants.registry import DEFECTS, Defect
+from simulations.mutants.registry import MUTANTS, Mutant
 from simulations.runner.batch import Job, run_batch, run_jobs
 from simulations.runner.ci import ci, gates
 from simulations.runner.report import Progress, print_totals
@@ -21,7 +21,7 @@ from simulations.runner.runs import Outcome, run_seed
 from simulations.runner.shrinking import shrink_seed
 from simulations.scenarios.registry import SCENARIOS
 
-DEFECT_SEEDS: Final = 200
+MUTANT_SEEDS: Final = 200
 # Seconds of CPU after which a seed counts as hung (in a world nothing waits for real time), however
 # busy the machine is; the slowest take some ten.
 SEED_LIMIT_S: Final = 120
@@ -45,8 +45,8 @@ def list_scenarios() -> None:
     for scenario in SCENARIOS.values():
         click.echo(f"{scenario.name:<20} {scenario.about}")
     click.echo("\nplanted defects:")
-    for defect in DEFECTS.values():
-        click.echo(f"{defect.name:<32} {defect.about}")
+    for mutant in MUTANTS.values():
+        click.echo(f"{mutant.name:<32} {mutant.about}")
 
 
 @main.command()
@@ -83,7 +83,7 @@ def run(
 
 @main.command(hidden=True)
 @click.option("--scenario", type=_scenarios, required=True)
-@click.option("--defect", type=click.Choice(list(DEFECTS)))
+@click.option("--defect", type=click.Choice(list(MUTANTS)))
 @click.option("--seconds", type=float)
 @click.option("--always", default=0)
 @click.option("--enough", type=int)
@@ -103,12 +103,12 @@ def work(
         if seconds is not None and number >= always and time.monotonic() - began > seconds:
             break
         signal.setitimer(signal.ITIMER_PROF, SEED_LIMIT_S)
-        outcome = run_seed(scenario, seed, defect=defect)[0]
+        outcome = run_seed(scenario, seed, mutant=defect)[0]
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(outcome.as_json()), flush=True)
         if defect is not None and _is_misfit(outcome):
             break
-        if defect is not None and enough is not None and _finds(outcome, DEFECTS[defect]):
+        if defect is not None and enough is not None and _finds(outcome, MUTANTS[defect]):
             enough -= 1
             if not enough:
                 break
@@ -123,7 +123,7 @@ def _hung(signum: int, frame: FrameType | None) -> None:
 @main.command()
 @click.argument("scenario", type=_scenarios)
 @click.argument("seed", type=int)
-@click.option("--defect", type=click.Choice(list(DEFECTS)), help="With this defect planted.")
+@click.option("--defect", type=click.Choice(list(MUTANTS)), help="With this defect planted.")
 @click.option("--last", type=int, help="Only so many events before the end.")
 @click.option("--who", help="Only events of this machine, client or part.")
 @click.option("--twice", is_flag=True, help="Show where two runs differ instead.")
@@ -142,7 +142,7 @@ def replay(
         _show_difference(scenario, seed, defect)
         return
     left_out = {int(number) for number in without.split(",") if number}
-    outcome, world = run_seed(scenario, seed, defect=defect, leave_out=left_out)
+    outcome, world = run_seed(scenario, seed, mutant=defect, leave_out=left_out)
     events = [event for event in world.trace.events if who in (None, event.who)]
     for event in events[-last:] if last else events:
         click.echo(event)
@@ -152,12 +152,12 @@ def replay(
     sys.exit(1 if outcome.violations else 0)
 
 
-def _show_difference(scenario: str, seed: int, defect: str | None) -> None:
+def _show_difference(scenario: str, seed: int, mutant: str | None) -> None:
     import subprocess
 
     command = [*own_command("simulations"), "replay", scenario, str(seed)]
-    command += ["--defect", defect] if defect else []
-    stories = [
+    command += ["--defect", mutant] if mutant else []
+    outputs = [
         subprocess.run(  # noqa: S603 - this very module
             command,
             env={**own_environment(), "PYTHONHASHSEED": hash_seed},
@@ -167,9 +167,9 @@ def _show_difference(scenario: str, seed: int, defect: str | None) -> None:
         ).stdout.splitlines()
         for hash_seed in ("1", "2")
     ]
-    for number, (one, other) in enumerate(zip(*stories, strict=False)):
+    for number, (one, other) in enumerate(zip(*outputs, strict=False)):
         if one != other:
-            click.echo("\n".join(stories[0][max(number - 10, 0) : number]))
+            click.echo("\n".join(outputs[0][max(number - 10, 0) : number]))
             click.echo(f"one:   {one}\nother: {other}")
             sys.exit(1)
     click.echo("no difference")
@@ -178,31 +178,31 @@ def _show_difference(scenario: str, seed: int, defect: str | None) -> None:
 @main.command()
 @click.argument("scenario", type=_scenarios)
 @click.argument("seed", type=int)
-@click.option("--defect", type=click.Choice(list(DEFECTS)), help="With this defect planted.")
+@click.option("--defect", type=click.Choice(list(MUTANTS)), help="With this defect planted.")
 @click.option("--last", default=30, show_default=True, help="So many events before the violation.")
 def shrink(scenario: str, seed: int, defect: str | None, last: int) -> None:
     """Leave out faults for as long as the seed violates the same; tell what is left."""
-    shrunk = shrink_seed(scenario, seed, defect=defect)
+    shrunk = shrink_seed(scenario, seed, mutant=defect)
     if shrunk is None:
         click.echo("nothing is violated")
         sys.exit(0)
-    for event in shrunk.story(last):
+    for event in shrunk.events(last):
         click.echo(event)
     click.echo(f"VIOLATION {shrunk.violated}")
     click.echo(f"{len(shrunk.needed)} of {len(shrunk.faults)} faults needed, {shrunk.runs} runs:")
     for number in shrunk.needed:
         click.echo(f"  {shrunk.faults[number]}")
-    planted = f" --defect {defect}" if defect else ""
+    mutated = f" --defect {defect}" if defect else ""
     left_out = f" --without {','.join(map(str, shrunk.left_out))}" if shrunk.left_out else ""
-    click.echo(f"    python -m simulations replay {scenario} {seed}{planted}{left_out}")
+    click.echo(f"    python -m simulations replay {scenario} {seed}{mutated}{left_out}")
     sys.exit(1)
 
 
 @main.command()
 @click.option("--scenario", type=_scenarios, help="Only the defects meant for this scenario.")
-@click.option("--count", default=DEFECT_SEEDS, show_default=True, help="Seeds for each.")
+@click.option("--count", default=MUTANT_SEEDS, show_default=True, help="Seeds for each.")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True)
-@click.option("--only", type=click.Choice(list(DEFECTS)), help="This defect alone.")
+@click.option("--only", type=click.Choice(list(MUTANTS)), help="This defect alone.")
 @click.option(
     "--enough", type=click.IntRange(min=1), help="Stop a job once it has found a defect so often."
 )
@@ -212,17 +212,17 @@ def defects(
     """Plant every defect in turn; exit with 1 when one is not found."""
     missed = 0
     click.echo(f"{'defect':<32} {'scenario':<18} {'found by':>12} {'first':>6}  as")
-    for defect in DEFECTS.values():
-        if scenario not in (None, defect.scenario) or only not in (None, defect.name):
+    for mutant in MUTANTS.values():
+        if scenario not in (None, mutant.scenario) or only not in (None, mutant.name):
             continue
         try:
-            found, played = _hunt(defect, count, jobs, enough)
+            found, played = _hunt(mutant, count, jobs, enough)
         except click.ClickException as error:
             missed += 1
             error.show()
             continue
         missed += not found
-        click.echo(_defect_line(defect, found, played))
+        click.echo(_mutant_line(mutant, found, played))
     sys.exit(1 if missed else 0)
 
 
@@ -230,8 +230,8 @@ def defects(
 _MISFIT: Final = ".wrong.<locals>."
 
 
-def _finds(outcome: Outcome, defect: Defect) -> bool:
-    return any(name.split()[0] in defect.found_as for name, _ in outcome.violations)
+def _finds(outcome: Outcome, mutant: Mutant) -> bool:
+    return any(name.split()[0] in mutant.found_as for name, _ in outcome.violations)
 
 
 def _is_misfit(outcome: Outcome) -> bool:
@@ -239,7 +239,7 @@ def _is_misfit(outcome: Outcome) -> bool:
 
 
 def _hunt(
-    defect: Defect, count: int, jobs: int, enough: int | None
+    mutant: Mutant, count: int, jobs: int, enough: int | None
 ) -> tuple[dict[int, Outcome], int]:
     """The seeds that find the defect, and how many seeds were played."""
     found: dict[int, Outcome] = {}
@@ -251,15 +251,15 @@ def _hunt(
         played += 1
         if _is_misfit(outcome):
             misfits.append(outcome)
-        if _finds(outcome, defect):
+        if _finds(outcome, mutant):
             found[outcome.seed] = outcome
 
     work = [
         Job(
-            defect.scenario,
+            mutant.scenario,
             list(range(number, count, jobs)),
             number + 1,
-            defect.name,
+            mutant.name,
             enough=enough,
         )
         for number in range(jobs)
@@ -267,13 +267,13 @@ def _hunt(
     run_jobs(work, heard)
     if misfits:
         raise click.ClickException(
-            f"{defect.name} does not fit the code that it is planted into: {misfits[0].violations}"
+            f"{mutant.name} does not fit the code that it is planted into: {misfits[0].violations}"
         )
     return found, played
 
 
-def _defect_line(defect: Defect, found: dict[int, Outcome], played: int) -> str:
-    head = f"{defect.name:<32} {defect.scenario:<18} {len(found):>5} of {played:>3}"
+def _mutant_line(mutant: Mutant, found: dict[int, Outcome], played: int) -> str:
+    head = f"{mutant.name:<32} {mutant.scenario:<18} {len(found):>5} of {played:>3}"
     if not found:
         return f"{head} {'-':>6}  NOT FOUND"
     names: dict[str, int] = {}

@@ -61,7 +61,7 @@ def command(
         try:
             found = session.admin.describe_truncations(node_id, topics or None)
         except (UnreachableError, BrokerError) as error:  # the others are still of interest
-            session.tell(error)
+            session.report(error)
             continue
         if found.has_forgotten:
             session.note(f"worker {node_id} has forgotten what was before its oldest entry")

@@ -54,7 +54,7 @@ def command(
         try:
             found += session.admin.describe_log_dirs([node_id])
         except (UnreachableError, BrokerError) as error:  # the others are still of interest
-            session.tell(error)
+            session.report(error)
     rows = [
         {
             "node": log_dir.node_id,

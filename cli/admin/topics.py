@@ -425,7 +425,7 @@ def delete(session: Session, topics: tuple[str, ...], if_exists: bool, yes: bool
         elif if_exists and _is(outcome, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             session.say(f"{name} is not there")
         else:
-            session.tell(outcome)
+            session.report(outcome)
 
 
 def _question(topics: Sequence[str]) -> str:

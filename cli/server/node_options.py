@@ -16,7 +16,7 @@ from dataplane.network.listeners import (
     DEFAULT_NAME,
     ClientListener,
     ListenerError,
-    Replicating,
+    ReplicationListener,
     client_listeners,
     replicating,
 )
@@ -211,7 +211,7 @@ def _secrets(configs: Iterable[str]) -> Iterator[str]:
 
 def _listeners(
     chosen: Mapping[str, Any], configs: Mapping[str, str]
-) -> tuple[tuple[ClientListener, ...], Replicating | None]:
+) -> tuple[tuple[ClientListener, ...], ReplicationListener | None]:
     """Those that the config `listeners` names; none: --listen says it all."""
     static = WorkerLayers(configs).worker_configs()
     try:

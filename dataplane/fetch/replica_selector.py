@@ -18,7 +18,7 @@ def nearest_replica(
     partition: Partition, rack: str, offset: int, image: MetadataImage
 ) -> int | None:
     """The follower to read from at `offset`; None: the leader, which is this worker."""
-    leadership = partition.leadership
+    leadership = partition.leader_state
     if leadership is None or _rack(image, partition.leader_id) == rack:
         return None
     near = [

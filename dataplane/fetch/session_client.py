@@ -39,7 +39,7 @@ _SESSION_ERRORS: Final = frozenset(
 )
 
 
-class Wanted(NamedTuple):
+class RequestedPartition(NamedTuple):
     """What a follower asks of one partition."""
 
     topic_id: Uuid
@@ -57,7 +57,7 @@ class FetchLimits(NamedTuple):
     max_bytes: int
 
 
-class AskingSession:
+class FetchSessionClient:
     """One follower's session with one leader. What has not changed costs nothing."""
 
     def __init__(self, replica_id: int, broker_epoch: BrokerEpoch, limits: FetchLimits) -> None:
@@ -66,9 +66,9 @@ class AskingSession:
         self._limits = limits
         self._id = NO_SESSION
         self._epoch = INITIAL_EPOCH
-        self._wanted: dict[Key, Wanted] = {}
+        self._wanted: dict[Key, RequestedPartition] = {}
         # Since the last request; what is in neither is as the leader knows it.
-        self._changed: dict[Key, Wanted] = {}
+        self._changed: dict[Key, RequestedPartition] = {}
         self._forgotten: dict[Key, None] = {}
 
     @property
@@ -79,7 +79,7 @@ class AskingSession:
         """How many partitions are asked for."""
         return len(self._wanted)
 
-    def want(self, want: Wanted) -> None:
+    def want(self, want: RequestedPartition) -> None:
         """Its partition is asked for like this from now on."""
         key = want.topic_id, want.partition
         if self._wanted.get(key) != want:
@@ -104,7 +104,7 @@ class AskingSession:
         if known.replica_epoch != (broker_epoch := self._broker_epoch()):
             self.restart()
             self._replica = ReplicaState(replica_id=known.replica_id, replica_epoch=broker_epoch)
-        changed: Iterable[Wanted] = self._wanted.values()
+        changed: Iterable[RequestedPartition] = self._wanted.values()
         forgotten: Sequence[Key] = ()
         if self.is_open:
             changed = self._changed.values()
@@ -140,14 +140,14 @@ def is_session_error(code: ErrorCode) -> bool:
     return code in _SESSION_ERRORS
 
 
-def _topics(wanted: Iterable[Wanted]) -> list[FetchTopic]:
+def _topics(wanted: Iterable[RequestedPartition]) -> list[FetchTopic]:
     return [
         FetchTopic(topic_id=topic_id, partitions=[_partition(want) for want in of_topic])
         for topic_id, of_topic in groupby(wanted, key=lambda want: want.topic_id)
     ]
 
 
-def _partition(want: Wanted) -> FetchPartition:
+def _partition(want: RequestedPartition) -> FetchPartition:
     return FetchPartition(
         partition=want.partition,
         current_leader_epoch=want.leader_epoch,

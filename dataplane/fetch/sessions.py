@@ -42,7 +42,7 @@ _EPOCH_MAX: Final = 2**31 - 1
 MIN_AGE_S: Final = 120.0
 # Over all sessions; some 500 bytes each. Whoever would exceed it gets no session.
 PARTITIONS_MAX: Final = 250_000
-_NOTHING_TOLD: Final = -1
+_NEVER_SENT: Final = -1
 
 Key: TypeAlias = tuple[Uuid | str, int]  # topic id or name, and index
 
@@ -67,7 +67,7 @@ def next_epoch(epoch: int) -> int:
     return 1 if epoch == _EPOCH_MAX else epoch + 1
 
 
-class _Aside:
+class _CommitWatcher:
     """Watches for a follower what is committed: news to be told, but not to be woken for."""
 
     __slots__ = ("_part",)
@@ -80,7 +80,7 @@ class _Aside:
         part.session.news[part] = None
         if part.partition is not None and part.partition.is_leader:
             return True
-        part.stop_aside()  # the follower has another leader, of which it has not told us
+        part.stop_watching_commits()  # the follower has another leader, of which it has not told us
         return False
 
     def wake(self) -> None:
@@ -91,7 +91,7 @@ class SessionPartition:
     """What a session asks of one partition, and what it was told last. Watches the partition."""
 
     __slots__ = (
-        "_aside",
+        "_commit_watcher",
         "asked",
         "high_watermark",
         "log_start_offset",
@@ -109,9 +109,9 @@ class SessionPartition:
         self.topic_id = topic_id
         self.asked = asked
         self.partition: Partition | None = None
-        self._aside: _Aside | None = None
-        self.high_watermark = _NOTHING_TOLD
-        self.log_start_offset = _NOTHING_TOLD
+        self._commit_watcher: _CommitWatcher | None = None
+        self.high_watermark = _NEVER_SENT
+        self.log_start_offset = _NEVER_SENT
 
     def watch(self, partition: Partition | None) -> None:
         """Whatever happens to `partition` from now on is news."""
@@ -120,9 +120,9 @@ class SessionPartition:
             if before is not None:
                 before.waiters.discard(self)
                 before.end_waiters.discard(self)
-                if self._aside is not None:
-                    before.waiters.discard(self._aside)
-                    self._aside = None
+                if self._commit_watcher is not None:
+                    before.waiters.discard(self._commit_watcher)
+                    self._commit_watcher = None
             if self.session.is_open:
                 self.session.present_count += (partition is not None) - (before is not None)
             self.partition = partition
@@ -132,9 +132,9 @@ class SessionPartition:
             partition.waiters.add(self)
             return
         partition.end_waiters.add(self)
-        if self._aside is None:
-            self._aside = _Aside(self)
-            partition.waiters.add(self._aside)
+        if self._commit_watcher is None:
+            self._commit_watcher = _CommitWatcher(self)
+            partition.waiters.add(self._commit_watcher)
 
     def end(self) -> None:
         """Its session is closed: it watches nothing, and knows the session no more.
@@ -145,8 +145,8 @@ class SessionPartition:
         self.watch(None)
         self.session = _CLOSED
 
-    def stop_aside(self) -> None:
-        self._aside = None
+    def stop_watching_commits(self) -> None:
+        self._commit_watcher = None
 
     def note(self, new_bytes: int) -> bool:
         session = self.session
@@ -171,7 +171,7 @@ class SessionPartition:
             and self.log_start_offset == partition.log.log_start_offset
         )
 
-    def tell(self, answer: PartitionData, size_bytes: int) -> bool:
+    def update(self, answer: PartitionData, size_bytes: int) -> bool:
         """Whether the client has to be told `answer`; it counts as told then."""
         is_news = size_bytes > 0 or answer.preferred_read_replica >= 0
         if self.high_watermark != answer.high_watermark:
@@ -181,7 +181,7 @@ class SessionPartition:
             self.log_start_offset = answer.log_start_offset
             is_news = True
         if answer.error_code != NO_ERROR or answer.diverging_epoch is not None:
-            self.high_watermark = _NOTHING_TOLD  # when that is over, it is told again
+            self.high_watermark = _NEVER_SENT  # when that is over, it is told again
             is_news = True
         return is_news
 
@@ -288,11 +288,11 @@ class FetchSessions:
         slots: int,
         random: Random,
         partitions_max: int = PARTITIONS_MAX,
-        finish_unawaited: Callable[[Work[None]], object] = at_once,
+        finish_in_background: Callable[[Work[None]], object] = at_once,
     ) -> None:
-        """`finish_unawaited` does work that nobody waits for: the end of a large session."""
+        """`finish_in_background` does work that nobody waits for: the end of a large session."""
         self._slots = slots
-        self._finish_unawaited = finish_unawaited
+        self._finish_unawaited = finish_in_background
         self._random = random
         self._partitions_max = partitions_max
         self._sessions: dict[int, FetchSession] = {}  # the one unused longest first

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Final
 
-from dataplane.scheduling.time_slices import Turns, Work, in_pieces, pieces
+from dataplane.scheduling.time_slices import TimeSlicer, Work, in_pieces, pieces
 from dataplane.worker.context import Request, Worker
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.metadata.records import ScramCredentialRecord
@@ -102,29 +102,29 @@ def handle_describe_user_scram_credentials(
         return result
 
     results = yield from in_pieces(asked, describe)
-    worker.turns.discard(known, asked)
+    worker.slicer.discard(known, asked)
     return DescribeUserScramCredentialsResponse(results=results)
 
 
 async def handle_alter_user_scram_credentials(
     worker: Worker, request: Request, message: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:
-    turns = worker.turns
+    slicer = worker.slicer
     count = len(message.deletions) + len(message.upsertions)
-    changes = await turns.do(_scram_changes(turns, message), count)
+    changes = await slicer.do(_scram_changes(slicer, message), count)
     try:
-        outcomes = await worker.gateway.change_scram_credentials(
-            request.asker, changes, timeout_s=ALTER_S
+        outcomes = await worker.controller_client.change_scram_credentials(
+            request.context, changes, timeout_s=ALTER_S
         )
         work = in_pieces(zip(changes, outcomes, strict=True), _scram_result)
-        results = await turns.do(work, len(changes))
+        results = await slicer.do(work, len(changes))
     finally:
-        turns.discard(changes)
+        slicer.discard(changes)
     return AlterUserScramCredentialsResponse(results=results)
 
 
 def _scram_changes(
-    turns: Turns, message: AlterUserScramCredentialsRequest
+    slicer: TimeSlicer, message: AlterUserScramCredentialsRequest
 ) -> Work[list[UserScramChange]]:
     deletions: dict[str, list[int]] = {}
     upsertions: dict[str, list[ScramUpsertion]] = {}
@@ -154,7 +154,7 @@ def _scram_changes(
     yield from in_pieces(deletions, change)
     yield from in_pieces(upsertions, change)
     in_order = list(changes.values())
-    turns.discard(deletions, upsertions, changes)
+    slicer.discard(deletions, upsertions, changes)
     return in_order
 
 

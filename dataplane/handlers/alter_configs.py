@@ -9,7 +9,7 @@ from dataplane.scheduling.time_slices import each_of, in_pieces, row_count
 from dataplane.worker.context import Request, Worker
 from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
-from metaquorum.controller.topics import MAX_WISHES, TOO_MANY
+from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.runtime.whole_numbers import whole_number
 from wire.messages import alter_configs, incremental_alter_configs
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
@@ -31,7 +31,7 @@ CHANGE_S: Final = 25.0
 
 
 @frozen
-class _Asked:
+class _RequestedResource:
     """What one resource of a request asks for, whichever of the two requests it is."""
 
     resource_type: int
@@ -65,17 +65,19 @@ async def _asked(
     change: Callable[[Any], ConfigChange],
     *,
     replace: bool,
-) -> list[_Asked]:
+) -> list[_RequestedResource]:
     count = row_count(resources, lambda resource: resource.configs)
     work = each_of(resources, lambda resource: resource.configs, lambda _, config: change(config))
-    found = await worker.turns.do(work, count)
+    found = await worker.slicer.do(work, count)
     try:
-        return await worker.turns.each(
+        return await worker.slicer.each(
             found,
-            lambda each: _Asked(each[0].resource_type, each[0].resource_name, each[1], replace),
+            lambda each: _RequestedResource(
+                each[0].resource_type, each[0].resource_name, each[1], replace
+            ),
         )
     finally:
-        worker.turns.discard(found)
+        worker.slicer.discard(found)
 
 
 async def handle_alter_configs(
@@ -100,35 +102,35 @@ async def handle_alter_configs(
 async def _change(
     worker: Worker,
     request: Request,
-    asked: list[_Asked],
+    asked: list[_RequestedResource],
     kind: type[_Answer],
     *,
     validate_only: bool,
 ) -> list[_Answer]:
     """For each resource what became of it; `asked` is discarded."""
-    turns = worker.turns
+    slicer = worker.slicer
     outcomes: dict[int, KafkaError | None] = {}
-    wishes: dict[int, ResourceChange] = {}
+    specs: dict[int, ResourceChange] = {}
     counts: Counter[tuple[int, str]] = Counter()
 
-    def take(numbered: tuple[int, _Asked]) -> None:
+    def take(numbered: tuple[int, _RequestedResource]) -> None:
         number, each = numbered
         try:
             if counts[each.resource_type, each.resource_name] > 1:
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST, "Each resource must appear at most once."
                 )
-            wishes[number] = _wish(worker, each)
+            specs[number] = _spec(worker, each)
         except KafkaError as error:
             outcomes[number] = error
 
-    def count(each: _Asked) -> None:
+    def count(each: _RequestedResource) -> None:
         counts[each.resource_type, each.resource_name] += 1
 
     def keep(answered: tuple[int, KafkaError | None]) -> None:
         outcomes[answered[0]] = answered[1]
 
-    def answer(numbered: tuple[int, _Asked]) -> _Answer:
+    def answer(numbered: tuple[int, _RequestedResource]) -> _Answer:
         number, resource = numbered
         error = outcomes[number]
         return kind(
@@ -139,22 +141,22 @@ async def _change(
         )
 
     try:
-        await turns.each(asked, count)
-        await turns.do(in_pieces(enumerate(asked), take), len(asked))
-        answers = await worker.gateway.change_configs(
-            request.asker,
-            list(wishes.values()),
+        await slicer.each(asked, count)
+        await slicer.do(in_pieces(enumerate(asked), take), len(asked))
+        answers = await worker.controller_client.change_configs(
+            request.context,
+            list(specs.values()),
             validate_only=validate_only,
             timeout_s=CHANGE_S,
         )
-        await turns.do(in_pieces(zip(wishes, answers, strict=True), keep), len(wishes))
-        return await turns.do(in_pieces(enumerate(asked), answer), len(asked))
+        await slicer.do(in_pieces(zip(specs, answers, strict=True), keep), len(specs))
+        return await slicer.do(in_pieces(enumerate(asked), answer), len(asked))
     finally:
-        turns.discard(asked, outcomes, wishes, counts)
+        slicer.discard(asked, outcomes, specs, counts)
 
 
-def _wish(worker: Worker, asked: _Asked) -> ResourceChange:
-    if len(asked.changes) > MAX_WISHES:
+def _spec(worker: Worker, asked: _RequestedResource) -> ResourceChange:
+    if len(asked.changes) > MAX_SPECS:
         raise TOO_MANY
     scope = config_scope(asked.resource_type)
     name = asked.resource_name

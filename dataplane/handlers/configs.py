@@ -52,7 +52,7 @@ def handle_describe_configs(
     for (_, _, wanted), resource in asked.items():
         result = yield from _describe(worker, message, resource, wanted)
         results.append(result)
-    worker.turns.discard(asked)
+    worker.slicer.discard(asked)
     return DescribeConfigsResponse(results=results)
 
 

@@ -139,7 +139,7 @@ class Route:
         return parts
 
 
-class _Asked:
+class _PendingRequest:
     """One request on its way, for as long as its answer is not there."""
 
     __slots__ = ("correlation_id", "message", "request", "route", "size_bytes")
@@ -154,7 +154,7 @@ class _Asked:
         self.size_bytes = size_bytes  # of its frame, which may be gone when the answer is there
 
 
-class _InTurns(PendingReply):
+class _SlicedReply(PendingReply):
     """The reply to a request that waits: for a coroutine, or for its work's turn."""
 
     __slots__ = ("_dispatcher", "_waiting")
@@ -162,7 +162,7 @@ class _InTurns(PendingReply):
     def __init__(
         self,
         dispatcher: "Dispatcher",
-        asked: _Asked,
+        asked: _PendingRequest,
         waiting: Coroutine[Any, Any, Answer] | Work[Reply | Handled],
     ) -> None:
         self._dispatcher = dispatcher
@@ -195,14 +195,14 @@ class Dispatcher:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._turns = worker.turns
+        self._slicer = worker.slicer
         self._routes: dict[tuple[int, int], Route] = {}
 
     def handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
         header, body = decode_request_header(frame)
         version = header.api_version
         if not header.api_key:  # Produce
-            reply = produce.handle_one(self._worker, frame, body, header, client)
+            reply = produce.handle_produce_fast(self._worker, frame, body, header, client)
             if reply is not None:
                 return reply
         route = self._routes.get((header.api_key, version))
@@ -217,23 +217,25 @@ class Dispatcher:
             route = self._routes[header.api_key, version] = Route(api, version)
         request = Request(version, header.client_id, client)
         if len(frame) > LARGE_FRAME_BYTES:
-            asked = _Asked(route, request, header.correlation_id, len(frame))
+            asked = _PendingRequest(route, request, header.correlation_id, len(frame))
             work = self._decode_and_handle(asked, frame, body)
             try:
                 next(work)
             except StopIteration as done:
                 return self._reply_to(asked, done.value)
-            return _InTurns(self, asked, self._work(asked, work))
+            return _SlicedReply(self, asked, self._work(asked, work))
         # Bytes behind the message are let pass, as Kafka does: librdkafka leaves three behind
         # "all topics" in a flexible Metadata request (its issue 5049).
         message, _ = route.decode(frame, body)
         handled = route.handler(self._worker, request, message)
         if isinstance(handled, Message):
             return self._reply(route, request, header.correlation_id, len(frame), handled)
-        return self._reply_to(_Asked(route, request, header.correlation_id, len(frame)), handled)
+        return self._reply_to(
+            _PendingRequest(route, request, header.correlation_id, len(frame)), handled
+        )
 
     def _decode_and_handle(
-        self, asked: _Asked, frame: memoryview, body: int
+        self, asked: _PendingRequest, frame: memoryview, body: int
     ) -> Work[Handled | Work[Handled]]:
         """What the handler returns; it was called with a message that was decoded in pieces."""
         message, _ = yield from asked.route.decode_in_pieces(frame, body)
@@ -241,15 +243,15 @@ class Dispatcher:
         return asked.route.handler(self._worker, asked.request, message)
 
     def _reply_to(
-        self, asked: _Asked, handled: Handled | Work[Handled]
+        self, asked: _PendingRequest, handled: Handled | Work[Handled]
     ) -> Reply | PendingReply | DelayedReply:
         if type(handled) is GeneratorType:
-            done = self._turns.run(handled)
+            done = self._slicer.run(handled)
             if done is None:
-                return _InTurns(self, asked, self._work(asked, handled))
+                return _SlicedReply(self, asked, self._work(asked, handled))
             handled = done[0]
         if type(handled) is CoroutineType:
-            return _InTurns(self, asked, handled)
+            return _SlicedReply(self, asked, handled)
         if isinstance(handled, DelayedResponse):
             return DelayedReply(handled, partial(self._reply_to_given, asked))
         answer = cast(Answer, handled)
@@ -257,13 +259,15 @@ class Dispatcher:
             asked.route, asked.request, asked.correlation_id, asked.size_bytes, answer
         )
 
-    def _reply_to_given(self, asked: _Asked, given: Answer | Work[Answer]) -> Reply | PendingReply:
+    def _reply_to_given(
+        self, asked: _PendingRequest, given: Answer | Work[Answer]
+    ) -> Reply | PendingReply:
         """What a `DelayedResponse` gave may be work, too."""
         reply = self._reply_to(asked, given)
         assert not isinstance(reply, DelayedReply)
         return reply
 
-    def _work(self, asked: _Asked, work: Work[Any]) -> Work[Reply | Handled]:
+    def _work(self, asked: _PendingRequest, work: Work[Any]) -> Work[Reply | Handled]:
         """The reply, if no more has to be waited for than turns; or else what has to be."""
         handled = yield from work
         while type(handled) is GeneratorType:
@@ -273,13 +277,13 @@ class Dispatcher:
         return (yield from self._reply_in_pieces(asked, handled))
 
     async def finish(
-        self, asked: _Asked, waiting: Coroutine[Any, Any, Answer] | Work[Reply | Handled]
+        self, asked: _PendingRequest, waiting: Coroutine[Any, Any, Answer] | Work[Reply | Handled]
     ) -> Reply | DelayedReply:
         """The reply to what was begun; for whom a connection's task waits."""
-        turns, handled = self._turns, cast(Any, waiting)
+        slicer, handled = self._slicer, cast(Any, waiting)
         try:
             if type(handled) is GeneratorType:
-                handled = await turns.finish(handled, asked.size_bytes)
+                handled = await slicer.finish(handled, asked.size_bytes)
                 if isinstance(handled, DelayedResponse):
                     return DelayedReply(handled, partial(self._reply_to_given, asked))
                 if type(handled) is not CoroutineType:
@@ -287,16 +291,16 @@ class Dispatcher:
             answer = await handled
             # It is there, with what it was asked in: to wait for room would free none, and whoever
             # goes first there would keep a large request that is done from being answered.
-            return await turns.finish(self._reply_in_pieces(asked, answer), 0)
+            return await slicer.finish(self._reply_in_pieces(asked, answer), 0)
         except BaseException:
             self.discard(asked)
             raise
 
-    def discard(self, asked: _Asked) -> None:
+    def discard(self, asked: _PendingRequest) -> None:
         """The request is not answered: its message is forgotten in slices if it is large."""
         if (message := asked.message) is not None:
             asked.message = None
-            self._turns.finish_unawaited(_forgotten(message))
+            self._slicer.finish_in_background(_forgotten(message))
 
     def _reply(
         self, route: Route, request: Request, correlation_id: int, size_bytes: int, answer: Answer
@@ -307,7 +311,7 @@ class Dispatcher:
             self._worker.errors.count(route.api.key, answer)
         return route.reply(correlation_id, answer)
 
-    def _reply_in_pieces(self, asked: _Asked, answer: Answer) -> Work[Reply]:
+    def _reply_in_pieces(self, asked: _PendingRequest, answer: Answer) -> Work[Reply]:
         route = asked.route
         if self._worker.quotas.is_on:
             self._charge(route, asked.request, asked.size_bytes, answer)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
 from dataplane.worker.context import Request, Worker
-from metaquorum.controller.elect_leaders import ElectionType, LeaderWish, wishes_of
+from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, specs_of
 from wire.messages.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,
@@ -24,55 +24,55 @@ async def handle_elect_leaders(
     if kind not in _TYPES:
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     asked = message.topic_partitions
-    wishes: list[LeaderWish] = []
+    specs: list[ElectionSpec] = []
     answers: list[KafkaError | None] = []
-    turns = worker.turns
+    slicer = worker.slicer
     try:
         if asked is None:
             topics = list(worker.image.topics.values())
-            await turns.do(
-                in_pieces(topics, lambda topic: wishes.extend(wishes_of(topic, kind))),
+            await slicer.do(
+                in_pieces(topics, lambda topic: specs.extend(specs_of(topic, kind))),
                 row_count(topics, lambda topic: topic.partitions),
             )
         else:
-            await turns.do(
+            await slicer.do(
                 for_each_of(
                     asked,
                     lambda topic: topic.partitions,
-                    lambda topic, index: wishes.append(LeaderWish(topic.topic, index, kind)),
+                    lambda topic, index: specs.append(ElectionSpec(topic.topic, index, kind)),
                 ),
                 row_count(asked, lambda topic: topic.partitions),
             )
-        answers = await worker.gateway.elect_leaders(
-            request.asker, wishes, timeout_s=timeout_seconds(message.timeout_ms)
+        answers = await worker.controller_client.elect_leaders(
+            request.context, specs, timeout_s=timeout_seconds(message.timeout_ms)
         )
-        work = _by_topic(wishes, answers, hears_all=asked is not None)
-        return ElectLeadersResponse(replica_election_results=await turns.do(work, len(wishes)))
+        work = _by_topic(specs, answers, hears_all=asked is not None)
+        return ElectLeadersResponse(replica_election_results=await slicer.do(work, len(specs)))
     finally:
-        turns.discard(wishes, answers)
+        slicer.discard(specs, answers)
 
 
 def _by_topic(
-    wishes: Sequence[LeaderWish], answers: Sequence[KafkaError | None], *, hears_all: bool
+    specs: Sequence[ElectionSpec], answers: Sequence[KafkaError | None], *, hears_all: bool
 ) -> Work[list[ReplicaElectionResult]]:
     """A result for each wish; without those that are not needed, unless the client `hears_all`."""
     results: list[ReplicaElectionResult] = []
 
-    def take(answered: tuple[LeaderWish, KafkaError | None]) -> None:
-        wish, answer = answered
+    def take(answered: tuple[ElectionSpec, KafkaError | None]) -> None:
+        spec, answer = answered
         if not hears_all and answer is not None and answer.code == ErrorCode.ELECTION_NOT_NEEDED:
             return
-        if not results or results[-1].topic != wish.topic:
-            results.append(ReplicaElectionResult(topic=wish.topic))
-        results[-1].partition_result.append(_result(wish, answer))
+        if not results or results[-1].topic != spec.topic:
+            results.append(ReplicaElectionResult(topic=spec.topic))
+        results[-1].partition_result.append(_result(spec, answer))
 
-    yield from in_pieces(zip(wishes, answers, strict=True), take)
+    yield from in_pieces(zip(specs, answers, strict=True), take)
     return results
 
 
-def _result(wish: LeaderWish, answer: KafkaError | None) -> PartitionResult:
+def _result(spec: ElectionSpec, answer: KafkaError | None) -> PartitionResult:
     if answer is None:
-        return PartitionResult(partition_id=wish.partition, error_code=ErrorCode.NONE)
+        return PartitionResult(partition_id=spec.partition, error_code=ErrorCode.NONE)
     return PartitionResult(
-        partition_id=wish.partition, error_code=answer.code, error_message=answer.message
+        partition_id=spec.partition, error_code=answer.code, error_message=answer.message
     )

@@ -77,7 +77,7 @@ def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Ans
     if (replica_id := replica_of(message)) >= 0:
         if error := fetch_claim_error(request.client, message, worker.loader.image):
             return _refuse_claim(message, error)
-        worker.replication.context.heard[replica_id] = worker.clock.monotonic()
+        worker.isr_manager.context.heard[replica_id] = worker.clock.monotonic()
     allowed = _Allowed(worker, request, message, is_limited=replica_id < 0)
     has_topic_ids = request.version >= _TOPIC_IDS_SINCE
     if not is_whole(message):
@@ -86,7 +86,7 @@ def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Ans
         worker.fetch_sessions.close(message.session_id)
     if allowed.throttle_ms:
         return FetchResponse(throttle_time_ms=allowed.throttle_ms)
-    return _Whole(worker, message, has_topic_ids, allowed).answer()
+    return _FullFetch(worker, message, has_topic_ids, allowed).answer()
 
 
 def _refuse_claim(message: FetchRequest, error: ErrorCode) -> FetchResponse:
@@ -176,7 +176,7 @@ def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
     return min(message.min_bytes, allowed.max_bytes)
 
 
-class _Poll(DelayedResponse):
+class _DelayedFetch(DelayedResponse):
     """A long poll: answered when enough has come, its time is over, or something has happened."""
 
     __slots__ = ("_answer", "_dropped", "_of_worker", "_parked", "_timer", "_unwatch", "waiter")
@@ -187,7 +187,7 @@ class _Poll(DelayedResponse):
         message: FetchRequest,
         missing_bytes: int,
         answer: Callable[[], FetchResponse | Work[FetchResponse]],
-        unwatch: Callable[["_Poll"], None],
+        unwatch: Callable[["_DelayedFetch"], None],
         dropped: Callable[[], None] | None = None,
     ) -> None:
         """Somebody is to watch for `waiter`, until `unwatch`.
@@ -205,7 +205,7 @@ class _Poll(DelayedResponse):
         wait_s = min(message.max_wait_ms, MAX_WAIT_MS) / 1000
         self._timer = worker.timers.call_after(wait_s, self.ready)
 
-    def park(self, parked: ParkedRequests, row_count: int) -> "_Poll":
+    def park(self, parked: ParkedRequests, row_count: int) -> "_DelayedFetch":
         """It waits from now on, and holds so many rows."""
         self._parked = parked
         parked.add(self, row_count)
@@ -293,7 +293,7 @@ async def _warm(worker: Worker, cold: Iterable[ColdError]) -> bool:
 # Whole requests
 
 
-class _Whole:
+class _FullFetch:
     """A request that says all it asks for."""
 
     __slots__ = ("allowed", "found", "has_topic_ids", "image", "message", "watched", "worker")
@@ -357,7 +357,7 @@ class _Whole:
             yield
         # What was named twice is not held while this waits.
         yield from in_pieces(self.message.topics, _forget_partitions)
-        self.worker.turns.discard(self.message.topics)
+        self.worker.slicer.discard(self.message.topics)
         self.message.topics = []
         poll = self._poll(_min_bytes(self.message, self.allowed)) if self._may_wait else None
         is_waiting = False
@@ -366,7 +366,7 @@ class _Whole:
             for piece in pieces(list(asked.values())):
                 self.found += self._look(reader, piece, poll)
                 yield
-            self.worker.turns.discard(asked)
+            self.worker.slicer.discard(asked)
             if reader.cold:
                 return self._answer_cold(reader)
             if poll is not None and self.watched and not self._is_enough(reader):
@@ -385,8 +385,8 @@ class _Whole:
     def _is_enough(self, reader: FetchReader) -> bool:
         return reader.must_answer or reader.size_bytes >= _min_bytes(self.message, self.allowed)
 
-    def _poll(self, missing_bytes: int) -> _Poll:
-        return _Poll(
+    def _poll(self, missing_bytes: int) -> _DelayedFetch:
+        return _DelayedFetch(
             self.worker,
             self.message,
             missing_bytes,
@@ -396,19 +396,19 @@ class _Whole:
         )
 
     def _dropped(self) -> None:
-        self.worker.turns.discard(self.found)
+        self.worker.slicer.discard(self.found)
 
-    def _watch(self, poll: _Poll, partition: Partition | None) -> None:
+    def _watch(self, poll: _DelayedFetch, partition: Partition | None) -> None:
         if partition is not None:
             is_replica = replica_of(self.message) >= 0
             watchers = partition.end_waiters if is_replica else partition.waiters
             watchers.add(poll.waiter)
             self.watched.append(watchers)
 
-    def _unwatch(self, poll: _Poll) -> None:
+    def _unwatch(self, poll: _DelayedFetch) -> None:
         watched, self.watched = self.watched, []
         if len(watched) > FORGOTTEN_ROWS:
-            self.worker.turns.finish_unawaited(_unwatched(watched, poll.waiter))
+            self.worker.slicer.finish_in_background(_unwatched(watched, poll.waiter))
             return
         for watchers in watched:
             watchers.discard(poll.waiter)
@@ -435,13 +435,13 @@ class _Whole:
             has_all = await _warm(self.worker, reader.cold)
             reader = self.allowed.reader(self.message)
             reader.may_block = reads == MAX_COLD_READS or not has_all
-            await self._in_turns(self._look_again_in_pieces(reader))
-        return await self._in_turns(self._respond_in_pieces(reader))
+            await self._in_slices(self._look_again_in_pieces(reader))
+        return await self._in_slices(self._respond_in_pieces(reader))
 
-    async def _in_turns(self, work: Work[_T]) -> _T:
+    async def _in_slices(self, work: Work[_T]) -> _T:
         if len(self.found) <= PIECE_ROWS:
             return at_once(work)
-        return await self.worker.turns.finish(work, 0)
+        return await self.worker.slicer.finish(work, 0)
 
     def _names_any_twice(self, topics: Sequence[FetchTopic]) -> bool:
         by_id = self.has_topic_ids
@@ -459,14 +459,14 @@ class _Whole:
             kept[topic.topic_id if by_id else topic.topic, data.partition] = each
 
     def _look(
-        self, reader: FetchReader, asked: Iterable[_Asked], poll: _Poll | None = None
+        self, reader: FetchReader, asked: Iterable[_Asked], poll: _DelayedFetch | None = None
     ) -> list[_Found]:
         """Watched by `poll`, if there is one, from before it is looked at."""
         found: list[_Found] = []
         if self.image is None:
             self.image = self.worker.image
         partitions, by_id, cold, read = (
-            self.worker.partitions,
+            self.worker.replica_manager,
             self.has_topic_ids,
             reader.cold,
             reader.read,
@@ -514,7 +514,7 @@ class _Whole:
             again += self._look_again(reader, piece)
             if len(piece) == PIECE_ROWS:
                 yield
-        self.worker.turns.discard(self.found)
+        self.worker.slicer.discard(self.found)
         self.found = again
 
     def _respond(self, reader: FetchReader) -> FetchResponse:
@@ -536,7 +536,7 @@ class _Whole:
         response = rows.response(reader)
         if self.message.session_epoch == INITIAL_EPOCH:
             response.session_id = yield from self._new_session(reader)
-        self.worker.turns.discard(self.found)
+        self.worker.slicer.discard(self.found)
         return response
 
     def _new_session(self, reader: FetchReader) -> Work[int]:
@@ -553,7 +553,7 @@ class _Whole:
                 name = topic.topic if partition is None else partition.topic
                 part = session.ask(name, topic.topic_id, data)
                 part.watch(partition)
-                part.tell(row, size_of(row))
+                part.update(row, size_of(row))
                 # Nobody has watched it since it was looked at: what has happened is news.
                 if (
                     partition is not None
@@ -608,10 +608,10 @@ def _continue_with(
         session.waiter.wake()  # whoever waits has been overtaken by this request
     if allowed.throttle_ms:
         return FetchResponse(throttle_time_ms=allowed.throttle_ms, session_id=session.id)
-    return _Continued(worker, message, session, allowed).answer()
+    return _IncrementalFetch(worker, message, session, allowed).answer()
 
 
-class _Continued:
+class _IncrementalFetch:
     """A request that continues a session."""
 
     __slots__ = ("allowed", "epoch", "message", "session", "worker")
@@ -663,7 +663,7 @@ class _Continued:
             if poll is not None and not is_waiting:
                 poll.end()
             if is_waiting:
-                self.worker.turns.discard(looked)
+                self.worker.slicer.discard(looked)
         return (yield from self._respond_in_pieces(reader, looked))
 
     @property
@@ -677,12 +677,14 @@ class _Continued:
     def _is_enough(self, reader: FetchReader) -> bool:
         return reader.must_answer or reader.size_bytes >= _min_bytes(self.message, self.allowed)
 
-    def _poll(self, missing_bytes: int) -> _Poll:
-        poll = _Poll(self.worker, self.message, missing_bytes, self._answer_again, self._unwatch)
+    def _poll(self, missing_bytes: int) -> _DelayedFetch:
+        poll = _DelayedFetch(
+            self.worker, self.message, missing_bytes, self._answer_again, self._unwatch
+        )
         self.session.waiter = poll.waiter
         return poll
 
-    def _unwatch(self, poll: _Poll) -> None:
+    def _unwatch(self, poll: _DelayedFetch) -> None:
         if self.session.waiter is poll.waiter:
             self.session.waiter = None
 
@@ -717,15 +719,15 @@ class _Continued:
             reads += 1
             has_all = await _warm(self.worker, reader.cold)
             reader = self._reader(may_block=reads == MAX_COLD_READS or not has_all)
-            looked = await self._in_turns(self._look_in_pieces(reader, is_first=False))
+            looked = await self._in_slices(self._look_in_pieces(reader, is_first=False))
         if (overtaken := self._overtaken()) is not None:
             return overtaken
-        return await self._in_turns(self._respond_in_pieces(reader, looked))
+        return await self._in_slices(self._respond_in_pieces(reader, looked))
 
-    async def _in_turns(self, work: Work[_T]) -> _T:
+    async def _in_slices(self, work: Work[_T]) -> _T:
         if len(self.session.news) <= PIECE_ROWS:
             return at_once(work)
-        return await self.worker.turns.finish(work, 0)
+        return await self.worker.slicer.finish(work, 0)
 
     def _reader(self, *, may_block: bool = False) -> FetchReader:
         reader = self.allowed.reader(self.message)
@@ -787,7 +789,7 @@ class _Continued:
         return looked
 
     def _resolve(self, part: SessionPartition) -> tuple[Partition | None, ErrorCode]:
-        partitions, index = self.worker.partitions, part.asked.partition
+        partitions, index = self.worker.replica_manager, part.asked.partition
         try:
             if not self.session.has_topic_ids:
                 return partitions.by_name(part.topic, index), NO_ERROR
@@ -816,7 +818,7 @@ class _Continued:
                 # The other request may have forgotten partitions that would be news again here.
                 if (overtaken := self._overtaken()) is not None:
                     return overtaken
-        self.worker.turns.discard(looked)
+        self.worker.slicer.discard(looked)
         return self._response(reader, rows)
 
     def _response(self, reader: FetchReader, rows: _Rows) -> FetchResponse:
@@ -827,12 +829,12 @@ class _Continued:
 
     def _tell(self, reader: FetchReader, looked: Iterable[Looked], rows: _Rows) -> None:
         session = self.session
-        told = []
+        changed_rows = []
         for part, row, seen in looked:
             partition = part.partition
             size_bytes = size_of(row)
-            if part.tell(row, size_bytes):
-                told.append((part.topic, part.topic_id, row))
+            if part.update(row, size_bytes):
+                changed_rows.append((part.topic, part.topic_id, row))
             if size_bytes:  # others have their turn before it
                 session.news.pop(part, None)
                 session.news[part] = None
@@ -842,4 +844,4 @@ class _Continued:
                 and part.is_quiet(reader.end_offset(partition))
             ):
                 session.news.pop(part, None)
-        rows.add(told)
+        rows.add(changed_rows)

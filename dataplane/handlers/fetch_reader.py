@@ -166,7 +166,7 @@ class FetchReader:
             answer.diverging_epoch = diverging
             return answer
         end_offset = self.end_offset(partition)
-        if self.rack and partition.leadership is not None:
+        if self.rack and partition.leader_state is not None:
             offset = asked.fetch_offset
             nearest = nearest_replica(partition, self.rack, offset, self.worker.image)
             if nearest is not None:

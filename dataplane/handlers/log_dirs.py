@@ -26,7 +26,7 @@ SLICE_PARTITIONS: Final = 500
 async def handle_describe_log_dirs(
     worker: Worker, request: Request, message: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
-    log_dirs = worker.partitions.log_dirs
+    log_dirs = worker.replica_manager.log_dirs
     usable = {log_dir.path: await _space(worker, log_dir) for log_dir in list(log_dirs.online)}
     async for log_dir, partition in _wanted(worker, message.topics):
         if (result := usable.get(log_dir.path)) is None or result.error_code:
@@ -65,13 +65,13 @@ async def _wanted(
     worker: Worker, topics: list[DescribableLogDirTopic] | None
 ) -> AsyncIterator[tuple[LogDir, Partition]]:
     """Those of `topics` (None: all) that are here and usable, each once, topic by topic."""
-    partitions: Iterable[Partition] = worker.partitions
+    partitions: Iterable[Partition] = worker.replica_manager
     if topics is not None:
-        partitions = await worker.turns.do(
+        partitions = await worker.slicer.do(
             _asked(worker, topics), row_count(topics, lambda topic: topic.partitions)
         )
     for number, partition in enumerate(partitions, 1):
-        log_dir = worker.partitions.log_dirs.dir_of((partition.topic, partition.index))
+        log_dir = worker.replica_manager.log_dirs.dir_of((partition.topic, partition.index))
         if partition.offline is None and log_dir is not None:
             yield log_dir, partition
         if number % SLICE_PARTITIONS == 0:
@@ -85,7 +85,7 @@ def _asked(worker: Worker, topics: list[DescribableLogDirTopic]) -> Work[list[Pa
 
     def find(topic: DescribableLogDirTopic) -> None:
         if topic.topic not in here:
-            found = {one.index: one for one in worker.partitions.of_topic(topic.topic)}
+            found = {one.index: one for one in worker.replica_manager.of_topic(topic.topic)}
             if found:
                 here[topic.topic] = found
 

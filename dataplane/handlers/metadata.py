@@ -10,7 +10,12 @@ from dataplane.handlers.cluster import CLUSTER_OPERATIONS
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
 from dataplane.worker import mutation_limits
 from dataplane.worker.context import Request, Worker
-from dataplane.worker.metadata_cache import PARTITIONS_PER_SLICE, TOPICS_PER_SLICE, Form, View
+from dataplane.worker.metadata_cache import (
+    PARTITIONS_PER_SLICE,
+    TOPICS_PER_SLICE,
+    ResponseFormat,
+    TopicView,
+)
 from metaquorum.controller.topics import NewTopic, TopicOutcome
 from metaquorum.metadata.image import MetadataImage, TopicImage
 from metaquorum.metadata.topic_names import check_topic_name
@@ -32,7 +37,7 @@ NEXT_LEADER_S: Final = 0.4
 
 # A topic that there is, as its row (`dataplane.worker.metadata_cache`); what is said of one that is
 # not.
-Told: TypeAlias = bytes | MetadataResponseTopic
+TopicRow: TypeAlias = bytes | MetadataResponseTopic
 Found: TypeAlias = TopicImage | MetadataResponseTopic
 
 
@@ -46,9 +51,9 @@ def handle_metadata(
     """A topic that is asked for twice is told of once, as in Kafka."""
     asked = message.topics
     if asked is None or (not asked and request.version == 0):
-        return _tell_all(worker, request, message)
+        return _describe_all(worker, request, message)
     if len(asked) > PIECE_ROWS:
-        return _tell_of_many(worker, request, message, asked)
+        return _describe_many(worker, request, message, asked)
     if len(asked) > 1:
         message.topics = asked = list({(t.name, t.topic_id): t for t in asked}.values())
     image = worker.image
@@ -63,11 +68,11 @@ def handle_metadata(
         return _once_led(worker, request, message, asked)
     found = [_find(worker, each) for each in asked]
     if _is_much(worker, request, message, found):
-        return _tell_in_slices(worker, request, message, found)
-    return _tell(worker, request, message, found)
+        return _topic_rows_in_slices(worker, request, message, found)
+    return _topic_rows(worker, request, message, found)
 
 
-def _tell_of_many(
+def _describe_many(
     worker: Worker, request: Request, message: MetadataRequest, asked: list[MetadataRequestTopic]
 ) -> Work[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]:
     """Without a wait for the next leader of any of them: who asks for so many asks often."""
@@ -81,14 +86,14 @@ def _tell_of_many(
 
     yield from in_pieces(asked, keep)
     message.topics = list(once.values())
-    worker.turns.discard(asked, once)
+    worker.slicer.discard(asked, once)
     if message.allow_auto_topic_creation and worker.auto_create_topics:
         wanted = yield from in_pieces(message.topics, partial(_new_name, worker))
         names = [name for name in wanted if name]
         if names:
             return _create_first(worker, request, message, names)
     found = yield from in_pieces(message.topics, partial(_find, worker))
-    return _tell_in_slices(worker, request, message, found)
+    return _topic_rows_in_slices(worker, request, message, found)
 
 
 def _new_name(worker: Worker, topic: MetadataRequestTopic) -> str | None:
@@ -96,7 +101,7 @@ def _new_name(worker: Worker, topic: MetadataRequestTopic) -> str | None:
 
 
 def _has_suspect_leader(worker: Worker, asked: list[MetadataRequestTopic]) -> bool:
-    suspects = worker.replication.suspects()
+    suspects = worker.isr_manager.suspects()
     if not suspects:
         return False
     topics = (_topic_of(worker.image, each) for each in asked)
@@ -120,7 +125,7 @@ async def _once_led(
         while _has_suspect_leader(worker, asked) and not worker.stopping:
             await worker.loader.wait_visible(worker.loader.visible.end_offset + 1)
     found = [_find(worker, each) for each in asked]
-    return await _tell_in_slices(worker, request, message, found)
+    return await _topic_rows_in_slices(worker, request, message, found)
 
 
 def _topic_of(image: MetadataImage, asked: MetadataRequestTopic) -> TopicImage | None:
@@ -135,22 +140,24 @@ async def _create_first(
     """Unknown topics are made before the answer, which then shows them with their leaders."""
     once: dict[str, NewTopic] = {}
 
-    def wish(name: str) -> None:
+    def spec(name: str) -> None:
         if name not in once:
             once[name] = NewTopic(name)
 
-    await worker.turns.each(names, wish)
-    wishes = list(once.values())
-    counts = await worker.turns.each(wishes, partial(mutation_limits.partitions_of_new, worker))
+    await worker.slicer.each(names, spec)
+    specs = list(once.values())
+    counts = await worker.slicer.each(specs, partial(mutation_limits.partitions_of_new, worker))
     allowed = await mutation_limits.allowed(worker, request, counts, is_strict=False)
-    outcomes = await worker.gateway.create_topics(request.asker, wishes, timeout_s=AUTO_CREATE_S)
+    outcomes = await worker.controller_client.create_topics(
+        request.context, specs, timeout_s=AUTO_CREATE_S
+    )
     refused: dict[str | None, TopicOutcome] = {}
 
     def note(outcome: TopicOutcome) -> None:
         if outcome.code is not ErrorCode.NONE:
             refused[outcome.name] = outcome
 
-    await worker.turns.each(outcomes, note)
+    await worker.slicer.each(outcomes, note)
     assert message.topics is not None
 
     def find(asked: MetadataRequestTopic) -> Found:
@@ -163,9 +170,9 @@ async def _create_first(
             each.error_code = _creation_error(refused[each.name].code)
         return each
 
-    found = await worker.turns.each(message.topics, find)
-    worker.turns.discard(names, once, wishes, outcomes, refused)
-    response = await _tell_in_slices(worker, request, message, found)
+    found = await worker.slicer.each(message.topics, find)
+    worker.slicer.discard(names, once, specs, outcomes, refused)
+    response = await _topic_rows_in_slices(worker, request, message, found)
     response.throttle_time_ms = allowed.throttle_ms
     return response
 
@@ -197,13 +204,13 @@ def _find(worker: Worker, asked: MetadataRequestTopic) -> Found:
     return MetadataResponseTopic(error_code=code, name=asked.name)
 
 
-def view_of(worker: Worker, topic: TopicImage) -> View:
-    offline = worker.partitions.offline(topic.topic_id)
-    return View(worker.image, topic, worker.worker_id, offline, worker.replication.suspects())
+def view_of(worker: Worker, topic: TopicImage) -> TopicView:
+    offline = worker.replica_manager.offline(topic.topic_id)
+    return TopicView(worker.image, topic, worker.worker_id, offline, worker.isr_manager.suspects())
 
 
-def _form(request: Request, message: MetadataRequest) -> Form:
-    return Form(request.version, message.include_topic_authorized_operations)
+def _form(request: Request, message: MetadataRequest) -> ResponseFormat:
+    return ResponseFormat(request.version, message.include_topic_authorized_operations)
 
 
 def _is_much(
@@ -212,7 +219,7 @@ def _is_much(
     """More than one slice of the loop is for, if much of it is not kept from before."""
     if len(found) > TOPICS_PER_SLICE:
         return True
-    rows, form = worker.topic_rows, _form(request, message)
+    rows, form = worker.metadata_cache, _form(request, message)
     partitions = 0
     for each in found:
         if isinstance(each, TopicImage) and rows.kept(view_of(worker, each), form) is None:
@@ -220,44 +227,44 @@ def _is_much(
     return partitions > PARTITIONS_PER_SLICE
 
 
-def _tell(
+def _topic_rows(
     worker: Worker, request: Request, message: MetadataRequest, found: Sequence[Found]
 ) -> MetadataResponse:
-    rows, form = worker.topic_rows, _form(request, message)
-    told: list[Told] = [
+    rows, form = worker.metadata_cache, _form(request, message)
+    described: list[TopicRow] = [
         rows.row(view_of(worker, each), form) if isinstance(each, TopicImage) else each
         for each in found
     ]
-    return _response(worker, request, message, told)
+    return _response(worker, request, message, described)
 
 
-async def _tell_in_slices(
+async def _topic_rows_in_slices(
     worker: Worker, request: Request, message: MetadataRequest, found: list[Found]
 ) -> MetadataResponse:
-    rows, form = worker.topic_rows, _form(request, message)
-    told: list[Told] = []
+    rows, form = worker.metadata_cache, _form(request, message)
+    described: list[TopicRow] = []
     for number, each in enumerate(found, 1):
         if isinstance(each, TopicImage):
-            told.append(await rows.make(view_of(worker, each), form))
+            described.append(await rows.make(view_of(worker, each), form))
         else:
-            told.append(each)
+            described.append(each)
         if number % TOPICS_PER_SLICE == 0:
             await trio.lowlevel.checkpoint()
-    worker.turns.discard(found)
-    return _response(worker, request, message, told)
+    worker.slicer.discard(found)
+    return _response(worker, request, message, described)
 
 
-def _tell_all(
+def _describe_all(
     worker: Worker, request: Request, message: MetadataRequest
 ) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
     found: list[Found] = list(worker.image.topics.values())
     if _is_much(worker, request, message, found):
-        return _tell_in_slices(worker, request, message, found)
-    return _tell(worker, request, message, found)
+        return _topic_rows_in_slices(worker, request, message, found)
+    return _topic_rows(worker, request, message, found)
 
 
 def _response(
-    worker: Worker, request: Request, message: MetadataRequest, told: list[Told]
+    worker: Worker, request: Request, message: MetadataRequest, described: list[TopicRow]
 ) -> MetadataResponse:
     response = MetadataResponse(
         brokers=[
@@ -266,7 +273,7 @@ def _response(
         ],
         cluster_id=worker.image.cluster_id,
         controller_id=worker.controller_id,
-        topics=told,  # type: ignore[arg-type]  # they may be encoded
+        topics=described,  # type: ignore[arg-type]  # they may be encoded
     )
     if message.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS

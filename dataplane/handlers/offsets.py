@@ -7,7 +7,7 @@ from typing import Any, Final
 import trio
 
 from dataplane.log.partition_log import PartitionLog
-from dataplane.log.segments.timestamps import Candidate, TimestampOffset, youngest_of
+from dataplane.log.segments.timestamps import Candidate, TimestampOffset, latest_of
 from dataplane.partition.partition import Partition
 from dataplane.replication.replica_authentication import claim_error
 from dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_pieces
@@ -61,7 +61,7 @@ def handle_list_offsets(
         found, lambda each: ListOffsetsTopicResponse(name=each[0].name, partitions=each[1])
     )
     response = ListOffsetsResponse(topics=topics)
-    worker.turns.discard(seen, lookup.twice, found)
+    worker.slicer.discard(seen, lookup.twice, found)
     return lookup.search(response) if lookup.searches else response
 
 
@@ -115,7 +115,7 @@ class _Lookup:
         replica_id, version = self._replica_id, self._request.version
         if error := claim_error(self._request.client, replica_id):
             raise KafkaError(error)
-        partition = self._worker.partitions.by_name(topic, data.partition_index)
+        partition = self._worker.replica_manager.by_name(topic, data.partition_index)
         if error := partition.leader_error(data.current_leader_epoch):
             raise KafkaError(error)
         if version < _SINCE.get(data.timestamp, 0) or data.timestamp < EARLIEST_PENDING_UPLOAD:
@@ -131,7 +131,7 @@ class _Lookup:
     async def search(self, response: ListOffsetsResponse) -> ListOffsetsResponse:
         worker = self._worker
         for answer, partition, timestamp, end in self.searches:
-            await worker.turns.pause()
+            await worker.slicer.pause()
             try:
                 found = await _search(worker, partition.log, timestamp, end)
                 if found is not None:
@@ -143,7 +143,7 @@ class _Lookup:
                 answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             except EOFError:  # the segment was removed in the meantime
                 answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
-        worker.turns.discard(self.searches)
+        worker.slicer.discard(self.searches)
         return response
 
 
@@ -175,10 +175,12 @@ async def _search(
     """The record below `end_offset` that is not older, or the youngest. Opens batches."""
     if timestamp == MAX_TIMESTAMP:
         start_offset = log.log_start_offset
-        found = youngest_of(
+        found = latest_of(
             [
-                await _open(worker, each, partial(each.youngest, start_offset=start_offset))
-                for each in log.youngest_candidates()
+                await _open(
+                    worker, each, partial(each.find_max_timestamp, start_offset=start_offset)
+                )
+                for each in log.max_timestamp_candidates()
             ]
         )
         return found if found is not None and found.offset < end_offset else None
@@ -229,7 +231,7 @@ def handle_offset_for_leader_epoch(
     topics = yield from in_pieces(
         found, lambda each: OffsetForLeaderTopicResult(topic=each[0].topic, partitions=each[1])
     )
-    worker.turns.discard(found)
+    worker.slicer.discard(found)
     return OffsetForLeaderEpochResponse(topics=topics)
 
 
@@ -240,7 +242,7 @@ def _epoch_end(
     try:
         if error := claim_error(request.client, replica_id):
             raise KafkaError(error)
-        partition = worker.partitions.by_name(topic, data.partition)
+        partition = worker.replica_manager.by_name(topic, data.partition)
         if error := partition.leader_error(data.current_leader_epoch):
             raise KafkaError(error)
         answer.leader_epoch, answer.end_offset = partition.log.epochs.end_offset_for(

@@ -11,7 +11,7 @@ from dataplane.handlers.topics import timeout_seconds
 from dataplane.log.segments.producers import ProducerEntry
 from dataplane.scheduling.time_slices import (
     PIECE_ROWS,
-    Turns,
+    TimeSlicer,
     Work,
     for_each_of,
     in_order,
@@ -22,7 +22,7 @@ from dataplane.scheduling.time_slices import (
 from dataplane.worker import mutation_limits
 from dataplane.worker.context import Request, Worker
 from dataplane.worker.metadata_cache import TOPIC_OPERATIONS, describe
-from metaquorum.controller.topics import MAX_WISHES, TOO_MANY, MorePartitions
+from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewPartitions
 from metaquorum.metadata.image import NO_LEADER, TopicImage
 from metaquorum.metadata.topic_names import check_topic_name
 from wire.messages.create_partitions import (
@@ -60,39 +60,39 @@ async def handle_create_partitions(
     worker: Worker, request: Request, message: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     topic_count = len(message.topics)
-    turns = worker.turns
-    outcomes, wishes = await turns.do(_wishes(turns, message.topics), topic_count)
+    slicer = worker.slicer
+    outcomes, specs = await slicer.do(_specs(slicer, message.topics), topic_count)
     try:
-        allowed = mutation_limits.Allowed(len(wishes))
+        allowed = mutation_limits.Allowed(len(specs))
         if not message.validate_only:
-            counts_more = await turns.each(
-                wishes, partial(mutation_limits.partitions_more, worker.image)
+            counts_more = await slicer.each(
+                specs, partial(mutation_limits.partitions_more, worker.image)
             )
             is_strict = request.version >= _STRICT_SINCE
             allowed = await mutation_limits.allowed(
                 worker, request, counts_more, is_strict=is_strict
             )
-        answers = await worker.gateway.create_partitions(
-            request.asker,
-            wishes[: allowed.count],
+        answers = await worker.controller_client.create_partitions(
+            request.context,
+            specs[: allowed.count],
             validate_only=message.validate_only,
             timeout_s=timeout_seconds(message.timeout_ms),
         )
-        answers += [mutation_limits.EXCEEDED] * (len(wishes) - allowed.count)
-        told = zip(wishes, answers, strict=True)
-        await turns.do(
-            in_pieces(told, lambda each: outcomes.update({each[0].topic: each[1]})), len(wishes)
+        answers += [mutation_limits.EXCEEDED] * (len(specs) - allowed.count)
+        answered = zip(specs, answers, strict=True)
+        await slicer.do(
+            in_pieces(answered, lambda each: outcomes.update({each[0].topic: each[1]})), len(specs)
         )
-        results = await turns.do(in_pieces(outcomes.items(), _result), topic_count)
+        results = await slicer.do(in_pieces(outcomes.items(), _result), topic_count)
     finally:
-        turns.discard(outcomes, wishes)
+        slicer.discard(outcomes, specs)
     return CreatePartitionsResponse(throttle_time_ms=allowed.throttle_ms, results=results)
 
 
-def _wishes(
-    turns: Turns,
+def _specs(
+    slicer: TimeSlicer,
     topics: list[CreatePartitionsTopic],
-) -> Work[tuple[dict[str, KafkaError | None], list[MorePartitions]]]:
+) -> Work[tuple[dict[str, KafkaError | None], list[NewPartitions]]]:
     """What is wished for once; and for every name an outcome, that of those that are not."""
     counts: Counter[str] = Counter()
     for piece in pieces(topics):
@@ -100,18 +100,18 @@ def _wishes(
         yield
     twice = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     outcomes: dict[str, KafkaError | None] = {}
-    wishes: list[MorePartitions] = []
+    specs: list[NewPartitions] = []
 
     def take(topic: CreatePartitionsTopic) -> None:
         outcomes[topic.name] = twice
-        if len(topic.assignments or ()) > MAX_WISHES:
+        if len(topic.assignments or ()) > MAX_SPECS:
             outcomes[topic.name] = TOO_MANY
         elif counts[topic.name] == 1:
-            wishes.append(_wish(topic))
+            specs.append(_spec(topic))
 
     yield from in_pieces(topics, take)
-    turns.discard(counts)
-    return outcomes, wishes
+    slicer.discard(counts)
+    return outcomes, specs
 
 
 def _result(outcome: tuple[str, KafkaError | None]) -> CreatePartitionsTopicResult:
@@ -123,11 +123,11 @@ def _result(outcome: tuple[str, KafkaError | None]) -> CreatePartitionsTopicResu
     )
 
 
-def _wish(topic: CreatePartitionsTopic) -> MorePartitions:
+def _spec(topic: CreatePartitionsTopic) -> NewPartitions:
     assignments = None
     if topic.assignments is not None:
         assignments = [tuple(each.broker_ids) for each in topic.assignments]
-    return MorePartitions(topic.name, topic.count, assignments)
+    return NewPartitions(topic.name, topic.count, assignments)
 
 
 def handle_describe_topic_partitions(
@@ -139,7 +139,7 @@ def handle_describe_topic_partitions(
     yield from in_pieces(message.topics, lambda topic: asked.add(topic.name))
     if cursor is not None and not _is_sound(cursor, asked):
         topics = yield from in_pieces((yield from in_order(asked)), _refuse_cursor)
-        worker.turns.discard(asked)
+        worker.slicer.discard(asked)
         return DescribeTopicPartitionsResponse(topics=topics)
     response = DescribeTopicPartitionsResponse()
     left = max(1, min(message.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
@@ -164,7 +164,7 @@ def handle_describe_topic_partitions(
         if topic is not None and first + count < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=first + count)
             break
-    worker.turns.discard(asked)
+    worker.slicer.discard(asked)
     return response
 
 
@@ -226,7 +226,7 @@ async def handle_describe_producers(
         asked.setdefault(topic.name, {})[index] = None
 
     count = row_count(message.topics, lambda topic: topic.partition_indexes)
-    await worker.turns.do(
+    await worker.slicer.do(
         for_each_of(message.topics, lambda topic: topic.partition_indexes, keep), count
     )
     response = DescribeProducersResponse()
@@ -237,10 +237,10 @@ async def handle_describe_producers(
             for index in indexes:
                 topic.partitions.append(await _producers(worker, name, index))
                 if count > PIECE_ROWS:
-                    await worker.turns.pause()
-            worker.turns.discard(indexes)
+                    await worker.slicer.pause()
+            worker.slicer.discard(indexes)
     finally:
-        worker.turns.discard(asked)
+        worker.slicer.discard(asked)
     return response
 
 
@@ -249,7 +249,7 @@ async def _producers(worker: Worker, topic: str, index: int) -> PartitionRespons
     answer = PartitionResponse(partition_index=index)
     try:
         check_topic_name(topic)
-        partition = worker.partitions.by_name(topic, index)
+        partition = worker.replica_manager.by_name(topic, index)
         if partition.offline is not None:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
     except KafkaError as error:

@@ -15,19 +15,19 @@ from dataplane.handlers.produce_outcome import (
     Answer,
     Answers,
     Commit,
-    Commits,
+    DelayedProduce,
     Outcome,
     Pending,
     Refusal,
     Uncommitted,
-    as_it_is,
     failed,
     is_doubtful,
-    refuse_surely,
     refused,
+    reject_after_check,
     response_of,
     success,
     topic_response,
+    unchanged,
 )
 from dataplane.log.partition_log import AppendResult
 from dataplane.log.segments.config import NEVER
@@ -71,7 +71,7 @@ _NO_ACKS: Final = 0
 _ALL_ACKS: Final = -1
 
 
-def handle_one(
+def handle_produce_fast(
     worker: Worker, frame: memoryview, body: int, header: RequestHeader, client: Client
 ) -> bytes | DelayedReply | None:
     """The answer to a request to one topic that can be appended in place, which most can.
@@ -87,7 +87,7 @@ def handle_one(
     if one is None:
         return None
     acks, timeout_ms, topic, asked = one
-    hosted = worker.partitions.of_raw(topic, by_id=version >= _TOPIC_IDS_SINCE)
+    hosted = worker.replica_manager.of_raw(topic, by_id=version >= _TOPIC_IDS_SINCE)
     if hosted is None or not acks or not -1 <= acks <= 1:
         return None
     todo: list[tuple[Partition, memoryview]] = []
@@ -109,12 +109,12 @@ def handle_one(
         try:
             result = _append_now(partition, records, version, acks, now_ms, client)
         except (KafkaError, StorageError) as error:
-            told = _reject(client, _place(partition, version), records, error)
+            reported = _reject(client, _place(partition, version), records, error)
             outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
-            if is_doubtful(partition, told):
-                doubts.append((len(appended), partition, partition.leader_epoch, told))
+            if is_doubtful(partition, reported):
+                doubts.append((len(appended), partition, partition.leader_epoch, reported))
             else:  # at once: a log directory that failed takes nothing more of this request
-                outcome.fail(len(appended), partition, told)
+                outcome.fail(len(appended), partition, reported)
             appended.append((partition.index, -1, -1, -1))
             continue
         first_offset, last_offset, append_time_ms, _ = result
@@ -131,8 +131,8 @@ def handle_one(
         return encode_one(version, header.correlation_id, topic, appended, throttle_ms)
     outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
     if uncommitted or doubts:
-        commits = Commits(worker, uncommitted, doubts, outcome, timeout_ms)
-        return DelayedReply(commits, as_it_is)
+        commits = DelayedProduce(worker, uncommitted, doubts, outcome, timeout_ms)
+        return DelayedReply(commits, unchanged)
     return outcome.answer()
 
 
@@ -178,7 +178,7 @@ async def _await_all(
             if not isinstance(answer, PartitionProduceResponse):
                 of_topic[index] = await answer()
     count = sum([1 + len(of_topic) for _, of_topic in answers])
-    return await worker.turns.do(_respond(worker, client, acks, answers), count)
+    return await worker.slicer.do(_respond(worker, client, acks, answers), count)
 
 
 def _respond(
@@ -220,9 +220,9 @@ def _append(
     partition: Partition | None = None
     try:
         if version >= _TOPIC_IDS_SINCE:
-            partition = worker.partitions.by_id(topic.topic_id, data.index)
+            partition = worker.replica_manager.by_id(topic.topic_id, data.index)
         else:
-            partition = worker.partitions.by_name(topic.name, data.index)
+            partition = worker.replica_manager.by_name(topic.name, data.index)
         records = data.records
         if records is None:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a produce without a record batch")
@@ -234,14 +234,14 @@ def _append(
         leader_epoch = partition.leader_epoch
         result = _append_now(partition, records, version, acks, worker.clock.now_ms(), client)
         must_flush = partition.log.config.flush_messages <= partition.log.unflushed_records
-        if must_flush or (commit is not None and partition.leadership is not None):
+        if must_flush or (commit is not None and partition.leader_state is not None):
             return partial(_settle, worker, partition, result, leader_epoch, commit)
     except (KafkaError, StorageError) as error:
         topic_key = topic.topic_id if version >= _TOPIC_IDS_SINCE else topic.name
-        told = _reject(client, (topic_key, data.index), data.records, error)
-        if partition is not None and is_doubtful(partition, told):
-            return partial(refuse_surely, worker, partition, partition.leader_epoch, told)
-        return failed(worker, partition, data.index, told)
+        reported = _reject(client, (topic_key, data.index), data.records, error)
+        if partition is not None and is_doubtful(partition, reported):
+            return partial(reject_after_check, worker, partition, partition.leader_epoch, reported)
+        return failed(worker, partition, data.index, reported)
     return success(partition, result)
 
 
@@ -371,10 +371,10 @@ async def _append_slowly(
             if not result.is_duplicate:
                 partition.appended(header.batch_bytes)
     except (KafkaError, StorageError) as error:
-        told = _reject(request.client, _place(partition, request.version), records, error)
-        if is_doubtful(partition, told):
-            return await refuse_surely(worker, partition, partition.leader_epoch, told)
-        return failed(worker, partition, partition.index, told)
+        reported = _reject(request.client, _place(partition, request.version), records, error)
+        if is_doubtful(partition, reported):
+            return await reject_after_check(worker, partition, partition.leader_epoch, reported)
+        return failed(worker, partition, partition.index, reported)
     return await _settle(worker, partition, result, leader_epoch, commit)
 
 
@@ -403,7 +403,7 @@ def _reject(
     """The error of a batch that was not appended; batches behind it must not overtake it."""
     if client.rejected is None:
         client.rejected = RejectedBatches()
-    return client.rejected.refuse(place, records, error)
+    return client.rejected.reject(place, records, error)
 
 
 def _check_turn(

@@ -15,10 +15,10 @@ from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse
 from dataplane.partition.batch_validation import InvalidRecordsError
 from dataplane.partition.partition import Partition
-from dataplane.replication.replica_manager import ElsewhereError
+from dataplane.replication.replica_manager import NotLeaderOrFollowerError
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, at_once, in_pieces, pieces
 from dataplane.worker.context import Worker
-from dataplane.worker.leadership_check import QuorumQuestion
+from dataplane.worker.leadership_check import LeadershipQuestion
 from metaquorum.runtime import StorageError
 from wire.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -78,7 +78,7 @@ def failed(
             BatchIndexAndErrorMessage(batch_index=number, batch_index_error_message=text)
             for number, text in error.records
         ]
-    known = error if isinstance(error, ElsewhereError) else partition
+    known = error if isinstance(error, NotLeaderOrFollowerError) else partition
     if (
         error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
         and known is not None
@@ -218,7 +218,7 @@ Uncommitted: TypeAlias = tuple[int, Partition, int, int]
 Refusal: TypeAlias = tuple[int, Partition, int, KafkaError | StorageError]
 
 
-class Commits(DelayedResponse):
+class DelayedProduce(DelayedResponse):
     """The answer to a request with acks=all, once all in sync have what it has appended.
 
     Where a sequence is missing, once the quorum has said who leads. Requests behind it are appended
@@ -244,11 +244,11 @@ class Commits(DelayedResponse):
         outcome: Outcome,
         timeout_ms: int,
     ) -> None:
-        super().__init__(lets_others=not worker.quotas.is_on)
+        super().__init__(allows_pipelining=not worker.quotas.is_on)
         self._outcome = outcome
         self._uncommitted = uncommitted
         self._doubts = doubts
-        self._question = worker.quorum_check.ask(self._one_done) if doubts else None
+        self._question = worker.leadership_check.ask(self._one_done) if doubts else None
         self._missing = len(uncommitted) + (self._question is not None)
         self._waiters = [
             (partition, partition.wait_committed(end_offset, self._one_done))
@@ -270,8 +270,8 @@ class Commits(DelayedResponse):
                 self._outcome.fail(number, partition, error)
         for number, partition, leader_epoch, doubted in self._doubts:
             assert self._question is not None
-            told = _surely(self._question, partition, leader_epoch, doubted)
-            self._outcome.fail(number, partition, told)
+            reported = _after_check(self._question, partition, leader_epoch, doubted)
+            self._outcome.fail(number, partition, reported)
         return self._outcome.answer()
 
     def cancel(self) -> None:
@@ -283,21 +283,21 @@ class Commits(DelayedResponse):
         self._waiters.clear()
 
 
-def as_it_is(answer: bytes) -> bytes:
+def unchanged(answer: bytes) -> bytes:
     return answer
 
 
 def is_doubtful(partition: Partition, error: KafkaError | StorageError) -> bool:
     """Whether it is only true if this worker still leads, which it may not know."""
     return (
-        partition.leadership is not None
+        partition.leader_state is not None
         and isinstance(error, KafkaError)
         and error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     )
 
 
-def _surely(
-    question: QuorumQuestion,
+def _after_check(
+    question: LeadershipQuestion,
     partition: Partition,
     leader_epoch: int,
     error: KafkaError | StorageError,
@@ -310,11 +310,11 @@ def _surely(
     )
 
 
-async def refuse_surely(
+async def reject_after_check(
     worker: Worker, partition: Partition, leader_epoch: int, error: KafkaError | StorageError
 ) -> Answer:
     answered = trio.Event()
-    question = worker.quorum_check.ask(answered.set)
+    question = worker.leadership_check.ask(answered.set)
     await answered.wait()
-    told = _surely(question, partition, leader_epoch, error)
-    return failed(worker, partition, partition.index, told)
+    reported = _after_check(question, partition, leader_epoch, error)
+    return failed(worker, partition, partition.index, reported)

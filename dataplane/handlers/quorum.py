@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.scheduling.time_slices import Turns, Work, each_of, in_pieces, row_count
+from dataplane.scheduling.time_slices import TimeSlicer, Work, each_of, in_pieces, row_count
 from dataplane.worker.context import Request, Worker
 from metaquorum.controller.features import FeatureUpdate, UpgradeType
-from metaquorum.controller.topics import MAX_WISHES, TOO_MANY
+from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.metadata.records import RegisterWorkerRecord
 from metaquorum.metadata.topic_names import METADATA_TOPIC
 from metaquorum.rpc.methods import QuorumDescription, ReplicaView, WorkerView
@@ -55,9 +55,9 @@ async def handle_describe_quorum(
 ) -> DescribeQuorumResponse:
     if not _asks_for_metadata(message.topics):
         count = row_count(message.topics, lambda topic: topic.partitions)
-        return await worker.turns.do(_unknown(worker.turns, message.topics), count)
+        return await worker.slicer.do(_unknown(worker.slicer, message.topics), count)
     try:
-        found = await worker.gateway.describe_quorum(timeout_s=TIMEOUT_S)
+        found = await worker.controller_client.describe_quorum(timeout_s=TIMEOUT_S)
     except KafkaError as error:
         return DescribeQuorumResponse(error_code=error.code, error_message=error.message)
     partition = PartitionData(
@@ -82,7 +82,7 @@ def _asks_for_metadata(topics: list[DescribeQuorumTopic]) -> bool:
     return len(asked) == 1 and asked[0].partition_index == METADATA_PARTITION
 
 
-def _unknown(turns: Turns, topics: list[DescribeQuorumTopic]) -> Work[DescribeQuorumResponse]:
+def _unknown(slicer: TimeSlicer, topics: list[DescribeQuorumTopic]) -> Work[DescribeQuorumResponse]:
     found = yield from each_of(
         topics,
         lambda topic: topic.partitions,
@@ -92,11 +92,11 @@ def _unknown(turns: Turns, topics: list[DescribeQuorumTopic]) -> Work[DescribeQu
             error_message=_NOT_HERE,
         ),
     )
-    told = yield from in_pieces(
+    described = yield from in_pieces(
         found, lambda each: TopicData(topic_name=each[0].topic_name, partitions=each[1])
     )
-    turns.discard(found)
-    return DescribeQuorumResponse(topics=told)
+    slicer.discard(found)
+    return DescribeQuorumResponse(topics=described)
 
 
 def _states(replicas: Sequence[ReplicaView]) -> list[ReplicaState]:
@@ -137,12 +137,12 @@ async def handle_update_features(
             )
         return FeatureUpdate(each.feature, each.max_version_level, upgrade_type)
 
-    if len(message.feature_updates) > MAX_WISHES:
+    if len(message.feature_updates) > MAX_SPECS:
         return UpdateFeaturesResponse(error_code=TOO_MANY.code, error_message=TOO_MANY.message)
-    updates = await worker.turns.each(message.feature_updates, update_of)
+    updates = await worker.slicer.each(message.feature_updates, update_of)
     try:
-        await worker.gateway.update_features(
-            request.asker,
+        await worker.controller_client.update_features(
+            request.context,
             updates,
             validate_only=message.validate_only,
             timeout_s=timeout_seconds(message.timeout_ms),
@@ -165,8 +165,8 @@ async def handle_unregister_broker(
     worker: Worker, request: Request, message: UnregisterBrokerRequest
 ) -> UnregisterBrokerResponse:
     try:
-        await worker.gateway.unregister_worker(
-            request.asker, message.broker_id, timeout_s=TIMEOUT_S
+        await worker.controller_client.unregister_worker(
+            request.context, message.broker_id, timeout_s=TIMEOUT_S
         )
     except KafkaError as error:
         return UnregisterBrokerResponse(error_code=error.code, error_message=error.message)
@@ -179,7 +179,7 @@ async def handle_describe_workers(
     response = DescribeWorkersResponse()
     views: dict[int, WorkerView] = {}
     try:
-        found = await worker.gateway.describe_quorum(timeout_s=TIMEOUT_S)
+        found = await worker.controller_client.describe_quorum(timeout_s=TIMEOUT_S)
         views = {view.worker_id: view for view in found.workers}
         response.end_offset = found.end_offset
     except KafkaError as error:

@@ -32,10 +32,10 @@ async def handle_delete_records(
     try:
         topics = [await _of_topic(worker, *each, deleted) for each in asked.items()]
     finally:
-        worker.turns.discard(asked)
+        worker.slicer.discard(asked)
     if deleted:
         try:
-            await worker.partitions.log_dirs.checkpoint()
+            await worker.replica_manager.log_dirs.checkpoint()
         except StorageError:
             for _, result in deleted:
                 result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
@@ -55,7 +55,7 @@ async def _once(worker: Worker, message: DeleteRecordsRequest) -> dict[str, dict
         asked.setdefault(topic.name, {})[data.partition_index] = data.offset
 
     count = row_count(message.topics, lambda topic: topic.partitions)
-    await worker.turns.do(for_each_of(message.topics, lambda topic: topic.partitions, keep), count)
+    await worker.slicer.do(for_each_of(message.topics, lambda topic: topic.partitions, keep), count)
     return asked
 
 
@@ -63,8 +63,8 @@ async def _everywhere(worker: Worker, topic: str, result: DeleteRecordsPartition
     """Every live replica's log begins there, or beyond; REQUEST_TIMED_OUT if cancelled."""
     start, result.low_watermark = result.low_watermark, _NO_OFFSET
     try:
-        partition = worker.partitions.by_name(topic, result.partition_index)
-        partition.tell_log_start()
+        partition = worker.replica_manager.by_name(topic, result.partition_index)
+        partition.notify_log_start()
         while not (error := partition.leader_error()):
             result.low_watermark = partition.low_watermark
             if result.low_watermark >= start:
@@ -93,13 +93,13 @@ async def _of_topic(
     topic = DeleteRecordsTopicResult(name=name)
     try:
         for index, offset in asked.items():
-            await worker.turns.pause()
+            await worker.slicer.pause()
             result = await _of_partition(worker, name, index, offset)
             topic.partitions.append(result)
             if not result.error_code:
                 deleted.append((name, result))
     finally:
-        worker.turns.discard(asked)
+        worker.slicer.discard(asked)
     return topic
 
 
@@ -109,7 +109,7 @@ async def _of_partition(
     result = DeleteRecordsPartitionResult(partition_index=index, low_watermark=_NO_OFFSET)
     partition: Partition | None = None
     try:
-        partition = worker.partitions.by_name(topic, index)
+        partition = worker.replica_manager.by_name(topic, index)
         async with partition.appending:
             result.low_watermark = await _delete_before(worker, partition, offset)
     except KafkaError as error:
@@ -140,7 +140,7 @@ async def _delete_before(worker: Worker, partition: Partition, offset: int) -> i
         if offset == plog.log_end_offset:
             plog.roll(worker.clock.now_ms())
         if count := await plog.delete_old_segments(worker.disk):
-            worker.removals.add(partition, count)
+            worker.pending_deletes.add(partition, count)
         partition.log_start_moved()
         await partition.flush(worker.disk)
     return plog.log_start_offset

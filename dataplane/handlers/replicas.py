@@ -51,7 +51,7 @@ def handle_authenticate_replica(
 def handle_describe_truncations(
     worker: Worker, request: Request, message: DescribeTruncationsRequest
 ) -> Work[DescribeTruncationsResponse]:
-    ledger = worker.replication.ledger
+    ledger = worker.isr_manager.ledger
     topics: set[str] = set()
     response = DescribeTruncationsResponse(has_forgotten=ledger.has_forgotten)
 
@@ -61,7 +61,7 @@ def handle_describe_truncations(
 
     yield from in_pieces(message.topics or (), topics.add)
     yield from in_pieces(list(ledger), describe)
-    worker.turns.discard(topics)
+    worker.slicer.discard(topics)
     return response
 
 
@@ -101,12 +101,12 @@ async def handle_describe_replicas(
 
 def _replicas(worker: Worker, topic: str, index: int) -> DescribedReplicas:
     try:
-        partition = worker.partitions.by_name(topic, index)
+        partition = worker.replica_manager.by_name(topic, index)
         if code := partition.leader_error():
             raise KafkaError(code)
     except KafkaError as error:
         return DescribedReplicas(partition=index, error_code=error.code)
-    leadership = partition.leadership
+    leadership = partition.leader_state
     now = worker.clock.monotonic()
     return DescribedReplicas(
         partition=index,
@@ -125,7 +125,7 @@ def _follower(
 ) -> DescribedFollower:
     caught_up_at = follower.caught_up_at
     heard_at = max(
-        follower.fetched_at, worker.replication.context.heard.get(follower.replica_id, 0.0)
+        follower.fetched_at, worker.isr_manager.context.heard.get(follower.replica_id, 0.0)
     )
     if follower.log_end_offset == partition.log.log_end_offset:
         caught_up_at = max(caught_up_at, heard_at)  # who stands at the end does not ask anew

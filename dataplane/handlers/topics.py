@@ -4,11 +4,11 @@ from functools import partial
 from typing import Final
 
 from dataplane.handlers.configs import resolve_all
-from dataplane.scheduling.time_slices import PIECE_ROWS, Turns, Work, in_pieces, pieces
+from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, in_pieces, pieces
 from dataplane.worker import mutation_limits
 from dataplane.worker.context import Request, Worker
 from metaquorum.config.definition import to_text
-from metaquorum.controller.topics import MAX_WISHES, TOO_MANY, NewTopic, TopicOutcome
+from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewTopic, TopicOutcome
 from wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,
@@ -39,9 +39,9 @@ async def handle_create_topics(
     created, throttle_ms = await _create(worker, request, message)
     try:
         work = _all_created(worker, request, message, created)
-        topics = await worker.turns.do(work, len(message.topics))
+        topics = await worker.slicer.do(work, len(message.topics))
     finally:
-        worker.turns.discard(created)
+        worker.slicer.discard(created)
     return CreateTopicsResponse(throttle_time_ms=throttle_ms, topics=topics)
 
 
@@ -63,7 +63,7 @@ def _all_created(
         # The configs of one that was made take half a millisecond.
         if len(results) % PIECE_ROWS == 0 or results[-1].configs:
             yield
-    worker.turns.discard(outcomes, names)
+    worker.slicer.discard(outcomes, names)
     return results
 
 
@@ -71,57 +71,57 @@ async def _create(
     worker: Worker, request: Request, message: CreateTopicsRequest
 ) -> tuple[list[TopicOutcome], int]:
     """An outcome for each name, and the throttle time."""
-    turns = worker.turns
-    todo, refused = await turns.do(_wishes(turns, message.topics), len(message.topics))
+    slicer = worker.slicer
+    todo, refused = await slicer.do(_specs(slicer, message.topics), len(message.topics))
     try:
         allowed = mutation_limits.Allowed(len(todo))
         if not message.validate_only:
-            counts = await turns.each(todo, partial(mutation_limits.partitions_of_new, worker))
+            counts = await slicer.each(todo, partial(mutation_limits.partitions_of_new, worker))
             is_strict = request.version >= _STRICT_CREATION_SINCE
             allowed = await mutation_limits.allowed(worker, request, counts, is_strict=is_strict)
-        outcomes = await worker.gateway.create_topics(
-            request.asker,
+        outcomes = await worker.controller_client.create_topics(
+            request.context,
             todo[: allowed.count],
             validate_only=message.validate_only,
             timeout_s=timeout_seconds(message.timeout_ms),
         )
-        exceeded = await turns.each(
+        exceeded = await slicer.each(
             todo[allowed.count :],
-            lambda wish: TopicOutcome.refused(mutation_limits.EXCEEDED, wish.name),
+            lambda spec: TopicOutcome.refused(mutation_limits.EXCEEDED, spec.name),
         )
     finally:
-        turns.discard(todo)
+        slicer.discard(todo)
     return [*refused, *outcomes, *exceeded], allowed.throttle_ms
 
 
-def _wishes(
-    turns: Turns, topics: list[CreatableTopic]
+def _specs(
+    slicer: TimeSlicer, topics: list[CreatableTopic]
 ) -> Work[tuple[list[NewTopic], list[TopicOutcome]]]:
     """What is wished for, and what is refused already."""
     refused: dict[str, TopicOutcome] = {}
-    wishes: dict[str, NewTopic] = {}
+    specs: dict[str, NewTopic] = {}
 
     def take(topic: CreatableTopic) -> None:
         try:
-            if topic.name in wishes:
+            if topic.name in specs:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            wishes[topic.name] = _wish(topic)
+            specs[topic.name] = _spec(topic)
         except KafkaError as error:
             refused[topic.name] = TopicOutcome.refused(error, topic.name)
 
     yield from in_pieces(topics, take)
     todo: list[NewTopic] = []
-    for some in pieces(list(wishes.values())):
-        todo += [wish for wish in some if wish.name not in refused]
+    for some in pieces(list(specs.values())):
+        todo += [spec for spec in some if spec.name not in refused]
         yield
     outcomes = list(refused.values())
-    turns.discard(wishes, refused)
+    slicer.discard(specs, refused)
     return todo, outcomes
 
 
-def _wish(topic: CreatableTopic) -> NewTopic:
+def _spec(topic: CreatableTopic) -> NewTopic:
     """KafkaError for what names one partition or one config twice: only one could be kept."""
-    if max(len(topic.assignments), len(topic.configs)) > MAX_WISHES:
+    if max(len(topic.assignments), len(topic.configs)) > MAX_SPECS:
         raise TOO_MANY
     assignments = {a.partition_index: tuple(a.broker_ids) for a in topic.assignments}
     if len(assignments) != len(topic.assignments):
@@ -171,30 +171,30 @@ def _configs(worker: Worker, outcome: TopicOutcome) -> list[CreatableTopicConfig
 async def handle_delete_topics(
     worker: Worker, request: Request, message: DeleteTopicsRequest
 ) -> DeleteTopicsResponse:
-    turns = worker.turns
+    slicer = worker.slicer
     once: dict[tuple[str | None, Uuid | None], None] = {}
     outcomes: list[TopicOutcome] = []
     try:
         if request.version >= _BY_ID_SINCE:
-            await turns.each(message.topics, lambda t: once.setdefault(_named(t)))
+            await slicer.each(message.topics, lambda t: once.setdefault(_named(t)))
         else:
-            await turns.each(message.topic_names, lambda name: once.setdefault((name, None)))
+            await slicer.each(message.topic_names, lambda name: once.setdefault((name, None)))
         asked = list(once)
-        counts = await turns.each(
+        counts = await slicer.each(
             asked, lambda each: mutation_limits.partitions_of(worker.image, *each)
         )
         is_strict = request.version >= _STRICT_DELETION_SINCE
         allowed = await mutation_limits.allowed(worker, request, counts, is_strict=is_strict)
-        outcomes = await worker.gateway.delete_topics(
-            request.asker, asked[: allowed.count], timeout_s=timeout_seconds(message.timeout_ms)
+        outcomes = await worker.controller_client.delete_topics(
+            request.context, asked[: allowed.count], timeout_s=timeout_seconds(message.timeout_ms)
         )
-        outcomes += await turns.each(
+        outcomes += await slicer.each(
             asked[allowed.count :],
             lambda each: TopicOutcome.refused(mutation_limits.EXCEEDED, *each),
         )
-        responses = await turns.each(outcomes, _deleted)
+        responses = await slicer.each(outcomes, _deleted)
     finally:
-        turns.discard(once, outcomes)
+        slicer.discard(once, outcomes)
     return DeleteTopicsResponse(throttle_time_ms=allowed.throttle_ms, responses=responses)
 
 

@@ -96,19 +96,19 @@ def _look_of(cls: type[Struct]) -> _Look | None:
     if not has_code and not inner:
         return None
 
-    def look(message: Any, tell: Callable[[int], None]) -> None:
+    def look(message: Any, on_code: Callable[[int], None]) -> None:
         if has_code and message.error_code:
-            tell(message.error_code)
+            on_code(message.error_code)
         for field, look_within in inner:
             value = getattr(message, field.name)
             if value is None:
                 continue
             for one in value if field.kind == "array" else (value,):
                 if not (field.may_be_encoded and isinstance(one, bytes)):
-                    look_within(one, tell)
+                    look_within(one, on_code)
                 elif isinstance(one, EncodedRow):
                     for code in one.codes.elements():
-                        tell(code)
+                        on_code(code)
 
     return look
 

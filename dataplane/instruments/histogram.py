@@ -26,7 +26,7 @@ def _limits() -> tuple[float, ...]:
 LIMITS_S: Final = _limits()
 
 
-class Times:
+class Histogram:
     """`count` and `total_s` are of all that was ever recorded."""
 
     __slots__ = ("_before", "_now", "_turned_at", "count", "total_s")

@@ -32,7 +32,7 @@ class _Bucket:
         self._level -= 1
 
 
-class LineLimit:
+class LogRateLimiter:
     """Of one worker."""
 
     def __init__(self, now: float) -> None:

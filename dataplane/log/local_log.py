@@ -515,7 +515,7 @@ class LocalLog:
         opened: list[File] = []
 
         def sync() -> None:
-            with self._files.sync_mark.syncing():
+            with self._files.sync_failure_marker.syncing():
                 for file in opened:
                     file.sync()
                 if unsynced is not None:

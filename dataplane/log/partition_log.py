@@ -27,10 +27,10 @@ from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.epochs import LeaderEpochs
 from dataplane.log.segments.files import OpenFiles, storage_error
 from dataplane.log.segments.names import DAMAGED
-from dataplane.log.segments.producers import BatchMark, ProducerStateTable
+from dataplane.log.segments.producers import BatchMetadata, ProducerStateTable
 from dataplane.log.segments.segment import Segment, walk_headers
 from dataplane.log.segments.slices import LogSlice
-from dataplane.log.segments.timestamps import Candidate, next_candidate, youngest_candidates
+from dataplane.log.segments.timestamps import Candidate, max_timestamp_candidates, next_candidate
 from metaquorum.runtime.interfaces import Disk, StorageError
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.records import BatchHeader, assign, set_log_append_time
@@ -176,7 +176,7 @@ class PartitionLog(LocalLog):
             raise self._undo(write, error) from error
         return self._commit(write, headers, now_ms, as_follower=True)
 
-    def _duplicate(self, mark: BatchMark, headers: Sequence[BatchHeader]) -> AppendResult:
+    def _duplicate(self, mark: BatchMetadata, headers: Sequence[BatchHeader]) -> AppendResult:
         time = mark.timestamp if self._config.log_append_time else NO_TIMESTAMP
         first = mark.first_offset
         count = sum(header.last_offset_delta + 1 for header in headers)
@@ -324,9 +324,9 @@ class PartitionLog(LocalLog):
             list(self._segments), timestamp, max(start_offset, self.log_start_offset), end_offset
         )
 
-    def youngest_candidates(self) -> list[Candidate]:
+    def max_timestamp_candidates(self) -> list[Candidate]:
         """The batches of which one has the record with the largest timestamp: two at most."""
-        return youngest_candidates(list(self._segments), self.log_start_offset)
+        return max_timestamp_candidates(list(self._segments), self.log_start_offset)
 
     # Cutting
 
@@ -342,7 +342,7 @@ class PartitionLog(LocalLog):
         assert not self._writing
         if offset >= self.log_end_offset:
             return False
-        kept = self.kept_by_cut(offset)
+        kept = self.offsets_after_truncation(offset)
         if kept.recovery_point < self.log_start_offset:
             # Nothing is left from the start on: whatever is before it was deleted already.
             self.truncate_fully_and_start_at(kept.log_start_offset)
@@ -365,7 +365,7 @@ class PartitionLog(LocalLog):
             return min(offset, self.log_start_offset)
         return self._first_cut_at(offset)
 
-    def kept_by_cut(self, offset: int) -> LogOffsets:
+    def offsets_after_truncation(self, offset: int) -> LogOffsets:
         """What checkpoints may say at most when the log is cut at `offset`. StorageError."""
         if offset >= self.log_end_offset:
             return LogOffsets(self.recovery_point, self.log_start_offset)
@@ -373,10 +373,10 @@ class PartitionLog(LocalLog):
             end = self._end_of_cut(offset)
             if end >= self.log_start_offset:
                 return LogOffsets(end, self.log_start_offset)
-        return self.kept_by_cutting_all(min(offset, self.log_start_offset))
+        return self.offsets_after_full_truncation(min(offset, self.log_start_offset))
 
-    def kept_by_cutting_all(self, offset: int) -> LogOffsets:
-        """As `kept_by_cut`, where the log is to begin anew at `offset`.
+    def offsets_after_full_truncation(self, offset: int) -> LogOffsets:
+        """As `offsets_after_truncation`, where the log is to begin anew at `offset`.
 
         No byte can be relied on then: a loss of power may bring back any of the segments that were
         removed, and leave none of those that are new.

@@ -18,7 +18,7 @@ from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.retention import retention_start
 from dataplane.maintenance.log_cleaner import LogCleaner
 from dataplane.partition.partition import Partition
-from dataplane.quotas.quota_log import QuotaReports
+from dataplane.quotas.quota_log import QuotaLog
 from dataplane.worker.context import Worker
 from metaquorum.runtime import Runtime, StorageError, sleep
 
@@ -41,14 +41,14 @@ SLICE_PARTITIONS: Final = 500
 Duty = Callable[[], Awaitable[None]]
 
 
-class Upkeep:
+class BackgroundTasks:
     def __init__(self, worker: Worker, runtime: Runtime, log_dirs: LogDirs) -> None:
         self._worker = worker
         self._clock = runtime.clock
         self._disk = runtime.disk
         self._log_dirs = log_dirs
-        self._quota_reports = QuotaReports(worker.quotas)
-        self.cleaner = LogCleaner(worker, runtime, log_dirs, worker.removals.add)
+        self._quota_log = QuotaLog(worker.quotas)
+        self.cleaner = LogCleaner(worker, runtime, log_dirs, worker.pending_deletes.add)
         # Folders of deleted logs, and when they may go: times of the monotonic clock, ascending as
         # long as the delay is not made shorter.
         self._folders: deque[tuple[float, LogDir, list[str]]] = deque()
@@ -65,7 +65,7 @@ class Upkeep:
                 (self._remove_segments, REMOVAL_LOOK_MS),
                 (self._remove_folders, REMOVAL_LOOK_MS),
                 (self._log_dirs.probe, PROBE_LOOK_MS),
-                (self._tend_quotas, UNUSED_QUOTAS_LOOK_MS),
+                (self._maintain_quotas, UNUSED_QUOTAS_LOOK_MS),
                 (self._expire_producers, PRODUCER_EXPIRY_LOOK_MS),
                 (self.checkpoint, configs.integer("log.flush.offset.checkpoint.interval.ms")),
                 (
@@ -86,7 +86,7 @@ class Upkeep:
 
     async def _partitions(self) -> AsyncGenerator[Partition, None]:
         """Those in service, with a turn of the loop now and then."""
-        for number, partition in enumerate(self._worker.partitions):
+        for number, partition in enumerate(self._worker.replica_manager):
             if number % SLICE_PARTITIONS == SLICE_PARTITIONS - 1:
                 await trio.lowlevel.checkpoint()
             if partition.offline is None:
@@ -99,9 +99,9 @@ class Upkeep:
         except StorageError as error:
             self._worker.partition_failed(partition, error)
 
-    async def _tend_quotas(self) -> None:
+    async def _maintain_quotas(self) -> None:
         """It is told who is held to a quota; who has used nothing of one is forgotten."""
-        if line := self._quota_reports.line():
+        if line := self._quota_log.line():
             log.info("%s", line)
         await self._worker.quotas.forget_unused()
 
@@ -140,10 +140,10 @@ class Upkeep:
             partition.log_start_moved()
             log.info("%s: retention moved the log start to %d", partition, start)
         if count := await plog.delete_old_segments(self._disk):
-            self._worker.removals.add(partition, count)
+            self._worker.pending_deletes.add(partition, count)
 
     async def _remove_segments(self) -> None:
-        for partition, segments in self._worker.removals.take_due():
+        for partition, segments in self._worker.pending_deletes.take_due():
             with self._reported(partition):
                 await self._disk.run(partial(partition.log.remove_deleted, segments))
 
@@ -176,4 +176,4 @@ class Upkeep:
         await self._log_dirs.write_high_watermarks(self.high_watermarks)
 
     def high_watermarks(self) -> dict[tuple[str, int], int]:
-        return {(p.topic, p.index): p.high_watermark for p in self._worker.partitions}
+        return {(p.topic, p.index): p.high_watermark for p in self._worker.replica_manager}

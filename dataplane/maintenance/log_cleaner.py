@@ -123,7 +123,7 @@ class LogCleaner:
         best: _Candidate | None = None
         here: set[Partition] = set()
         max_delay_ms = looked = 0
-        for partition in self._worker.partitions:
+        for partition in self._worker.replica_manager:
             here.add(partition)
             if not self._may_clean(partition):
                 continue
@@ -208,7 +208,7 @@ class LogCleaner:
         finally:
             if cleaning.result.replaced_segments:
                 self._retired(partition, cleaning.result.replaced_segments)
-        _tell(partition, found.part, result, self._clock.monotonic() - began)
+        _log_cleaned(partition, found.part, result, self._clock.monotonic() - began)
         return True
 
     def _order(self, found: _Candidate) -> CleaningOrder:
@@ -238,7 +238,9 @@ class LogCleaner:
         self._statistics.uncleanable_partitions_count = len(self._uncleanable)
 
 
-def _tell(partition: Partition, part: Cleanable, result: CleaningResult, seconds: float) -> None:
+def _log_cleaned(
+    partition: Partition, part: Cleanable, result: CleaningResult, seconds: float
+) -> None:
     counts = result.counts
     log.info(
         "%s: cleaned up to offset %d in %.1f s: %d of %d records stay, %d of %d bytes, %d keys%s",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dataplane.network.sasl_session import SaslSession
 from dataplane.partition.rejected_batches import RejectedBatches
 from dataplane.quotas.client_state import ClientQuotaState
-from metaquorum.channel.handshake import Accepting
+from metaquorum.channel.handshake import AcceptorHandshake
 from metaquorum.rpc.methods import ANONYMOUS
 
 NO_WORKER = -1
@@ -17,7 +17,7 @@ class ReplicaProof:
 
     worker_id: int = NO_WORKER
     has_begun: bool = False
-    exchange: Accepting | None = None  # the handshake that has begun and not ended
+    exchange: AcceptorHandshake | None = None  # the handshake that has begun and not ended
 
 
 class Client:

@@ -17,25 +17,25 @@ from typing import Final
 
 import trio
 
-from dataplane.instruments.log_rate_limit import LineLimit
+from dataplane.instruments.log_rate_limit import LogRateLimiter
 from dataplane.network.client import Client
 from dataplane.network.listener_tls import ListenerTls
-from dataplane.network.login_counts import Logins
+from dataplane.network.login_counts import LoginCounts
 from dataplane.network.pipeline import RequestPipeline, Wait
 from dataplane.network.replies import (
+    CloseAfterResponseError,
     CloseConnectionError,
     DelayedReply,
     Handle,
-    LastAnswerError,
     PendingReply,
 )
 from dataplane.network.response_sender import ResponseSender
 from dataplane.network.sasl_session import SaslSession
-from dataplane.network.unread_responses import UnreadAnswers
+from dataplane.network.unread_responses import UnreadResponses
 from dataplane.quotas.cpu_meter import OFF, CpuMeter
 from dataplane.quotas.muting import Mute
 from dataplane.scheduling.request_memory import RequestMemory
-from dataplane.scheduling.time_slices import Turns
+from dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime import Connection, Disk, StorageError
 from metaquorum.runtime.one_line import one_line
 from metaquorum.security.distinguished_name import CertificateError
@@ -61,7 +61,7 @@ class ListenerContext:
     # Bytes of a frame before the client has authenticated; None: the listener asks for no SASL.
     max_unauthenticated_bytes: int | None = None
     tls: ListenerTls | None = None
-    logins: Logins = field(default_factory=Logins)
+    logins: LoginCounts = field(default_factory=LoginCounts)
 
 
 class ClientConnection:
@@ -75,25 +75,25 @@ class ClientConnection:
         memory: RequestMemory,
         buffers: BufferPool,
         max_frame_bytes: int,
-        turns: Turns,
+        slicer: TimeSlicer,
         meter: CpuMeter = OFF,
-        lines: LineLimit | None = None,
-        unread: UnreadAnswers | None = None,
+        lines: LogRateLimiter | None = None,
+        unread: UnreadResponses | None = None,
     ) -> None:
         self.client = Client(connection.peer, context.listener)
         self.reserved_bytes = 0  # of the memory budget, for the large frame under way
         self.reservation = 0  # its number
         self._connection = connection
         self._sender = ResponseSender(
-            connection, disk, UnreadAnswers() if unread is None else unread, self
+            connection, disk, UnreadResponses() if unread is None else unread, self
         )
         self._frames = FrameBuffer(max_frame_bytes, pool=buffers)
         self._pipeline = RequestPipeline(
-            self._frames, context.handle, self.client, lambda: turns.is_over, self._call_soon
+            self._frames, context.handle, self.client, lambda: slicer.is_over, self._call_soon
         )
         self._max_frame_bytes = max_frame_bytes
         self._memory = memory
-        self._turns = turns
+        self._slicer = slicer
         self._meter = meter
         self._lines = lines
         self._large_reads = 0
@@ -246,7 +246,7 @@ class ClientConnection:
     def _metered(self, step: Callable[[], bool]) -> bool:
         meter = self._meter
         is_metered = meter.is_on and meter.resume(self.client)
-        self._turns.start()
+        self._slicer.start()
         more = not self._is_draining and step()
         is_reading = more and not self._pipeline.has_responses
         self._pipeline.waits_for = Wait.REQUEST if is_reading else Wait.RESPONSE
@@ -296,7 +296,7 @@ class ClientConnection:
     async def _finish(self) -> None:
         """All responses are sent, and the frames behind them are handled."""
         pipeline = self._pipeline
-        self._turns.start()
+        self._slicer.start()
         while (
             pipeline.has_responses
             or pipeline.has_yielded
@@ -305,14 +305,14 @@ class ClientConnection:
         ):
             await self._send_all()
             if pipeline.failure is not None:
-                if isinstance(pipeline.failure, LastAnswerError):
+                if isinstance(pipeline.failure, CloseAfterResponseError):
                     await self._sender.send(await pipeline.failure.answer())
                 raise pipeline.failure
             if self.client.quota.mute is not None:
                 await self._stay_muted(self.client.quota.mute)
-            if pipeline.has_yielded or self._turns.is_over:
+            if pipeline.has_yielded or self._slicer.is_over:
                 await trio.lowlevel.checkpoint()
-                self._turns.start()
+                self._slicer.start()
             pipeline.handle_frames()
 
     async def _send_all(self) -> None:
@@ -347,7 +347,7 @@ class ClientConnection:
         is_ready = trio.Event()
         delayed.on_ready(is_ready.set)
         await is_ready.wait()
-        self._turns.start()
+        self._slicer.start()
 
     async def _stay_muted(self, mute: Mute) -> None:
         """The mute has ended, or the client has; a drain ends both at once."""

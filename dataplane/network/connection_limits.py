@@ -30,12 +30,12 @@ from dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
 from wire.primitives.frozen import frozen
 from wire.protocol.apis import ApiKey
 
-MAX_ON_TRIAL: Final = 64  # the oldest makes room
-TRIAL_S: Final = 10.0
+MAX_PROVISIONAL: Final = 64  # the oldest makes room
+PROVISIONAL_S: Final = 10.0
 # Of one worker, let in by a trial and still open: some may have ended, and nobody here knows yet.
-MAX_OF_ONE_WORKER: Final = 8
+MAX_CONNECTIONS_OF_ONE_WORKER: Final = 8
 # What a follower sends before its first fetch.
-_SAYING_WHO: Final = frozenset(
+_IDENTIFYING_APIS: Final = frozenset(
     key.to_bytes(2, "big")
     for key in (
         ApiKey.API_VERSIONS,
@@ -47,7 +47,7 @@ _SAYING_WHO: Final = frozenset(
 
 
 @frozen
-class PlaceLimits:
+class ConnectionLimits:
     """max.connections, of all and of single listeners; max.connections.per.ip with overrides."""
 
     all: int
@@ -57,7 +57,7 @@ class PlaceLimits:
 
 
 @frozen
-class Peers:
+class PeerListener:
     """The other workers of the cluster."""
 
     listener: str  # by which they come
@@ -65,7 +65,7 @@ class Peers:
     are_any: Callable[[], bool]
 
 
-class Placed(Protocol):
+class LimitedConnection(Protocol):
     """A connection, as far as places matter."""
 
     @property
@@ -78,33 +78,37 @@ class Placed(Protocol):
     def is_muted(self) -> bool: ...
 
 
-class Places:
-    """Of one worker. Connections are counted from `take` to `leave`."""
+class ConnectionLimiter:
+    """Of one worker. Connections are counted from `add` to `remove`."""
 
-    def __init__(self, limits: PlaceLimits, peers: Peers | None = None) -> None:
+    def __init__(self, limits: ConnectionLimits, peers: PeerListener | None = None) -> None:
         self.limits = limits
         self._peers = peers
-        self._taken: dict[Placed, int] = {}  # and its progress when the hand last came by
+        self._taken: dict[
+            LimitedConnection, int
+        ] = {}  # and its progress when the hand last came by
         self._per_ip: Counter[str] = Counter()
         self._by_listener: Counter[str] = Counter()
-        self._let_in: dict[int, list[Placed]] = {}  # by trial, by worker, the oldest first
+        self._admitted_workers: dict[
+            int, list[LimitedConnection]
+        ] = {}  # by trial, by worker, the oldest first
 
     def __len__(self) -> int:
         return len(self._taken)
 
-    def lack(self, listener: str, host: str) -> str | None:
+    def exceeded_limit(self, listener: str, host: str) -> str | None:
         """What one more, which has come by `listener`, has no place for: ends a sentence."""
         most = self.limits.by_ip.get(host, self.limits.per_ip)
         if self._per_ip[host] >= most:
             name = "max.connections.per.ip" + ".overrides" * (host in self.limits.by_ip)
             return f"it has {self._per_ip[host]}, which is {name}"
-        if (lack := self._lack_of_listener(listener)) is not None:
+        if (lack := self._exceeded_listener_limit(listener)) is not None:
             return lack
         if len(self._taken) >= self.limits.all and not self._is_protected(listener):
             return f"{len(self._taken)} are open, which is max.connections"
         return None
 
-    def _lack_of_listener(self, listener: str) -> str | None:
+    def _exceeded_listener_limit(self, listener: str) -> str | None:
         most, count = self.limits.by_listener.get(listener), self._by_listener[listener]
         if most is None or count < most:
             return None
@@ -115,14 +119,14 @@ class Places:
         peers = self._peers
         return peers is not None and not peers.is_shared and listener == peers.listener
 
-    def try_worker(self, listener: str) -> Peers | None:
+    def peer_listener(self, listener: str) -> PeerListener | None:
         """None: whoever comes by that listener is no worker."""
         peers = self._peers
         if peers is None or listener != peers.listener or not peers.are_any():
             return None
         return peers
 
-    def take(self, connection: Placed) -> Placed | None:
+    def add(self, connection: LimitedConnection) -> LimitedConnection | None:
         """It counts. Who has to end for it, and counts no longer."""
         listener = connection.client.listener
         self._taken[connection] = 0
@@ -130,22 +134,24 @@ class Places:
         self._by_listener[listener] += 1
         most = self.limits.by_listener.get(listener)
         if most is not None and self._by_listener[listener] > most:
-            return self._end_one(lambda client: client.listener == listener)
+            return self._evict_one(lambda client: client.listener == listener)
         if len(self._taken) > self.limits.all:
-            return self._end_one(lambda client: not self._is_protected(client.listener))
+            return self._evict_one(lambda client: not self._is_protected(client.listener))
         return None
 
-    def take_of_worker(self, connection: Placed, worker_id: int) -> list[Placed]:
+    def add_worker_connection(
+        self, connection: LimitedConnection, worker_id: int
+    ) -> list[LimitedConnection]:
         """It counts, as that worker's, which came by trial. Who has to end for it."""
-        let_in = self._let_in.setdefault(worker_id, [])
-        let_in.append(connection)
-        ending = [each for each in (self.take(connection),) if each is not None]
-        if len(let_in) > MAX_OF_ONE_WORKER:
-            ending.append(let_in[0])
-            self.leave(let_in[0])
+        admitted = self._admitted_workers.setdefault(worker_id, [])
+        admitted.append(connection)
+        ending = [each for each in (self.add(connection),) if each is not None]
+        if len(admitted) > MAX_CONNECTIONS_OF_ONE_WORKER:
+            ending.append(admitted[0])
+            self.remove(admitted[0])
         return ending
 
-    def leave(self, connection: Placed) -> None:
+    def remove(self, connection: LimitedConnection) -> None:
         """It does not count, if it did."""
         if self._taken.pop(connection, None) is None:
             return
@@ -154,14 +160,14 @@ class Places:
             counts[key] -= 1
             if not counts[key]:
                 del counts[key]
-        for worker_id, let_in in self._let_in.items():
-            if connection in let_in:
-                let_in.remove(connection)
-                if not let_in:
-                    del self._let_in[worker_id]
+        for worker_id, admitted in self._admitted_workers.items():
+            if connection in admitted:
+                admitted.remove(connection)
+                if not admitted:
+                    del self._admitted_workers[worker_id]
                 break
 
-    def _end_one(self, may: Callable[[Client], bool]) -> Placed | None:
+    def _evict_one(self, may: Callable[[Client], bool]) -> LimitedConnection | None:
         """The least recently used of those that `may` end; it is no worker's."""
         for _ in range(2 * len(self._taken)):  # who was busy at first is not, the second time
             connection = next(iter(self._taken))
@@ -171,12 +177,12 @@ class Places:
             if not may(client) or client.is_follower:
                 continue
             if connection.progress == seen and not connection.is_muted:
-                self.leave(connection)
+                self.remove(connection)
                 return connection
         return None
 
 
-class Trial:
+class ProvisionalConnection:
     """Stands before the handlers of one connection until it has shown that it is a worker's."""
 
     def __init__(
@@ -195,7 +201,7 @@ class Trial:
         if not self.is_over:
             if client.sasl is not None and not client.sasl.is_open:
                 return self._handle(frame, client)
-            if bytes(frame[:2]) in _SAYING_WHO:
+            if bytes(frame[:2]) in _IDENTIFYING_APIS:
                 answer = self._handle(frame, client)
                 if client.is_follower:
                     passed = self._passed

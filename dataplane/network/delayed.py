@@ -28,26 +28,29 @@ CALLED_AT_ONCE: Final = 1000
 class DelayedResponse:
     """What a handler returns. Its owner calls `complete` once it is ready, or `cancel`."""
 
-    __slots__ = ("_told", "is_ready", "lets_others")
+    __slots__ = ("_callback", "allows_pipelining", "is_ready")
 
-    def __init__(self, *, lets_others: bool = False) -> None:
-        """`lets_others`: requests behind it on its connection may be handled before it is given."""
-        self.lets_others = lets_others
+    def __init__(self, *, allows_pipelining: bool = False) -> None:
+        """`allows_pipelining`:
+
+        requests behind it on its connection may be handled before it is given.
+        """
+        self.allows_pipelining = allows_pipelining
         self.is_ready = False
-        self._told: Callable[[], object] | None = None
+        self._callback: Callable[[], object] | None = None
 
     def ready(self) -> None:
         """There is nothing to wait for any more. Any number of times."""
         if not self.is_ready:
             self.is_ready = True
-            if self._told is not None:
-                self._told()
+            if self._callback is not None:
+                self._callback()
 
-    def on_ready(self, told: Callable[[], object]) -> None:
-        """`told` is called when it is ready, and nobody who was to be told before."""
-        self._told = told
+    def on_ready(self, callback: Callable[[], object]) -> None:
+        """`callback` is called when it is ready, and nobody who was to be told before."""
+        self._callback = callback
         if self.is_ready:
-            told()
+            callback()
 
     def complete(self) -> Any:
         """The answer; all that was to make it ready is forgotten."""

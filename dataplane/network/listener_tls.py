@@ -7,7 +7,7 @@ torn apart when they are replaced.
 import ssl
 from dataclasses import field
 
-from dataplane.network.principal_mapping import PrincipalRules
+from dataplane.network.principal_mapping import PrincipalMapping
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.security.distinguished_name import subject_of
 from metaquorum.security.tls_context import (
@@ -26,7 +26,7 @@ class TlsSettings:
 
     files: TlsFiles
     client_certificates: ClientCertificates
-    principal_rules: PrincipalRules = field(compare=False)
+    principal_rules: PrincipalMapping = field(compare=False)
 
 
 class ListenerTls:

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from dataplane.network.listener_tls import TlsSettings
-from dataplane.network.principal_mapping import PrincipalRules
+from dataplane.network.principal_mapping import PrincipalMapping
 from dataplane.network.sasl_authenticator import SaslSettings
 from metaquorum.client.security import Login
 from metaquorum.config.addresses import is_anywhere
@@ -69,7 +69,7 @@ class ClientListener(NamedTuple):
 
 
 @frozen
-class Replicating:
+class ReplicationListener:
     """How workers reach each other; `login` is who this one is to the others, if they ask."""
 
     listener: str
@@ -95,7 +95,7 @@ def client_listeners(configs: Configs) -> tuple[ClientListener, ...]:
     )
 
 
-def replicating(configs: Configs, listeners: Sequence[ClientListener]) -> Replicating:
+def replicating(configs: Configs, listeners: Sequence[ClientListener]) -> ReplicationListener:
     """ListenerError."""
     by_name = {listener.name: listener for listener in listeners}
     name = configs["inter.broker.listener.name"]
@@ -112,7 +112,7 @@ def replicating(configs: Configs, listeners: Sequence[ClientListener]) -> Replic
     listener = by_name[name.upper()]
     login = _login(configs, listener) if listener.protocol.has_sasl else None
     tls = None if listener.tls is None else _dialing(configs, listener.name, listener.tls)
-    return Replicating(listener.name, listener.protocol, login, tls)
+    return ReplicationListener(listener.name, listener.protocol, login, tls)
 
 
 def _entries(configs: Configs, key: str) -> dict[str, Address]:
@@ -219,7 +219,7 @@ def _tls(configs: ListenerConfigs, protocol: SecurityProtocol) -> TlsSettings:
         )
     files = TlsFiles(str(store), str(store), None if not trusted else str(trusted))
     try:
-        rules = PrincipalRules(configs.text("ssl.principal.mapping.rules"))
+        rules = PrincipalMapping(configs.text("ssl.principal.mapping.rules"))
     except ValueError as error:
         raise ListenerError(f"ssl.principal.mapping.rules: {error}") from None
     try:

@@ -1,7 +1,7 @@
 """How often clients of one listener have shown who they are, and failed to. Plain state."""
 
 
-class Logins:
+class LoginCounts:
     """Counted by SaslGate and by connections with TLS; names are those of Kafka's metrics."""
 
     __slots__ = (

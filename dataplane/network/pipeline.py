@@ -6,7 +6,7 @@ The handler gives one of four responses. What each does to the frames behind it:
 
     response       may be sent                    frames behind it are handled
     bytes          once those before it are       at once
-    DelayedReply   when something makes it ready  at once if it `lets_others`, else after it
+    DelayedReply   when something makes it ready  at once if it `allows_pipelining`, else after it
     PendingReply   when its coroutine has ended   after it: a slow request holds one frame
     parts          by sendfile, piece by piece    after them: a slow reader holds one response
 
@@ -117,7 +117,7 @@ class RequestPipeline:
             return True
         last = queue[-1]
         if isinstance(last, DelayedReply):
-            return last.lets_others and len(queue) < MAX_DELAYED
+            return last.allows_pipelining and len(queue) < MAX_DELAYED
         return not isinstance(last, PendingReply | list) and len(queue) < MAX_DELAYED
 
     def handle_frames(self) -> None:
@@ -144,7 +144,7 @@ class RequestPipeline:
                 elif reply is not None:
                     queue.append(reply)
                     if isinstance(reply, DelayedReply):
-                        reply.on_ready(self._tell)
+                        reply.on_ready(self._on_reply_ready)
                 if (
                     ready_bytes > SEND_AT_BYTES
                     or client.quota.mute is not None
@@ -155,7 +155,7 @@ class RequestPipeline:
         except (WireError, CloseConnectionError) as error:
             self.failure = error
 
-    def _tell(self) -> None:
+    def _on_reply_ready(self) -> None:
         if self._queue and is_ready(self._queue[0]):
             self._on_ready()
 

@@ -20,7 +20,7 @@ _CASES: Final[Mapping[str, Callable[[str], str]]] = {"": str, "L": str.lower, "U
 MAX_RULES: Final = 100
 
 
-class PrincipalRules:
+class PrincipalMapping:
     def __init__(self, text: str) -> None:
         """ValueError says what is wrong."""
         self._rules: list[tuple[re.Pattern[str], str, str]] = []

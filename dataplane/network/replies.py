@@ -48,40 +48,40 @@ class _PendingThen(PendingReply):
 class DelayedReply:
     """The reply that a `DelayedResponse` gives, perhaps after more work."""
 
-    __slots__ = ("_given", "_later", "_reply_of")
+    __slots__ = ("_delayed", "_on_complete", "_reply_of")
 
     def __init__(
-        self, later: DelayedResponse, reply_of: Callable[[Any], Reply | PendingReply]
+        self, delayed: DelayedResponse, reply_of: Callable[[Any], Reply | PendingReply]
     ) -> None:
-        self._later = later
+        self._delayed = delayed
         self._reply_of = reply_of
-        self._given: Callable[[], object] | None = None
+        self._on_complete: Callable[[], object] | None = None
 
     @property
     def is_ready(self) -> bool:
-        return self._later.is_ready
+        return self._delayed.is_ready
 
     @property
-    def lets_others(self) -> bool:
-        return self._later.lets_others
+    def allows_pipelining(self) -> bool:
+        return self._delayed.allows_pipelining
 
-    def on_ready(self, told: Callable[[], object]) -> None:
-        self._later.on_ready(told)
+    def on_ready(self, callback: Callable[[], object]) -> None:
+        self._delayed.on_ready(callback)
 
-    def when_given(self, call: Callable[[], object]) -> None:
-        self._given = call
+    def on_complete(self, call: Callable[[], object]) -> None:
+        self._on_complete = call
 
     def complete(self) -> Reply | PendingReply:
-        reply = self._reply_of(self._later.complete())
-        if self._given is None:
+        reply = self._reply_of(self._delayed.complete())
+        if self._on_complete is None:
             return reply
         if isinstance(reply, PendingReply):
-            return _PendingThen(reply, self._given)
-        self._given()
+            return _PendingThen(reply, self._on_complete)
+        self._on_complete()
         return reply
 
     def cancel(self) -> None:
-        self._later.cancel()
+        self._delayed.cancel()
 
 
 Handle: TypeAlias = Callable[[memoryview, Client], "Reply | PendingReply | DelayedReply"]
@@ -91,7 +91,7 @@ class CloseConnectionError(Exception):
     """A handler's word that this connection ends without an answer; the message says why."""
 
 
-class LastAnswerError(CloseConnectionError):
+class CloseAfterResponseError(CloseConnectionError):
     """It ends after this answer, which `answer` waits for."""
 
     def __init__(self, why: str, answer: Callable[[], Awaitable[bytes]]) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 from dataplane.log.segments.slices import LogSlice
 from dataplane.network.pipeline import COPY_LIMIT_BYTES, SEND_AT_BYTES
 from dataplane.network.replies import Parts
-from dataplane.network.unread_responses import UNCOUNTED_BYTES, Reader, UnreadAnswers
+from dataplane.network.unread_responses import UNCOUNTED_BYTES, Reader, UnreadResponses
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
 
 # Pages that are not in memory are read in a worker thread, so many bytes at a time.
@@ -20,7 +20,7 @@ class ResponseSender:
     """
 
     def __init__(
-        self, connection: Connection, disk: Disk, unread: UnreadAnswers, reader: Reader
+        self, connection: Connection, disk: Disk, unread: UnreadResponses, reader: Reader
     ) -> None:
         self.connection = connection  # replaced once TLS has begun
         self.sent_pieces = 0

@@ -23,12 +23,12 @@ from random import Random
 from typing import Final
 
 from dataplane.network.client import Client
-from dataplane.network.login_counts import Logins
+from dataplane.network.login_counts import LoginCounts
 from dataplane.network.replies import (
+    CloseAfterResponseError,
     CloseConnectionError,
     DelayedReply,
     Handle,
-    LastAnswerError,
     PendingReply,
     Reply,
 )
@@ -72,7 +72,7 @@ class SaslSettings:
     max_message_bytes: int
 
 
-class SaslGate:
+class SaslAuthenticator:
     """Stands before the handlers of a listener's requests."""
 
     def __init__(
@@ -82,7 +82,7 @@ class SaslGate:
         image: Callable[[], MetadataImage],
         handle: Handle,
         decoy_key: bytes,
-        logins: Logins,
+        logins: LoginCounts,
     ) -> None:
         """`image` is that of now; `handle` is for requests of those who are known.
 
@@ -151,11 +151,11 @@ class SaslGate:
         if name not in enabled:
             response.error_code = ErrorCode.UNSUPPORTED_SASL_MECHANISM
             why = f"it wants the SASL mechanism {_shown(name)}; enabled are {', '.join(enabled)}"
-            raise LastAnswerError(why, self._failed(answer(response)))
+            raise CloseAfterResponseError(why, self._failed(answer(response)))
         if session.was_opened_by not in ("", name):
             response.error_code = ErrorCode.ILLEGAL_SASL_STATE
             why = f"it wants to go on by {name}, having begun by {session.was_opened_by}"
-            raise LastAnswerError(why, self._failed(answer(response)))
+            raise CloseAfterResponseError(why, self._failed(answer(response)))
         session.exchange = self._mechanism(name)
         session.is_raw = version == _RAW_VERSION
         return answer(response)
@@ -195,7 +195,7 @@ class SaslGate:
                 error_code=ErrorCode.ILLEGAL_SASL_STATE,
                 error_message="SaslAuthenticate request received without a SaslHandshake",
             )
-            raise LastAnswerError(
+            raise CloseAfterResponseError(
                 "it authenticates without a SaslHandshake", self._failed(answer(refusal))
             )
         try:
@@ -206,7 +206,7 @@ class SaslGate:
                 error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=str(error)
             )
             why = _failure(session.exchange, error)
-            raise LastAnswerError(why, self._failed(answer(refusal))) from None
+            raise CloseAfterResponseError(why, self._failed(answer(refusal))) from None
         response = SaslAuthenticateResponse(auth_bytes=token)
         if session.is_open:
             response.session_lifetime_ms = self.settings.session_ms
@@ -219,7 +219,7 @@ class SaslGate:
         except AuthenticationError as error:  # there is no way to say so
             self._logins.failed(again=bool(session.was_opened_by))
             why = _failure(session.exchange, error)
-            raise LastAnswerError(why, self._failed(b"")) from None
+            raise CloseAfterResponseError(why, self._failed(b"")) from None
         return _size.pack(len(token)) + token
 
     def _respond(self, token: bytes, client: Client, session: SaslSession) -> bytes:

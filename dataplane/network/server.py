@@ -9,23 +9,23 @@ from typing import Final
 
 import trio
 
-from dataplane.instruments.log_rate_limit import LineLimit
+from dataplane.instruments.log_rate_limit import LogRateLimiter
 from dataplane.network.connection import ClientConnection, ListenerContext
 from dataplane.network.connection_limits import (
-    MAX_ON_TRIAL,
-    TRIAL_S,
-    Peers,
-    Placed,
-    PlaceLimits,
-    Places,
-    Trial,
+    MAX_PROVISIONAL,
+    PROVISIONAL_S,
+    ConnectionLimiter,
+    ConnectionLimits,
+    LimitedConnection,
+    PeerListener,
+    ProvisionalConnection,
 )
 from dataplane.network.pipeline import Wait
-from dataplane.network.unread_responses import UnreadAnswers
+from dataplane.network.unread_responses import UnreadResponses
 from dataplane.quotas.connection_rates import ConnectionRates
 from dataplane.quotas.cpu_meter import OFF, CpuMeter
-from dataplane.scheduling.request_memory import RequestMemory, Tardy
-from dataplane.scheduling.time_slices import Turns
+from dataplane.scheduling.request_memory import RequestMemory, StalledRequests
+from dataplane.scheduling.time_slices import TimeSlicer
 from metaquorum.runtime import Clock, Connection, Disk, Listener, Runtime, sleep
 from wire.primitives.frozen import frozen
 from wire.protocol.frames import BufferPool
@@ -58,8 +58,8 @@ class ServerLimits:
     drain_seconds: float = 5.0
 
     @property
-    def places(self) -> PlaceLimits:
-        return PlaceLimits(
+    def places(self) -> ConnectionLimits:
+        return ConnectionLimits(
             self.max_connections,
             self.max_connections_per_ip,
             self.max_connections_by_listener,
@@ -73,31 +73,38 @@ class Server:
     def __init__(
         self,
         runtime: Runtime,
-        entrances: Sequence[tuple[Listener, ListenerContext]],
+        listener_contexts: Sequence[tuple[Listener, ListenerContext]],
         limits: ServerLimits,
         meter: CpuMeter = OFF,
         rates: ConnectionRates | None = None,
-        peers: Peers | None = None,
-        turns: Turns | None = None,
+        peers: PeerListener | None = None,
+        slicer: TimeSlicer | None = None,
     ) -> None:
-        """`turns`: those that the handlers of the entrances take, if any do."""
+        """`slicer`: those that the handlers of the entrances take, if any do."""
         self._clock: Clock = runtime.clock
-        self._turns = Turns(runtime.clock.cpu_s) if turns is None else turns
+        self._slicer = TimeSlicer(runtime.clock.cpu_s) if slicer is None else slicer
         self._disk: Disk = runtime.disk
-        self._entrances = entrances
+        self._listener_contexts = listener_contexts
         self._limits = limits
         self._meter = meter
         self._rates = rates
         self._closing_later = 0
-        self._lines = LineLimit(trio.current_time())
+        self._lines = LogRateLimiter(trio.current_time())
         self._memory = RequestMemory(limits.max_queued_request_bytes)
         self._buffers = BufferPool()
-        self.unread = UnreadAnswers()
+        self.unread = UnreadResponses()
         self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
-        self._places = Places(limits.places, peers)
-        self._on_trial: dict[ClientConnection, Trial] = {}  # in the order of their coming
-        self.logins = {entrance.listener: entrance.logins for _, entrance in entrances}
-        self.accepted_counts = {entrance.listener: 0 for _, entrance in entrances}
+        self._limiter = ConnectionLimiter(limits.places, peers)
+        self._provisional: dict[
+            ClientConnection, ProvisionalConnection
+        ] = {}  # in the order of their coming
+        self.logins = {
+            listener_context.listener: listener_context.logins
+            for _, listener_context in listener_contexts
+        }
+        self.accepted_counts = {
+            listener_context.listener: 0 for _, listener_context in listener_contexts
+        }
         self._all_closed = trio.Event()
         self._accepting = trio.CancelScope()
         self._refusal_logged_at = self._ending_logged_at = float("-inf")
@@ -112,18 +119,18 @@ class Server:
     def limit(self, limits: ServerLimits) -> None:
         """New connections are counted against these; none that is open ends for it."""
         self._limits = limits
-        self._places.limits = limits.places
+        self._limiter.limits = limits.places
 
     async def serve(self) -> None:
         """Returns when `drain` was called and the last connection has ended."""
         async with trio.open_nursery() as nursery:
             if self._limits.max_idle_ms >= 0:
                 nursery.start_soon(self._close_idle)
-            nursery.start_soon(self._close_tardy)
+            nursery.start_soon(self._close_stalled)
             with self._accepting:
                 async with trio.open_nursery() as accepting:
-                    for listener, entrance in self._entrances:
-                        accepting.start_soon(self._accept_all, listener, entrance, nursery)
+                    for listener, listener_context in self._listener_contexts:
+                        accepting.start_soon(self._accept_all, listener, listener_context, nursery)
             if self._connections:
                 await self._all_closed.wait()
             nursery.cancel_scope.cancel()
@@ -131,7 +138,7 @@ class Server:
     async def drain(self) -> None:
         """No new connection is taken; those there are answer what they have read, then close."""
         self._accepting.cancel()
-        for listener, _ in self._entrances:
+        for listener, _ in self._listener_contexts:
             listener.close()
         for connection in list(self._connections):
             connection.drain()
@@ -145,7 +152,7 @@ class Server:
         return self._accepting.cancel_called
 
     async def _accept_all(
-        self, listener: Listener, entrance: ListenerContext, nursery: trio.Nursery
+        self, listener: Listener, listener_context: ListenerContext, nursery: trio.Nursery
     ) -> None:
         while not self._is_stopping():
             try:
@@ -158,26 +165,26 @@ class Server:
                 self._log_refusal(f"cannot accept connections: {error.strerror}")
                 await sleep(self._clock, ACCEPT_RETRY_SECONDS)
                 continue
-            if (lack := self._lack(connection, entrance)) is not None:
+            if (lack := self._exceeded_limit(connection, listener_context)) is not None:
                 refusal = f"refused a connection from {connection.peer[0]}: {lack}"
-                peers = self._places.try_worker(entrance.listener)
+                peers = self._limiter.peer_listener(listener_context.listener)
                 if peers is None or self._is_stopping():
                     self._log_refusal(refusal)
                     connection.close()
                 else:
-                    served, trial = self._on_probation(connection, entrance)
-                    nursery.start_soon(self._try, served, trial, refusal)
+                    served, provisional = self._admit_provisionally(connection, listener_context)
+                    nursery.start_soon(self._try, served, provisional, refusal)
                 continue
             if self._rates is None:
-                nursery.start_soon(self._serve_one, self._admit(connection, entrance))
+                nursery.start_soon(self._serve_one, self._admit(connection, listener_context))
             else:
-                await self._admit_at_rate(nursery, connection, entrance, self._rates)
+                await self._admit_at_rate(nursery, connection, listener_context, self._rates)
 
     async def _admit_at_rate(
         self,
         nursery: trio.Nursery,
         connection: Connection,
-        entrance: ListenerContext,
+        listener_context: ListenerContext,
         rates: ConnectionRates,
     ) -> None:
         """It is served, and the next one taken in due time; or it is refused, after a delay."""
@@ -192,8 +199,8 @@ class Server:
             else:
                 connection.close()
             return
-        nursery.start_soon(self._serve_one, self._admit(connection, entrance))
-        if (pause_s := rates.pause_s(entrance.listener)) > 0:
+        nursery.start_soon(self._serve_one, self._admit(connection, listener_context))
+        if (pause_s := rates.pause_s(listener_context.listener)) > 0:
             await sleep(self._clock, pause_s)
 
     async def _close_later(self, connection: Connection, seconds: float) -> None:
@@ -204,10 +211,12 @@ class Server:
             self._closing_later -= 1
             connection.close()
 
-    def _lack(self, connection: Connection, entrance: ListenerContext) -> str | None:
+    def _exceeded_limit(
+        self, connection: Connection, listener_context: ListenerContext
+    ) -> str | None:
         if self._is_stopping():
             return "the node is stopping"
-        return self._places.lack(entrance.listener, connection.peer[0])
+        return self._limiter.exceeded_limit(listener_context.listener, connection.peer[0])
 
     def _log_refusal(self, sentence: str) -> None:
         now = self._clock.monotonic()
@@ -215,68 +224,72 @@ class Server:
             self._refusal_logged_at = now
             log.warning("%s", sentence)
 
-    def _admit(self, connection: Connection, entrance: ListenerContext) -> ClientConnection:
+    def _admit(self, connection: Connection, listener_context: ListenerContext) -> ClientConnection:
         """It counts from now on; its task, which ends that, has yet to start."""
-        served = self._connection(connection, entrance)
-        if (ending := self._places.take(served)) is not None:
-            self._end_for(ending, f"there is one by {entrance.listener}")
+        served = self._connection(connection, listener_context)
+        if (ending := self._limiter.add(served)) is not None:
+            self._end_for(ending, f"there is one by {listener_context.listener}")
         return served
 
-    def _connection(self, connection: Connection, entrance: ListenerContext) -> ClientConnection:
+    def _connection(
+        self, connection: Connection, listener_context: ListenerContext
+    ) -> ClientConnection:
         served = ClientConnection(
             connection,
-            entrance,
+            listener_context,
             self._disk,
             self._memory,
             self._buffers,
             self._limits.max_request_bytes,
-            self._turns,
+            self._slicer,
             self._meter,
             self._lines,
             self.unread,
         )
         self._connections[served] = 0
-        self.accepted_counts[entrance.listener] += 1
+        self.accepted_counts[listener_context.listener] += 1
         return served
 
-    def _on_probation(
-        self, connection: Connection, entrance: ListenerContext
-    ) -> tuple[ClientConnection, Trial]:
+    def _admit_provisionally(
+        self, connection: Connection, listener_context: ListenerContext
+    ) -> tuple[ClientConnection, ProvisionalConnection]:
         """It has no place, but may be another worker's."""
-        if len(self._on_trial) >= MAX_ON_TRIAL:
-            oldest = next(iter(self._on_trial))
-            del self._on_trial[oldest]
+        if len(self._provisional) >= MAX_PROVISIONAL:
+            oldest = next(iter(self._provisional))
+            del self._provisional[oldest]
             oldest.abort()
 
         def passed(worker_id: int) -> None:
-            self._on_trial.pop(served, None)
-            for each in self._places.take_of_worker(served, worker_id):
+            self._provisional.pop(served, None)
+            for each in self._limiter.add_worker_connection(served, worker_id):
                 self._end_for(each, f"worker {worker_id} has come")
 
-        trial = Trial(entrance.handle, passed, lambda: served.abort())
-        served = self._connection(connection, replace(entrance, handle=trial.handle))
-        self._on_trial[served] = trial
-        return served, trial
+        provisional = ProvisionalConnection(listener_context.handle, passed, lambda: served.abort())
+        served = self._connection(connection, replace(listener_context, handle=provisional.handle))
+        self._provisional[served] = provisional
+        return served, provisional
 
-    async def _try(self, served: ClientConnection, trial: Trial, refusal: str) -> None:
+    async def _try(
+        self, served: ClientConnection, provisional: ProvisionalConnection, refusal: str
+    ) -> None:
         """Served if it is a worker's and shows that in time."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_trial, served)
+                nursery.start_soon(self._end_provisional, served)
                 await self._serve_one(served)
                 nursery.cancel_scope.cancel()
         finally:
-            self._on_trial.pop(served, None)
-            trial.end(may_go_on=False)
-            if not trial.has_passed:
+            self._provisional.pop(served, None)
+            provisional.end(may_go_on=False)
+            if not provisional.has_passed:
                 self._log_refusal(refusal)
 
-    async def _end_trial(self, served: ClientConnection) -> None:
-        await sleep(self._clock, TRIAL_S)
-        if served in self._on_trial:
+    async def _end_provisional(self, served: ClientConnection) -> None:
+        await sleep(self._clock, PROVISIONAL_S)
+        if served in self._provisional:
             served.abort()
 
-    def _end_for(self, connection: Placed, whom: str) -> None:
+    def _end_for(self, connection: LimitedConnection, whom: str) -> None:
         """What is the least recently used makes room."""
         assert isinstance(connection, ClientConnection)
         connection.abort()
@@ -297,7 +310,7 @@ class Server:
             log.exception("a bug: closed the connection from %s", served.client)
         finally:
             del self._connections[served]
-            self._places.leave(served)
+            self._limiter.remove(served)
             if not self._connections and self._accepting.cancel_called:
                 self._all_closed.set()
 
@@ -323,13 +336,13 @@ class Server:
                 connection.close_idle()
             still = {c: n for c, n in still.items() if c in self._connections}
 
-    async def _close_tardy(self) -> None:
+    async def _close_stalled(self) -> None:
         """In a shortage of memory, who holds some and does not send its request makes room."""
         while True:
             await self._memory.wait_short()
-            tardy = Tardy()
+            stalled = StalledRequests()
             while self._memory.is_short:
-                for connection in tardy.among(self._connections, self._clock.monotonic()):
+                for connection in stalled.among(self._connections, self._clock.monotonic()):
                     log.warning(
                         "closed the connection from %s: others wait for memory, and %d of %d "
                         "bytes have not come",

@@ -21,7 +21,7 @@ class Reader(Protocol):
     def close_unread(self, unread_bytes: int) -> None: ...
 
 
-class UnreadAnswers:
+class UnreadResponses:
     """Those of one server. Plain state."""
 
     def __init__(self, limit_bytes: int = MAX_UNREAD_BYTES) -> None:

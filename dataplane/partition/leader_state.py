@@ -91,7 +91,7 @@ class IsrChange:
     lags: Mapping[int, Lag] = field(default_factory=dict)
 
 
-class Leadership:
+class LeaderState:
     """One leader's view in one leader epoch."""
 
     __slots__ = (

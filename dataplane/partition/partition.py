@@ -18,16 +18,16 @@ from typing import Final, NamedTuple, Protocol
 import trio
 
 from dataplane.config.topic import TopicConfig
-from dataplane.instruments.histogram import Times
+from dataplane.instruments.histogram import Histogram
 from dataplane.log.partition_log import PartitionLog
-from dataplane.partition.leader_state import UNKNOWN, BrokerEpoch, Eligible, Leadership
+from dataplane.partition.leader_state import UNKNOWN, BrokerEpoch, Eligible, LeaderState
 from metaquorum.metadata.image import NO_LEADER, PartitionImage
 from metaquorum.runtime import Disk
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import Uuid
 
 # Long polls and sessions that hear of an append in its own slice of the loop, some µs each.
-TOLD_AT_ONCE: Final = 1000
+NOTIFIED_AT_ONCE: Final = 1000
 # Beyond so many, appends that wait for their commit are counted together.
 MAX_UNCOMMITTED: Final = 4096
 # A partition of which the metadata log has said nothing, or that it was taken from.
@@ -70,23 +70,23 @@ class FetchWaiter:
 
     def end(self) -> None:
         """Nobody is woken any more, or kept in memory by it."""
-        self._woken = _nobody
+        self._woken = _no_op
 
 
-def _nobody() -> None:
+def _no_op() -> None:
     pass
 
 
 @dataclass(slots=True, eq=False)
-class _Telling:
+class _PendingNotification:
     """What the watchers of a partition have not been told yet."""
 
     watchers: set[Watcher]
-    told: tuple[Watcher, ...]  # those who watched when the last of it happened
+    notified: tuple[Watcher, ...]  # those who watched when the last of it happened
     new_bytes: int | None
 
 
-class Wakes:
+class WatcherNotifier:
     """Watchers of partitions that have so many that they are told in slices of the loop.
 
     What happens before a telling has begun is part of it, so that at most one telling is under way
@@ -94,7 +94,7 @@ class Wakes:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, _Telling] = {}  # by the id of their set
+        self._waiting: dict[int, _PendingNotification] = {}  # by the id of their set
         self._added = trio.Event()
 
     def add(self, watchers: set[Watcher], new_bytes: int | None) -> None:
@@ -104,9 +104,9 @@ class Wakes:
         """
         waiting = self._waiting.get(id(watchers))
         if waiting is None:
-            self._waiting[id(watchers)] = _Telling(watchers, tuple(watchers), new_bytes)
+            self._waiting[id(watchers)] = _PendingNotification(watchers, tuple(watchers), new_bytes)
         else:
-            waiting.told = tuple(watchers)
+            waiting.notified = tuple(watchers)
             if waiting.new_bytes is None or new_bytes is None:
                 waiting.new_bytes = None
             else:
@@ -117,10 +117,10 @@ class Wakes:
         while True:
             await self._added.wait()
             while self._waiting:
-                telling = self._waiting.pop(next(iter(self._waiting)))
-                watchers, new_bytes = telling.watchers, telling.new_bytes
-                each = iter(telling.told)
-                while some := list(islice(each, TOLD_AT_ONCE)):
+                notification = self._waiting.pop(next(iter(self._waiting)))
+                watchers, new_bytes = notification.watchers, notification.new_bytes
+                each = iter(notification.notified)
+                while some := list(islice(each, NOTIFIED_AT_ONCE)):
                     for watcher in some:
                         if watcher not in watchers:  # it has stopped watching since
                             continue
@@ -157,13 +157,13 @@ class ReplicaContext:
     lag_s: float  # replica.lag.time.max.ms
     eligible: Eligible
     heard: dict[int, float]  # when each other replica fetched anything here last
-    # The partition's ISR may have to change: somebody is to ask `leadership.propose`.
+    # The partition's ISR may have to change: somebody is to ask `leader_state.propose`.
     isr_due: Callable[["Partition"], None]
     # What was seen so far.
     isr_shrinks: int = 0
     isr_expands: int = 0
-    flush_times: Times = field(default_factory=Times)
-    wakes: Wakes = field(default_factory=Wakes)
+    flush_times: Histogram = field(default_factory=Histogram)
+    wakes: WatcherNotifier = field(default_factory=WatcherNotifier)
 
 
 class Traffic(NamedTuple):
@@ -200,7 +200,7 @@ class Partition:
         "known_high_watermark",
         "leader_epoch",
         "leader_id",
-        "leadership",
+        "leader_state",
         "log",
         "offline",
         "replicated_bytes_in",
@@ -235,7 +235,7 @@ class Partition:
         self.leader_id = -1
         self.leader_epoch = -1
         # None where this worker does not lead, or is the only replica.
-        self.leadership: Leadership | None = None
+        self.leader_state: LeaderState | None = None
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         self.known_high_watermark = high_watermark  # when this worker started
         self.offline: str | None = None  # why, when its log directory failed
@@ -289,7 +289,7 @@ class Partition:
 
         Its high watermark may lie behind what its predecessor has told.
         """
-        leadership = self.leadership
+        leadership = self.leader_state
         return leadership is not None and self.high_watermark < leadership.epoch_start_offset
 
     @property
@@ -315,8 +315,8 @@ class Partition:
     def low_watermark(self) -> int:
         """Where the log begins, at every replica that is live."""
         least = self.log.log_start_offset
-        if self.leadership is not None:
-            for follower in self.leadership.followers:
+        if self.leader_state is not None:
+            for follower in self.leader_state.followers:
                 if follower.log_start_offset < least and self._context.eligible(
                     follower.replica_id, UNKNOWN
                 ):
@@ -346,7 +346,7 @@ class Partition:
         self.state = state
         self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
         if state.leader != self.worker_id:
-            self.leadership = None
+            self.leader_state = None
             self._uncommitted.clear()
             # Of a log that goes nothing is written: it may be for a full disk that it goes.
             if changed and state.leader_epoch >= 0 and self.worker_id in state.replicas:
@@ -359,15 +359,15 @@ class Partition:
     def _lead(self, state: PartitionImage, *, anew: bool) -> None:
         context = self._context
         if anew:
-            self.leadership = None
+            self.leader_state = None
         if len(state.replicas) == 1:
-            self.leadership = None
+            self.leader_state = None
             self._commit(self.log.log_end_offset)
             return
-        if self.leadership is None:
+        if self.leader_state is None:
             # From here on what is appended is of this epoch, and followers can tell by it.
             self.log.assign_epoch(state.leader_epoch)
-            self.leadership = Leadership(
+            self.leader_state = LeaderState(
                 self.worker_id,
                 context.broker_epoch,
                 state.leader_epoch,
@@ -375,8 +375,8 @@ class Partition:
                 context.lag_s,
             )
         for replica_id in state.offline:
-            self.leadership.forget(replica_id)
-        if self.leadership.assign(
+            self.leader_state.forget(replica_id)
+        if self.leader_state.assign(
             state.replicas, state.isr, state.partition_epoch, context.monotonic()
         ):
             self.advance()
@@ -420,13 +420,13 @@ class Partition:
     def appended(self, size_bytes: int) -> None:
         """The leader's log has grown by so much: followers hear, or all is committed already."""
         self.bytes_in += size_bytes
-        if self.leadership is None:
+        if self.leader_state is None:
             self.high_watermark = self.log.log_end_offset
             if self.waiters:
                 self._note(self.waiters, size_bytes)
             return
         self.is_growing(size_bytes)
-        self.leadership.appended(self.log.log_end_offset, self._context.heard)
+        self.leader_state.appended(self.log.log_end_offset, self._context.heard)
         if self.end_waiters:
             self._note(self.end_waiters, size_bytes)
         self.advance()
@@ -444,7 +444,7 @@ class Partition:
         self, replica_id: int, broker_epoch: int, offset: int, log_start_offset: int
     ) -> bool:
         """A follower holds everything before `offset`; False if it is no replica of this one."""
-        leadership, context = self.leadership, self._context
+        leadership, context = self.leader_state, self._context
         if self.start_waiters:
             self.look_at_starts()
         if leadership is None or not leadership.fetched(
@@ -466,7 +466,7 @@ class Partition:
 
     def advance(self) -> None:
         """What all in sync hold by now is committed."""
-        leadership, context = self.leadership, self._context
+        leadership, context = self.leader_state, self._context
         if leadership is not None:
             self._commit(
                 leadership.committed(
@@ -524,7 +524,7 @@ class Partition:
         self._note(self.waiters, 0)
         self._note(self.end_waiters, 0)
 
-    def tell_log_start(self) -> None:
+    def notify_log_start(self) -> None:
         """Followers hear at once where the log begins now."""
         for watcher in tuple(self.end_waiters):
             watcher.wake()
@@ -536,7 +536,7 @@ class Partition:
 
     def _note(self, waiters: set[Watcher], new_bytes: int) -> None:
         self.event_count += 1
-        if len(waiters) > TOLD_AT_ONCE:
+        if len(waiters) > NOTIFIED_AT_ONCE:
             self._context.wakes.add(waiters, new_bytes)
             return
         done = [waiter for waiter in waiters if not waiter.note(new_bytes)]
@@ -559,7 +559,7 @@ class Partition:
     def wake_waiters(self) -> None:
         self.event_count += 1
         for watchers in (self.waiters, self.end_waiters):
-            if len(watchers) > TOLD_AT_ONCE:
+            if len(watchers) > NOTIFIED_AT_ONCE:
                 self._context.wakes.add(watchers, None)
             else:
                 for watcher in tuple(watchers):

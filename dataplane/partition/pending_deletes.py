@@ -8,7 +8,7 @@ from dataplane.partition.partition import Partition
 from metaquorum.runtime import Clock
 
 
-class Removals:
+class PendingDeletes:
     """How many deleted segments of which partition may be removed when, the earliest first."""
 
     def __init__(self, clock: Clock) -> None:

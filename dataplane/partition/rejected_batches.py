@@ -52,7 +52,7 @@ class TooManyRejectedError(Exception):
     """More batches were rejected than are remembered: the connection has to end."""
 
 
-class _Refused(NamedTuple):
+class _Rejected(NamedTuple):
     epoch: int
     sequence: int
     code: ErrorCode
@@ -65,7 +65,7 @@ class RejectedBatches:
     __slots__ = ("_batches", "_forgotten_until", "_last_request", "_request")
 
     def __init__(self) -> None:
-        self._batches: dict[tuple[Place, int], _Refused] = {}  # the first of each producer
+        self._batches: dict[tuple[Place, int], _Rejected] = {}  # the first of each producer
         self._request = 0
         self._last_request = 0  # until which anything is remembered
         self._forgotten_until = -1  # until then, there were more than could be remembered
@@ -75,7 +75,7 @@ class RejectedBatches:
         self._request += 1
         return self if self._request <= self._last_request else None
 
-    def refuse(
+    def reject(
         self, place: Place, records: Buffer | None, error: KafkaError | StorageError
     ) -> KafkaError | StorageError:
         """The batch was not appended, because of `error`. What its producer is told."""
@@ -93,7 +93,7 @@ class RejectedBatches:
                 return KafkaError(first.code, f"sequence {first.sequence} was refused before it")
         return error
 
-    def _first(self, place: Place, header: BatchHeader) -> _Refused | None:
+    def _first(self, place: Place, header: BatchHeader) -> _Rejected | None:
         """What was refused first of its producer in its epoch, and still matters."""
         first = self._batches.get((place, header.producer_id))
         if first is None or first.epoch != header.producer_epoch:
@@ -106,7 +106,7 @@ class RejectedBatches:
         if key not in self._batches and len(self._batches) >= MAX_REFUSED and not self._forget():
             self._forgotten_until = self._last_request
             return
-        self._batches[key] = _Refused(
+        self._batches[key] = _Rejected(
             header.producer_epoch, header.base_sequence, code, self._last_request
         )
 

@@ -19,13 +19,13 @@ import trio
 
 from dataplane.instruments.error_counts import ErrorCounts, name_of
 from dataplane.log.dirs.log_dirs import LogDirs
-from dataplane.network.login_counts import Logins
+from dataplane.network.login_counts import LoginCounts
 from dataplane.network.server import Server
 from dataplane.partition.partition import NO_TRAFFIC, Partition, Traffic
 from dataplane.prometheus.elections import ElectionCounts
 from dataplane.prometheus.exposition import Page, label_text
 from dataplane.prometheus.requests import RequestMeter
-from dataplane.quotas.quota_status import QuotaStatus, Use
+from dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
 from dataplane.worker.context import Worker
 from metaquorum.controller_server import ControllerRole
 from metaquorum.metadata.image import MetadataImage
@@ -166,14 +166,14 @@ class Collector:
             page.add(sockets + "count", counts[listener], **of_listener)
             page.add(sockets + "creation_total", accepted_count, **of_listener)
             logins = parts.server.logins[listener]
-            for name in Logins.__slots__:
+            for name in LoginCounts.__slots__:
                 page.add(_SOCKETS + name, getattr(logins, name), **of_listener)
         page.add(
             "kafka_server_kafkaserver_brokerstate", LEAVING if parts.worker.stopping else RUNNING
         )
 
     def _add_logs(self, page: Page, parts: WorkerParts) -> None:
-        context, cleaner = parts.worker.replication.context, parts.worker.cleaner
+        context, cleaner = parts.worker.isr_manager.context, parts.worker.cleaner
         now = self._clock.monotonic()
         page.add_times("kafka_log_logflushstats_logflushrateandtimems", context.flush_times, now)
         page.add("kafka_log_logmanager_offlinelogdirectorycount", len(parts.log_dirs.offline_ids))
@@ -185,11 +185,11 @@ class Collector:
             page.add(f"kafka_log_logcleaner_{name}", getattr(cleaner, name))
         page.add(_REPLICAS + "isrshrinks_total", context.isr_shrinks)
         page.add(_REPLICAS + "isrexpands_total", context.isr_expands)
-        lag = parts.worker.replication.max_lag()
+        lag = parts.worker.isr_manager.max_lag()
         page.add("kafka_server_replicafetchermanager_maxlag", lag, clientId="Replica")
 
     async def _add_partitions(self, page: Page, parts: WorkerParts, slices: "_Slices") -> None:
-        partitions = parts.worker.partitions
+        partitions = parts.worker.replica_manager
         total, sums = partitions.departed, _Sums()
         by_topic: dict[str, Traffic] = {}
         for partition in partitions:
@@ -313,7 +313,7 @@ async def _add_quotas(page: Page, worker: Worker, slices: _Slices) -> None:
     left_out = 0
     for kind in worker.quotas.kinds:
         resource, name = RESOURCES[kind.key]
-        uses: list[Use] = []
+        uses: list[QuotaUsage] = []
         for number, use in enumerate(islice(status.uses(kind.key), MAX_QUOTAS_LOOKED_AT), 1):
             uses.append(use)
             if number % SLICE_QUOTAS == 0:
@@ -331,7 +331,7 @@ async def _add_quotas(page: Page, worker: Worker, slices: _Slices) -> None:
     page.add("metaquorum_connections_throttled_total", throttled)
 
 
-def _add_quota(page: Page, use: Use, resource: str, name: str) -> None:
+def _add_quota(page: Page, use: QuotaUsage, resource: str, name: str) -> None:
     sharers = use.rule.sharers
     of = {"resource": resource}
     if sharers.user is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from dataplane.instruments.histogram import Times
+from dataplane.instruments.histogram import Histogram
 from dataplane.prometheus.catalog import METRICS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,7 +39,7 @@ class Page:
     def add(self, name: str, value: float, **of: object) -> None:
         self.lines(name).append(f"{name}{labels(of.items())} {value}")
 
-    def add_times(self, name: str, times: Times, now: float, **of: object) -> None:
+    def add_times(self, name: str, times: Histogram, now: float, **of: object) -> None:
         """In milliseconds, as Kafka has them."""
         lines = self.lines(name)
         for share, seconds in zip(QUANTILES, times.quantiles(QUANTILES, now), strict=True):

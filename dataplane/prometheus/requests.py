@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any, Final
 
-from dataplane.instruments.histogram import Times
+from dataplane.instruments.histogram import Histogram
 from dataplane.network.client import Client
 from dataplane.network.replies import DelayedReply, Handle, PendingReply, Reply
 from metaquorum.runtime import Clock
@@ -27,7 +27,7 @@ class _Version:
     __slots__ = ("api_key", "count", "local", "remote", "times", "version")
 
     def __init__(
-        self, api_key: int, version: int, times: Times, local: Times, remote: Times
+        self, api_key: int, version: int, times: Histogram, local: Histogram, remote: Histogram
     ) -> None:
         self.api_key = api_key
         self.version = version
@@ -46,9 +46,9 @@ class RequestMeter:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.times: dict[int, Times] = {}
-        self.local_times: dict[int, Times] = {}
-        self.remote_times: dict[int, Times] = {}
+        self.times: dict[int, Histogram] = {}
+        self.local_times: dict[int, Histogram] = {}
+        self.remote_times: dict[int, Histogram] = {}
         self._versions: dict[tuple[int, int], _Version] = {}
         # As above, by the first four bytes of a request.
         self._by_bytes: dict[int, _Version] = {}
@@ -68,7 +68,7 @@ class RequestMeter:
             if isinstance(reply, PendingReply):
                 return _MeteredReply(reply, self, version, began, now)
             if isinstance(reply, DelayedReply):
-                reply.when_given(partial(self.ended, version, began, now))
+                reply.on_complete(partial(self.ended, version, began, now))
                 return reply
             version.times.record(now - began, now)
             return reply
@@ -97,14 +97,14 @@ class RequestMeter:
         api_key, version = _api_and_version(frame)
         api = APIS.get(api_key)
         if api is None:
-            return _Version(api_key, version, Times(), Times(), Times())
+            return _Version(api_key, version, Histogram(), Histogram(), Histogram())
         is_served = api.serves(version)
         if not is_served:
             version = OTHER_VERSION
         counted = self._versions.get((api_key, version))
         if counted is None:
             all_times = (self.times, self.local_times, self.remote_times)
-            of_api = [times.setdefault(api_key, Times()) for times in all_times]
+            of_api = [times.setdefault(api_key, Histogram()) for times in all_times]
             counted = self._versions[api_key, version] = _Version(api_key, version, *of_api)
         if is_served:
             self._by_bytes[_first_four(frame)[0]] = counted
@@ -131,7 +131,7 @@ class _MeteredReply(PendingReply):
     def __await__(self) -> Generator[Any, Any, Reply | DelayedReply]:
         reply = yield from self._reply.__await__()
         if isinstance(reply, DelayedReply):
-            reply.when_given(
+            reply.on_complete(
                 partial(self._meter.ended, self._version, self._began, self._waited_from)
             )
             return reply

@@ -31,7 +31,7 @@ import trio
 from dataplane.quotas.client_state import QuotaClient, name_of
 from dataplane.quotas.connection_rates import ConnectionRates
 from dataplane.quotas.cpu_meter import PERCENT, CpuMeter
-from dataplane.quotas.muting import Mute, Name, throttle_ms
+from dataplane.quotas.muting import ClientName, Mute, throttle_ms
 from dataplane.quotas.rate_window import RateWindow
 from metaquorum.config.resolution import Configs
 from metaquorum.controller.quota_changes import (
@@ -68,7 +68,7 @@ DEFAULT_CONFIGS: Final[Mapping[str, str]] = {
 Quotas: TypeAlias = Mapping[QuotaEntity, Mapping[str, float]]
 
 
-class Throttles:
+class ThrottleStats:
     """How often and for how long those with one allowance were delayed, and lately."""
 
     __slots__ = (
@@ -76,16 +76,16 @@ class Throttles:
         "longest_s",
         "recent_count",
         "recent_s",
-        "told_count",
-        "told_s",
+        "reported_count",
+        "reported_s",
         "total_s",
     )
 
     def __init__(self, samples: int, sample_s: float) -> None:
         self.count = 0
         self.total_s = self.longest_s = 0.0
-        self.told_count = 0  # in the last report
-        self.told_s = 0.0
+        self.reported_count = 0  # in the last report
+        self.reported_s = 0.0
         self.recent_count = RateWindow(samples, sample_s)
         self.recent_s = RateWindow(samples, sample_s)
 
@@ -107,12 +107,12 @@ class Allowance:
 
     __slots__ = ("is_forgotten", "name", "quota", "throttles", "used", "window")
 
-    def __init__(self, name: Name, quota: float, window: RateWindow) -> None:
+    def __init__(self, name: ClientName, quota: float, window: RateWindow) -> None:
         self.quota = quota  # units a second
         self.name = name
         self.window = window
         self.used = 0.0  # since it is counted
-        self.throttles: Throttles | None = None  # never yet
+        self.throttles: ThrottleStats | None = None  # never yet
         self.is_forgotten = False
 
     def change(self, quota: float, now: float) -> None:
@@ -149,13 +149,13 @@ class RateQuotas:
         self._most_s = most_s
         self._max_clients = max_clients
         self._allowances: dict[Sharers, Allowance] = {}
-        self._by_name: dict[Name, Allowance | None] = {}
+        self._by_name: dict[ClientName, Allowance | None] = {}
 
     def __len__(self) -> int:
         """Allowances that are counted at present."""
         return len(self._allowances)
 
-    def use(self, name: Name, amount: float, now: float) -> float:
+    def use(self, name: ClientName, amount: float, now: float) -> float:
         """It has used so much more; for how many seconds it now has to be left alone."""
         allowance = self._by_name.get(name)
         if allowance is None or allowance.is_forgotten:
@@ -166,14 +166,14 @@ class RateQuotas:
         delay_s = allowance.window.use(amount, allowance.quota, now)
         return self._capped(delay_s) if delay_s else 0.0
 
-    def delay_s(self, name: Name) -> float:
+    def delay_s(self, name: ClientName) -> float:
         """As `use` says, without using anything."""
         allowance = self.allowance(name)
         if allowance is None or allowance.quota >= allowance.window.within:
             return 0.0
         return self._capped(allowance.window.delay_s(allowance.quota, self.now()))
 
-    def delay_after_s(self, name: Name, amount: float) -> float:
+    def delay_after_s(self, name: ClientName, amount: float) -> float:
         """What `use` would say, without using anything."""
         allowance = self.allowance(name)
         if allowance is None:
@@ -183,12 +183,12 @@ class RateQuotas:
     def _capped(self, seconds: float) -> float:
         return seconds if self._most_s is None else min(seconds, self._most_s)
 
-    def window_units(self, name: Name) -> float | None:
+    def window_units(self, name: ClientName) -> float | None:
         """What may be used at once by who has used nothing; None: any amount."""
         allowance = self.allowance(name)
         return None if allowance is None else allowance.quota * allowance.window.least_s
 
-    def allowance(self, name: Name) -> Allowance | None:
+    def allowance(self, name: ClientName) -> Allowance | None:
         """The one that the client has a share of; None: it is not limited."""
         try:
             allowance = self._by_name[name]
@@ -198,15 +198,15 @@ class RateQuotas:
             return self._resolve(name)
         return allowance
 
-    def throttled(self, name: Name, seconds: float) -> None:
+    def throttled(self, name: ClientName, seconds: float) -> None:
         """It is delayed for so long."""
         allowance = self.allowance(name)
         if allowance is not None:
             if allowance.throttles is None:
-                allowance.throttles = Throttles(self._samples, self._sample_s)
+                allowance.throttles = ThrottleStats(self._samples, self._sample_s)
             allowance.throttles.add(seconds, self.now())
 
-    def rule(self, name: Name) -> Rule | None:
+    def rule(self, name: ClientName) -> Rule | None:
         """The one that applies."""
         return applying(self._quotas, self.key, name.user, name.client_id, default=self._default)
 
@@ -242,7 +242,7 @@ class RateQuotas:
         if len(self._allowances) < count:
             self._by_name.clear()
 
-    def _resolve(self, name: Name) -> Allowance | None:
+    def _resolve(self, name: ClientName) -> Allowance | None:
         if len(self._by_name) >= self._max_clients:
             self._by_name.clear()
         rule = self.rule(name)
@@ -313,7 +313,7 @@ class ClientQuotas:
         limiting = [kind for kind in (self.produce, self.fetch, self.request) if kind is not None]
         return [*limiting, *self.observed.values()]
 
-    def rules(self, key: str, name: Name) -> list[Rule]:
+    def rules(self, key: str, name: ClientName) -> list[Rule]:
         """All that there are for that client, whether or not they have a value, in their order."""
         default = self._defaults.get(key)
         return list(rules_for(self._quotas, key, name.user, name.client_id, default=default))
@@ -404,7 +404,7 @@ class ClientQuotas:
             self._grant(client, name, requests / since_s)
         return 0
 
-    def _grant(self, client: QuotaClient, name: Name, requests_per_s: float) -> None:
+    def _grant(self, client: QuotaClient, name: ClientName, requests_per_s: float) -> None:
         """It asks often: some of its next requests, so many on the average, are counted later."""
         most = min(2 * int(requests_per_s * CREDIT_S), MAX_CREDIT)
         client.quota.granted = client.quota.credit = int(self._random.random() * (most + 1))
@@ -450,7 +450,7 @@ class ClientQuotas:
         most = self.fetch.window_units(name_of(client, client_id))
         return None if most is None else max(1, int(most))
 
-    def limits_mutations(self, name: Name) -> bool:
+    def limits_mutations(self, name: ClientName) -> bool:
         """Whether a rule says how many partitions the client may create and delete."""
         key = CONTROLLER_MUTATION_RATE
         return bool(self._counts[key]) and (
@@ -461,20 +461,22 @@ class ClientQuotas:
     def limits_any_mutations(self) -> bool:
         return bool(self._counts[CONTROLLER_MUTATION_RATE])
 
-    def mute_for_mutations(self, client: QuotaClient, name: Name, seconds: float) -> None:
+    def mute_for_mutations(self, client: QuotaClient, name: ClientName, seconds: float) -> None:
         self._mute(client, CONTROLLER_MUTATION_RATE, name, seconds)
 
-    def _observe(self, key: str, name: Name, amount: float, now: float) -> None:
+    def _observe(self, key: str, name: ClientName, amount: float, now: float) -> None:
         """So much was used; what that would have been delayed is counted."""
         kind = self.observed.get(key)
         if kind is not None and (delay_s := kind.use(name, amount, now)):
             kind.throttled(name, delay_s)
 
-    def _throttle(self, client: QuotaClient, kind: RateQuotas, name: Name, seconds: float) -> None:
+    def _throttle(
+        self, client: QuotaClient, kind: RateQuotas, name: ClientName, seconds: float
+    ) -> None:
         kind.throttled(name, seconds)
         self._mute(client, kind.key, name, seconds)
 
-    def _mute(self, client: QuotaClient, key: str, name: Name, seconds: float) -> None:
+    def _mute(self, client: QuotaClient, key: str, name: ClientName, seconds: float) -> None:
         if client.quota.mute is not None:
             if client.quota.mute.left_s >= seconds:
                 return
@@ -497,7 +499,7 @@ class ClientQuotas:
             if amount and (observed := self.observed.get(key)) is not None:
                 observed.use(name, amount, now)
 
-    def _delay_s(self, key: str, name: Name) -> float:
+    def _delay_s(self, key: str, name: ClientName) -> float:
         for kind in self.kinds:
             if kind.key == key:
                 return kind.delay_s(name)

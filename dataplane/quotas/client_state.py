@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from dataplane.quotas.muting import Mute, Name
+from dataplane.quotas.muting import ClientName, Mute
 
 
 class ClientQuotaState:
@@ -23,7 +23,7 @@ class ClientQuotaState:
     )
 
     def __init__(self) -> None:
-        self.name: Name | None = None  # of the last request
+        self.name: ClientName | None = None  # of the last request
         # Set with an answer: the connection handles no further request until the mute ends.
         self.mute: Mute | None = None
         # CpuMeter: charged up to `cpu_from_s`; `cpu_owed_s` was used in slices that have ended.
@@ -50,9 +50,9 @@ class QuotaClient(Protocol):
         ...
 
 
-def name_of(client: QuotaClient, client_id: str | None) -> Name:
+def name_of(client: QuotaClient, client_id: str | None) -> ClientName:
     """The name by which quotas know the client; most requests of a connection have the same."""
     name = client.quota.name
     if name is None or name.client_id != client_id or name.principal != client.principal:
-        name = client.quota.name = Name(client.principal, client_id)
+        name = client.quota.name = ClientName(client.principal, client_id)
     return name

@@ -15,14 +15,14 @@ from typing import Final, NamedTuple
 from dataplane.quotas.rate_window import RateWindow
 from metaquorum.config.resolution import Configs, ListenerConfigs
 from metaquorum.controller.quota_changes import CONNECTION_CREATION_RATE
-from metaquorum.metadata.quota_lookup import Part, QuotaEntity
+from metaquorum.metadata.quota_lookup import QuotaEntity, SpecialName
 from metaquorum.runtime import Clock
 
 MAX_ADDRESSES: Final = 100_000  # remembered
 LOOKED_AT: Final = 4  # of those that came first, whenever another one comes
 UNLIMITED: Final = 2**31 - 1  # what max.connection.creation.rate says for it
 _RATE_CONFIG: Final = "max.connection.creation.rate"
-_ANYBODY: Final = QuotaEntity(ip=Part.DEFAULT)
+_ANYBODY: Final = QuotaEntity(ip=SpecialName.DEFAULT)
 
 
 class ConnectionUse(NamedTuple):
@@ -31,7 +31,7 @@ class ConnectionUse(NamedTuple):
     window_s: float
 
 
-class _Together:
+class _SharedRates:
     """All who come to a worker, or by one listener of it."""
 
     __slots__ = ("most", "window")
@@ -64,8 +64,8 @@ class ConnectionRates:
         self._sample_s = float(configs.integer("quota.window.size.seconds"))
         self._quotas = quotas
         self._per_ip: dict[str, RateWindow] = {}
-        self._all = _Together(self._window())
-        self._by_listener: dict[str, _Together] = {}
+        self._all = _SharedRates(self._window())
+        self._by_listener: dict[str, _SharedRates] = {}
         self._configs = configs
         self.own_listener: str | None = None
         self.throttled = 0
@@ -89,15 +89,15 @@ class ConnectionRates:
         for listener, together in self._by_listener.items():
             self._limit_one(listener, together)
 
-    def _limit_one(self, listener: str, together: _Together) -> None:
+    def _limit_one(self, listener: str, together: _SharedRates) -> None:
         most = ListenerConfigs(self._configs, listener).find(_RATE_CONFIG, inherits=False)
         assert isinstance(most, int)
         together.limit(most, self._clock.monotonic())
 
-    def _of(self, listener: str) -> _Together:
+    def _of(self, listener: str) -> _SharedRates:
         together = self._by_listener.get(listener)
         if together is None:
-            together = self._by_listener[listener] = _Together(self._window())
+            together = self._by_listener[listener] = _SharedRates(self._window())
             self._limit_one(listener, together)
         return together
 

@@ -12,7 +12,7 @@ import trio
 MAX_THROTTLE_MS: Final = 2**31 - 1
 
 
-class Name(NamedTuple):
+class ClientName(NamedTuple):
     """By what a client is known to its quotas."""
 
     principal: str
@@ -32,7 +32,7 @@ class Mute:
         self,
         seconds: float,
         key: str,
-        name: Name,
+        name: ClientName,
         address: tuple[str, int],
         mutes: dict["Mute", None],
     ) -> None:

@@ -30,12 +30,12 @@ class _Held:
             else (f"rule {self.rule.precedence}, {self.rule.entity}")
         )
         return (
-            f"{_whom(self.rule)}: {self.count} answers {delayed} by {self.total_s / self.count:.1f}"
+            f"{_name(self.rule)}: {self.count} answers {delayed} by {self.total_s / self.count:.1f}"
             f" s on the average, as {self.key} is {self.rule.value:g} ({by})"
         )
 
 
-def _whom(rule: Rule) -> str:
+def _name(rule: Rule) -> str:
     user, client_id = rule.sharers
     parts = [
         f"{word} {_printable(name) or '(none)'}"
@@ -50,7 +50,7 @@ def _printable(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
-class QuotaReports:
+class QuotaLog:
     def __init__(self, quotas: ClientQuotas) -> None:
         self._quotas = quotas
         self._refused = 0  # connections, as they were told last
@@ -80,8 +80,11 @@ class QuotaReports:
 def _since_last(kind: RateQuotas, allowance: Allowance) -> _Held | None:
     throttles = allowance.throttles
     assert throttles is not None
-    count, total_s = throttles.count - throttles.told_count, throttles.total_s - throttles.told_s
-    throttles.told_count, throttles.told_s = throttles.count, throttles.total_s
+    count, total_s = (
+        throttles.count - throttles.reported_count,
+        throttles.total_s - throttles.reported_s,
+    )
+    throttles.reported_count, throttles.reported_s = throttles.count, throttles.total_s
     rule = kind.rule(allowance.name)
     if not count or rule is None or rule.value is None:
         return None

@@ -7,13 +7,13 @@ iterator, so that whoever goes through all of them can let others have their tur
 from collections.abc import Iterator
 
 from dataplane.quotas.client_quota_manager import Allowance, ClientQuotas, RateQuotas
-from dataplane.quotas.muting import Mute, Name
+from dataplane.quotas.muting import ClientName, Mute
 from metaquorum.metadata.quota_lookup import Rule
 from wire.primitives.frozen import frozen
 
 
 @frozen
-class Use:
+class QuotaUsage:
     """One allowance, of all clients with `rule.sharers`.
 
     Units are bytes, or seconds of a percent of the loop (`request_percentage`).
@@ -52,7 +52,7 @@ class Use:
 
 
 @frozen
-class Muted:
+class MutedConnection:
     """One connection that is left alone at present."""
 
     address: tuple[str, int]
@@ -67,16 +67,16 @@ class QuotaStatus:
     def __init__(self, quotas: ClientQuotas) -> None:
         self._quotas = quotas
 
-    def uses(self, key: str | None = None) -> Iterator[Use]:
+    def uses(self, key: str | None = None) -> Iterator[QuotaUsage]:
         """Of every allowance of which something was used lately, of that quota or of all."""
         for kind in self._quotas.kinds:
             if key is None or kind.key == key:
                 for allowance in kind.in_use():
                     yield self._use(kind, allowance, allowance.name)
 
-    def use(self, key: str, principal: str, client_id: str | None) -> Use | None:
+    def use(self, key: str, principal: str, client_id: str | None) -> QuotaUsage | None:
         """Of the allowance that such a client has a share of; None: it is not limited."""
-        name = Name(principal, client_id)
+        name = ClientName(principal, client_id)
         for kind in self._quotas.kinds:
             if kind.key == key and (allowance := kind.allowance(name)) is not None:
                 return self._use(kind, allowance, name)
@@ -86,23 +86,23 @@ class QuotaStatus:
         self, key: str, principal: str, client_id: str | None, amount: float
     ) -> float:
         """How long such a client would have to wait after using so much more now."""
-        name = Name(principal, client_id)
+        name = ClientName(principal, client_id)
         return sum(k.delay_after_s(name, amount) for k in self._quotas.kinds if k.key == key)
 
     def rules(self, key: str, principal: str, client_id: str | None) -> list[Rule]:
         """The eight, and perhaps the worker's own default; the first with a value applies."""
-        return self._quotas.rules(key, Name(principal, client_id))
+        return self._quotas.rules(key, ClientName(principal, client_id))
 
-    def muted(self) -> list[Muted]:
+    def muted(self) -> list[MutedConnection]:
         """Who has to wait longest comes first."""
         return sorted(map(_muted, self._quotas.mutes), key=lambda one: -one.left_s)
 
-    def _use(self, kind: RateQuotas, allowance: Allowance, name: Name) -> Use:
+    def _use(self, kind: RateQuotas, allowance: Allowance, name: ClientName) -> QuotaUsage:
         rule = kind.rule(name)
         assert rule is not None
         now = kind.now()
         throttles = allowance.throttles
-        return Use(
+        return QuotaUsage(
             key=kind.key,
             rule=rule,
             used=allowance.window.total(now),
@@ -116,6 +116,6 @@ class QuotaStatus:
         )
 
 
-def _muted(mute: Mute) -> Muted:
+def _muted(mute: Mute) -> MutedConnection:
     principal, client_id = mute.name
-    return Muted(mute.address, principal, client_id, mute.key, mute.seconds, mute.left_s)
+    return MutedConnection(mute.address, principal, client_id, mute.key, mute.seconds, mute.left_s)

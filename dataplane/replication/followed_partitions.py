@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from dataplane.fetch.session_client import AskingSession, Key, Wanted
+from dataplane.fetch.session_client import FetchSessionClient, Key, RequestedPartition
 from dataplane.partition.partition import Partition
 from dataplane.replication import follower_state
 from wire.primitives.errors import ErrorCode
@@ -26,21 +26,21 @@ LOOK_AT_ALL_S: Final = 1.0
 class Followed:
     partition: Partition
     leader_epoch: int
-    want: Wanted | None = None  # as it was asked for; None while it is not
+    want: RequestedPartition | None = None  # as it was asked for; None while it is not
     resume_at: float = 0.0
     failures: int = 0
-    told: ErrorCode | None = None  # the error that was logged last
+    logged_error: ErrorCode | None = None  # the error that was logged last
     lag: int = 0  # records that its leader has committed, and that are not here
 
 
 class FollowedPartitions:
     """`session` asks for them; it is told what to ask for by `look`."""
 
-    def __init__(self, session: AskingSession, partition_max_bytes: int) -> None:
+    def __init__(self, session: FetchSessionClient, partition_max_bytes: int) -> None:
         self._session = session
         self._partition_max_bytes = partition_max_bytes
         self._followed: dict[Key, Followed] = {}
-        self._stirred: dict[Key, None] = {}
+        self._changed: dict[Key, None] = {}
         self._delayed: dict[Key, None] = {}
         self._awaited: dict[Key, None] = {}  # with consumers that wait for what is committed
         self._look_at_all_at = 0.0
@@ -70,7 +70,7 @@ class FollowedPartitions:
         ):
             return False
         self._followed[key] = Followed(partition, leader_epoch)
-        self._stirred[key] = None
+        self._changed[key] = None
         self._delayed.pop(key, None)
         return True
 
@@ -79,15 +79,15 @@ class FollowedPartitions:
         if self._followed.pop(key, None) is None:
             return False
         self._session.drop(key)
-        self._stirred.pop(key, None)
+        self._changed.pop(key, None)
         self._delayed.pop(key, None)
         return True
 
-    def stir(self, key: Key) -> None:
-        self._stirred[key] = None
+    def mark_changed(self, key: Key) -> None:
+        self._changed[key] = None
 
-    def stir_all(self) -> None:
-        self._stirred.update(dict.fromkeys(self._followed))
+    def mark_all_changed(self) -> None:
+        self._changed.update(dict.fromkeys(self._followed))
 
     def delay(self, followed: Followed, resume_at: float) -> None:
         """It is not asked for until then; nothing, if it is followed no more."""
@@ -96,7 +96,7 @@ class FollowedPartitions:
         if self._followed.get(key) is followed:
             followed.want = None
             self._session.drop(key)
-            self._stirred.pop(key, None)
+            self._changed.pop(key, None)
             self._delayed[key] = None
 
     def next_resume_at(self) -> float:
@@ -109,17 +109,17 @@ class FollowedPartitions:
         """The session asks for what is to be asked for now."""
         if now >= self._look_at_all_at:
             self._look_at_all_at = now + LOOK_AT_ALL_S
-            self.stir_all()
+            self.mark_all_changed()
         for key in [key for key in self._delayed if self._followed[key].resume_at <= now]:
             del self._delayed[key]
-            self._stirred[key] = None
+            self._changed[key] = None
         if self._awaited:
             self._awaited = {
                 key: None
                 for key in self._awaited
                 if key in self._followed and self._followed[key].partition.is_awaited
             }
-        for key in self._stirred:
+        for key in self._changed:
             if key in self._delayed:
                 continue
             followed = self._followed[key]
@@ -129,4 +129,4 @@ class FollowedPartitions:
                 followed.partition, followed.leader_epoch, self._partition_max_bytes
             )
             self._session.want(followed.want)
-        self._stirred.clear()
+        self._changed.clear()

@@ -11,7 +11,7 @@ Plain state around the log; its writes are small enough for the loop.
 
 from typing import Final, NamedTuple
 
-from dataplane.fetch.session_client import Wanted
+from dataplane.fetch.session_client import RequestedPartition
 from dataplane.log.recovery.checkpoints import LogOffsets
 from dataplane.partition.partition import Partition
 from wire.messages.fetch import EpochEndOffset
@@ -33,10 +33,10 @@ class Truncation(NamedTuple):
     starts_anew: bool = False  # the leader's log begins behind all of them
 
 
-def wanted(partition: Partition, leader_epoch: int, max_bytes: int) -> Wanted:
+def wanted(partition: Partition, leader_epoch: int, max_bytes: int) -> RequestedPartition:
     """What is to be fetched next."""
     log = partition.log
-    return Wanted(
+    return RequestedPartition(
         partition.topic_id,
         partition.index,
         leader_epoch,
@@ -72,7 +72,7 @@ def diverging_cut(partition: Partition, leader_epoch: int, diverging: EpochEndOf
     )
 
 
-def whole_cut(partition: Partition, leader_epoch: int) -> Truncation:
+def full_truncation(partition: Partition, leader_epoch: int) -> Truncation:
     """What has to go where the leader's log begins behind the end of ours: all of it."""
     log = partition.log
     return Truncation(
@@ -85,20 +85,24 @@ def whole_cut(partition: Partition, leader_epoch: int) -> Truncation:
     )
 
 
-def kept_by(partition: Partition, cut: Truncation) -> LogOffsets:
+def offsets_after(partition: Partition, cut: Truncation) -> LogOffsets:
     """What checkpoints on disk may say at most before that cut is made. StorageError."""
     log = partition.log
-    return log.kept_by_cutting_all(cut.offset) if cut.starts_anew else log.kept_by_cut(cut.offset)
+    return (
+        log.offsets_after_full_truncation(cut.offset)
+        if cut.starts_anew
+        else log.offsets_after_truncation(cut.offset)
+    )
 
 
 def truncate(partition: Partition, cut: Truncation, kept: LogOffsets) -> bool:
     """The log is cut there. StorageError. A flush follows before anything is appended.
 
-    `kept` is what checkpoints were made to say (`kept_by`); False, and nothing is cut, where the
-    start of the log has moved since, so that less is left.
+    `kept` is what checkpoints were made to say (`offsets_after`); False, and nothing is cut, where
+    the start of the log has moved since, so that less is left.
     """
     log = partition.log
-    if kept_by(partition, cut) != kept:
+    if offsets_after(partition, cut) != kept:
         return False
     log.truncate_to(cut.offset)
     partition.cut_to(min(partition.high_watermark, log.log_end_offset))

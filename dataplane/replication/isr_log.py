@@ -29,8 +29,8 @@ class _Row:
     behind_s: float = 0.0
 
 
-class IsrNews:
-    """`note` each change of an ISR, then `tell` of them together."""
+class IsrLog:
+    """`note` each change of an ISR, then `log_changes` of them together."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, str, str], _Row] = {}
@@ -48,7 +48,7 @@ class IsrNews:
             if replica_id in after.isr:
                 continue
             lag = None if own is None else own.lags.get(replica_id)
-            why = "slow" if lag is not None else _why_gone(replica_id, after, image)
+            why = "slow" if lag is not None else _removal_reason(replica_id, after, image)
             row = self._note(name, replica_id, "left", why)
             if lag is not None:
                 row.behind_records = max(row.behind_records, lag.records)
@@ -64,7 +64,7 @@ class IsrNews:
             row.names.append(name)
         return row
 
-    def tell(self) -> None:
+    def log_changes(self) -> None:
         rows, self._rows = self._rows, {}
         for number, ((replica_id, what, why), row) in enumerate(rows.items()):
             if number == MOST_LINES:
@@ -87,7 +87,7 @@ class IsrNews:
             )
 
 
-def _why_gone(replica_id: int, state: PartitionImage, image: MetadataImage) -> str:
+def _removal_reason(replica_id: int, state: PartitionImage, image: MetadataImage) -> str:
     worker = image.workers.get(replica_id)
     if replica_id in state.offline:
         return "its log directory failed"

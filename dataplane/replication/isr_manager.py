@@ -22,12 +22,12 @@ import trio
 from dataplane.fetch.session_client import FetchLimits, Key
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.recovery.checkpoints import LogOffsets
-from dataplane.network.listeners import Replicating
+from dataplane.network.listeners import ReplicationListener
 from dataplane.partition.leader_state import UNKNOWN, IsrChange
 from dataplane.partition.partition import Partition, ReplicaContext
 from dataplane.replication import follower_state, truncation_ledger
 from dataplane.replication.follower_state import Truncation
-from dataplane.replication.isr_log import IsrNews
+from dataplane.replication.isr_log import IsrLog
 from dataplane.replication.replica_fetcher import (
     FetcherConfig,
     FollowerEvents,
@@ -40,7 +40,7 @@ from metaquorum.config.resolution import Configs
 from metaquorum.controller.alter_partition import PartitionChange
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.rpc.controller_client import Gateway
+from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Runtime, StorageError, sleep
 from metaquorum.security.tls_context import ReloadedContext
@@ -74,7 +74,7 @@ _OVERTAKEN: Final = frozenset(
 )
 
 
-class Replication:
+class IsrManager:
     """One worker's part in the replication of all its partitions."""
 
     def __init__(
@@ -83,10 +83,10 @@ class Replication:
         runtime: Runtime,
         loader: MetadataLoader,
         configs: Configs,
-        between_workers: Replicating,
+        between_workers: ReplicationListener,
         tls: ReloadedContext | None,
         endpoint: Endpoint | None,
-        gateway: Gateway,
+        controller_client: ControllerClient,
         ledger: TruncationLedger,
     ) -> None:
         """`between_workers` is how this worker reaches others, over `tls` if any.
@@ -101,7 +101,7 @@ class Replication:
         self._session: Final = session
         self._runtime = runtime
         self._loader = loader
-        self._gateway = gateway
+        self._controller_client = controller_client
         self._lag_s = configs.integer("replica.lag.time.max.ms") / 1000
         self._fetchers_per_leader = configs.integer("num.replica.fetchers")
         self._fetcher_config = FetcherConfig(
@@ -133,7 +133,7 @@ class Replication:
         self._fetched_by: dict[Key, tuple[int, int]] = {}
         # Those with other replicas, and their ISR as it was told.
         self._led: dict[Partition, tuple[int, ...]] = {}
-        self._isr_news = IsrNews()
+        self._isr_log = IsrLog()
         self._due: dict[Partition, None] = {}
         self._is_due = trio.Event()
         self._lost: dict[Key, None] = {}  # logs that failed, of which the controller has not heard
@@ -170,8 +170,8 @@ class Replication:
         if fetcher_at is not None:
             self._fetched_by[key] = fetcher_at
             self._fetcher(fetcher_at).add(partition, partition.leader_epoch)
-        if partition.leadership is not None:
-            self._note_isr(partition, partition.leadership.made)
+        if partition.leader_state is not None:
+            self._note_isr(partition, partition.leader_state.made)
             self._isr_due(partition)
         else:
             self._led.pop(partition, None)
@@ -180,7 +180,7 @@ class Replication:
     def _note_isr(self, partition: Partition, own: IsrChange | None) -> None:
         before, state = self._led.get(partition), partition.state
         if before is not None and before != state.isr:
-            self._isr_news.note(str(partition), before, state, own, self._loader.image)
+            self._isr_log.note(str(partition), before, state, own, self._loader.image)
         self._led[partition] = state.isr
 
     def removed(self, partition: Partition) -> None:
@@ -194,7 +194,7 @@ class Replication:
         self._lost[topic_id, index] = None
         self._has_lost.set()
 
-    async def tell_begun_anew(self, logs: Sequence[Key]) -> bool:
+    async def report_recreated(self, logs: Sequence[Key]) -> bool:
         """The controller knows that these logs are empty ones; however long that takes.
 
         False: another process is this worker by now, and this one is about to hear of it.
@@ -204,8 +204,8 @@ class Replication:
         while left:
             part = left[:MAX_CHANGES]
             try:
-                answers = await self._gateway.lose_logs(
-                    self.worker_id, self._broker_epoch(), part, begun_anew=True, timeout_s=ASK_S
+                answers = await self._controller_client.report_lost_logs(
+                    self.worker_id, self._broker_epoch(), part, recreated=True, timeout_s=ASK_S
                 )
             except KafkaError as error:
                 answers = [error] * len(part)
@@ -229,7 +229,7 @@ class Replication:
         if self._losses:
             losses, self._losses = self._losses, []
             await self.ledger.record(losses)
-        self._isr_news.tell()
+        self._isr_log.log_changes()
         if delta.worker_ids:
             for fetcher, _ in list(self._fetchers.values()):
                 fetcher.look_at_leader()
@@ -377,7 +377,7 @@ class Replication:
             if not lost:
                 continue
             try:
-                answers = await self._gateway.lose_logs(
+                answers = await self._controller_client.report_lost_logs(
                     self.worker_id, self._broker_epoch(), lost, timeout_s=ASK_S
                 )
             except KafkaError as error:
@@ -407,7 +407,7 @@ class Replication:
             await sleep(self._runtime.clock, self._lag_s / 2)
             now = self._runtime.clock.monotonic()
             for number, partition in enumerate(list(self._led)):
-                leadership = partition.leadership
+                leadership = partition.leader_state
                 if leadership is not None:
                     partition.advance()
                     if leadership.lagging(partition.log.log_end_offset, now):
@@ -425,7 +425,7 @@ class Replication:
             if not changes:
                 continue
             try:
-                codes = await self._gateway.alter_partitions(
+                codes = await self._controller_client.alter_partitions(
                     self.worker_id,
                     self._broker_epoch(),
                     [_row(partition, change) for partition, change in changes],
@@ -449,7 +449,7 @@ class Replication:
         while self._due and len(changes) < MAX_CHANGES:
             partition = next(iter(self._due))
             del self._due[partition]
-            leadership = partition.leadership
+            leadership = partition.leader_state
             if leadership is None or partition.offline is not None:
                 continue
             change = leadership.proposed  # asked for before, and nobody knows
@@ -472,7 +472,7 @@ class Replication:
     ) -> None:
         refused: list[tuple[Partition, ErrorCode]] = []
         for (partition, change), code in zip(changes, codes, strict=True):
-            leadership = partition.leadership
+            leadership = partition.leader_state
             if leadership is None or leadership.proposed is not change:
                 continue  # news of the partition has overtaken the answer
             if not lost and code in _OVERTAKEN:

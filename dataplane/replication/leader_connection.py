@@ -27,7 +27,7 @@ MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 BUFFER_BYTES: Final = 128 * 1024
 
 
-class FetchLink:
+class LeaderConnection:
     """What it raises (OSError, EOFError, WireError) is its end."""
 
     def __init__(self, connection: Connection, version: int, client_id: str) -> None:

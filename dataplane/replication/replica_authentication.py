@@ -43,11 +43,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from dataplane.instruments.log_rate_limit import LineLimit
+from dataplane.instruments.log_rate_limit import LogRateLimiter
 from dataplane.network.client import Client
 from dataplane.network.replies import CloseConnectionError
 from metaquorum.channel import Endpoint, HandshakeError, StreamKind
-from metaquorum.channel.handshake import Accepting, Dialing, Hello, Refusal
+from metaquorum.channel.handshake import AcceptorHandshake, DialerHandshake, Hello, Refusal
 from wire.primitives.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ReplicaAuthenticator:
         self._listener = listener
         self._address = address_digest(*address)
         self._monotonic = monotonic
-        self._lines = LineLimit(monotonic())
+        self._lines = LogRateLimiter(monotonic())
 
     def respond(self, client: Client, token: bytes) -> bytes:
         """The answer to one message of the handshake; the last one sets `client.replica.worker_id`.
@@ -129,7 +129,7 @@ class ReplicaAuthenticator:
                 log.warning("%s has not proved that it is a worker: %s%s", client, error, end)
             raise
 
-    def _begin(self, client: Client) -> Accepting:
+    def _begin(self, client: Client) -> AcceptorHandshake:
         if self._endpoint is None:
             raise ReplicaAuthenticationError("this node has no cluster secret, so no followers")
         if client.listener != self._listener:
@@ -139,7 +139,7 @@ class ReplicaAuthenticator:
         return self._endpoint.accepting(self._admit)
 
     def _advance(
-        self, client: Client, exchange: Accepting, token: bytes, *, is_last: bool
+        self, client: Client, exchange: AcceptorHandshake, token: bytes, *, is_last: bool
     ) -> bytes:
         if len(token) > exchange.room:
             raise ReplicaAuthenticationError("its message is too long")
@@ -166,7 +166,7 @@ class ReplicaAuthenticator:
         return None
 
 
-def prove(endpoint: Endpoint, leader_id: int, address: tuple[str, int]) -> Dialing:
+def prove(endpoint: Endpoint, leader_id: int, address: tuple[str, int]) -> DialerHandshake:
     """The follower's side of a new handshake with the leader that it dialed at `address`."""
     return endpoint.dialing(StreamKind.REPLICA, leader_id, address_digest(*address))
 

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 import trio
 
 from dataplane.fetch.session_client import (
-    AskingSession,
     FetchLimits,
+    FetchSessionClient,
     Key,
-    Wanted,
+    RequestedPartition,
     is_session_error,
     rows_of,
 )
@@ -34,14 +34,14 @@ from dataplane.partition.partition import Partition
 from dataplane.replication import follower_state
 from dataplane.replication.followed_partitions import Followed, FollowedPartitions
 from dataplane.replication.follower_state import Truncation
-from dataplane.replication.leader_connection import FetchLink
+from dataplane.replication.leader_connection import LeaderConnection
 from dataplane.replication.replica_authentication import prove
 from metaquorum.channel import Endpoint, HandshakeError
-from metaquorum.channel.handshake import Dialing, Refusal
+from metaquorum.channel.handshake import DialerHandshake, Refusal
 from metaquorum.client.connection import BrokerConnection
 from metaquorum.client.errors import BrokerError, NotServedError, broker_error
 from metaquorum.client.security import Login
-from metaquorum.client.trio_transport import SeamTransport
+from metaquorum.client.trio_transport import TrioTransport
 from metaquorum.runtime import Runtime, StorageError
 from metaquorum.security.tls_context import ReloadedContext
 from wire.messages.authenticate_replica import (
@@ -133,7 +133,7 @@ class _Row(NamedTuple):
 
     key: Key
     followed: Followed
-    want: Wanted
+    want: RequestedPartition
     row: PartitionData
 
 
@@ -163,7 +163,7 @@ class ReplicaFetcher:
         self._events = events
         self._endpoint = endpoint
         self._random = draws
-        self._session = AskingSession(replica_id, broker_epoch, config.limits)
+        self._session = FetchSessionClient(replica_id, broker_epoch, config.limits)
         self._followed = FollowedPartitions(self._session, config.partition_max_bytes)
         self._client_id = f"replica-{replica_id}"
         self._connected_to: LeaderAddress | None = None
@@ -253,7 +253,7 @@ class ReplicaFetcher:
         clock = self._runtime.clock
         tls = self._config.tls
         context = None if tls is None else tls.current
-        transport = SeamTransport(clock, self._runtime.network, context)
+        transport = TrioTransport(clock, self._runtime.network, context)
         stream = await transport.connect(address.host, address.port, clock.monotonic() + SILENCE_S)
         connection = BrokerConnection(
             stream,
@@ -268,7 +268,7 @@ class ReplicaFetcher:
             dialing = await self._greet(connection, address, clock.monotonic() + SILENCE_S)
             self._closed_at = None
             version = connection.version_of(FetchRequest, max_version=FETCH_VERSION)
-            link = FetchLink(stream.connection, version, self._client_id)
+            link = LeaderConnection(stream.connection, version, self._client_id)
             link.prove_nowait(dialing.data_to_send(), partial(_take_proof, dialing))
             self._polling = trio.CancelScope()
             while True:
@@ -279,7 +279,7 @@ class ReplicaFetcher:
 
     async def _greet(
         self, connection: BrokerConnection, address: LeaderAddress, deadline: float
-    ) -> Dialing:
+    ) -> DialerHandshake:
         """Hellos are exchanged: what is to be sent now is the proof. HandshakeError."""
         if self._endpoint is None:
             raise HandshakeError(Refusal.SECRET, "this node has no cluster secret")
@@ -288,7 +288,7 @@ class ReplicaFetcher:
         _advance(dialing, await connection.negotiate_and_ask(hello, deadline))
         return dialing
 
-    async def _exchange(self, link: FetchLink) -> None:
+    async def _exchange(self, link: LeaderConnection) -> None:
         """Requests were sent and their answers taken, until the task has to do something."""
         if not link.is_asked:
             self._ask(link)
@@ -304,7 +304,7 @@ class ReplicaFetcher:
             raise TimeoutError("it is silent")
         self._polling = trio.CancelScope(deadline=self._polling.deadline)
 
-    def _step(self, link: FetchLink) -> bool:
+    def _step(self, link: LeaderConnection) -> bool:
         """An answer may have come. False: the task has to go on."""
         received = link.answer_nowait()
         if received is None:
@@ -330,7 +330,7 @@ class ReplicaFetcher:
             self._ask(link)
         return link.is_asked and link.is_sent
 
-    def _ask(self, link: FetchLink) -> None:
+    def _ask(self, link: LeaderConnection) -> None:
         """A request is on its way, unless there is nothing to ask for now."""
         now = self._runtime.clock.monotonic()
         self._followed.look(now)
@@ -365,7 +365,7 @@ class ReplicaFetcher:
 
     def _restart_session(self) -> None:
         self._session.restart()
-        self._followed.stir_all()
+        self._followed.mark_all_changed()
 
     # What an answer brings
 
@@ -375,7 +375,7 @@ class ReplicaFetcher:
             followed = self._followed.get(key)
             if followed is None or followed.want is None:
                 continue
-            self._followed.stir(key)
+            self._followed.mark_changed(key)
             if (
                 not in_place
                 or row.error_code
@@ -464,7 +464,7 @@ class ReplicaFetcher:
         except StorageError as error:
             self._failed(followed, error)
         else:
-            followed.failures, followed.told = 0, None
+            followed.failures, followed.logged_error = 0, None
             followed.lag = max(0, row.high_watermark - followed.partition.log.log_end_offset)
 
     def _failed(self, followed: Followed, error: StorageError) -> None:
@@ -488,7 +488,7 @@ class ReplicaFetcher:
         for each, cut in pairs:
             partition = each.followed.partition
             try:
-                kept[partition] = follower_state.kept_by(partition, cut)
+                kept[partition] = follower_state.offsets_after(partition, cut)
             except StorageError as error:
                 self._failed(each.followed, error)
         left = iter([(each, cut) for each, cut in pairs if each.followed.partition in kept])
@@ -498,7 +498,7 @@ class ReplicaFetcher:
                 partition = each.followed.partition
                 made = partial(follower_state.truncate, partition, cut, kept[partition])
                 if await self._cut(each.key, each.followed, uncut, made):
-                    each.followed.failures, each.followed.told = 0, None
+                    each.followed.failures, each.followed.logged_error = 0, None
 
         async with self._events.cutting(kept) as uncut, trio.open_nursery() as nursery:
             for _ in range(CONCURRENT_CUTS):
@@ -534,7 +534,7 @@ class ReplicaFetcher:
     async def _begin_anew(self, key: Key, followed: Followed, offset: int) -> bool:
         """The log is empty, and begins at `offset`; False if that is not to be."""
         partition = followed.partition
-        kept = partition.log.kept_by_cutting_all(offset)
+        kept = partition.log.offsets_after_full_truncation(offset)
         async with self._events.cutting({partition: kept}) as uncut:
             made = partial(follower_state.start_anew, partition, offset)
             return await self._cut(key, followed, uncut, made)
@@ -544,8 +544,8 @@ class ReplicaFetcher:
         now = self._runtime.clock.monotonic()
         self._followed.delay(followed, now + self._backoff_s(followed.failures))
         most = MOST_PASSING if code in _PASSING else 1
-        if followed.told is not code and followed.failures > most:
-            followed.told = code
+        if followed.logged_error is not code and followed.failures > most:
+            followed.logged_error = code
             log.info(
                 "%s cannot be fetched from worker %d: %s",
                 followed.partition,
@@ -589,7 +589,7 @@ class ReplicaFetcher:
             # It ends before ours does, or begins before: to be told by epochs.
             self._delay(followed, ErrorCode.OFFSET_OUT_OF_RANGE)
         else:
-            cut = follower_state.whole_cut(partition, followed.leader_epoch)
+            cut = follower_state.full_truncation(partition, followed.leader_epoch)
             if cut.offset < cut.end_offset:
                 await self._events.truncating([(partition, cut)])
             if self._followed.get(key) is not followed:
@@ -607,14 +607,14 @@ def _begins_within(partition: Partition, row: PartitionData) -> int | None:
     return follower_state.begins_within(partition, records) if records else None
 
 
-def _take_proof(dialing: Dialing, response: AuthenticateReplicaResponse) -> None:
+def _take_proof(dialing: DialerHandshake, response: AuthenticateReplicaResponse) -> None:
     """The leader has proved which worker it is. HandshakeError, BrokerError, WireError."""
     _advance(dialing, response)
     if dialing.established is None:
         raise WireError("AuthenticateReplica: the leader's proof is no whole message")
 
 
-def _advance(dialing: Dialing, response: AuthenticateReplicaResponse) -> None:
+def _advance(dialing: DialerHandshake, response: AuthenticateReplicaResponse) -> None:
     dialing.receive(bytes(response.auth_bytes)[: dialing.room])
     if response.error_code:
         raise broker_error(response.error_code, response.error_message, "fetch")

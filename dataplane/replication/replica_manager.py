@@ -14,7 +14,7 @@ from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.files import DirectoryFailedError, UnreadableError
 from dataplane.partition.partition import NO_TRAFFIC, Partition
-from dataplane.replication.isr_manager import Replication
+from dataplane.replication.isr_manager import IsrManager
 from metaquorum.config.definition import Scope
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
@@ -32,7 +32,7 @@ MOST_NAMED: Final = 5  # partitions in one log line
 _NONE: Final[frozenset[int]] = frozenset()
 
 
-class ElsewhereError(KafkaError):
+class NotLeaderOrFollowerError(KafkaError):
     """The partition is another worker's; clients are to look for its leader (KIP-951)."""
 
     def __init__(self, partition: str, state: PartitionImage) -> None:
@@ -43,7 +43,7 @@ class ElsewhereError(KafkaError):
         self.leader_epoch = state.leader_epoch
 
 
-class Partitions:
+class ReplicaManager:
     """Finds partitions for requests, and follows the metadata as one of its publishers."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Partitions:
         random: Random,
         configs: WorkerConfigs,
         log_dirs: LogDirs,
-        replication: Replication,
+        replication: IsrManager,
     ) -> None:
         self.worker_id = worker_id
         self._clock = clock
@@ -75,8 +75,8 @@ class Partitions:
         self._by_id: dict[Uuid, dict[int, Partition]] = {}
         self._offline: dict[Uuid, set[int]] = {}  # indexes of partitions that cannot be used
         self.departed = NO_TRAFFIC  # of partitions that are deleted
-        self._failure_told_at = float("-inf")
-        self._failures_untold = 0
+        self._failure_logged_at = float("-inf")
+        self._failures_unlogged = 0
 
     def __iter__(self) -> Iterator[Partition]:
         for partitions in list(self._by_id.values()):
@@ -101,7 +101,7 @@ class Partitions:
         if known is not None and 0 <= index < len(known.partitions):
             state = known.partitions[index]
             if self.worker_id not in state.replicas:
-                return ElsewhereError(f"{topic}-{index}", state)
+                return NotLeaderOrFollowerError(f"{topic}-{index}", state)
         return KafkaError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index} here"
         )
@@ -173,8 +173,8 @@ class Partitions:
             await self._set_strays_aside(image)
         created = await self._create_missing(hosted, image, may_be_absent=is_first)
         if is_first:
-            await self._tell_damaged(hosted)
-            if await self._tell_begun_anew(created):
+            await self._report_damaged(hosted)
+            if await self._report_recreated(created):
                 await self.log_dirs.settle()
         configs = self._changed_configs(delta, image, hosted)
         for number, (topic, index, state) in enumerate(hosted):
@@ -308,18 +308,18 @@ class Partitions:
             if (topic.name, index) in wanted and index in self._by_id.get(topic.topic_id, {})
         ]
 
-    async def _tell_begun_anew(self, created: list[tuple[TopicImage, int]]) -> bool:
+    async def _report_recreated(self, created: list[tuple[TopicImage, int]]) -> bool:
         """The quorum knows, before this worker may lead, of the logs that are lost.
 
         False: it does not, as another process is this worker by now.
         """
         lost = [at for at in created if self.log_dirs.is_lost((at[0].name, at[1]))]
-        untold = [
+        unreported = [
             (topic.topic_id, index)
             for topic, index in lost
             if self.worker_id not in topic.partitions[index].blank
         ]
-        if not untold:
+        if not unreported:
             return True
         names = [f"{topic.name}-{index}" for topic, index in lost[:MOST_NAMED]]
         log.warning(
@@ -331,12 +331,12 @@ class Partitions:
         await self.replication.lost_logs(
             [
                 (partition, self.log_dirs.noted_end((partition.topic, partition.index)))
-                for partition in (self._by_id[topic_id][index] for topic_id, index in untold)
+                for partition in (self._by_id[topic_id][index] for topic_id, index in unreported)
             ]
         )
-        return await self.replication.tell_begun_anew(untold)
+        return await self.replication.report_recreated(unreported)
 
-    async def _tell_damaged(self, hosted: list[tuple[TopicImage, int, PartitionImage]]) -> None:
+    async def _report_damaged(self, hosted: list[tuple[TopicImage, int, PartitionImage]]) -> None:
         """The quorum knows, before this worker may lead, which logs a disk has changed.
 
         The process before was stopped or killed, so that all it wrote should be here, as it has
@@ -360,7 +360,7 @@ class Partitions:
                 ", ".join(f"{topic.name}-{index}" for topic, index in damaged[:MOST_NAMED]),
                 ", ..." if len(damaged) > MOST_NAMED else "",
             )
-            await self.replication.tell_begun_anew(
+            await self.replication.report_recreated(
                 [(topic.topic_id, index) for topic, index in damaged]
             )
         for partitions in self._by_id.values():
@@ -445,7 +445,7 @@ class Partitions:
         if partition.offline is not None:
             return
         if partition.log.failure is None and not isinstance(error, UnreadableError):
-            self._tell(partition, error)  # a full disk: it may have room again
+            self._log_failure(partition, error)  # a full disk: it may have room again
         else:
             log.error("partition %s is offline: %s", partition, error)
             self._take_offline(partition, str(error))
@@ -469,14 +469,16 @@ class Partitions:
         if partition is not None:
             self.fail(partition, error)
 
-    def _tell(self, partition: Partition, error: StorageError) -> None:
+    def _log_failure(self, partition: Partition, error: StorageError) -> None:
         now = self._clock.monotonic()
-        if now - self._failure_told_at < FAILURE_LOG_SECONDS:
-            self._failures_untold += 1
+        if now - self._failure_logged_at < FAILURE_LOG_SECONDS:
+            self._failures_unlogged += 1
             return
-        others = f" (and {self._failures_untold} failures before)" if self._failures_untold else ""
+        others = (
+            f" (and {self._failures_unlogged} failures before)" if self._failures_unlogged else ""
+        )
         log.error("%s: %s%s", partition, error, others)
-        self._failure_told_at, self._failures_untold = now, 0
+        self._failure_logged_at, self._failures_unlogged = now, 0
 
 
 def _is_stray(image: MetadataImage, at: tuple[str, int], plog: PartitionLog | None) -> bool:

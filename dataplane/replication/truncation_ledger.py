@@ -334,7 +334,7 @@ class TruncationLedger:
         if not new:
             return
         for entry in new:
-            _tell(entry)
+            _log_entry(entry)
             if len(self._entries) == MAX_ENTRIES:
                 self.has_forgotten = True
             self._entries.append(entry)
@@ -420,7 +420,7 @@ _HOW_BAD: Final = {
 }
 
 
-def _tell(entry: Entry) -> None:
+def _log_entry(entry: Entry) -> None:
     how_bad = _HOW_BAD[entry.acknowledged]
     if entry.acknowledged is Acknowledged.YES:
         how_bad %= entry.committed_records

@@ -3,7 +3,8 @@
 A request is reserved whole before more of it is read, so that two half-read ones never wait for
 each other, and the smallest that waits goes first: nobody can queue up before honest requests with
 sizes that are only claimed. What is reserved is not held for ever by someone who does not send:
-while others wait, a request has to come in at a rate (`Tardy`) or its connection is closed.
+while others wait, a request has to come in at a rate (`StalledRequests`) or its connection is
+closed.
 """
 
 import heapq
@@ -138,7 +139,7 @@ class Holder(Protocol):
     def abort(self) -> None: ...
 
 
-class Tardy:
+class StalledRequests:
     """Tells who holds memory and brings too little, looked at from time to time in a shortage."""
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class Tardy:
 
     def among(self, holders: Iterable[Holder], now_s: float) -> list[Holder]:
         """Those that have brought less than they must since they were looked at first."""
-        seen, tardy = {}, []
+        seen, stalled = {}, []
         for holder in holders:
             missing = holder.missing_bytes
             if not holder.reserved_bytes or not missing:
@@ -156,6 +157,6 @@ class Tardy:
             since_s, then = seen[key] = self._seen.get(key, (now_s, missing))
             rate = max(LEAST_BYTES_PER_S, holder.reserved_bytes / WHOLE_WITHIN_S)
             if then - missing < (now_s - since_s - GRACE_S) * rate:
-                tardy.append(holder)
+                stalled.append(holder)
         self._seen = seen
-        return tardy
+        return stalled

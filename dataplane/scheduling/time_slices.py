@@ -16,8 +16,9 @@ once others have overtaken it with as many bytes as it has itself. An answer wai
 for no room.
 
 To free many objects takes long, too: lists, dicts and sets of a long request are not left to the
-end of a function but given to `Turns.discard`, which empties them in slices of `DISCARD_CPU_S`, one
-in each turn of the loop. It frees objects several times as fast as requests make them.
+end of a function but given to `TimeSlicer.discard`, which empties them in slices of
+`DISCARD_CPU_S`, one in each turn of the loop. It frees objects several times as fast as requests
+make them.
 
 Promised: a turn of the loop is late by one slice for all long requests together, by one of
 `DISCARD_CPU_S`, and by the slices of the connections that have brought something in that turn. Not
@@ -146,7 +147,7 @@ def at_once(work: Work[T]) -> T:
         return value
 
 
-class Turns:
+class TimeSlicer:
     """Of one loop. `cpu_s` is the CPU time of its thread.
 
     `call_after` schedules the work that no request waits for; without it that is done at once.
@@ -163,7 +164,7 @@ class Turns:
         self._turn = trio.Lock()  # whose waiters are served in their order
         self._room = RequestMemory(under_way_bytes, ages=True)
         self._call_after = call_after
-        self._unawaited: deque[Work[Any]] = deque()
+        self._background: deque[Work[Any]] = deque()
 
     def start(self) -> None:
         """A slice begins; the clock is not asked before somebody asks whether it is over."""
@@ -194,34 +195,34 @@ class Turns:
         """
         for some in rows:
             if len(some) > FORGOTTEN_ROWS:
-                self.finish_unawaited(emptied(some))
+                self.finish_in_background(emptied(some))
 
     @property
-    def has_unawaited(self) -> bool:
+    def has_background_work(self) -> bool:
         """Whether any work that no request waits for is left."""
-        return bool(self._unawaited)
+        return bool(self._background)
 
-    def finish_unawaited(self, work: Work[Any]) -> None:
+    def finish_in_background(self, work: Work[Any]) -> None:
         """`work` is done after some turns of the loop, in slices; the caller does not wait."""
         if self._call_after is None:
             at_once(work)
             return
-        self._unawaited.append(work)
-        if len(self._unawaited) == 1:
-            self._call_after(0.0, self._work_unawaited)
+        self._background.append(work)
+        if len(self._background) == 1:
+            self._call_after(0.0, self._work_in_background)
 
-    def _work_unawaited(self) -> None:
+    def _work_in_background(self) -> None:
         assert self._call_after is not None
         ends_s = self._cpu_s() + DISCARD_CPU_S
-        while self._unawaited:
+        while self._background:
             try:
-                next(self._unawaited[0])
+                next(self._background[0])
             except StopIteration:
-                self._unawaited.popleft()
+                self._background.popleft()
             if self._cpu_s() >= ends_s:
                 break
-        if self._unawaited:
-            self._call_after(0.0, self._work_unawaited)
+        if self._background:
+            self._call_after(0.0, self._work_in_background)
 
     async def each(self, rows: Sequence[A], work: Callable[[A], B]) -> list[B]:
         """What `work` says of each row, for a coroutine: at once where there are few."""

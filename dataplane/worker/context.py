@@ -15,21 +15,21 @@ from dataplane.log.compaction.compaction import CleanerStatistics
 from dataplane.network.client import Client
 from dataplane.network.delayed import Timers
 from dataplane.partition.partition import FetchWaiter, Partition
-from dataplane.partition.pending_deletes import Removals
+from dataplane.partition.pending_deletes import PendingDeletes
 from dataplane.quotas.client_quota_manager import ClientQuotas
-from dataplane.replication.isr_manager import Replication
+from dataplane.replication.isr_manager import IsrManager
 from dataplane.replication.replica_authentication import ReplicaAuthenticator
-from dataplane.replication.replica_manager import Partitions
-from dataplane.scheduling.time_slices import Turns
-from dataplane.worker.leadership_check import QuorumCheck
-from dataplane.worker.metadata_cache import TopicRows
+from dataplane.replication.replica_manager import ReplicaManager
+from dataplane.scheduling.time_slices import TimeSlicer
+from dataplane.worker.leadership_check import LeadershipCheck
+from dataplane.worker.metadata_cache import MetadataCache
 from dataplane.worker.producer_ids import ProducerIds
 from metaquorum.config.resolution import Configs, WorkerLayers
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import RegisterWorkerRecord
-from metaquorum.rpc.controller_client import Gateway
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.controller_client import ControllerClient
+from metaquorum.rpc.methods import RequestContext
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Clock, Disk, Runtime, StorageError
 from wire.primitives.frozen import frozen
@@ -45,9 +45,9 @@ class Request(NamedTuple):
     client: Client
 
     @property
-    def asker(self) -> Asker:
+    def context(self) -> RequestContext:
         """As the controller is told who asks."""
-        return Asker(self.client.principal, self.client_id, self.client.address[0])
+        return RequestContext(self.client.principal, self.client_id, self.client.address[0])
 
 
 @frozen
@@ -76,9 +76,9 @@ class Worker:
         worker_id: int,
         runtime: Runtime,
         loader: MetadataLoader,
-        gateway: Gateway,
+        controller_client: ControllerClient,
         session: WorkerSession,
-        partitions: Partitions,
+        partitions: ReplicaManager,
         configs: WorkerConfigs,
         quotas: ClientQuotas,
         inline_append_bytes: int,
@@ -88,9 +88,9 @@ class Worker:
         self.clock: Clock = runtime.clock
         self.disk: Disk = runtime.disk
         self.loader = loader
-        self.gateway = gateway
+        self.controller_client = controller_client
         self.session = session
-        self.partitions = partitions
+        self.replica_manager = partitions
         self._configs = configs
         self.quotas = quotas
         self.replica_authenticator = replica_authenticator
@@ -99,28 +99,28 @@ class Worker:
         self.fetch_max_bytes = self.configs.integer("fetch.max.bytes")
         self.selects_replicas = self.configs["replica.selector.class"] == RACK_AWARE_SELECTOR
         self.auto_create_topics = self.configs.boolean("auto.create.topics.enable")
-        self.producer_ids = ProducerIds(gateway, session)
-        self.quorum_check = QuorumCheck(gateway)
+        self.producer_ids = ProducerIds(controller_client, session)
+        self.leadership_check = LeadershipCheck(controller_client)
         # One at a time: a batch may decompress to a hundred megabytes.
         self.opening_batch = trio.Lock()
         self.fetch_waiters: set[FetchWaiter] = set()
         self.parked = ParkedRequests()
-        self.topic_rows = TopicRows()
+        self.metadata_cache = MetadataCache()
         self.timers = Timers(runtime.clock)
-        self.turns = Turns(runtime.clock.cpu_s, call_after=self.timers.call_after)
+        self.slicer = TimeSlicer(runtime.clock.cpu_s, call_after=self.timers.call_after)
         self.fetch_sessions = FetchSessions(
             self.configs.integer("max.incremental.fetch.session.cache.slots"),
             runtime.random,
-            finish_unawaited=self.turns.finish_unawaited,
+            finish_in_background=self.slicer.finish_in_background,
         )
         self.cleaner = CleanerStatistics()
-        self.removals = Removals(runtime.clock)
+        self.pending_deletes = PendingDeletes(runtime.clock)
         self.stopping = False
         self.errors: ErrorCounts | None = None  # None: nobody asks for metrics
 
     @property
-    def replication(self) -> Replication:
-        return self.partitions.replication
+    def isr_manager(self) -> IsrManager:
+        return self.replica_manager.replication
 
     @property
     def configs(self) -> Configs:
@@ -159,4 +159,4 @@ class Worker:
 
     def partition_failed(self, partition: Partition, error: StorageError) -> None:
         """The partition's log directory has failed under a request."""
-        self.partitions.fail(partition, error)
+        self.replica_manager.fail(partition, error)

@@ -13,14 +13,14 @@ from typing import Final
 
 import trio
 
-from metaquorum.rpc.controller_client import Gateway
+from metaquorum.rpc.controller_client import ControllerClient
 from wire.primitives.errors import ErrorCode, KafkaError
 
 # Clients try again; a quorum that is away for longer may be for long.
 ASK_TIMEOUT_S: Final = 1.0
 
 
-class QuorumQuestion:
+class LeadershipQuestion:
     """`done` is called when it is answered, unless it was dropped."""
 
     __slots__ = ("_done", "is_current")
@@ -39,14 +39,14 @@ class QuorumQuestion:
             self._done()
 
 
-class QuorumCheck:
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._questions: list[QuorumQuestion] = []
+class LeadershipCheck:
+    def __init__(self, controller_client: ControllerClient) -> None:
+        self._controller_client = controller_client
+        self._questions: list[LeadershipQuestion] = []
         self._asked = trio.Event()
 
-    def ask(self, done: Callable[[], object]) -> QuorumQuestion:
-        question = QuorumQuestion(done)
+    def ask(self, done: Callable[[], object]) -> LeadershipQuestion:
+        question = LeadershipQuestion(done)
         self._questions.append(question)
         self._asked.set()
         return question
@@ -62,7 +62,7 @@ class QuorumCheck:
 
     async def _catch_up(self) -> bool:
         try:
-            await self._gateway.catch_up(timeout_s=ASK_TIMEOUT_S)
+            await self._controller_client.catch_up(timeout_s=ASK_TIMEOUT_S)
         except KafkaError as error:
             # A controller of an earlier version cannot be asked: it is as without all this.
             return error.code is ErrorCode.UNSUPPORTED_VERSION

@@ -38,7 +38,7 @@ TOPICS_PER_SLICE: Final = 500
 MAX_KEPT_BYTES: Final = 16 << 20
 
 
-class View(NamedTuple):
+class TopicView(NamedTuple):
     """What a worker knows of a topic at one time, that its row is made of."""
 
     image: MetadataImage
@@ -48,7 +48,7 @@ class View(NamedTuple):
     suspects: frozenset[int]  # leaders whose process seems to be gone
 
 
-class Form(NamedTuple):
+class ResponseFormat(NamedTuple):
     """How a client is told."""
 
     version: int
@@ -62,16 +62,16 @@ class _Row(NamedTuple):
     data: bytes
 
 
-class TopicRows:
+class MetadataCache:
     """The rows of one worker."""
 
     def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_kept_bytes = max_kept_bytes
-        self._rows: dict[tuple[Form, str], _Row] = {}
+        self._rows: dict[tuple[ResponseFormat, str], _Row] = {}
         self._workers: object = None  # of the image by which they were made
         self._kept_bytes = 0
 
-    def kept(self, view: View, form: Form) -> bytes | None:
+    def kept(self, view: TopicView, form: ResponseFormat) -> bytes | None:
         """The row as it was told before, if it would be the same now."""
         row = self._rows.get((form, view.topic.name))
         if (
@@ -84,7 +84,7 @@ class TopicRows:
             return None
         return row.data
 
-    def row(self, view: View, form: Form) -> bytes:
+    def row(self, view: TopicView, form: ResponseFormat) -> bytes:
         """The row, kept from now on."""
         data = self.kept(view, form)
         if data is None:
@@ -93,7 +93,7 @@ class TopicRows:
             self._keep(view, form, data)
         return data
 
-    async def make(self, view: View, form: Form) -> bytes:
+    async def make(self, view: TopicView, form: ResponseFormat) -> bytes:
         """As `row`, with turns for others if the topic is a large one."""
         count = len(view.topic.partitions)
         if count <= PARTITIONS_PER_SLICE or self.kept(view, form) is not None:
@@ -110,7 +110,7 @@ class TopicRows:
         self._keep(view, form, data)
         return data
 
-    def _keep(self, view: View, form: Form, data: bytes) -> None:
+    def _keep(self, view: TopicView, form: ResponseFormat, data: bytes) -> None:
         if self._workers is not view.image.workers or self._kept_bytes > self._max_kept_bytes:
             self._rows.clear()
             self._workers, self._kept_bytes = view.image.workers, 0
@@ -128,7 +128,7 @@ def _encoded(
     topic: TopicImage,
     partitions: list[MetadataResponsePartition] | list[bytes],
     errors: Counter[int],
-    form: Form,
+    form: ResponseFormat,
 ) -> bytes:
     row = MetadataResponseTopic(
         error_code=0,
@@ -142,7 +142,9 @@ def _encoded(
     return EncodedRow.of(data, errors)
 
 
-def describe(view: View, first: int = 0, end: int | None = None) -> list[MetadataResponsePartition]:
+def describe(
+    view: TopicView, first: int = 0, end: int | None = None
+) -> list[MetadataResponsePartition]:
     """Those from `first` up to `end`; a replica here that cannot be used is known to be offline.
 
     A leader whose process has just closed its connections is none: a client that is told so asks

@@ -14,7 +14,7 @@ from dataplane.worker.context import Request, Worker
 from metaquorum.controller.topics import (
     MAX_PARTITIONS_PER_TOPIC,
     USE_DEFAULT,
-    MorePartitions,
+    NewPartitions,
     NewTopic,
 )
 from metaquorum.metadata.image import MetadataImage
@@ -52,8 +52,8 @@ async def allowed(
     if not any(counts) or not quotas.limits_mutations(name):
         return Allowed(len(counts))
     try:
-        taken = await worker.gateway.take_mutations(
-            request.asker, counts, is_strict=is_strict, timeout_s=ASK_S
+        taken = await worker.controller_client.take_mutations(
+            request.context, counts, is_strict=is_strict, timeout_s=ASK_S
         )
     except KafkaError:
         return Allowed(len(counts))
@@ -62,14 +62,14 @@ async def allowed(
     return Allowed(taken.count, throttle_ms(taken.throttle_s))
 
 
-def partitions_of_new(worker: Worker, wish: NewTopic) -> int:
-    if worker.image.topic(wish.name) is not None:
+def partitions_of_new(worker: Worker, spec: NewTopic) -> int:
+    if worker.image.topic(spec.name) is not None:
         return 0
     try:
-        check_topic_name(wish.name)
+        check_topic_name(spec.name)
     except KafkaError:
         return 0
-    count = len(wish.assignments) if wish.assignments else wish.partitions
+    count = len(spec.assignments) if spec.assignments else spec.partitions
     if count == USE_DEFAULT:
         count = worker.configs.integer("num.partitions")
     return count if 0 < count <= MAX_PARTITIONS_PER_TOPIC else 0
@@ -80,8 +80,8 @@ def partitions_of(image: MetadataImage, name: str | None, topic_id: bytes | None
     return 0 if topic is None else len(topic.partitions)
 
 
-def partitions_more(image: MetadataImage, wish: MorePartitions) -> int:
-    topic = image.topic(wish.topic)
-    if topic is None or wish.count > MAX_PARTITIONS_PER_TOPIC:
+def partitions_more(image: MetadataImage, spec: NewPartitions) -> int:
+    topic = image.topic(spec.topic)
+    if topic is None or spec.count > MAX_PARTITIONS_PER_TOPIC:
         return 0
-    return max(0, wish.count - len(topic.partitions))
+    return max(0, spec.count - len(topic.partitions))

@@ -4,7 +4,7 @@ from typing import Final
 
 import trio
 
-from metaquorum.rpc.controller_client import Gateway
+from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.session import WorkerSession
 
 BLOCK_S: Final = 10.0  # for the next block to come; who has to wait for longer asks again
@@ -13,8 +13,8 @@ BLOCK_S: Final = 10.0  # for the next block to come; who has to wait for longer 
 class ProducerIds:
     """Hands out the ids of this worker's block, and asks for the next block when it is used up."""
 
-    def __init__(self, gateway: Gateway, session: WorkerSession) -> None:
-        self._gateway = gateway
+    def __init__(self, controller_client: ControllerClient, session: WorkerSession) -> None:
+        self._controller_client = controller_client
         self._session = session
         self._next = 0
         self._end = 0
@@ -24,7 +24,7 @@ class ProducerIds:
         """An id that nobody has had before. KafkaError when the controller gives none."""
         async with self._asking:
             if self._next == self._end:
-                block = await self._gateway.allocate_producer_ids(
+                block = await self._controller_client.allocate_producer_ids(
                     self._session.registration.worker_id,
                     self._session.broker_epoch,
                     timeout_s=BLOCK_S,

@@ -7,9 +7,9 @@ from typing import Final
 from metaquorum.channel.handshake import (
     MAX_HANDSHAKE_BYTES,
     NONCE_BYTES,
-    Accepting,
+    AcceptorHandshake,
     Admit,
-    Dialing,
+    DialerHandshake,
     Established,
     HandshakeError,
     Hello,
@@ -97,7 +97,9 @@ class Endpoint:
                 ) from None
             raise
 
-    def dialing(self, kind: StreamKind, node_id: int, incarnation: int | None = None) -> Dialing:
+    def dialing(
+        self, kind: StreamKind, node_id: int, incarnation: int | None = None
+    ) -> DialerHandshake:
         """The dialer's side of a new handshake with that node, whatever carries it.
 
         `incarnation`: what both proofs cover in place of the number drawn by this process.
@@ -113,11 +115,11 @@ class Endpoint:
             self._nonce(),
             identity.cluster_id,
         )
-        return Dialing(identity, hello)
+        return DialerHandshake(identity, hello)
 
-    def accepting(self, admit: Admit) -> Accepting:
+    def accepting(self, admit: Admit) -> AcceptorHandshake:
         """The acceptor's side of a new handshake, whatever carries it."""
-        return Accepting(self.identity, self._incarnation, self._nonce(), admit)
+        return AcceptorHandshake(self.identity, self._incarnation, self._nonce(), admit)
 
     async def _made(
         self, made: list[Stream], seconds: float, make: Callable[[], Awaitable[None]]
@@ -138,7 +140,9 @@ class Endpoint:
         return Stream(connection, self.runtime.clock, established, self.timings)
 
 
-async def shake_hands(connection: Connection, handshake: Dialing | Accepting) -> Established:
+async def shake_hands(
+    connection: Connection, handshake: DialerHandshake | AcceptorHandshake
+) -> Established:
     """HandshakeError, OSError."""
     buffer = bytearray(MAX_HANDSHAKE_BYTES)
     while True:

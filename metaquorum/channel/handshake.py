@@ -219,7 +219,7 @@ class _Handshake:
         )
 
 
-class Dialing(_Handshake):
+class DialerHandshake(_Handshake):
     _side = b"dialer"
     _other_side = b"acceptor"
 
@@ -267,7 +267,7 @@ class Dialing(_Handshake):
         return True
 
 
-class Accepting(_Handshake):
+class AcceptorHandshake(_Handshake):
     _side = b"acceptor"
     _other_side = b"dialer"
 

@@ -12,7 +12,7 @@ from metaquorum.channel.identity import StreamKind
 from metaquorum.channel.mesh import PeerMesh
 from metaquorum.channel.rpc_server import RpcServer
 from metaquorum.channel.stream import Stream
-from metaquorum.channel.timing import Spokesman
+from metaquorum.channel.timing import LogThrottle
 from metaquorum.runtime.interfaces import Connection, Listener, sleep
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class ChannelListener:
         self._listener: Listener | None = None
         self._in_handshake: dict[Connection, trio.CancelScope] = {}  # in the order of their coming
         self._rpc_streams = 0
-        self._spokesman = Spokesman(endpoint.runtime.clock)
+        self._log_throttle = LogThrottle(endpoint.runtime.clock)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -135,5 +135,5 @@ class ChannelListener:
         return None
 
     def _say(self, line: str) -> None:
-        if self._spokesman.is_due(line):
+        if self._log_throttle.is_due(line):
             log.warning("%s", line)

@@ -19,7 +19,7 @@ from metaquorum.channel.endpoint import Endpoint
 from metaquorum.channel.handshake import HandshakeError, Hello, Refusal
 from metaquorum.channel.identity import StreamKind
 from metaquorum.channel.stream import Cause, End, Stream
-from metaquorum.channel.timing import Backoff, Spokesman
+from metaquorum.channel.timing import Backoff, LogThrottle
 from metaquorum.raft.peers import PeerProtocolError, PeerReceiver
 from metaquorum.runtime.interfaces import sleep
 from wire.primitives.errors import WireError
@@ -53,7 +53,7 @@ class PeerMesh:
         self._links: dict[int, Stream] = {}
         self._receiver: PeerReceiver | None = None
         self._watcher: PeerWatcher | None = None
-        self._spokesman = Spokesman(endpoint.runtime.clock)
+        self._log_throttle = LogThrottle(endpoint.runtime.clock)
 
     def attach(self, receiver: PeerReceiver) -> None:
         assert self._receiver is None
@@ -98,7 +98,7 @@ class PeerMesh:
                 stream = await endpoint.dial(StreamKind.PEER, voter_id, host, port)
             except (OSError, HandshakeError) as error:
                 line = f"no connection to voter {voter_id} at {host}:{port}: {error}"
-                if self._spokesman.is_due(line):
+                if self._log_throttle.is_due(line):
                     log.warning("%s", line)
             else:
                 since = clock.monotonic()
@@ -132,7 +132,7 @@ class PeerMesh:
             self._unlink(stream, receiver)
         if end.is_evidence and voter_id not in self._links and self._watcher is not None:
             self._watcher.peer_closed(voter_id)
-        _tell(stream, end)
+        _log_end(stream, end)
 
     def _link(self, stream: Stream, receiver: PeerReceiver) -> None:
         voter_id = stream.peer.sender
@@ -153,6 +153,6 @@ def _is_older(new: Hello, linked: Hello) -> bool:
     return new.incarnation == linked.incarnation and new.attempt < linked.attempt
 
 
-def _tell(stream: Stream, end: End) -> None:
+def _log_end(stream: Stream, end: End) -> None:
     level = logging.WARNING if end.cause in (Cause.NONSENSE, Cause.OVERFLOW) else logging.INFO
     log.log(level, "no longer connected with voter %s: %s", stream, end)

@@ -62,7 +62,7 @@ class Backoff:
         self._next_s = self._least_s
 
 
-class Spokesman:
+class LogThrottle:
     """Says whether a log line is due, when the same thing happens over and over."""
 
     def __init__(self, clock: Clock) -> None:

@@ -67,14 +67,14 @@ async def connect(
 
     ValueError where the files for TLS cannot be used.
     """
-    from metaquorum.client.trio_transport import SeamTransport
+    from metaquorum.client.trio_transport import TrioTransport
 
     if runtime is None:
         from metaquorum.runtime.system import real_runtime
 
         runtime = real_runtime()
     cluster = Cluster(
-        SeamTransport(
+        TrioTransport(
             runtime.clock,
             runtime.network,
             None if security.tls is None else security.tls.context(),

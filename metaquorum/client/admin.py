@@ -52,7 +52,7 @@ from metaquorum.client.values import (
     Topic,
     WorkerDescription,
 )
-from metaquorum.metadata.quota_lookup import CLIENT_ID, IP, USER, Part, QuotaEntity
+from metaquorum.metadata.quota_lookup import CLIENT_ID, IP, USER, QuotaEntity, SpecialName
 from metaquorum.runtime.whole_numbers import whole_number
 from metaquorum.security.scram import DEFAULT_ITERATIONS
 from wire.messages.metadata import MetadataResponseTopic
@@ -505,9 +505,9 @@ class AdminClient:
     async def describe_client_quotas(
         self,
         *,
-        user: Wanted = Part.ABSENT,
-        client_id: Wanted = Part.ABSENT,
-        ip: Wanted = Part.ABSENT,
+        user: Wanted = SpecialName.ABSENT,
+        client_id: Wanted = SpecialName.ABSENT,
+        ip: Wanted = SpecialName.ABSENT,
         strict: bool = False,
     ) -> dict[QuotaEntity, dict[str, float]]:
         """The quotas that are set for whom has the parts that are asked for.
@@ -608,6 +608,6 @@ def _member(kind: type[E], value: int, unknown: E) -> E:
 
 
 def _api_support(key: int, served: VersionRange) -> ApiSupport:
-    from metaquorum.client.api_names import API_NAMES, spoken
+    from metaquorum.client.api_names import API_NAMES, supported_range
 
-    return ApiSupport(key, API_NAMES.get(key, f"API {key}"), served, spoken(key))
+    return ApiSupport(key, API_NAMES.get(key, f"API {key}"), served, supported_range(key))

@@ -111,7 +111,7 @@ API_NAMES: Final[Mapping[int, str]] = {
 }
 
 
-def spoken(key: int) -> VersionRange | None:
+def supported_range(key: int) -> VersionRange | None:
     """The versions for which there is a table; None when there is none."""
     name = API_NAMES.get(key)
     if name is None:

@@ -227,11 +227,11 @@ class BrokerConnection:
         while (frame := received.next_frame()) is None:
             count = await self._stream.receive_into(received.writable(), deadline)
             if not count:
-                raise EOFError(f"the broker closed the connection{self._why_closed()}")
+                raise EOFError(f"the broker closed the connection{self._close_reason()}")
             received.received(count)
         return frame
 
-    def _why_closed(self) -> str:
+    def _close_reason(self) -> str:
         """A guess: brokers say nothing to those whom they will not have."""
         if not self.versions:
             return " at the first request; it may expect TLS"

@@ -164,7 +164,7 @@ class Consumer:
             return []
         cluster = self.cluster
         deadline = cluster.deadline() + max_wait_s
-        troubles: list[Exception] = []
+        failures: list[Exception] = []
         records: list[ConsumedRecord] = []
         asked: list[tuple[BrokerConnection, list[TopicPartition]]] = []
         try:
@@ -172,31 +172,31 @@ class Consumer:
             grouped, leaderless = await cluster.leaders(
                 self.positions, refresh=refresh, deadline=deadline
             )
-            troubles += leaderless.values()
+            failures += leaderless.values()
             for node_id, led in grouped.items():
                 try:
                     connection = await cluster.connection(node_id, deadline)
                     await self._ask(connection, led, max_wait_s, deadline)
                 except UnreachableError as error:
-                    troubles.append(error)
+                    failures.append(error)
                 except BROKEN as error:
                     cluster.drop(connection)
-                    troubles.append(UnreachableError(f"node {node_id}: {error}"))
+                    failures.append(UnreachableError(f"node {node_id}: {error}"))
                 else:
                     asked.append((connection, led))
             while asked:
                 connection, led = asked[0]
                 try:
                     response: FetchResponse = await connection.receive(deadline)
-                    records += await self._take(led, response, troubles)
+                    records += await self._take(led, response, failures)
                 except BROKEN as error:
                     cluster.drop(connection)
-                    troubles.append(UnreachableError(f"node at {connection.address}: {error}"))
+                    failures.append(UnreachableError(f"node at {connection.address}: {error}"))
                 asked.pop(0)
         finally:
             for connection, _ in asked:  # their answers will not be waited for
                 cluster.drop(connection)
-        await self._bear(troubles)
+        await self._raise_or_back_off(failures)
         return records
 
     async def _ask(
@@ -236,10 +236,10 @@ class Consumer:
         self,
         led: Sequence[TopicPartition],
         response: FetchResponse,
-        troubles: list[Exception],
+        failures: list[Exception],
     ) -> list[ConsumedRecord]:
         if response.error_code:
-            troubles.append(broker_error(response.error_code, None, "fetch"))
+            failures.append(broker_error(response.error_code, None, "fetch"))
             return []
         places: dict[tuple[bytes | str, int], TopicPartition] = {}
         for where in led:
@@ -251,17 +251,17 @@ class Consumer:
                 where_or_none = places.get((topic.topic or topic.topic_id, data.partition_index))
                 if where_or_none is None:
                     raise WireError("a partition that was not asked for")
-                records += await self._take_partition(where_or_none, data, troubles)
+                records += await self._take_partition(where_or_none, data, failures)
         return records
 
     async def _take_partition(
-        self, where: TopicPartition, data: PartitionData, troubles: list[Exception]
+        self, where: TopicPartition, data: PartitionData, failures: list[Exception]
     ) -> list[ConsumedRecord]:
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             await self._move_into_range(where)
             return []
         if data.error_code:
-            troubles.append(broker_error(data.error_code, None, f"partition {where}"))
+            failures.append(broker_error(data.error_code, None, f"partition {where}"))
             return []
         if not data.records:
             return []
@@ -296,7 +296,7 @@ class Consumer:
             if header.next_offset <= position:
                 continue
             if header.is_control:
-                aborted.see_marker(buffer, start, header)
+                aborted.on_marker(buffer, start, header)
             elif not aborted.covers(header):
                 for records in decode_pieces(buffer, start):
                     consumed = [
@@ -334,19 +334,19 @@ class Consumer:
         self.positions[where] = max(first, self.positions[where])
         await self._check_range({where: self.positions[where]})
 
-    async def _bear(self, troubles: Sequence[Exception]) -> None:
+    async def _raise_or_back_off(self, failures: Sequence[Exception]) -> None:
         """Return, after a pause, if what went wrong may pass; otherwise raise it."""
-        if not troubles:
+        if not failures:
             self._failures = 0
             return
         if not self._failures:
             self._patience = self.cluster.deadline()
-        for trouble in troubles:
-            if isinstance(trouble, KafkaError) and not trouble.retriable:
-                raise trouble
+        for failure in failures:
+            if isinstance(failure, KafkaError) and not failure.retriable:
+                raise failure
         self._stale = True
         if not await self.cluster.back_off(self._failures, self._patience):
-            raise troubles[0]
+            raise failures[0]
         self._failures += 1
 
 
@@ -363,7 +363,7 @@ class _Aborted:
             self._open.add(self._coming.pop().producer_id)
         return header.is_transactional and header.producer_id in self._open
 
-    def see_marker(self, buffer: Buffer, start: int, header: BatchHeader) -> None:
+    def on_marker(self, buffer: Buffer, start: int, header: BatchHeader) -> None:
         for record in iter_records(buffer, start):
             marker = decode_marker(record)
             if marker is not None and marker.control_type is ControlType.ABORT:

@@ -45,9 +45,9 @@ async def describe_quorum(cluster: Cluster) -> Quorum:
             (
                 QuorumReplica(
                     state.replica_id,
-                    _told(state.log_end_offset),
-                    _told(state.last_fetch_timestamp),
-                    _told(state.last_caught_up_timestamp),
+                    _known_or_none(state.log_end_offset),
+                    _known_or_none(state.last_fetch_timestamp),
+                    _known_or_none(state.last_caught_up_timestamp),
                     addresses.get(state.replica_id),
                 )
                 for state in states
@@ -83,8 +83,8 @@ async def describe_workers(cluster: Cluster) -> list[WorkerDescription]:
             worker.host,
             worker.broker_epoch,
             worker.is_shutting_down,
-            _told(worker.applied_offset),
-            _told(worker.heard_ms_ago),
+            _known_or_none(worker.applied_offset),
+            _known_or_none(worker.heard_ms_ago),
         )
         for worker in sorted(response.workers, key=lambda worker: worker.worker_id)
     ]
@@ -142,5 +142,5 @@ def _check(code: int, message: str | None) -> None:
         raise broker_error(code, message, "the quorum")
 
 
-def _told(value: int) -> int | None:
+def _known_or_none(value: int) -> int | None:
     return None if value < 0 else value

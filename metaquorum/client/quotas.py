@@ -12,8 +12,8 @@ from metaquorum.metadata.quota_lookup import (
     USER,
     EntityPart,
     Name,
-    Part,
     QuotaEntity,
+    SpecialName,
 )
 
 T = TypeVar("T")
@@ -51,12 +51,12 @@ async def describe_client_quotas(
             match_type=_EXACT
             if isinstance(what, str)
             else _DEFAULT
-            if what is Part.DEFAULT
+            if what is SpecialName.DEFAULT
             else _ANY,
             match=what if isinstance(what, str) else None,
         )
         for kind, what in wanted.items()
-        if what is not Part.ABSENT
+        if what is not SpecialName.ABSENT
     ]
     request = DescribeClientQuotasRequest(components=components, strict=strict)
     response: DescribeClientQuotasResponse = await cluster.call(request)
@@ -75,7 +75,7 @@ def in_order(entity: QuotaEntity) -> tuple[tuple[int, str], ...]:
     """To sort by: users, client ids, addresses; of each the names, the default, those without."""
     return tuple(
         [
-            (0, name) if isinstance(name, str) else (1 if name is Part.DEFAULT else 2, "")
+            (0, name) if isinstance(name, str) else (1 if name is SpecialName.DEFAULT else 2, "")
             for name in entity
         ]
     )

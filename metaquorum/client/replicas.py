@@ -214,9 +214,9 @@ async def _ask_leader(
                 FollowerView(
                     one.replica_id,
                     one.in_sync,
-                    _told(one.log_end_offset),
-                    _told(one.fetched_ms_ago),
-                    _told(one.caught_up_ms_ago),
+                    _known_or_none(one.log_end_offset),
+                    _known_or_none(one.fetched_ms_ago),
+                    _known_or_none(one.caught_up_ms_ago),
                 )
                 for one in row.followers
             ],
@@ -227,5 +227,5 @@ async def _ask_leader(
     }
 
 
-def _told(value: int) -> int | None:
+def _known_or_none(value: int) -> int | None:
     return None if value < 0 else value

@@ -67,7 +67,7 @@ class BlockingTransport:
     async def connect(self, host: str, port: int, deadline: float) -> BlockingStream:
         sock = socket.create_connection((host, port), _left(deadline))
         secured: ssl.SSLSocket | None = None
-        lane: _Lane | None = getattr(self._of_thread, "lane", None)
+        lane: _RaceAttempt | None = getattr(self._of_thread, "lane", None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
             sock = secured = self._context.wrap_socket(
@@ -80,10 +80,10 @@ class BlockingTransport:
         return BlockingStream(sock)
 
     async def race(self, attempts: Sequence[Attempt[C]], stagger_s: float) -> C:
-        contest = _Contest[C](len(attempts))
+        contest = _ConnectRace[C](len(attempts))
 
         def run(number: int) -> None:
-            self._of_thread.lane = _Lane(contest, number)
+            self._of_thread.lane = _RaceAttempt(contest, number)
             try:
                 contest.finished(number, wait(attempts[number]()))
             except Exception as error:  # noqa: BLE001 - it is raised where the race is waited for
@@ -102,7 +102,7 @@ class BlockingTransport:
             contest.end()
 
 
-class _Contest(Generic[C]):
+class _ConnectRace(Generic[C]):
     """Attempts of one race, in threads of their own, and what became of them."""
 
     def __init__(self, count: int) -> None:
@@ -166,10 +166,10 @@ class _Contest(Generic[C]):
                         _shut_down(sock)
 
 
-class _Lane(NamedTuple):
+class _RaceAttempt(NamedTuple):
     """The attempt that runs in this thread."""
 
-    contest: _Contest[Any]
+    contest: _ConnectRace[Any]
     number: int
 
 

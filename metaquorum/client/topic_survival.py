@@ -92,18 +92,18 @@ def _acks_all(facts: TopicFacts) -> list[Sentence]:
             "whatever acks a producer asks for."
         )
         return [Sentence("acks=all", Level.BAD, text)]
-    told = (
+    claim = (
         "A record acknowledged with acks=all is in the logs of all replicas in sync, "
         f"at least {m} of {n}"
     )
     if m == 1:
         text = (
-            f"{told}: while the others lag or are gone that is the leader alone, and the record "
+            f"{claim}: while the others lag or are gone that is the leader alone, and the record "
             "is lost with it. With min.insync.replicas=2 there is another."
         )
         return [Sentence("acks=all", Level.BAD, text)]
     text = (
-        f"{told}: it survives the loss for ever of any {_workers(m - 1)}, "
+        f"{claim}: it survives the loss for ever of any {_workers(m - 1)}, "
         f"and of {_number(n - 1)} while all are in sync."
     )
     return [Sentence("acks=all", Level.GOOD, text)]

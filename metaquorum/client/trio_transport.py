@@ -11,7 +11,7 @@ from metaquorum.runtime.interfaces import Buffer, Clock, Connection, Network
 from metaquorum.security.tls_connection import TlsConnection
 
 
-class SeamStream:
+class TrioStream:
     def __init__(self, connection: Connection, clock: Clock) -> None:
         self.connection = connection  # for whoever talks without deadlines of each step
         self._clock = clock
@@ -28,7 +28,7 @@ class SeamStream:
         self.connection.close()
 
 
-class SeamTransport:
+class TrioTransport:
     def __init__(self, clock: Clock, network: Network, tls: ssl.SSLContext | None = None) -> None:
         self._clock = clock
         self._network = network
@@ -43,18 +43,18 @@ class SeamTransport:
     async def sleep_until(self, deadline: float) -> None:
         await self._clock.sleep_until(deadline)
 
-    async def connect(self, host: str, port: int, deadline: float) -> SeamStream:
+    async def connect(self, host: str, port: int, deadline: float) -> TrioStream:
         with _until(deadline, self._clock):
             connection = await self._network.connect(host, port)
             if self._tls is None:
-                return SeamStream(connection, self._clock)
+                return TrioStream(connection, self._clock)
             secured = TlsConnection(connection, self._tls, server_hostname=host)
             try:
                 await secured.handshake()
             except BaseException:
                 secured.close()
                 raise
-            return SeamStream(secured, self._clock)
+            return TrioStream(secured, self._clock)
 
     async def race(self, attempts: Sequence[Attempt[C]], stagger_s: float) -> C:
         won: list[C] = []

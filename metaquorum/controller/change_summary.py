@@ -13,52 +13,54 @@ logger = logging.getLogger(__name__)
 MOST_NAMED: Final = 5  # partitions in one line
 
 
-class Effects:
+class PartitionChangeSummary:
     """What one decision does. Complete once all of its records were made."""
 
     __slots__ = (
+        "changed_leaders",
+        "isr_shrinks",
         "joined",
-        "led_again",
-        "led_by_others",
-        "left",
+        "lost_leaders",
+        "regained_leaders",
         "unclean",
         "unclean_names",
-        "unled",
     )
 
     def __init__(self) -> None:
-        self.led_by_others = 0
-        self.unled = 0  # led by nobody now
-        self.led_again = 0  # by nobody before
+        self.changed_leaders = 0
+        self.lost_leaders = 0  # led by nobody now
+        self.regained_leaders = 0  # by nobody before
         self.unclean = 0  # led by a replica that may lack what was committed
-        self.left = 0  # ISRs that are smaller
+        self.isr_shrinks = 0  # ISRs that are smaller
         self.unclean_names: list[str] = []
 
     def note(self, topic: str, number: int, before: PartitionImage, after: PartitionImage) -> None:
         if after.leader != before.leader:
             if after.leader == NO_LEADER:
-                self.unled += 1
+                self.lost_leaders += 1
             elif before.leader == NO_LEADER:
-                self.led_again += 1
+                self.regained_leaders += 1
             else:
-                self.led_by_others += 1
+                self.changed_leaders += 1
             if after.leader != NO_LEADER and after.unclean_epoch == after.leader_epoch:
                 self.unclean += 1
                 if len(self.unclean_names) < MOST_NAMED:
                     self.unclean_names.append(f"{topic}-{number} by {after.leader}")
-        self.left += len(after.isr) < len(before.isr)
+        self.isr_shrinks += len(after.isr) < len(before.isr)
 
     @property
-    def is_none(self) -> bool:
-        return not (self.led_by_others or self.unled or self.led_again or self.left)
+    def is_empty(self) -> bool:
+        return not (
+            self.changed_leaders or self.lost_leaders or self.regained_leaders or self.isr_shrinks
+        )
 
     def __str__(self) -> str:
         """As `5 partitions are led by others; 1 partition is led by nobody; 6 ISRs are smaller`."""
         counts = (
-            (self.led_by_others, "partition is led by another", "partitions are led by others"),
-            (self.unled, "partition is led by nobody", "partitions are led by nobody"),
-            (self.led_again, "partition is led again", "partitions are led again"),
-            (self.left, "ISR is smaller", "ISRs are smaller"),
+            (self.changed_leaders, "partition is led by another", "partitions are led by others"),
+            (self.lost_leaders, "partition is led by nobody", "partitions are led by nobody"),
+            (self.regained_leaders, "partition is led again", "partitions are led again"),
+            (self.isr_shrinks, "ISR is smaller", "ISRs are smaller"),
         )
         words = [f"{count} {one if count == 1 else more}" for count, one, more in counts if count]
         return "; ".join(words) or "no partition changes"
@@ -73,11 +75,11 @@ class Effects:
         )
 
 
-def tell(what: str, effects: Effects, *, quietly: bool = False) -> None:
+def log_summary(event: str, summary: PartitionChangeSummary, *, quietly: bool = False) -> None:
     """One line for all partitions; `quietly`: none where nothing has become of them."""
-    if not effects.is_none:
-        logger.info("%s: %s", what, effects)
+    if not summary.is_empty:
+        logger.info("%s: %s", event, summary)
     elif not quietly:
-        logger.info("%s", what)
-    if effects.unclean:
-        logger.warning("%s", effects.unclean_text())
+        logger.info("%s", event)
+    if summary.unclean:
+        logger.warning("%s", summary.unclean_text())

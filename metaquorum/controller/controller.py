@@ -21,7 +21,7 @@ from metaquorum.controller.config_changes import (
 )
 from metaquorum.controller.controller_configs import UNCLEAN_ELECTIONS, ControllerConfigs
 from metaquorum.controller.decision import Decision
-from metaquorum.controller.elect_leaders import LeaderWish, elect_leader
+from metaquorum.controller.elect_leaders import ElectionSpec, elect_leader
 from metaquorum.controller.eligible_leaders import for_all_workers
 from metaquorum.controller.features import (
     FeatureUpdate,
@@ -31,15 +31,15 @@ from metaquorum.controller.features import (
 )
 from metaquorum.controller.mutation_quotas import MutationQuotas, MutationsTaken, MutationUse
 from metaquorum.controller.preferred_leaders import keep_balance
-from metaquorum.controller.proposer import Changed, Proposer
+from metaquorum.controller.proposer import Committed, Proposer
 from metaquorum.controller.quota_changes import QuotaChange, change_quotas
 from metaquorum.controller.scram_changes import UserScramChange, change_scram_credentials
 from metaquorum.controller.topics import (
     MAX_PARTITIONS_PER_TOPIC,
-    MAX_WISHES,
+    MAX_SPECS,
     TOO_MANY,
     USE_DEFAULT,
-    MorePartitions,
+    NewPartitions,
     NewTopic,
     ProducerIdBlock,
     TopicDefaults,
@@ -49,7 +49,7 @@ from metaquorum.controller.topics import (
     create_topic,
     delete_topic,
 )
-from metaquorum.controller.worker_lifecycle import Membership
+from metaquorum.controller.worker_lifecycle import WorkerLifecycle
 from metaquorum.controller.worker_registration import (
     ControllerRegistration,
     lose_log,
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-SLICE_WISHES: Final = 100  # looked at before the loop gets its turn
+SLICE_SPECS: Final = 100  # looked at before the loop gets its turn
 
 
 class Controller:
@@ -98,7 +98,9 @@ class Controller:
             configs.integer("controller.quota.window.num"),
             float(configs.integer("controller.quota.window.size.seconds")),
         )
-        self.membership: Final = Membership(quorum, loader, self._proposer, clock, self._configs)
+        self.worker_lifecycle: Final = WorkerLifecycle(
+            quorum, loader, self._proposer, clock, self._configs
+        )
 
     async def start(self) -> None:
         """This is the active controller, and the cluster is founded.
@@ -119,7 +121,7 @@ class Controller:
             check_features(self._loader.image)
             configs = self._configs.of(self._loader.image)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.membership.tend)
+                nursery.start_soon(self.worker_lifecycle.run_maintenance)
                 nursery.start_soon(keep_balance, self._proposer, self._clock, configs)
                 known = self._quorum.status.leadership
                 while known.is_active and known.term == term:
@@ -152,7 +154,7 @@ class Controller:
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
-    ) -> Changed[list[TopicOutcome]]:
+    ) -> Committed[list[TopicOutcome]]:
         """One outcome for each name: created and committed; or why not.
 
         With `validate_only` nothing is made, and outcomes have no topic id.
@@ -160,7 +162,7 @@ class Controller:
         image = await self._proposer.decided()
         if excess := _excess(topics, image, self._configs.topic_defaults(image)):
             names = dict.fromkeys([topic.name for topic in topics])
-            return Changed([TopicOutcome.refused(excess, name) for name in names], 0)
+            return Committed([TopicOutcome.refused(excess, name) for name in names], 0)
         counts: dict[str, int] = {}
         for topic in topics:
             counts[topic.name] = counts.get(topic.name, 0) + 1
@@ -173,22 +175,22 @@ class Controller:
 
         if validate_only:
             made = [_unmade(decide(image, topic).answer) async for topic in _in_slices(unique)]
-            return Changed(refused + made, 0)
+            return Committed(refused + made, 0)
         changed = await self._proposer.change_all(
             unique, decide, lambda topic, error: TopicOutcome.refused(error, topic.name)
         )
-        return Changed(refused + changed.answer, changed.end_offset)
+        return Committed(refused + changed.answer, changed.end_offset)
 
     async def delete_topics(
         self, topics: Sequence[tuple[str | None, bytes | None]]
-    ) -> Changed[list[TopicOutcome]]:
+    ) -> Committed[list[TopicOutcome]]:
         """One outcome for each (name, None) or (None, topic id): gone, or why not."""
         image = await self._proposer.decided()
         error = _too_many(topics)
         if not self._configs.of(image).boolean("delete.topic.enable"):
             error = KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
         if error is not None:
-            return Changed([TopicOutcome.refused(error, *topic) for topic in topics], 0)
+            return Committed([TopicOutcome.refused(error, *topic) for topic in topics], 0)
         return await self._proposer.change_all(
             topics,
             lambda image, topic: delete_topic(image, *topic),
@@ -196,60 +198,60 @@ class Controller:
         )
 
     async def create_partitions(
-        self, wishes: Sequence[MorePartitions], *, validate_only: bool = False
-    ) -> Changed[list[KafkaError | None]]:
+        self, specs: Sequence[NewPartitions], *, validate_only: bool = False
+    ) -> Committed[list[KafkaError | None]]:
         """For each wish: None once its partitions are made; or why there are none.
 
         No topic may be in it twice.
         """
 
-        def decide(image: MetadataImage, wish: MorePartitions) -> Decision[KafkaError | None]:
-            return create_partitions(image, wish, self._random)
+        def decide(image: MetadataImage, spec: NewPartitions) -> Decision[KafkaError | None]:
+            return create_partitions(image, spec, self._random)
 
-        return await self._change_each(wishes, decide, validate_only)
+        return await self._change_each(specs, decide, validate_only)
 
     async def change_configs(
         self, resources: Sequence[ResourceChange], *, validate_only: bool = False
-    ) -> Changed[list[KafkaError | None]]:
+    ) -> Committed[list[KafkaError | None]]:
         """For each resource: None once all of its changes are committed; or why none is."""
         if not validate_only and any(map(may_need_fewer, resources)):
             try:
                 await self._proposer.change(lambda image: prepare_configs(image, resources))
             except KafkaError as error:
-                return Changed([error for _ in resources], 0)
+                return Committed([error for _ in resources], 0)
         changed = await self._change_each(resources, change_configs, validate_only)
         if not validate_only and any(map(_may_allow_unclean, resources)):
-            self.membership.elect_soon()
+            self.worker_lifecycle.elect_soon()
         return changed
 
     async def change_quotas(
         self, changes: Sequence[QuotaChange], *, validate_only: bool = False
-    ) -> Changed[list[KafkaError | None]]:
+    ) -> Committed[list[KafkaError | None]]:
         """For each entity: None once all of its changes are committed; or why none is."""
         return await self._change_each(changes, change_quotas, validate_only)
 
     async def change_scram_credentials(
         self, users: Sequence[UserScramChange]
-    ) -> Changed[list[KafkaError | None]]:
+    ) -> Committed[list[KafkaError | None]]:
         """For each user: None once all that was asked is committed; or why nothing is."""
         return await self._change_each(users, change_scram_credentials, validate_only=False)
 
     async def _change_each(
         self,
-        wishes: Sequence[T],
+        specs: Sequence[T],
         decide: Callable[[MetadataImage, T], Decision[KafkaError | None]],
         validate_only: bool,
-    ) -> Changed[list[KafkaError | None]]:
+    ) -> Committed[list[KafkaError | None]]:
         image = await self._proposer.decided()
-        if (error := _too_many(wishes)) is not None:
-            return Changed([error for _ in wishes], 0)
+        if (error := _too_many(specs)) is not None:
+            return Committed([error for _ in specs], 0)
         if validate_only:
-            return Changed([decide(image, wish).answer async for wish in _in_slices(wishes)], 0)
-        return await self._proposer.change_all(wishes, decide, lambda _, error: error)
+            return Committed([decide(image, spec).answer async for spec in _in_slices(specs)], 0)
+        return await self._proposer.change_all(specs, decide, lambda _, error: error)
 
     async def alter_partitions(
         self, worker_id: int, broker_epoch: int, changes: Sequence[PartitionChange]
-    ) -> Changed[list[ErrorCode]]:
+    ) -> Committed[list[ErrorCode]]:
         """A code for each wish of a leader for another ISR; NONE once it is committed.
 
         REQUEST_TIMED_OUT: nobody knows.
@@ -260,20 +262,20 @@ class Controller:
             lambda _, error: error.code,
         )
 
-    async def lose_logs(
+    async def report_lost_logs(
         self,
         worker_id: int,
         broker_epoch: int,
         logs: Sequence[tuple[bytes, int]],
         *,
-        begun_anew: bool = False,
-    ) -> Changed[list[KafkaError | None]]:
+        recreated: bool = False,
+    ) -> Committed[list[KafkaError | None]]:
         """For each (topic id, partition): None once it is known that the worker lacks that log.
 
-        `begun_anew`: it had lost it before it started, and has an empty one.
+        `recreated`: it had lost it before it started, and has an empty one.
         """
         if (error := _too_many(logs)) is not None:
-            return Changed([error for _ in logs], 0)
+            return Committed([error for _ in logs], 0)
         changed = await self._proposer.change_all(
             logs,
             lambda image, at: lose_log(
@@ -281,24 +283,26 @@ class Controller:
                 worker_id,
                 broker_epoch,
                 at,
-                began_anew=begun_anew,
+                was_recreated=recreated,
                 may_be_unclean=self._configs.may_be_unclean,
             ),
             lambda _, error: error,
         )
-        told = changed.answer.count(None)
-        if told:
-            how = "has lost" if begun_anew else "cannot use"
-            logger.warning("worker %d %s its logs of %d partitions", worker_id, how, told)
+        reported = changed.answer.count(None)
+        if reported:
+            how = "has lost" if recreated else "cannot use"
+            logger.warning("worker %d %s its logs of %d partitions", worker_id, how, reported)
         return changed
 
-    async def elect_leaders(self, wishes: Sequence[LeaderWish]) -> Changed[list[KafkaError | None]]:
+    async def elect_leaders(
+        self, specs: Sequence[ElectionSpec]
+    ) -> Committed[list[KafkaError | None]]:
         """For each wish: None once the partition is led so; or why it is not."""
-        return await self._change_each(wishes, elect_leader, validate_only=False)
+        return await self._change_each(specs, elect_leader, validate_only=False)
 
     async def allocate_producer_ids(
         self, worker_id: int, broker_epoch: int
-    ) -> Changed[ProducerIdBlock]:
+    ) -> Committed[ProducerIdBlock]:
         """Producer ids that nobody else ever gets."""
         return await self._proposer.change(
             lambda image: allocate_producer_ids(image, worker_id, broker_epoch)
@@ -306,13 +310,13 @@ class Controller:
 
     # The cluster
 
-    async def register_controller(self, controller: ControllerRegistration) -> Changed[None]:
+    async def register_controller(self, controller: ControllerRegistration) -> Committed[None]:
         """It is known which feature levels the controller can run at."""
         return await self._proposer.change(lambda image: register_controller(image, controller))
 
     async def update_features(
         self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
-    ) -> Changed[None]:
+    ) -> Committed[None]:
         """The cluster runs at all of these levels; KafkaError where at none of them."""
         status = self._quorum.status
 
@@ -322,15 +326,15 @@ class Controller:
 
         if validate_only:
             decide(await self._proposer.decided())
-            return Changed(None, 0)
+            return Committed(None, 0)
         return await self._proposer.change(decide)
 
 
-async def _in_slices(wishes: Sequence[T]) -> AsyncIterator[T]:
+async def _in_slices(specs: Sequence[T]) -> AsyncIterator[T]:
     """Each of them, and the loop gets its turn between."""
-    for number, wish in enumerate(wishes, 1):
-        yield wish
-        if number % SLICE_WISHES == 0:
+    for number, spec in enumerate(specs, 1):
+        yield spec
+        if number % SLICE_SPECS == 0:
             await trio.lowlevel.checkpoint()
 
 
@@ -338,8 +342,8 @@ def _may_allow_unclean(resource: ResourceChange) -> bool:
     return resource.replace or any(c.name == UNCLEAN_ELECTIONS for c in resource.changes)
 
 
-def _too_many(wishes: Sequence[object]) -> KafkaError | None:
-    if len(wishes) <= MAX_WISHES:
+def _too_many(specs: Sequence[object]) -> KafkaError | None:
+    if len(specs) <= MAX_SPECS:
         return None
     return TOO_MANY
 
@@ -355,7 +359,7 @@ def _excess(
         count = len(topic.assignments) if topic.assignments else topic.partitions
         if count <= MAX_PARTITIONS_PER_TOPIC:  # else it is refused alone
             partitions += defaults.partitions if count == USE_DEFAULT else max(0, count)
-    if partitions > MAX_WISHES:
+    if partitions > MAX_SPECS:
         return KafkaError(
             ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request."
         )

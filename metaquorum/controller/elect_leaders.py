@@ -35,7 +35,7 @@ class ElectionType(IntEnum):
 
 
 @frozen
-class LeaderWish:
+class ElectionSpec:
     """A wish that the partition be led by another."""
 
     topic: str
@@ -43,11 +43,11 @@ class LeaderWish:
     election_type: int
 
 
-def wishes_of(topic: TopicImage, election_type: int) -> Iterator[LeaderWish]:
+def specs_of(topic: TopicImage, election_type: int) -> Iterator[ElectionSpec]:
     """A wish for each partition of `topic` that such an election may change."""
     for index, partition in enumerate(topic.partitions):
         if _is_worthwhile(partition, election_type):
-            yield LeaderWish(topic.name, index, election_type)
+            yield ElectionSpec(topic.name, index, election_type)
 
 
 def _is_worthwhile(partition: PartitionImage, election_type: int) -> bool:
@@ -56,26 +56,26 @@ def _is_worthwhile(partition: PartitionImage, election_type: int) -> bool:
     return partition.leader != partition.replicas[0]
 
 
-def elect_leader(image: MetadataImage, wish: LeaderWish) -> Decision[KafkaError | None]:
+def elect_leader(image: MetadataImage, spec: ElectionSpec) -> Decision[KafkaError | None]:
     """The partition is led as is wished; or why it is not."""
-    topic = image.topic(wish.topic)
-    if topic is None or not 0 <= wish.partition < len(topic.partitions):
+    topic = image.topic(spec.topic)
+    if topic is None or not 0 <= spec.partition < len(topic.partitions):
         return _refused(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
         )
-    partition = topic.partitions[wish.partition]
-    if not _is_worthwhile(partition, wish.election_type):
+    partition = topic.partitions[spec.partition]
+    if not _is_worthwhile(partition, spec.election_type):
         return _refused(
             ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
         )
-    if wish.election_type == ElectionType.UNCLEAN:
+    if spec.election_type == ElectionType.UNCLEAN:
         after = _unclean(image, topic, partition)
     else:
         after = _preferred(image, partition)
     if isinstance(after, KafkaError):
         return Decision(after)
     assert after is not None, "another leader is a change"
-    return Decision(None, [partition_record(topic.topic_id, wish.partition, after)])
+    return Decision(None, [partition_record(topic.topic_id, spec.partition, after)])
 
 
 def _preferred(

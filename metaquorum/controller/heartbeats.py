@@ -82,7 +82,7 @@ class WorkerStatus:
     why_fenced: str
 
 
-class Step(Enum):
+class SessionAction(Enum):
     """What the controller is to do about a worker."""
 
     NONE = "none"
@@ -206,23 +206,23 @@ class WorkerSessions:
 
     # What to do
 
-    def step(self, heartbeat: WorkerHeartbeat) -> Step:
+    def step(self, heartbeat: WorkerHeartbeat) -> SessionAction:
         """What this heartbeat calls for, once it was `heard`; see the table above."""
         session = self._sessions[heartbeat.worker_id]
         worker = session.worker
         if heartbeat.wants_shutdown:
             if worker.fenced:
                 session.may_go = True
-                return Step.NONE
+                return SessionAction.NONE
             if not worker.in_controlled_shutdown:
-                return Step.SHUT_DOWN
+                return SessionAction.SHUT_DOWN
             if self._least_applied() < session.shutdown_offset:
-                return Step.NONE
+                return SessionAction.NONE
             session.why_fenced = "it has shut down"
-            return Step.FENCE
+            return SessionAction.FENCE
         if worker.fenced and self.is_caught_up(heartbeat.worker_id):
-            return Step.UNFENCE
-        return Step.NONE
+            return SessionAction.UNFENCE
+        return SessionAction.NONE
 
     def is_caught_up(self, worker_id: int) -> bool:
         session = self._sessions[worker_id]
@@ -277,7 +277,9 @@ class WorkerSessions:
             if not session.worker.fenced and now >= self._deadline(session)
         ]
         for worker_id in late:
-            self._sessions[worker_id].why_fenced = self._why_overdue(self._sessions[worker_id], now)
+            self._sessions[worker_id].why_fenced = self._overdue_reason(
+                self._sessions[worker_id], now
+            )
         return late
 
     def next_deadline(self) -> float:
@@ -337,7 +339,7 @@ class WorkerSessions:
             return None
         return self._peers_closed.get(session.worker.worker_id)
 
-    def _why_overdue(self, session: _Session, now: float) -> str:
+    def _overdue_reason(self, session: _Session, now: float) -> str:
         if session.closed_at is not None or self._peer_closed_at(session) is not None:
             return "its connection closed, and it did not come back"
         if session.heard_at is None:

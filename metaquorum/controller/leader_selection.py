@@ -332,7 +332,7 @@ def without_log(
     )
 
 
-def begun_anew(
+def recreated(
     partition: PartitionImage,
     worker_id: int,
     is_live: IsLive,
@@ -367,7 +367,7 @@ def restarted(
 
     The next process has its own news of its log directories. `is_intact`: all that the one before
     had written is still there, so that it may be the last in sync without a doubt. `is_new`: none
-    of it is, as the process will tell (`begun_anew`). `is_same`: the process has only registered
+    of it is, as the process will tell (`recreated`). `is_same`: the process has only registered
     again, so that a log directory that failed has not come back.
     """
     if worker_id not in partition.replicas:

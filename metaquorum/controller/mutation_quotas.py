@@ -20,7 +20,7 @@ from metaquorum.metadata.quota_lookup import QuotaEntity, Sharers, applying
 from wire.primitives.frozen import frozen
 
 MAX_BUCKETS: Final = 10_000  # beyond, who came first is forgotten
-MAX_TOLD: Final = 1000
+MAX_DESCRIBED: Final = 1000
 ROUNDING_S: Final = 1e-6
 LOOKED_AT: Final = 4  # of those, whenever another one comes
 
@@ -142,7 +142,7 @@ class MutationQuotas:
                 quota, tokens = rule.value, bucket.tokens(rule.value, now)
                 if tokens < quota * window_s:
                     used.append(MutationUse(*sharers, rule.precedence, quota, tokens, window_s))
-        return nsmallest(min(count, MAX_TOLD), used, key=lambda use: use.tokens / use.quota)
+        return nsmallest(min(count, MAX_DESCRIBED), used, key=lambda use: use.tokens / use.quota)
 
     def use(
         self,

@@ -30,7 +30,7 @@ MAX_RETURNED: Final = 1000  # leaders, in one step
 NEXT_RETURN_S: Final = 1.0  # after a step that was full
 
 
-class Returned:
+class LeaderReturnSummary:
     """How many partitions each worker leads again. Complete once all records were made."""
 
     __slots__ = ("counts",)
@@ -47,17 +47,17 @@ class Returned:
         return ", ".join(f"{count} by worker {at}" for at, count in sorted(self.counts.items()))
 
 
-def return_leaders(image: MetadataImage, most_percent: int) -> Decision[Returned]:
+def return_leaders(image: MetadataImage, most_percent: int) -> Decision[LeaderReturnSummary]:
     """The preferred replicas lead where workers lead too little; `MAX_RETURNED` partitions at most.
 
     `most_percent` of a worker's preferred partitions may be led by others.
     """
-    returned = Returned()
+    returned = LeaderReturnSummary()
     return Decision(returned, _records(image, most_percent, returned), divisible=True)
 
 
 def _records(
-    image: MetadataImage, most_percent: int, returned: Returned
+    image: MetadataImage, most_percent: int, returned: LeaderReturnSummary
 ) -> Iterator[MetadataRecord | None]:
     preferred: dict[int, int] = {}
     elsewhere: dict[int, int] = {}

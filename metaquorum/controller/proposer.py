@@ -52,11 +52,11 @@ DIVISIBLE_BATCH_RECORDS: Final = 1000
 SLICE_S: Final = 0.003
 _CLOCK_RECORDS: Final = 32  # encoded between two looks at the clock
 _DECISION_RECORDS: Final = 3  # what deciding costs, counted in records
-SLICE_WISHES: Final = 1000  # answered without a wait
+SLICE_SPECS: Final = 1000  # answered without a wait
 
 
 @frozen
-class Changed(Generic[T]):
+class Committed(Generic[T]):
     """An answer, and where the metadata ends that shows what it says; 0 where nothing changed."""
 
     answer: T
@@ -100,7 +100,7 @@ class Proposer:
             await self._rebase()
             return self._decided
 
-    async def change(self, decide: Callable[[MetadataImage], Decision[T]]) -> Changed[T]:
+    async def change(self, decide: Callable[[MetadataImage], Decision[T]]) -> Committed[T]:
         """The answer, once what it says is committed. KafkaError."""
         try:
             pending: _Pending[T] | NotCommittedError = await self._start(decide)
@@ -110,12 +110,12 @@ class Proposer:
 
     async def change_all(
         self,
-        wishes: Sequence[W],
+        specs: Sequence[W],
         decide: Callable[[MetadataImage, W], Decision[T]],
         refused: Callable[[W, KafkaError], T],
-    ) -> Changed[list[T]]:
+    ) -> Committed[list[T]]:
         """An answer for each wish, decided in order; those of one slice are committed as one."""
-        decisions = [partial(_decide, decide, wish) for wish in wishes]
+        decisions = [partial(_decide, decide, spec) for spec in specs]
         started: list[_Pending[T] | KafkaError | NotCommittedError] = []
         while len(started) < len(decisions):
             try:
@@ -125,17 +125,17 @@ class Proposer:
         answers: list[T] = []
         end_offset = 0
         committed: set[Proposal] = set()
-        for number, (wish, pending) in enumerate(zip(wishes, started, strict=True)):
-            if number % SLICE_WISHES == 0:
+        for number, (spec, pending) in enumerate(zip(specs, started, strict=True)):
+            if number % SLICE_SPECS == 0:
                 await trio.lowlevel.checkpoint()
             try:
                 changed = await self._finish(decisions[number], pending, committed)
             except KafkaError as error:
-                answers.append(refused(wish, error))
+                answers.append(refused(spec, error))
             else:
                 answers.append(changed.answer)
                 end_offset = max(end_offset, changed.end_offset)
-        return Changed(answers, end_offset)
+        return Committed(answers, end_offset)
 
     async def _start_some(
         self, decisions: Sequence[Callable[[MetadataImage], Decision[T]]], first: int
@@ -191,12 +191,12 @@ class Proposer:
 
     def _forget_pending(self) -> None:
         self._decided, self._last = self._loader.image, None
-        self._loader.forget_foreseen()
+        self._loader.discard_speculation()
         self._generation += 1
 
     async def _propose(self, decision: Decision[T]) -> list[Proposal]:
         """The decision's records are on their way, and `_decided` holds them."""
-        packing = _Packing(decision, self._decided, _Turn(self._clock))
+        packing = _Packing(decision, self._decided, _TimeSlice(self._clock))
         proposals: list[Proposal] = []
         while True:
             steps = Replay(self._decided)
@@ -219,7 +219,7 @@ class Proposer:
         except BatchTooLargeError as error:
             raise KafkaError(ErrorCode.POLICY_VIOLATION, f"Too large: {error}.") from None
         self._decided, self._last = image, proposal
-        self._loader.foresee(self._term, b"".join(encoded), image, delta)
+        self._loader.speculate(self._term, b"".join(encoded), image, delta)
         return proposal
 
     async def _finish(
@@ -227,7 +227,7 @@ class Proposer:
         decide: Callable[[MetadataImage], Decision[T]],
         pending: _Pending[T] | KafkaError | NotCommittedError,
         committed: set[Proposal] | None = None,
-    ) -> Changed[T]:
+    ) -> Committed[T]:
         """The answer and the end offset of its change, committed; decided anew where need be.
 
         `committed`: those known to be; what is waited for joins them.
@@ -251,7 +251,7 @@ class Proposer:
                 if not error.retry or attempt == MAX_ATTEMPTS:
                     raise KafkaError(error.code, f"The change is not made: {error}.") from None
             else:
-                return Changed(pending.answer, pending.end_offset)
+                return Committed(pending.answer, pending.end_offset)
             try:
                 pending = await self._start(decide)
             except NotCommittedError as error:
@@ -260,12 +260,12 @@ class Proposer:
 
 
 def _decide(
-    decide: Callable[[MetadataImage, W], Decision[T]], wish: W, image: MetadataImage
+    decide: Callable[[MetadataImage, W], Decision[T]], spec: W, image: MetadataImage
 ) -> Decision[T]:
-    return decide(image, wish)
+    return decide(image, spec)
 
 
-class _Turn:
+class _TimeSlice:
     """How long the loop has been kept since it last had its turn."""
 
     __slots__ = ("_clock", "_end", "_left")
@@ -278,7 +278,7 @@ class _Turn:
         self._left = SLICE_RECORDS
         self._end = self._clock.monotonic() + SLICE_S
 
-    def spend(self, records: int) -> bool:
+    def charge(self, records: int) -> bool:
         """So many records were decided and encoded since; whether the turn is over."""
         self._left -= records
         return self._left <= 0 or self._clock.monotonic() >= self._end
@@ -296,7 +296,7 @@ class _Group(Generic[T]):
         self.delta = MetadataDelta.none(image)
         self.encoded: list[bytes] = []
         self._clock = clock
-        self._turn = _Turn(clock)
+        self._turn = _TimeSlice(clock)
 
     async def decided(
         self, decisions: Iterable[Callable[[MetadataImage], Decision[T]]]
@@ -324,14 +324,14 @@ class _Group(Generic[T]):
                     self.delta = self.delta.then(delta)
                     self.encoded += encoded
                 yield decision
-            if self._turn.spend(_DECISION_RECORDS) or len(self.encoded) >= SLICE_RECORDS:
+            if self._turn.charge(_DECISION_RECORDS) or len(self.encoded) >= SLICE_RECORDS:
                 return
 
 
 class _Packing(Generic[T]):
     """The records of one decision, encoded batch by batch."""
 
-    def __init__(self, decision: Decision[T], image: MetadataImage, turn: _Turn) -> None:
+    def __init__(self, decision: Decision[T], image: MetadataImage, turn: _TimeSlice) -> None:
         self._records: Iterator[MetadataRecord | None] = iter(decision.records)
         self._most_records = DIVISIBLE_BATCH_RECORDS if decision.divisible else MAX_BATCH_RECORDS
         self._divisible = decision.divisible
@@ -368,7 +368,7 @@ class _Packing(Generic[T]):
                 if len(part) < _CLOCK_RECORDS:
                     continue
             steps.apply(part)
-            if self._turn.spend(len(part)) or record is None:
+            if self._turn.charge(len(part)) or record is None:
                 await self._turn.pause()
             part.clear()
         steps.apply(part)

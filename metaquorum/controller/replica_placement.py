@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @frozen
-class Place:
+class PlacementCandidate:
     """A worker that may be given replicas."""
 
     worker_id: int
@@ -37,11 +37,11 @@ class Place:
 
 
 def place(
-    places: Sequence[Place],
+    places: Sequence[PlacementCandidate],
     partitions: int,
     replication_factor: int,
     random: Random,
-    away: Sequence[Place] = (),
+    away: Sequence[PlacementCandidate] = (),
 ) -> Iterator[tuple[int, ...]]:
     """The replicas of each partition, its first leader in front; `away`: not live, so behind."""
     count = len(places)
@@ -76,7 +76,7 @@ def place(
 
 
 def _next(
-    ring: Sequence[Place],
+    ring: Sequence[PlacementCandidate],
     chosen: list[int],
     given: Counter[int],
     pairs: Counter[tuple[int, int]],
@@ -99,19 +99,21 @@ def _next(
     return min((position for position in range(count) if position not in chosen), key=key)
 
 
-def _next_away(away: Sequence[Place], row: Sequence[Place], given: Counter[int]) -> Place:
+def _next_away(
+    away: Sequence[PlacementCandidate], row: Sequence[PlacementCandidate], given: Counter[int]
+) -> PlacementCandidate:
     hosts = Counter([each.host for each in row])
     racks = Counter([each.rack for each in row])
 
-    def key(place: Place) -> tuple[int, int, int, int]:
+    def key(place: PlacementCandidate) -> tuple[int, int, int, int]:
         return hosts[place.host], racks[place.rack], given[place.worker_id], place.worker_id
 
     return min((each for each in away if each not in row), key=key)
 
 
-def _ring(places: Sequence[Place]) -> list[Place]:
+def _ring(places: Sequence[PlacementCandidate]) -> list[PlacementCandidate]:
     """The workers so that neighbours are on different racks and hosts, as far as may be."""
-    by_rack: dict[str, dict[str, list[Place]]] = {}
+    by_rack: dict[str, dict[str, list[PlacementCandidate]]] = {}
     for each in sorted(places, key=lambda place: place.worker_id):
         by_rack.setdefault(each.rack or "", {}).setdefault(each.host, []).append(each)
     return _alternating([_alternating(list(hosts.values())) for hosts in by_rack.values()])

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from metaquorum.config.definition import Scope
 from metaquorum.config.registry import parse_all
 from metaquorum.controller.decision import Decision
-from metaquorum.controller.replica_placement import Place, place
+from metaquorum.controller.replica_placement import PlacementCandidate, place
 from metaquorum.metadata.ids import new_topic_id
 from metaquorum.metadata.image import MetadataImage, TopicImage
 from metaquorum.metadata.records import (
@@ -32,7 +32,7 @@ from wire.primitives.frozen import frozen
 T = TypeVar("T")
 
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000  # a topic is made by one batch
-MAX_WISHES: Final = 10_000  # in one request; Kafka's bound of records by one operation
+MAX_SPECS: Final = 10_000  # in one request; Kafka's bound of records by one operation
 TOO_MANY: Final = KafkaError(
     ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation."
 )
@@ -53,7 +53,7 @@ class NewTopic:
 
 
 @frozen
-class MorePartitions:
+class NewPartitions:
     """A wish that a topic have `count` partitions; `assignments`: the replicas of the new ones."""
 
     topic: str
@@ -188,12 +188,12 @@ def _placed(
     image: MetadataImage, partitions: int, factor: int, random: Random
 ) -> Iterator[tuple[int, ...]]:
     """The replicas of new partitions; KafkaError where there are too few workers."""
-    live: list[Place] = []
-    away: list[Place] = []
+    live: list[PlacementCandidate] = []
+    away: list[PlacementCandidate] = []
     for worker_id, worker in sorted(image.workers.items()):
         if image.is_live(worker_id) or worker.fenced:  # else it is just leaving
             usable = away if worker.fenced else live
-            usable.append(Place(worker_id, worker.host, worker.rack))
+            usable.append(PlacementCandidate(worker_id, worker.host, worker.rack))
     reason = None
     if not live and image.workers:
         reason = "All brokers are currently fenced."
@@ -286,10 +286,10 @@ def _bad_assignment(message: str) -> KafkaError:
 
 
 def create_partitions(
-    image: MetadataImage, wish: MorePartitions, random: Random
+    image: MetadataImage, spec: NewPartitions, random: Random
 ) -> Decision[KafkaError | None]:
     """The topic has so many partitions, those it had unchanged; or why it cannot (KIP-195)."""
-    topic = image.topic(wish.topic)
+    topic = image.topic(spec.topic)
     try:
         if topic is None:
             raise KafkaError(
@@ -297,31 +297,31 @@ def create_partitions(
                 "This server does not host this topic-partition.",
             )
         present = len(topic.partitions)
-        _check_increase(wish, present)
+        _check_increase(spec, present)
         factor = len(topic.partitions[0].replicas)
-        if wish.assignments is None:
+        if spec.assignments is None:
             replicas: Iterable[tuple[int, ...]] = _placed(
-                image, wish.count - present, factor, random
+                image, spec.count - present, factor, random
             )
         else:
             replicas = _checked_additions(
-                image, wish.assignments, present, wish.count - present, factor
+                image, spec.assignments, present, spec.count - present, factor
             )
     except KafkaError as error:
         return Decision(error)
     return Decision(None, _partition_records(image, topic.topic_id, present, replicas))
 
 
-def _check_increase(wish: MorePartitions, present: int) -> None:
+def _check_increase(spec: NewPartitions, present: int) -> None:
     complaint = None
-    if wish.count == present:
+    if spec.count == present:
         complaint = f"Topic already has {present} partition(s)."
-    elif wish.count < present:
+    elif spec.count < present:
         complaint = (
-            f"The topic {wish.topic} currently has {present} partition(s);"
-            f" {wish.count} would not be an increase."
+            f"The topic {spec.topic} currently has {present} partition(s);"
+            f" {spec.count} would not be an increase."
         )
-    elif wish.count > MAX_PARTITIONS_PER_TOPIC:
+    elif spec.count > MAX_PARTITIONS_PER_TOPIC:
         complaint = f"A topic can have at most {MAX_PARTITIONS_PER_TOPIC} partitions."
     if complaint is not None:
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, complaint)

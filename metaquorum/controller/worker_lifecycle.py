@@ -11,17 +11,17 @@ from typing import Final
 
 import trio
 
-from metaquorum.controller.change_summary import Effects, tell
+from metaquorum.controller.change_summary import PartitionChangeSummary, log_summary
 from metaquorum.controller.controller_configs import ControllerConfigs
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.heartbeats import (
     HeartbeatAnswer,
-    Step,
+    SessionAction,
     WorkerHeartbeat,
     WorkerSessions,
     WorkerStatus,
 )
-from metaquorum.controller.proposer import Changed, Proposer
+from metaquorum.controller.proposer import Committed, Proposer
 from metaquorum.controller.topics import check_epoch
 from metaquorum.controller.worker_registration import (
     WorkerRegistration,
@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 
 MAX_STEPS: Final = 4  # of one heartbeat: at most SHUT_DOWN, FENCE, and what others did between
 TRY_AGAIN_S: Final = 0.5  # after a change of the controller's own that failed
-ROLL_CALL_LOOKS: Final = 75  # for 1.5 s in all: a new term's grace, and the fencing
-ROLL_CALL_LOOK_S: Final = 0.02
+STARTUP_REGISTRATION_CHECKS: Final = 75  # for 1.5 s in all: a new term's grace, and the fencing
+STARTUP_REGISTRATION_CHECK_S: Final = 0.02
 STANDSTILL_S: Final = 0.2  # by which this process is late, before it blames itself
 
 
-class Membership:
+class WorkerLifecycle:
     """Every voter has one; on one that is not active, what waits raises NOT_CONTROLLER."""
 
     def __init__(
@@ -67,14 +67,14 @@ class Membership:
         self._sessions = WorkerSessions(timeout_ms / 1000)
         self._sessions_term = -1
         self._wants_election = False  # a worker came, and not all that it may lead was given it
-        self._tend_again = trio.Event()
+        self._maintenance_due = trio.Event()
 
     def elect_soon(self) -> None:
-        """`tend` looks for partitions that somebody may lead now."""
+        """`run_maintenance` looks for partitions that somebody may lead now."""
         self._wants_election = True
-        self._tend_again.set()
+        self._maintenance_due.set()
 
-    async def register_worker(self, worker: WorkerRegistration) -> Changed[int]:
+    async def register_worker(self, worker: WorkerRegistration) -> Committed[int]:
         """The worker is registered, and fenced until it is caught up; its broker epoch.
 
         What it led is led by others, or by none.
@@ -82,7 +82,7 @@ class Membership:
 
         identity = worker.worker_id, worker.incarnation_id
 
-        def decide(image: MetadataImage) -> Decision[Effects]:
+        def decide(image: MetadataImage) -> Decision[PartitionChangeSummary]:
             is_held = self._sessions.is_held(*identity, self._clock.monotonic())
             committed = self._loader.image
             # One that is not committed yet is another process's, and that is alive.
@@ -98,10 +98,10 @@ class Membership:
         self._sessions.seen(*identity, self._clock.monotonic())
         known = self._loader.image.workers.get(worker.worker_id)
         if known is None or known.incarnation_id != worker.incarnation_id:
-            await self._wait_roll_call(worker.worker_id)
+            await self._wait_startup_registrations(worker.worker_id)
         self._follow()
         changed = await self._proposer.change(decide)
-        tell(f"worker {worker.worker_id} is another process", changed.answer, quietly=True)
+        log_summary(f"worker {worker.worker_id} is another process", changed.answer, quietly=True)
         self._follow()
         self._sessions.seen(*identity, self._clock.monotonic())
         known = self._loader.image.workers.get(worker.worker_id)
@@ -110,15 +110,15 @@ class Membership:
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 f"Another process registered as worker {worker.worker_id} meanwhile.",
             )
-        return Changed(known.broker_epoch, changed.end_offset)
+        return Committed(known.broker_epoch, changed.end_offset)
 
-    async def _wait_roll_call(self, worker_id: int) -> None:
+    async def _wait_startup_registrations(self, worker_id: int) -> None:
         """It is known who of the others has survived the last reign, or long enough was waited."""
-        for _ in range(ROLL_CALL_LOOKS):
+        for _ in range(STARTUP_REGISTRATION_CHECKS):
             self._follow()
             if not self._sessions.awaits_others(worker_id):
                 return
-            await self._clock.sleep_until(self._clock.monotonic() + ROLL_CALL_LOOK_S)
+            await self._clock.sleep_until(self._clock.monotonic() + STARTUP_REGISTRATION_CHECK_S)
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
         """The worker's session goes on; what the controller makes of it."""
@@ -126,7 +126,7 @@ class Membership:
         self._check(heartbeat)
         self._sessions.heard(heartbeat, self._clock.monotonic())
         for _ in range(MAX_STEPS):
-            if (step := self._sessions.step(heartbeat)) is Step.NONE:
+            if (step := self._sessions.step(heartbeat)) is SessionAction.NONE:
                 break
             await self._take(step, heartbeat.worker_id, heartbeat.broker_epoch)
             self._check(heartbeat)
@@ -139,7 +139,7 @@ class Membership:
     def disconnected(self, worker_id: int, incarnation_id: bytes) -> None:
         """That process has one connection less to this controller."""
         self._sessions.disconnected(worker_id, incarnation_id, self._clock.monotonic())
-        self._tend_again.set()
+        self._maintenance_due.set()
 
     def peer_came(self, voter_id: int) -> None:
         """The process of another voter, which may be a worker, too, is there."""
@@ -148,15 +148,15 @@ class Membership:
     def peer_closed(self, voter_id: int) -> None:
         """Its process has closed its stream to this one, or is no more."""
         self._sessions.peer_closed(voter_id, self._clock.monotonic())
-        self._tend_again.set()
+        self._maintenance_due.set()
 
-    async def unregister_worker(self, worker_id: int) -> Changed[None]:
+    async def unregister_worker(self, worker_id: int) -> Committed[None]:
         """The worker is not registered any more. KafkaError; INVALID_REQUEST: it may be alive.
 
         A process that was only paused registers anew when it is resumed.
         """
 
-        def decide(image: MetadataImage) -> Decision[Effects]:
+        def decide(image: MetadataImage) -> Decision[PartitionChangeSummary]:
             self._follow()
             committed = self._loader.image
             # One that is not committed yet is of a process that is alive.
@@ -168,8 +168,8 @@ class Membership:
 
         self._follow()
         changed = await self._proposer.change(decide)
-        tell(f"worker {worker_id} is unregistered", changed.answer)
-        return Changed(None, changed.end_offset)
+        log_summary(f"worker {worker_id} is unregistered", changed.answer)
+        return Committed(None, changed.end_offset)
 
     async def worker_statuses(self) -> list[WorkerStatus]:
         """What is known of every worker beside its registration."""
@@ -195,9 +195,9 @@ class Membership:
         self._follow()
         check_epoch(self._loader.image, heartbeat.worker_id, heartbeat.broker_epoch)
 
-    async def _take(self, step: Step, worker_id: int, broker_epoch: int) -> None:
+    async def _take(self, step: SessionAction, worker_id: int, broker_epoch: int) -> None:
         """The step is taken, and committed."""
-        if step is Step.UNFENCE:
+        if step is SessionAction.UNFENCE:
             try:
                 changed = await self._proposer.change(
                     lambda image: unfence_worker(
@@ -208,26 +208,28 @@ class Membership:
                 self._wants_election = True
                 raise
             finally:
-                self._tend_again.set()
-            tell(f"worker {worker_id} is live", changed.answer)
-        elif step is Step.SHUT_DOWN:
+                self._maintenance_due.set()
+            log_summary(f"worker {worker_id} is live", changed.answer)
+        elif step is SessionAction.SHUT_DOWN:
             changed = await self._proposer.change(
                 lambda image: shut_down_worker(image, worker_id, broker_epoch, self._may_be_unclean)
             )
-            tell(f"worker {worker_id} shuts down, and leads nothing any more", changed.answer)
-        elif step is Step.FENCE:
+            log_summary(
+                f"worker {worker_id} shuts down, and leads nothing any more", changed.answer
+            )
+        elif step is SessionAction.FENCE:
             await self._proposer.change(
                 lambda image: fence_workers(image, {worker_id}, self._may_be_unclean)
             )
             logger.info("worker %d has shut down", worker_id)
 
-    async def tend(self) -> None:
+    async def run_maintenance(self) -> None:
         """Overdue workers are fenced, and what can be led is; until cancelled."""
         self._wants_election = True
         while True:
-            again = self._tend_again = trio.Event()
+            again = self._maintenance_due = trio.Event()
             try:
-                await self._tend_once()
+                await self._maintain_once()
                 deadline = self._sessions.next_deadline()
             except KafkaError as error:
                 logger.warning("the controller cannot tend its workers: %s", error.message)
@@ -243,9 +245,9 @@ class Membership:
         late = self._clock.monotonic() - deadline
         if late > STANDSTILL_S:
             self._sessions.postpone(late)
-        self._tend_again.set()
+        self._maintenance_due.set()
 
-    async def _tend_once(self) -> None:
+    async def _maintain_once(self) -> None:
         self._follow()
         if self._wants_election:
             self._wants_election = False
@@ -256,22 +258,22 @@ class Membership:
             except BaseException:
                 self._wants_election = True
                 raise
-            tell("leaders were looked for", changed.answer, quietly=True)
+            log_summary("leaders were looked for", changed.answer, quietly=True)
             self._follow()
         if overdue := self._overdue():
             changed = await self._proposer.change(
                 lambda image: fence_workers(image, overdue & self._overdue(), self._may_be_unclean)
             )
             self._follow()
-            self._tell_fenced(sorted(overdue & self._loader.image.fenced_workers()), changed.answer)
+            self._log_fenced(sorted(overdue & self._loader.image.fenced_workers()), changed.answer)
 
-    def _tell_fenced(self, worker_ids: Sequence[int], effects: Effects) -> None:
+    def _log_fenced(self, worker_ids: Sequence[int], summary: PartitionChangeSummary) -> None:
         for worker_id in worker_ids:
             why = self._sessions.why_fenced(worker_id)
             logger.warning("worker %d is fenced: %s", worker_id, why)
         if worker_ids:
             one = len(worker_ids) == 1
-            tell(f"without {'it' if one else 'them'}", effects, quietly=True)
+            log_summary(f"without {'it' if one else 'them'}", summary, quietly=True)
 
     def _overdue(self) -> set[int]:
         return set(self._sessions.overdue(self._clock.monotonic()))

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Set
 from functools import cache, partial
 from typing import Final, Protocol, TypeAlias
 
-from metaquorum.controller.change_summary import Effects
+from metaquorum.controller.change_summary import PartitionChangeSummary
 from metaquorum.controller.decision import Decision
 from metaquorum.controller.eligible_leaders import min_isr
 from metaquorum.controller.features import SUPPORTED_FEATURES, check_covered
 from metaquorum.controller.leader_selection import (
     IsAllowed,
-    begun_anew,
+    recreated,
     restarted,
     with_workers,
     without_log,
@@ -91,7 +91,7 @@ def register_worker(
     *,
     is_held: bool = False,
     may_be_unclean: MayBeUnclean = never_unclean,
-) -> Decision[Effects]:
+) -> Decision[PartitionChangeSummary]:
     """The worker is registered by this incarnation, and fenced; its broker epoch is in the image.
 
     What it led before is led by others, or by none until it is live, so that no incarnation leads
@@ -102,7 +102,7 @@ def register_worker(
     """
     known = image.workers.get(worker.worker_id)
     if known is not None and known.incarnation_id == worker.incarnation_id:
-        return Decision(Effects())
+        return Decision(PartitionChangeSummary())
     if is_held:
         raise KafkaError(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
@@ -111,19 +111,19 @@ def register_worker(
             " expires.",
         )
     check_covered(image, worker.features, f"worker {worker.worker_id}")
-    effects = Effects()
-    records = _registration(image, worker, may_be_unclean, effects)
-    return Decision(effects, records, divisible=True)
+    summary = PartitionChangeSummary()
+    records = _registration(image, worker, may_be_unclean, summary)
+    return Decision(summary, records, divisible=True)
 
 
 def _registration(
     image: MetadataImage,
     worker: WorkerRegistration,
     may_be_unclean: MayBeUnclean,
-    effects: Effects,
+    summary: PartitionChangeSummary,
 ) -> Iterator[MetadataRecord | None]:
     end_offset = image.end_offset
-    for record in _restarted(image, worker, may_be_unclean, effects):
+    for record in _restarted(image, worker, may_be_unclean, summary):
         yield record
         end_offset += record is not None
     yield RegisterWorkerRecord(
@@ -142,7 +142,7 @@ def _registration(
 
 def fence_workers(
     image: MetadataImage, worker_ids: Set[int], may_be_unclean: MayBeUnclean = never_unclean
-) -> Decision[Effects]:
+) -> Decision[PartitionChangeSummary]:
     """None of these workers leads, or is thought to be in sync, until it is unfenced."""
     gone = [
         worker_id
@@ -150,16 +150,16 @@ def fence_workers(
         if worker_id in image.workers and not image.workers[worker_id].fenced
     ]
     if not gone:
-        return Decision(Effects())
+        return Decision(PartitionChangeSummary())
 
-    effects = Effects()
+    summary = PartitionChangeSummary()
 
     def records() -> Iterator[MetadataRecord | None]:
-        yield from _leaving(image, frozenset(gone), may_be_unclean, effects)
+        yield from _leaving(image, frozenset(gone), may_be_unclean, summary)
         for worker_id in gone:
             yield WorkerChangeRecord(worker_id, image.workers[worker_id].broker_epoch, fenced=True)
 
-    return Decision(effects, records(), divisible=True)
+    return Decision(summary, records(), divisible=True)
 
 
 def unfence_worker(
@@ -167,21 +167,21 @@ def unfence_worker(
     worker_id: int,
     broker_epoch: int,
     may_be_unclean: MayBeUnclean = never_unclean,
-) -> Decision[Effects]:
+) -> Decision[PartitionChangeSummary]:
     """The worker is live, and leads what only it can. KafkaError when it is not that one."""
     check_epoch(image, worker_id, broker_epoch)
     worker = image.workers[worker_id]
     if not worker.fenced:
-        return Decision(Effects())
+        return Decision(PartitionChangeSummary())
     in_shutdown = False if worker.in_controlled_shutdown else None
 
-    effects = Effects()
+    summary = PartitionChangeSummary()
 
     def records() -> Iterator[MetadataRecord | None]:
         yield WorkerChangeRecord(worker_id, broker_epoch, False, in_shutdown)
-        yield from _coming(image, worker_id, may_be_unclean, effects)
+        yield from _coming(image, worker_id, may_be_unclean, summary)
 
-    return Decision(effects, records(), divisible=True)
+    return Decision(summary, records(), divisible=True)
 
 
 def shut_down_worker(
@@ -189,20 +189,20 @@ def shut_down_worker(
     worker_id: int,
     broker_epoch: int,
     may_be_unclean: MayBeUnclean = never_unclean,
-) -> Decision[Effects]:
+) -> Decision[PartitionChangeSummary]:
     """The worker leads nothing and will not, while it serves what it still has. KafkaError."""
     check_epoch(image, worker_id, broker_epoch)
     worker = image.workers[worker_id]
     if worker.fenced or worker.in_controlled_shutdown:
-        return Decision(Effects())
+        return Decision(PartitionChangeSummary())
 
-    effects = Effects()
+    summary = PartitionChangeSummary()
 
     def records() -> Iterator[MetadataRecord | None]:
-        yield from _leaving(image, {worker_id}, may_be_unclean, effects)
+        yield from _leaving(image, {worker_id}, may_be_unclean, summary)
         yield WorkerChangeRecord(worker_id, broker_epoch, in_controlled_shutdown=True)
 
-    return Decision(effects, records(), divisible=True)
+    return Decision(summary, records(), divisible=True)
 
 
 def unregister_worker(
@@ -211,7 +211,7 @@ def unregister_worker(
     may_be_unclean: MayBeUnclean = never_unclean,
     *,
     is_alive: bool = False,
-) -> Decision[Effects]:
+) -> Decision[PartitionChangeSummary]:
     """The worker is not registered any more; its last registration is kept in the image.
 
     A worker that is not fenced, or of which the controller has a live session (`is_alive`), is not
@@ -232,23 +232,23 @@ def unregister_worker(
             " A controller that has just become active waits as long.",
         )
 
-    effects = Effects()
+    summary = PartitionChangeSummary()
 
     def records() -> Iterator[MetadataRecord | None]:
-        yield from _leaving(image, {worker_id}, may_be_unclean, effects)
+        yield from _leaving(image, {worker_id}, may_be_unclean, summary)
         yield UnregisterWorkerRecord(worker_id, worker.broker_epoch)
 
-    return Decision(effects, records(), divisible=True)
+    return Decision(summary, records(), divisible=True)
 
 
 def elect_leaders(
     image: MetadataImage, may_be_unclean: MayBeUnclean = never_unclean
-) -> Decision[Effects]:
+) -> Decision[PartitionChangeSummary]:
     """Every partition that somebody live may lead is led."""
-    effects = Effects()
+    summary = PartitionChangeSummary()
     change = partial(with_workers, is_live=image.is_live)
-    records = _changes(image, may_be_unclean, change, effects)
-    return Decision(effects, records, divisible=True)
+    records = _changes(image, may_be_unclean, change, summary)
+    return Decision(summary, records, divisible=True)
 
 
 def lose_log(
@@ -257,12 +257,12 @@ def lose_log(
     broker_epoch: int,
     at: tuple[bytes, int],
     *,
-    began_anew: bool = False,
+    was_recreated: bool = False,
     may_be_unclean: MayBeUnclean = never_unclean,
 ) -> Decision[KafkaError | None]:
     """The worker cannot use its log of that partition (topic id, number): others lead, or none.
 
-    `began_anew`: it has come back without that log, and begun an empty one.
+    `was_recreated`: it has come back without that log, and begun an empty one.
     Source: KIP-858, by partition instead of by directory.
     """
     check_epoch(image, worker_id, broker_epoch)
@@ -270,7 +270,7 @@ def lose_log(
     topic = image.topic_by_id(topic_id)
     if topic is None or not 0 <= number < len(topic.partitions):
         return Decision(None)  # gone meanwhile
-    rule = begun_anew if began_anew else without_log
+    rule = recreated if was_recreated else without_log
     unclean = partial(may_be_unclean, image, topic.name)
     after = rule(
         topic.partitions[number],
@@ -300,20 +300,23 @@ def register_controller(image: MetadataImage, controller: ControllerRegistration
 
 
 def _leaving(
-    image: MetadataImage, gone: Set[int], may_be_unclean: MayBeUnclean, effects: Effects
+    image: MetadataImage,
+    gone: Set[int],
+    may_be_unclean: MayBeUnclean,
+    summary: PartitionChangeSummary,
 ) -> Iterator[MetadataRecord | None]:
     def is_live(worker_id: int) -> bool:
         return worker_id not in gone and image.is_live(worker_id)
 
     change = partial(without_workers, gone=gone, is_live=is_live)
-    return _changes(image, may_be_unclean, change, effects)
+    return _changes(image, may_be_unclean, change, summary)
 
 
 def _restarted(
     image: MetadataImage,
     worker: WorkerRegistration,
     may_be_unclean: MayBeUnclean,
-    effects: Effects,
+    summary: PartitionChangeSummary,
 ) -> Iterator[MetadataRecord | None]:
     """The process before leads nothing, and no replica is known to be without its log."""
     known = image.workers.get(worker.worker_id)
@@ -328,7 +331,7 @@ def _restarted(
         # With new disks it has nothing, as it will say itself: it is not the last who knows.
         is_new=last is not None and set(last.log_dirs).isdisjoint(worker.log_dirs),
     )
-    return _changes(image, may_be_unclean, change, effects)
+    return _changes(image, may_be_unclean, change, summary)
 
 
 def _has_all_of(worker: WorkerRegistration, last: RegisterWorkerRecord) -> bool:
@@ -354,17 +357,23 @@ def _marked(last: RegisterWorkerRecord | None, worker: WorkerRegistration) -> in
 
 
 def _coming(
-    image: MetadataImage, worker_id: int, may_be_unclean: MayBeUnclean, effects: Effects
+    image: MetadataImage,
+    worker_id: int,
+    may_be_unclean: MayBeUnclean,
+    summary: PartitionChangeSummary,
 ) -> Iterator[MetadataRecord | None]:
     def is_live(other: int) -> bool:
         return other == worker_id or image.is_live(other)
 
     change = partial(with_workers, is_live=is_live)
-    return _changes(image, may_be_unclean, change, effects)
+    return _changes(image, may_be_unclean, change, summary)
 
 
 def _changes(
-    image: MetadataImage, may_be_unclean: MayBeUnclean, change: _Change, effects: Effects
+    image: MetadataImage,
+    may_be_unclean: MayBeUnclean,
+    change: _Change,
+    summary: PartitionChangeSummary,
 ) -> Iterator[MetadataRecord | None]:
     """A record for each partition that `change` changes."""
     looked_at = 0
@@ -376,5 +385,5 @@ def _changes(
             if looked_at % SCAN_PARTITIONS == 0:
                 yield None
             if (after := change(partition, unclean=unclean, min_isr=needed)) is not None:
-                effects.note(topic.name, number, partition, after)
+                summary.note(topic.name, number, partition, after)
                 yield partition_record(topic.topic_id, number, after)

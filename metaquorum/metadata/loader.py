@@ -36,7 +36,7 @@ class Publisher(Protocol):
 
 
 @frozen
-class _Foreseen:
+class _SpeculativeReplay:
     """A batch that was replayed when it was decided, on the image that it was decided on."""
 
     term: int
@@ -56,7 +56,7 @@ class MetadataLoader:
         self._publishers: list[Publisher] = []
         self._publishing = False
         self._load: Replay | None = None
-        self._foreseen: dict[int, _Foreseen] = {}  # by the offset that it begins at
+        self._speculative: dict[int, _SpeculativeReplay] = {}  # by the offset that it begins at
         self._changed: Final = trio.lowlevel.ParkingLot()
         self.dropped_batches = 0
 
@@ -80,7 +80,7 @@ class MetadataLoader:
         if batch.term != term or batch.expected_offset != self.image.end_offset:
             self.dropped_batches += 1
             return False
-        foreseen = self._foreseen.pop(batch.expected_offset, None)
+        foreseen = self._speculative.pop(batch.expected_offset, None)
         if (
             foreseen is not None
             and foreseen.delta.before is self._image
@@ -88,24 +88,24 @@ class MetadataLoader:
         ):
             self._take(foreseen.image, foreseen.delta)
         else:
-            self._foreseen.clear()
+            self._speculative.clear()
             steps = Replay(self.image)
             await _in_slices(steps, batch.records())
             self._take(*steps.finish())
         assert self.image.end_offset == batch.end_offset
         return True
 
-    def foresee(self, term: int, body: bytes, image: MetadataImage, delta: MetadataDelta) -> None:
+    def speculate(self, term: int, body: bytes, image: MetadataImage, delta: MetadataDelta) -> None:
         """When this batch is committed at `delta.before`, it leads to `image`.
 
         The active controller has replayed it already, to decide further; bytes that are the same
         need not be read again.
         """
-        self._foreseen[delta.before.end_offset] = _Foreseen(term, body, image, delta)
+        self._speculative[delta.before.end_offset] = _SpeculativeReplay(term, body, image, delta)
 
-    def forget_foreseen(self) -> None:
+    def discard_speculation(self) -> None:
         """What was foreseen is not going to happen."""
-        self._foreseen.clear()
+        self._speculative.clear()
 
     def begin_load(self) -> None:
         """A snapshot follows; until `end_load`, `image` stays what it was."""

@@ -23,14 +23,14 @@ from typing import Final, NamedTuple, TypeAlias
 from wire.primitives.frozen import frozen
 
 
-class Part(Enum):
+class SpecialName(Enum):
     """What an entity may say of a user, a client-id or an address instead of a name."""
 
     DEFAULT = "<default>"
     ABSENT = "-"
 
 
-Name: TypeAlias = str | Part
+Name: TypeAlias = str | SpecialName
 
 
 USER: Final = "user"
@@ -60,28 +60,29 @@ class EntityPart(NamedTuple):
 class QuotaEntity(NamedTuple):
     """Whom a quota is for. What speaks of an address speaks of nothing else."""
 
-    user: Name = Part.ABSENT
-    client_id: Name = Part.ABSENT
-    ip: Name = Part.ABSENT
+    user: Name = SpecialName.ABSENT
+    client_id: Name = SpecialName.ABSENT
+    ip: Name = SpecialName.ABSENT
 
     @classmethod
     def of(cls, parts: Iterable[EntityPart]) -> "QuotaEntity":
         """The entity that has these parts, each of another one of the types that there are."""
-        names = {kind: Part.DEFAULT if name is None else name for kind, name in parts}
-        return cls(*(names.get(kind, Part.ABSENT) for kind in (USER, CLIENT_ID, IP)))
+        names = {kind: SpecialName.DEFAULT if name is None else name for kind, name in parts}
+        return cls(*(names.get(kind, SpecialName.ABSENT) for kind in (USER, CLIENT_ID, IP)))
 
     def parts(self) -> tuple[EntityPart, ...]:
         return tuple(
             [
-                EntityPart(kind, None if name is Part.DEFAULT else str(name))
+                EntityPart(kind, None if name is SpecialName.DEFAULT else str(name))
                 for kind, name in zip((USER, CLIENT_ID, IP), self, strict=True)
-                if name is not Part.ABSENT
+                if name is not SpecialName.ABSENT
             ]
         )
 
     def __str__(self) -> str:
         return ", ".join(
-            f"{kind}={Part.DEFAULT.value if name is None else name}" for kind, name in self.parts()
+            f"{kind}={SpecialName.DEFAULT.value if name is None else name}"
+            for kind, name in self.parts()
         )
 
 
@@ -120,24 +121,24 @@ def rules_for(
     """
     name = client_id or NO_CLIENT_ID
     # Nobody can be called by no name: who gives none is met by defaults alone.
-    named: Name = name or Part.DEFAULT
+    named: Name = name or SpecialName.DEFAULT
     for precedence, entity in enumerate(
         (
             QuotaEntity(user, named),
-            QuotaEntity(user, Part.DEFAULT),
-            QuotaEntity(user, Part.ABSENT),
-            QuotaEntity(Part.DEFAULT, named),
-            QuotaEntity(Part.DEFAULT, Part.DEFAULT),
-            QuotaEntity(Part.DEFAULT, Part.ABSENT),
-            QuotaEntity(Part.ABSENT, named),
-            QuotaEntity(Part.ABSENT, Part.DEFAULT),
+            QuotaEntity(user, SpecialName.DEFAULT),
+            QuotaEntity(user, SpecialName.ABSENT),
+            QuotaEntity(SpecialName.DEFAULT, named),
+            QuotaEntity(SpecialName.DEFAULT, SpecialName.DEFAULT),
+            QuotaEntity(SpecialName.DEFAULT, SpecialName.ABSENT),
+            QuotaEntity(SpecialName.ABSENT, named),
+            QuotaEntity(SpecialName.ABSENT, SpecialName.DEFAULT),
         ),
         1,
     ):
         values = quotas.get(entity)
         sharers = Sharers(
-            None if entity.user is Part.ABSENT else user,
-            None if entity.client_id is Part.ABSENT else name,
+            None if entity.user is SpecialName.ABSENT else user,
+            None if entity.client_id is SpecialName.ABSENT else name,
         )
         # By name, a client without one matches nothing; the default of that row is the next rule.
         is_named_row = precedence in (1, 4, 7) and not name

@@ -34,18 +34,18 @@ from metaquorum.raft.election import Election
 from metaquorum.raft.library import Library
 from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
 from metaquorum.raft.messages import (
-    Answer,
-    Append,
+    AppendEntries,
+    AppendResponse,
+    ChunkStatus,
     Heartbeat,
-    Match,
+    LogMatch,
     Message,
-    Piece,
-    PieceAnswer,
-    PreVote,
-    PreVoteAnswer,
-    Taken,
-    Vote,
+    PreVoteRequest,
+    PreVoteResponse,
+    SnapshotChunk,
+    SnapshotChunkResponse,
     VoteRequest,
+    VoteResponse,
 )
 from metaquorum.raft.replication import Replication
 from metaquorum.raft.timings import RaftTimings
@@ -70,12 +70,12 @@ class RaftCore:
         self.voters = voters
         self.log = log
         self.outbox: list[tuple[int, Message]] = []
-        self.pieces: list[tuple[int, Piece]] = []  # of a snapshot, to be taken in
+        self.pieces: list[tuple[int, SnapshotChunk]] = []  # of a snapshot, to be taken in
         self._peers = tuple(each for each in voters if each != node_id)
         self._connected: set[int] = set()
         self._votes: set[int] = set()
         self._votes_term = 0
-        self._answering: Append | None = None
+        self._answering: AppendEntries | None = None
         self._matched_next_index: int | None = None
         self._led_term: int | None = None
         self._term_leader: tuple[int, int] = (0, 0)  # (term, leader) as heard last
@@ -136,22 +136,22 @@ class RaftCore:
         """RaftFatalError."""
         self._at(now)
         match message:
-            case PreVote():
+            case PreVoteRequest():
                 self._pre_vote(voter_id, message, now)
-            case PreVoteAnswer():
+            case PreVoteResponse():
                 self._pre_vote_answer(voter_id, message, now)
             case VoteRequest():
                 self._library.vote_requested(
                     voter_id, message.term, message.last_index, message.last_term
                 )
-            case Vote():
+            case VoteResponse():
                 self._vote(voter_id, message)
-            case Append() | Heartbeat() | Piece():
+            case AppendEntries() | Heartbeat() | SnapshotChunk():
                 if self._is_from_leader(voter_id, message):
                     self._from_leader(voter_id, message, now)
-            case Answer() | PieceAnswer():
+            case AppendResponse() | SnapshotChunkResponse():
                 if message.term > self.term:
-                    self._library.give_way(message.term)
+                    self._library.step_down(message.term)
                 elif message.term == self.term and self.is_leader:
                     self._from_follower(voter_id, message, now)
         self._note_role(now)
@@ -179,23 +179,23 @@ class RaftCore:
         """Entries behind `last_index` could not be written; nobody was told of them."""
         self.log.cut(last_index)
         self._library.commit_index = min(self.commit_index, last_index)
-        answered: dict[int, Answer] = {}
+        answered: dict[int, AppendResponse] = {}
         for voter_id, message in self.outbox:
-            if isinstance(message, Answer) and message.match is Match.MATCHED:
+            if isinstance(message, AppendResponse) and message.match is LogMatch.MATCHED:
                 answered[voter_id] = message
         self.outbox = [
             (voter_id, message)
             for voter_id, message in self.outbox
-            if not (isinstance(message, Answer) and message.match is Match.MATCHED)
+            if not (isinstance(message, AppendResponse) and message.match is LogMatch.MATCHED)
         ]
         for voter_id, answer in answered.items():
-            refusal = Answer(answer.term, answer.round, Match.REFUSED, last_index + 1)
+            refusal = AppendResponse(answer.term, answer.round, LogMatch.REFUSED, last_index + 1)
             self.outbox.append((voter_id, refusal))
 
     def resign(self, now: float) -> None:
         """It leads no more, and lets others try first."""
         self._at(now)
-        self._library.give_way(self.term)
+        self._library.step_down(self.term)
         self._note_role(now)
 
     def install(self, position: LogPosition) -> bool:
@@ -212,15 +212,15 @@ class RaftCore:
     # Elections
 
     def _seek_votes(self, now: float) -> None:
-        self._library.give_way(self.term)  # the leader that it had, it has no more
+        self._library.step_down(self.term)  # the leader that it had, it has no more
         if self._election.ask(now):
             self._library.campaign()
         elif self._election.can_win:
             last = self.log.last
             for peer in sorted(self._connected):
-                self.send(peer, PreVote(self.term + 1, last.index, last.term))
+                self.send(peer, PreVoteRequest(self.term + 1, last.index, last.term))
 
-    def _pre_vote(self, voter_id: int, message: PreVote, now: float) -> None:
+    def _pre_vote(self, voter_id: int, message: PreVoteRequest, now: float) -> None:
         last, election = self.log.last, self._election
         theirs = (message.last_term, message.last_index, voter_id)
         ours = (last.term, last.index, self.node_id if election.is_asking else -1)
@@ -230,12 +230,12 @@ class RaftCore:
             and not election.has_leader(self.leader_id, now)
         )
         if is_granted:
-            election.stand_back(now)
-        self.send(voter_id, PreVoteAnswer(self.term, message.term, is_granted))
+            election.yield_to_candidate(now)
+        self.send(voter_id, PreVoteResponse(self.term, message.term, is_granted))
 
-    def _pre_vote_answer(self, voter_id: int, message: PreVoteAnswer, now: float) -> None:
+    def _pre_vote_answer(self, voter_id: int, message: PreVoteResponse, now: float) -> None:
         if message.term > self.term:
-            self._library.give_way(message.term)
+            self._library.step_down(message.term)
         elif (
             message.is_granted
             and message.asked_term == self.term + 1
@@ -244,7 +244,7 @@ class RaftCore:
         ):
             self._library.campaign()
 
-    def _vote(self, voter_id: int, message: Vote) -> None:
+    def _vote(self, voter_id: int, message: VoteResponse) -> None:
         if message.term != self.term:
             return
         if self._votes_term != message.term:
@@ -261,22 +261,24 @@ class RaftCore:
 
     def grant_vote(self, voter_id: int) -> None:
         self._election.postpone(self._now)
-        self.send(voter_id, Vote(self.term))
+        self.send(voter_id, VoteResponse(self.term))
 
     def acknowledge(self, voter_id: int, next_index: int) -> None:
         message = self._answering
         assert message is not None
         if self._matched_next_index is not None:
             next_index = self._matched_next_index
-        self.send(voter_id, Answer(self.term, message.round, Match.MATCHED, next_index))
+        self.send(voter_id, AppendResponse(self.term, message.round, LogMatch.MATCHED, next_index))
 
     # Following
 
-    def _is_from_leader(self, voter_id: int, message: Append | Heartbeat | Piece) -> bool:
+    def _is_from_leader(
+        self, voter_id: int, message: AppendEntries | Heartbeat | SnapshotChunk
+    ) -> bool:
         if message.term < self.term:
             # It may not know that it was deposed, and would go on for ever.
-            number = 0 if isinstance(message, Piece) else message.round
-            self.send(voter_id, Answer(self.term, number, Match.HEARD, 0))
+            number = 0 if isinstance(message, SnapshotChunk) else message.round
+            self.send(voter_id, AppendResponse(self.term, number, LogMatch.HEARD, 0))
             return False
         term, leader_id = self._term_leader
         if (message.term == term and voter_id != leader_id) or self._leads_in(message.term):
@@ -288,19 +290,21 @@ class RaftCore:
     def _leads_in(self, term: int) -> bool:
         return self.is_leader and self.term == term
 
-    def _from_leader(self, voter_id: int, message: Append | Heartbeat | Piece, now: float) -> None:
+    def _from_leader(
+        self, voter_id: int, message: AppendEntries | Heartbeat | SnapshotChunk, now: float
+    ) -> None:
         self._election.heard_leader(now)
         match message:
-            case Append():
+            case AppendEntries():
                 self._append(voter_id, message)
             case Heartbeat():
                 self._library.heard(voter_id, message.term)
-                self.send(voter_id, Answer(self.term, message.round, Match.HEARD, 0))
-            case Piece():
+                self.send(voter_id, AppendResponse(self.term, message.round, LogMatch.HEARD, 0))
+            case SnapshotChunk():
                 self._library.heard(voter_id, message.term)
                 self._piece(voter_id, message)
 
-    def _append(self, voter_id: int, message: Append) -> None:
+    def _append(self, voter_id: int, message: AppendEntries) -> None:
         log, entries = self.log, list(message.entries)
         previous = LogPosition(message.previous_index, message.previous_term)
         if previous.index < log.anchor.index:
@@ -308,7 +312,7 @@ class RaftCore:
             skipped = log.anchor.index - previous.index
             if len(entries) < skipped:
                 self._library.heard(voter_id, message.term)
-                self._answer(voter_id, message, Match.MATCHED, previous.index + len(entries) + 1)
+                self._answer(voter_id, message, LogMatch.MATCHED, previous.index + len(entries) + 1)
                 return
             previous, entries = log.anchor, entries[skipped:]
         if previous.index > log.last.index or log.term_at(previous.index) != previous.term:
@@ -316,14 +320,14 @@ class RaftCore:
             hint = min(log.last.index, max(self.commit_index, log.anchor.index)) + 1
             if previous.index > log.last.index:
                 hint = log.last.index + 1
-            self._answer(voter_id, message, Match.REFUSED, hint)
+            self._answer(voter_id, message, LogMatch.REFUSED, hint)
             return
         self._append_matching(voter_id, message, previous, entries)
 
     def _append_matching(
         self,
         voter_id: int,
-        message: Append,
+        message: AppendEntries,
         previous: LogPosition,
         entries: list[tuple[int, bytes]],
     ) -> None:
@@ -356,10 +360,12 @@ class RaftCore:
         finally:
             self._answering = self._matched_next_index = None
         if is_full:
-            self._answer(voter_id, message, Match.REFUSED, matched_index + 1)
+            self._answer(voter_id, message, LogMatch.REFUSED, matched_index + 1)
 
-    def _answer(self, voter_id: int, message: Append, match: Match, next_index: int) -> None:
-        self.send(voter_id, Answer(self.term, message.round, match, next_index))
+    def _answer(
+        self, voter_id: int, message: AppendEntries, match: LogMatch, next_index: int
+    ) -> None:
+        self.send(voter_id, AppendResponse(self.term, message.round, match, next_index))
 
     def _holds(self, position: LogPosition) -> bool:
         log = self.log
@@ -368,14 +374,20 @@ class RaftCore:
             and log.term_at(position.index) == position.term
         )
 
-    def _piece(self, voter_id: int, piece: Piece) -> None:
+    def _piece(self, voter_id: int, piece: SnapshotChunk) -> None:
         position = LogPosition(piece.last_index, piece.last_term)
         if position.index <= self.commit_index:
             self.send(
-                voter_id, PieceAnswer(self.term, piece.transfer, Taken.HAVE, self.commit_index)
+                voter_id,
+                SnapshotChunkResponse(
+                    self.term, piece.transfer, ChunkStatus.HAVE, self.commit_index
+                ),
             )
         elif self._holds(position):
-            self.send(voter_id, PieceAnswer(self.term, piece.transfer, Taken.HAVE, position.index))
+            self.send(
+                voter_id,
+                SnapshotChunkResponse(self.term, piece.transfer, ChunkStatus.HAVE, position.index),
+            )
         else:
             self.pieces = [(voter_id, piece)]  # one is under way at a time
 
@@ -391,10 +403,12 @@ class RaftCore:
             self.replication.end()
             self._election.postpone(now)
 
-    def _from_follower(self, voter_id: int, message: Answer | PieceAnswer, now: float) -> None:
+    def _from_follower(
+        self, voter_id: int, message: AppendResponse | SnapshotChunkResponse, now: float
+    ) -> None:
         match message:
-            case Answer():
+            case AppendResponse():
                 next_index = self.replication.answered(voter_id, message, now)
-            case PieceAnswer():
+            case SnapshotChunkResponse():
                 next_index = self.replication.piece_answered(voter_id, message, now)
         self._library.answered(voter_id, next_index)

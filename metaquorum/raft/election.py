@@ -84,7 +84,7 @@ class Election:
     def is_asking(self) -> bool:
         return self._node_id in self._would_vote
 
-    def stand_back(self, now: float) -> None:
+    def yield_to_candidate(self, now: float) -> None:
         """This voter said that it would vote for another."""
         self._would_vote.clear()
         self.deadline = max(self.deadline, self._soon(now))

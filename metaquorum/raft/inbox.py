@@ -9,12 +9,12 @@ from metaquorum.raft.messages import Message, decode_message
 from metaquorum.raft.peers import MAX_QUEUE_BYTES, MAX_QUEUE_MESSAGES, PeerProtocolError
 
 
-class Came(Enum):
+class InboxEvent(Enum):
     CONNECTED = auto()
     DISCONNECTED = auto()
 
 
-News: TypeAlias = Message | Came
+News: TypeAlias = Message | InboxEvent
 
 
 class Inbox:
@@ -28,10 +28,10 @@ class Inbox:
         self._messages = dict.fromkeys(voters, 0)
 
     def connected(self, voter_id: int) -> None:
-        self._put(voter_id, Came.CONNECTED)
+        self._put(voter_id, InboxEvent.CONNECTED)
 
     def disconnected(self, voter_id: int) -> None:
-        self._put(voter_id, Came.DISCONNECTED)
+        self._put(voter_id, InboxEvent.DISCONNECTED)
 
     def received(self, voter_id: int, message: bytes) -> None:
         if voter_id not in self._peers:

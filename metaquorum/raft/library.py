@@ -219,7 +219,7 @@ class Library:
         self._sync_obj._SyncObj__raftElectionDeadline = -math.inf
         self.tick()
 
-    def give_way(self, term: int) -> None:
+    def step_down(self, term: int) -> None:
         """A follower of nobody, in `term`."""
         if term > self.term:
             self._sync_obj._SyncObj__setCurrentTerm(term, None)

@@ -29,16 +29,16 @@ PIECE_BYTES: Final = 256 << 10
 _INT64_MAX: Final = 2**63 - 1
 
 
-class Match(IntEnum):
-    """What an `Answer` says of the log of its sender."""
+class LogMatch(IntEnum):
+    """What an `AppendResponse` says of the log of its sender."""
 
     MATCHED = 0  # it holds, durably, all of the leader's entries before `next_index`
     REFUSED = 1  # the entries do not fit, or cannot be taken now; try from `next_index`
     HEARD = 2  # nothing; it knows who leads
 
 
-class Taken(IntEnum):
-    """What a `PieceAnswer` says."""
+class ChunkStatus(IntEnum):
+    """What a `SnapshotChunkResponse` says."""
 
     CONTINUE = 0  # `value` is the offset of the next piece
     HAVE = 1  # the log is as the leader's up to the entry `value`, the snapshot's or a later one
@@ -46,13 +46,13 @@ class Taken(IntEnum):
     DAMAGED = 3  # begin anew, with another snapshot
 
 
-class PreVote(NamedTuple):
+class PreVoteRequest(NamedTuple):
     term: int
     last_index: int
     last_term: int
 
 
-class PreVoteAnswer(NamedTuple):
+class PreVoteResponse(NamedTuple):
     term: int  # of its sender
     asked_term: int
     is_granted: bool
@@ -64,11 +64,11 @@ class VoteRequest(NamedTuple):
     last_term: int
 
 
-class Vote(NamedTuple):
+class VoteResponse(NamedTuple):
     term: int
 
 
-class Append(NamedTuple):
+class AppendEntries(NamedTuple):
     """`round` numbers what a leader sends; answers repeat it."""
 
     term: int
@@ -84,14 +84,14 @@ class Heartbeat(NamedTuple):
     round: int
 
 
-class Answer(NamedTuple):
+class AppendResponse(NamedTuple):
     term: int
     round: int
-    match: Match
+    match: LogMatch
     next_index: int
 
 
-class Piece(NamedTuple):
+class SnapshotChunk(NamedTuple):
     """Bytes of the file of a snapshot that holds everything up to its last entry."""
 
     term: int
@@ -104,34 +104,42 @@ class Piece(NamedTuple):
     data: bytes
 
 
-class PieceAnswer(NamedTuple):
+class SnapshotChunkResponse(NamedTuple):
     term: int
     transfer: int
-    taken: Taken
+    taken: ChunkStatus
     value: int
 
 
 Message: TypeAlias = (
-    PreVote | PreVoteAnswer | VoteRequest | Vote | Append | Heartbeat | Answer | Piece | PieceAnswer
+    PreVoteRequest
+    | PreVoteResponse
+    | VoteRequest
+    | VoteResponse
+    | AppendEntries
+    | Heartbeat
+    | AppendResponse
+    | SnapshotChunk
+    | SnapshotChunkResponse
 )
 
 _KINDS: Final[tuple[type[Message], ...]] = (
-    PreVote,
-    PreVoteAnswer,
+    PreVoteRequest,
+    PreVoteResponse,
     VoteRequest,
-    Vote,
-    Append,
+    VoteResponse,
+    AppendEntries,
     Heartbeat,
-    Answer,
-    Piece,
-    PieceAnswer,
+    AppendResponse,
+    SnapshotChunk,
+    SnapshotChunkResponse,
 )
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
 
 def encode_message(message: Message) -> bytes:
     fields: list[Any] = list(message)
-    if isinstance(message, Append):
+    if isinstance(message, AppendEntries):
         fields[-1] = [field for entry in message.entries for field in entry]
     packed = msgpack.packb([_NUMBERS[type(message)], *fields])
     assert isinstance(packed, bytes)
@@ -168,21 +176,23 @@ def decode_message(data: bytes) -> Message:
 def _message(kind: type[Message], fields: tuple[Any, ...]) -> Message:
     if len(fields) != len(kind._fields):
         raise ValueError("the wrong number of fields")
-    if kind is Append:
+    if kind is AppendEntries:
         term, number, index, index_term, commit_index = _numbers(fields[:-1])
-        return Append(term, number, index, index_term, commit_index, _entries(fields[-1], term))
-    if kind is Piece:
+        return AppendEntries(
+            term, number, index, index_term, commit_index, _entries(fields[-1], term)
+        )
+    if kind is SnapshotChunk:
         return _piece(_numbers(fields[:-1]), fields[-1])
-    if kind is PreVoteAnswer:
+    if kind is PreVoteResponse:
         if type(fields[2]) is not bool:
             raise ValueError("neither granted nor refused")
         term, asked_term = _numbers(fields[:2])
-        return PreVoteAnswer(term, asked_term, is_granted=fields[2])
+        return PreVoteResponse(term, asked_term, is_granted=fields[2])
     numbers = _numbers(fields)
-    if kind is Answer:
-        return Answer(numbers[0], numbers[1], Match(numbers[2]), numbers[3])
-    if kind is PieceAnswer:
-        return PieceAnswer(numbers[0], numbers[1], Taken(numbers[2]), numbers[3])
+    if kind is AppendResponse:
+        return AppendResponse(numbers[0], numbers[1], LogMatch(numbers[2]), numbers[3])
+    if kind is SnapshotChunkResponse:
+        return SnapshotChunkResponse(numbers[0], numbers[1], ChunkStatus(numbers[2]), numbers[3])
     simple: Any = kind
     message: Message = simple(*numbers)
     return message
@@ -207,10 +217,12 @@ def _entries(flat: Any, last_term: int) -> tuple[tuple[int, bytes], ...]:
     return tuple(zip(terms, payloads, strict=True))
 
 
-def _piece(numbers: list[int], data: Any) -> Piece:
+def _piece(numbers: list[int], data: Any) -> SnapshotChunk:
     if type(data) is not bytes or not 0 < len(data) <= PIECE_BYTES:
         raise ValueError("a piece of the wrong size")
     term, transfer, last_index, last_term, end_offset, file_bytes, offset = numbers
     if offset + len(data) > file_bytes:
         raise ValueError("a piece beyond the end")
-    return Piece(term, transfer, last_index, last_term, end_offset, file_bytes, offset, data)
+    return SnapshotChunk(
+        term, transfer, last_index, last_term, end_offset, file_bytes, offset, data
+    )

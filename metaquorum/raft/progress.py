@@ -52,7 +52,7 @@ class Progress:
         self.is_connected = False
         self.next_index = next_index
         self.matched_index = 0
-        self.told_commit_index = 0
+        self.sent_commit_index = 0
         self.answered_round = 0
         self.answered_at: float | None = None
         self.caught_up_at: float | None = None
@@ -93,7 +93,7 @@ class Progress:
     def sent(self, number: int, size_bytes: int, count: int, commit_index: int) -> None:
         """An append of `count` entries in round `number`."""
         self.next_index += count
-        self.told_commit_index = commit_index
+        self.sent_commit_index = commit_index
         if count or self.state is Sending.PROBE:
             self._in_flight.append((number, size_bytes))
             self._in_flight_bytes += size_bytes

@@ -107,7 +107,7 @@ class Proposals:
             elif took_effect:
                 proposal.succeed()
             else:
-                miss_offset(proposal)
+                reject_offset_mismatch(proposal)
 
     def covered(self, index: int) -> None:
         """A snapshot stands for everything up to `index`; what it holds cannot be told."""
@@ -143,6 +143,6 @@ def _never_committed(proposal: RaftProposal) -> None:
     )
 
 
-def miss_offset(proposal: RaftProposal) -> None:
+def reject_offset_mismatch(proposal: RaftProposal) -> None:
     """It was decided on another state than it came upon."""
     proposal.refuse(ErrorCode.REQUEST_TIMED_OUT, "others changed the metadata first", retry=True)

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 
-from metaquorum.raft.messages import Piece, Taken
+from metaquorum.raft.messages import ChunkStatus, SnapshotChunk
 from metaquorum.raft.state import open_snapshot
 from metaquorum.runtime.interfaces import Disk, File, StorageError
 from metaquorum.storage.framing import DamagedError
@@ -54,7 +54,7 @@ class SnapshotReceiver:
         self._written_bytes = 0
         self.received: SnapshotName | None = None  # whole, and waiting to be installed
 
-    async def take(self, sender: int, piece: Piece) -> tuple[Taken, int] | None:
+    async def take(self, sender: int, piece: SnapshotChunk) -> tuple[ChunkStatus, int] | None:
         """What to answer; None when that was the last piece, and `received` is to be installed."""
         transfer = (sender, piece.term, piece.transfer)
         try:
@@ -62,22 +62,22 @@ class SnapshotReceiver:
                 self.abandon()
                 await self._disk.run(lambda: self._begin(transfer, piece))
             if transfer != self._transfer or piece.offset != self._written_bytes:
-                return Taken.FAILED, 0
+                return ChunkStatus.FAILED, 0
             await self._disk.run(lambda: self._write(piece))
             if self._written_bytes < piece.file_bytes:
-                return Taken.CONTINUE, self._written_bytes
+                return ChunkStatus.CONTINUE, self._written_bytes
             await self._finish()
         except DamagedError as error:
             logger.warning("the snapshot that voter %d sent: %s", sender, error)
             self.abandon()
-            return Taken.DAMAGED, 0
+            return ChunkStatus.DAMAGED, 0
         except (OSError, StorageError) as error:
             logger.warning("no snapshot could be taken from voter %d: %s", sender, error)
             self.abandon()
-            return Taken.FAILED, 0
+            return ChunkStatus.FAILED, 0
         return None
 
-    def _begin(self, transfer: tuple[int, int, int], piece: Piece) -> None:
+    def _begin(self, transfer: tuple[int, int, int], piece: SnapshotChunk) -> None:
         position = LogPosition(piece.last_index, piece.last_term)
         path = snapshot_path(self._directory, piece.end_offset, position)
         for old in _received(self._disk, self._directory):
@@ -86,7 +86,7 @@ class SnapshotReceiver:
         self._file = self._disk.create_private(path + RECEIVED)
         self._transfer = transfer
 
-    def _write(self, piece: Piece) -> None:
+    def _write(self, piece: SnapshotChunk) -> None:
         assert self._file is not None
         self._file.write(piece.data, piece.offset)
         self._written_bytes += len(piece.data)

@@ -14,13 +14,13 @@ from metaquorum.raft.log import RaftLog
 from metaquorum.raft.messages import (
     MAX_ENTRIES,
     MAX_ENTRIES_BYTES,
-    Answer,
-    Append,
+    AppendEntries,
+    AppendResponse,
+    ChunkStatus,
     Heartbeat,
-    Match,
+    LogMatch,
     Message,
-    PieceAnswer,
-    Taken,
+    SnapshotChunkResponse,
 )
 from metaquorum.raft.progress import Progress, Sending, Transfer
 from metaquorum.raft.timings import RaftTimings
@@ -103,7 +103,7 @@ class Replication:
             for voter_id, each in self.progress.items()
         ]
 
-    def want_round(self) -> int:
+    def request_round(self) -> int:
         """All will be asked; answers from this round on were given after the call."""
         self._round_wanted = True
         return self._round + 1
@@ -137,7 +137,7 @@ class Replication:
         if has_sent:
             return
         if progress.state is Sending.REPLICATE:
-            if is_due or progress.told_commit_index < commit_index:
+            if is_due or progress.sent_commit_index < commit_index:
                 self._append(voter_id, progress, commit_index, is_empty=True)
         elif is_due:
             self._send(voter_id, Heartbeat(self._term, self._next_round()))
@@ -150,7 +150,7 @@ class Replication:
         if not is_empty and first <= log.last.index:
             entries = log.entries(first, MAX_ENTRIES, MAX_ENTRIES_BYTES)
         number = self._next_round()
-        message = Append(
+        message = AppendEntries(
             self._term,
             number,
             first - 1,
@@ -168,7 +168,7 @@ class Replication:
 
     # Answers of this term
 
-    def answered(self, voter_id: int, message: Answer, now: float) -> int | None:
+    def answered(self, voter_id: int, message: AppendResponse, now: float) -> int | None:
         """Before which index the peer is now known to hold the log; None: nothing new of that."""
         progress, last_index = self.progress[voter_id], self._log.last.index
         if message.round > self._round or message.next_index > last_index + 1:
@@ -176,18 +176,20 @@ class Replication:
         says_more = progress.answered(message.round, now)
         if progress.state is Sending.SNAPSHOT:
             says_more = False
-        if message.match is Match.MATCHED:
+        if message.match is LogMatch.MATCHED:
             if says_more:
                 progress.matched(message.next_index)
             progress.note_caught_up(last_index, now)
             # True whenever it was sent: what a follower holds in a term, it keeps in it.
             return message.next_index
-        if message.match is Match.REFUSED and says_more:
+        if message.match is LogMatch.REFUSED and says_more:
             progress.refused(message.next_index, self._round + 1)
         progress.note_caught_up(last_index, now)
         return None
 
-    def piece_answered(self, voter_id: int, message: PieceAnswer, now: float) -> int | None:
+    def piece_answered(
+        self, voter_id: int, message: SnapshotChunkResponse, now: float
+    ) -> int | None:
         """As `answered`."""
         progress = self.progress[voter_id]
         progress.answered_at = now
@@ -195,13 +197,13 @@ class Replication:
         if transfer is None or transfer.number != message.transfer:
             return None
         match message.taken:
-            case Taken.CONTINUE:
+            case ChunkStatus.CONTINUE:
                 transfer.offset, transfer.is_piece_wanted = message.value, True
-            case Taken.HAVE if message.value <= self._log.last.index:
+            case ChunkStatus.HAVE if message.value <= self._log.last.index:
                 progress.took_snapshot(message.value)
                 return message.value + 1
-            case Taken.FAILED | Taken.DAMAGED:
-                self.damaged_snapshots |= message.taken is Taken.DAMAGED
+            case ChunkStatus.FAILED | ChunkStatus.DAMAGED:
+                self.damaged_snapshots |= message.taken is ChunkStatus.DAMAGED
                 self.fail_transfer(voter_id, now)
         return None
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from metaquorum.raft.messages import PIECE_BYTES, Piece
+from metaquorum.raft.messages import PIECE_BYTES, SnapshotChunk
 from metaquorum.raft.progress import Transfer
 from metaquorum.runtime.interfaces import Disk
 from metaquorum.storage.snapshot import snapshots
@@ -10,7 +10,7 @@ from metaquorum.storage.snapshot import snapshots
 _TERM_LATER: Final = 0
 
 
-def read_piece(disk: Disk, directory: str, transfer: Transfer) -> Piece | None:
+def read_piece(disk: Disk, directory: str, transfer: Transfer) -> SnapshotChunk | None:
     """The next piece, its term still to be filled in; None: there is no snapshot.
 
     The first piece chooses the newest snapshot. Slow: for `Disk.run`. OSError: it may be gone by
@@ -26,7 +26,7 @@ def read_piece(disk: Disk, directory: str, transfer: Transfer) -> Piece | None:
         data, file_bytes = file.read(PIECE_BYTES, transfer.offset), file.size()
     finally:
         file.close()
-    return Piece(
+    return SnapshotChunk(
         _TERM_LATER,
         transfer.number,
         name.position.index,

@@ -39,12 +39,17 @@ from metaquorum.metadata.replicated_log import (
 from metaquorum.raft.alarm import Alarm
 from metaquorum.raft.barriers import Barriers
 from metaquorum.raft.core import RaftCore
-from metaquorum.raft.inbox import Came, Inbox
+from metaquorum.raft.inbox import Inbox, InboxEvent
 from metaquorum.raft.log import MAX_LOG_BYTES, RaftLog
-from metaquorum.raft.messages import Piece, PieceAnswer, Taken, encode_message
+from metaquorum.raft.messages import (
+    ChunkStatus,
+    SnapshotChunk,
+    SnapshotChunkResponse,
+    encode_message,
+)
 from metaquorum.raft.peers import Peers
 from metaquorum.raft.progress import Transfer
-from metaquorum.raft.proposals import Proposals, RaftProposal, miss_offset
+from metaquorum.raft.proposals import Proposals, RaftProposal, reject_offset_mismatch
 from metaquorum.raft.receiving import SnapshotReceiver, finish_installs
 from metaquorum.raft.sending import read_piece
 from metaquorum.raft.state import DiskState
@@ -198,7 +203,7 @@ class RaftVoter:
         core = self._core
         if core is None or not self.is_active:
             raise OutcomeUnknownError("this node does not lead the quorum")
-        barrier = self._barriers.add(core.replication.want_round(), core.commit_index)
+        barrier = self._barriers.add(core.replication.request_round(), core.commit_index)
         self._wake()
         await barrier.wait()
         while self._state.applied.index < barrier.commit_index:
@@ -342,9 +347,9 @@ class RaftVoter:
 
     def _take_inbox(self, core: RaftCore, now: float) -> None:
         for voter_id, news in self._inbox.take():
-            if news is Came.CONNECTED:
+            if news is InboxEvent.CONNECTED:
                 core.connected(voter_id, now)
-            elif news is Came.DISCONNECTED:
+            elif news is InboxEvent.DISCONNECTED:
                 core.disconnected(voter_id, now)
             else:
                 core.received(voter_id, news, now)
@@ -369,7 +374,7 @@ class RaftVoter:
                 self._proposals.appended(core.append(proposal.payload), proposal)
                 self._tail_offset = proposal.batch.end_offset
             else:
-                miss_offset(proposal)
+                reject_offset_mismatch(proposal)
         if self._proposals.has_queued:
             self._wake()
 
@@ -488,7 +493,7 @@ class RaftVoter:
                 core.send(voter_id, piece._replace(term=core.term))
         self._wake()
 
-    async def _take_piece(self, core: RaftCore, voter_id: int, piece: Piece) -> None:
+    async def _take_piece(self, core: RaftCore, voter_id: int, piece: SnapshotChunk) -> None:
         async with self._receiving:
             answer = await self._receiver.take(voter_id, piece)
             if answer is None:
@@ -496,8 +501,8 @@ class RaftVoter:
                 self._to_install = install = _Install(self._receiver.received)
                 self._wake()
                 await install.done.wait()
-                answer = Taken.HAVE, core.commit_index
-        core.send(voter_id, PieceAnswer(core.term, piece.transfer, *answer))
+                answer = ChunkStatus.HAVE, core.commit_index
+        core.send(voter_id, SnapshotChunkResponse(core.term, piece.transfer, *answer))
         self._wake()
 
     def _stage_install(self, core: RaftCore) -> _Install | None:

@@ -20,16 +20,16 @@ from metaquorum.channel.rpc_client import CallLostError, CallNotSentError
 from metaquorum.channel.timing import Backoff, within
 from metaquorum.controller.alter_partition import PartitionChange
 from metaquorum.controller.config_changes import ResourceChange
-from metaquorum.controller.elect_leaders import LeaderWish
+from metaquorum.controller.elect_leaders import ElectionSpec
 from metaquorum.controller.features import FeatureUpdate
 from metaquorum.controller.mutation_quotas import MutationsTaken, MutationUse
-from metaquorum.controller.proposer import Changed
+from metaquorum.controller.proposer import Committed
 from metaquorum.controller.quota_changes import QuotaChange
 from metaquorum.controller.scram_changes import UserScramChange
 from metaquorum.controller.topics import (
-    MAX_WISHES,
+    MAX_SPECS,
     TOO_MANY,
-    MorePartitions,
+    NewPartitions,
     NewTopic,
     ProducerIdBlock,
     TopicOutcome,
@@ -48,14 +48,13 @@ from metaquorum.rpc.methods import (
     DESCRIBE_MUTATIONS,
     DESCRIBE_QUORUM,
     ELECT_LEADERS,
-    LOSE_LOGS,
     READ_END,
+    REPORT_LOST_LOGS,
     TAKE_MUTATIONS,
     UNREGISTER_WORKER,
     UPDATE_FEATURES,
     AllocateProducerIds,
     AlterPartitions,
-    Asker,
     ChangeConfigs,
     ChangeQuotas,
     ChangeScramCredentials,
@@ -65,10 +64,11 @@ from metaquorum.rpc.methods import (
     DescribeMutations,
     DescribeQuorum,
     ElectLeaders,
-    LoseLogs,
     Method,
     QuorumDescription,
     ReadEnd,
+    ReportLostLogs,
+    RequestContext,
     TakeMutations,
     UnregisterWorker,
     UpdateFeatures,
@@ -81,12 +81,12 @@ A = TypeVar("A")
 W = TypeVar("W")
 T = TypeVar("T")
 
-SLICE_WISHES: Final = 500  # refused before the loop gets its turn
+SLICE_SPECS: Final = 500  # refused before the loop gets its turn
 RETRY_LEAST_S: Final = 0.01
 RETRY_MOST_S: Final = 0.25
 
 
-class Gateway:
+class ControllerClient:
     """Everything that changes the metadata. What is answered for each wish is never raised."""
 
     def __init__(self, runtime: Runtime, links: QuorumLinks, loader: MetadataLoader) -> None:
@@ -97,7 +97,7 @@ class Gateway:
 
     async def create_topics(
         self,
-        asker: Asker,
+        context: RequestContext,
         topics: Sequence[NewTopic],
         *,
         validate_only: bool = False,
@@ -107,20 +107,24 @@ class Gateway:
         return await self._each(
             CREATE_TOPICS,
             topics,
-            lambda part: CreateTopics(asker, part, validate_only),
+            lambda part: CreateTopics(context, part, validate_only),
             lambda topic, error: TopicOutcome.refused(error, topic.name),
             lambda outcome: outcome.code,
             timeout_s,
         )
 
     async def delete_topics(
-        self, asker: Asker, topics: Sequence[tuple[str | None, bytes | None]], *, timeout_s: float
+        self,
+        context: RequestContext,
+        topics: Sequence[tuple[str | None, bytes | None]],
+        *,
+        timeout_s: float,
     ) -> list[TopicOutcome]:
         """One outcome for each (name, None) or (None, topic id), in order."""
         return await self._each(
             DELETE_TOPICS,
             topics,
-            lambda part: DeleteTopics(asker, part),
+            lambda part: DeleteTopics(context, part),
             lambda topic, error: TopicOutcome.refused(error, *topic),
             lambda outcome: outcome.code,
             timeout_s,
@@ -128,8 +132,8 @@ class Gateway:
 
     async def create_partitions(
         self,
-        asker: Asker,
-        wishes: Sequence[MorePartitions],
+        context: RequestContext,
+        specs: Sequence[NewPartitions],
         *,
         validate_only: bool = False,
         timeout_s: float,
@@ -137,8 +141,8 @@ class Gateway:
         """For each wish None, or why it was refused. No topic may be in it twice."""
         return await self._each(
             CREATE_PARTITIONS,
-            wishes,
-            lambda part: CreatePartitions(asker, part, validate_only),
+            specs,
+            lambda part: CreatePartitions(context, part, validate_only),
             lambda _, error: error,
             _code,
             timeout_s,
@@ -146,7 +150,7 @@ class Gateway:
 
     async def change_configs(
         self,
-        asker: Asker,
+        context: RequestContext,
         resources: Sequence[ResourceChange],
         *,
         validate_only: bool = False,
@@ -156,7 +160,7 @@ class Gateway:
         return await self._each(
             CHANGE_CONFIGS,
             resources,
-            lambda part: ChangeConfigs(asker, part, validate_only),
+            lambda part: ChangeConfigs(context, part, validate_only),
             lambda _, error: error,
             _code,
             timeout_s,
@@ -164,7 +168,7 @@ class Gateway:
 
     async def change_quotas(
         self,
-        asker: Asker,
+        context: RequestContext,
         changes: Sequence[QuotaChange],
         *,
         validate_only: bool = False,
@@ -174,33 +178,33 @@ class Gateway:
         return await self._each(
             CHANGE_QUOTAS,
             changes,
-            lambda part: ChangeQuotas(asker, part, validate_only),
+            lambda part: ChangeQuotas(context, part, validate_only),
             lambda _, error: error,
             _code,
             timeout_s,
         )
 
     async def change_scram_credentials(
-        self, asker: Asker, users: Sequence[UserScramChange], *, timeout_s: float
+        self, context: RequestContext, users: Sequence[UserScramChange], *, timeout_s: float
     ) -> list[KafkaError | None]:
         """For each user None, or why nothing was changed. No user may be in it twice."""
         return await self._each(
             CHANGE_SCRAM_CREDENTIALS,
             users,
-            lambda part: ChangeScramCredentials(asker, part),
+            lambda part: ChangeScramCredentials(context, part),
             lambda _, error: error,
             _code,
             timeout_s,
         )
 
     async def elect_leaders(
-        self, asker: Asker, wishes: Sequence[LeaderWish], *, timeout_s: float
+        self, context: RequestContext, specs: Sequence[ElectionSpec], *, timeout_s: float
     ) -> list[KafkaError | None]:
         """For each wish None, or why the partition is not led so."""
         return await self._each(
             ELECT_LEADERS,
-            wishes,
-            lambda part: ElectLeaders(asker, part),
+            specs,
+            lambda part: ElectLeaders(context, part),
             lambda _, error: error,
             _code,
             timeout_s,
@@ -219,35 +223,37 @@ class Gateway:
         deadline = self._clock.monotonic() + timeout_s
         return (await self.ask(ALTER_PARTITIONS, request, deadline)).answer
 
-    async def lose_logs(
+    async def report_lost_logs(
         self,
         worker_id: int,
         broker_epoch: int,
         logs: Sequence[tuple[bytes, int]],
         *,
-        begun_anew: bool = False,
+        recreated: bool = False,
         timeout_s: float,
     ) -> Sequence[KafkaError | None]:
         """For each None once everybody is told that this worker has lost that log. KafkaError."""
-        request = LoseLogs(worker_id, broker_epoch, logs, begun_anew)
+        request = ReportLostLogs(worker_id, broker_epoch, logs, recreated)
         deadline = self._clock.monotonic() + timeout_s
-        return (await self.ask(LOSE_LOGS, request, deadline)).answer
+        return (await self.ask(REPORT_LOST_LOGS, request, deadline)).answer
 
     async def update_features(
         self,
-        asker: Asker,
+        context: RequestContext,
         updates: Sequence[FeatureUpdate],
         *,
         validate_only: bool = False,
         timeout_s: float,
     ) -> None:
         """All are done; KafkaError: none is."""
-        request = UpdateFeatures(asker, updates, validate_only)
+        request = UpdateFeatures(context, updates, validate_only)
         await self._change(UPDATE_FEATURES, request, timeout_s)
 
-    async def unregister_worker(self, asker: Asker, worker_id: int, *, timeout_s: float) -> None:
+    async def unregister_worker(
+        self, context: RequestContext, worker_id: int, *, timeout_s: float
+    ) -> None:
         """The worker is forgotten; KafkaError."""
-        await self._change(UNREGISTER_WORKER, UnregisterWorker(asker, worker_id), timeout_s)
+        await self._change(UNREGISTER_WORKER, UnregisterWorker(context, worker_id), timeout_s)
 
     async def describe_quorum(self, *, timeout_s: float) -> QuorumDescription:
         """How far everybody is, as the active controller knows. KafkaError."""
@@ -263,11 +269,11 @@ class Gateway:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "This node is behind the metadata log.")
 
     async def take_mutations(
-        self, asker: Asker, counts: Sequence[int], *, is_strict: bool, timeout_s: float
+        self, context: RequestContext, counts: Sequence[int], *, is_strict: bool, timeout_s: float
     ) -> MutationsTaken:
         """How many of such wishes are within the client's quota. KafkaError."""
         deadline = self._clock.monotonic() + timeout_s
-        return await self.ask(TAKE_MUTATIONS, TakeMutations(asker, counts, is_strict), deadline)
+        return await self.ask(TAKE_MUTATIONS, TakeMutations(context, counts, is_strict), deadline)
 
     async def describe_mutations(
         self, user: str, client_id: str | None, *, most_used: int = 0, timeout_s: float
@@ -291,15 +297,17 @@ class Gateway:
         why: Exception | str = "no time was left"
         while (left_s := deadline - self._clock.monotonic()) > 0:
             try:
-                reign = await within(self._clock, left_s, self._links.wait_reign)
+                controller_term = await within(
+                    self._clock, left_s, self._links.wait_controller_term
+                )
             except TimeoutError:
                 raise KafkaError(
                     ErrorCode.REQUEST_TIMED_OUT,
-                    f"Not done: no controller is known to be active ({self._links.why_none}).",
+                    f"Not done: no controller is known to be active ({self._links.status_text}).",
                 ) from None
             try:
                 left_s = deadline - self._clock.monotonic()
-                return await reign.call(method, request, max(0.0, left_s))
+                return await controller_term.call(method, request, max(0.0, left_s))
             except CallNotSentError as error:
                 why = error
             except CallLostError as error:
@@ -319,7 +327,7 @@ class Gateway:
         left_s = deadline - self._clock.monotonic()
         await sleep(self._clock, max(0.0, min(backoff.next_s(), left_s)))
 
-    async def _change(self, method: Method[Q, Changed[T]], request: Q, timeout_s: float) -> T:
+    async def _change(self, method: Method[Q, Committed[T]], request: Q, timeout_s: float) -> T:
         deadline = self._clock.monotonic() + timeout_s
         changed = await self.ask(method, request, deadline)
         await self._seen(changed.end_offset, deadline)
@@ -327,38 +335,38 @@ class Gateway:
 
     async def _each(
         self,
-        method: Method[Q, Changed[list[T]]],
-        wishes: Sequence[W],
+        method: Method[Q, Committed[list[T]]],
+        specs: Sequence[W],
         request: Callable[[Sequence[W]], Q],
         refused: Callable[[W, KafkaError], T],
         code: Callable[[T], ErrorCode],
         timeout_s: float,
     ) -> list[T]:
         """An answer for each wish, in order. What met a controller's fall is asked of the next."""
-        if len(wishes) > MAX_WISHES:
-            return await _refuse_all(wishes, refused)
+        if len(specs) > MAX_SPECS:
+            return await _refuse_all(specs, refused)
         deadline = self._clock.monotonic() + timeout_s
         backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
         answers: dict[int, T] = {}
-        left = list(range(len(wishes)))
+        left = list(range(len(specs)))
         end_offset = 0
         while left:
-            part = [wishes[number] for number in left]
+            part = [specs[number] for number in left]
             try:
                 changed = await self.ask(method, request(part), deadline)
             except KafkaError as error:
-                changed = Changed([refused(wish, error) for wish in part], 0)
+                changed = Committed([refused(spec, error) for spec in part], 0)
             end_offset = max(end_offset, changed.end_offset)
             answers |= zip(left, changed.answer, strict=True)
             left = [n for n in left if code(answers[n]) is ErrorCode.NOT_CONTROLLER]
             if left and self._clock.monotonic() >= deadline:
                 late = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "Not done: no active controller.")
-                answers |= {number: refused(wishes[number], late) for number in left}
+                answers |= {number: refused(specs[number], late) for number in left}
                 break
             if left:
                 await self._pause(backoff, deadline)
         await self._seen(end_offset, deadline)
-        return [answers[number] for number in range(len(wishes))]
+        return [answers[number] for number in range(len(specs))]
 
     async def _seen(self, end_offset: int, deadline: float) -> None:
         """What is committed is visible here, or the deadline has come; it is committed anyway."""
@@ -368,11 +376,11 @@ class Gateway:
                 await within(self._clock, left_s, lambda: self._loader.wait_visible(end_offset))
 
 
-async def _refuse_all(wishes: Sequence[W], refused: Callable[[W, KafkaError], T]) -> list[T]:
+async def _refuse_all(specs: Sequence[W], refused: Callable[[W, KafkaError], T]) -> list[T]:
     """The controller would, too; it is not sent what it would have to read first."""
     answers: list[T] = []
-    for first in range(0, len(wishes), SLICE_WISHES):
-        answers += [refused(wish, TOO_MANY) for wish in wishes[first : first + SLICE_WISHES]]
+    for first in range(0, len(specs), SLICE_SPECS):
+        answers += [refused(spec, TOO_MANY) for spec in specs[first : first + SLICE_SPECS]]
         await trio.lowlevel.checkpoint()
     return answers
 

@@ -17,7 +17,7 @@ from metaquorum.channel.timing import Backoff
 from metaquorum.metadata.batch import Batch, decode_batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import RecordError
-from metaquorum.rpc.links import QuorumLinks, Reign
+from metaquorum.rpc.links import ControllerTerm, QuorumLinks
 from metaquorum.rpc.methods import FETCH_METADATA, FetchMetadata, MetadataPart, SnapshotPart
 from metaquorum.runtime.interfaces import Runtime, StorageError, sleep
 from metaquorum.storage.snapshot import unpack_records
@@ -52,12 +52,12 @@ class MetadataFollower:
         """What is committed is applied, for ever. DivergedError; StorageError for nonsense."""
         backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
         while True:
-            reign = await self._links.wait_reign()
+            controller_term = await self._links.wait_controller_term()
             try:
-                answer = await reign.during(lambda to=reign: self._ask(to))  # type: ignore[misc]
+                answer = await controller_term.during(lambda to=controller_term: self._ask(to))  # type: ignore[misc]
             except (CallError, KafkaError) as error:
                 self._check(error)
-                log.debug("%s gave no metadata: %s", reign, error)
+                log.debug("%s gave no metadata: %s", controller_term, error)
                 await sleep(self._clock, backoff.next_s())
                 continue
             if answer is None:
@@ -67,13 +67,13 @@ class MetadataFollower:
             try:
                 await self._take(answer)
             except RecordError as error:
-                raise StorageError(f"metadata from {reign}: {error}") from None
+                raise StorageError(f"metadata from {controller_term}: {error}") from None
 
-    async def _ask(self, reign: Reign) -> MetadataPart:
+    async def _ask(self, controller_term: ControllerTerm) -> MetadataPart:
         request = FetchMetadata(
             self._loader.image.end_offset, self._term, WAIT_MS, FETCH_BYTES, self._snapshot
         )
-        return await reign.call(FETCH_METADATA, request, WAIT_MS / 1000 + ANSWER_GRACE_S)
+        return await controller_term.call(FETCH_METADATA, request, WAIT_MS / 1000 + ANSWER_GRACE_S)
 
     def _check(self, error: CallError | KafkaError) -> None:
         """DivergedError where the error says so."""

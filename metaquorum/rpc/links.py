@@ -8,9 +8,10 @@ and nothing is asked over and over:
         ^                                 |                        |
         '-----------------------------the stream ends--------------'
 
-The active controller is the one that says so in the highest term. As long as it is, a `Reign`
-stands for it; calls go through that. A controller in this process is asked in memory; being a
-voter, it knows who leads, so that a node with a controller needs a stream to that one only.
+The active controller is the one that says so in the highest term. As long as it is, a
+`ControllerTerm` stands for it; calls go through that. A controller in this process is asked in
+memory; being a voter, it knows who leads, so that a node with a controller needs a stream to that
+one only.
 """
 
 import logging
@@ -44,7 +45,7 @@ WATCH_MS: Final = 20_000
 WATCH_GRACE_S: Final = 5.0  # for the answer, beyond that
 
 
-class Reign:
+class ControllerTerm:
     """One controller while it is the active one, in one term, as far as this node knows."""
 
     def __init__(self, controller_id: int, term: int, link: "_Remote | _Local") -> None:
@@ -123,7 +124,10 @@ class _Remote:
 
 
 class QuorumLinks:
-    """`run` in a task; then `wait_reign`. Made of the other controllers, and of our own if any."""
+    """`run` in a task;
+
+    then `wait_controller_term`. Made of the other controllers, and of our own if any.
+    """
 
     def __init__(
         self,
@@ -144,19 +148,19 @@ class QuorumLinks:
         self._own_id = own_id
         self._incarnation_id = incarnation_id
         self._known: dict[int, tuple[QuorumView, _Remote | _Local]] = {}
-        self._whys: dict[int, str] = dict.fromkeys(others, "not tried yet")
-        self._reign: Reign | None = None
+        self._dial_errors: dict[int, str] = dict.fromkeys(others, "not tried yet")
+        self._controller_term: ControllerTerm | None = None
         self._changed = trio.lowlevel.ParkingLot()
         self._own_view: QuorumView | None = None if own is None else own.view
         self._own_changed = trio.lowlevel.ParkingLot()
 
     @property
-    def reign(self) -> Reign | None:
+    def controller_term(self) -> ControllerTerm | None:
         """None: no controller is known to be active."""
-        return self._reign
+        return self._controller_term
 
     @property
-    def why_none(self) -> str:
+    def status_text(self) -> str:
         """For people: what is known of each controller, in one line."""
         lines = []
         for controller_id in sorted({*self._others, *self._known}):
@@ -166,14 +170,16 @@ class QuorumLinks:
                 lines.append(f"{controller_id} knows of {led} in term {view.term}")
             else:
                 host, port = self._others[controller_id]
-                lines.append(f"{controller_id} at {host}:{port}: {self._whys[controller_id]}")
+                lines.append(
+                    f"{controller_id} at {host}:{port}: {self._dial_errors[controller_id]}"
+                )
         return "; ".join(lines)
 
-    async def wait_reign(self) -> Reign:
+    async def wait_controller_term(self) -> ControllerTerm:
         """The reign under way, or the next. No checkpoint where one is under way."""
-        while self._reign is None:
+        while self._controller_term is None:
             await self._changed.park()
-        return self._reign
+        return self._controller_term
 
     async def run(self) -> None:
         """Links are kept and watched; for ever."""
@@ -190,28 +196,28 @@ class QuorumLinks:
         self._choose()
 
     def _lose(self, controller_id: int, why: str) -> None:
-        self._whys[controller_id] = why
+        self._dial_errors[controller_id] = why
         if self._known.pop(controller_id, None) is not None:
             self._choose()
 
     def _choose(self) -> None:
         active = [(view, link) for view, link in self._known.values() if view.is_active]
         newest = max(active, key=lambda each: each[0].term, default=None)
-        if self._reign is not None:
-            if newest is not None and self._reign.is_of(*newest):
+        if self._controller_term is not None:
+            if newest is not None and self._controller_term.is_of(*newest):
                 return
-            self._reign.end()
-            self._reign = None
+            self._controller_term.end()
+            self._controller_term = None
         if newest is not None:
             view, link = newest
-            self._reign = Reign(view.node_id, view.term, link)
+            self._controller_term = ControllerTerm(view.node_id, view.term, link)
         self._changed.unpark_all()
 
     # Links
 
     async def _watch_own(self, own: ControllerService) -> None:
         if self._incarnation_id is not None:
-            own.controller.membership.connected(self._own_id, self._incarnation_id)
+            own.controller.worker_lifecycle.connected(self._own_id, self._incarnation_id)
         link = _Local(own, self._own_id, self._clock)
         while True:
             view = self._own_view = own.view
@@ -219,11 +225,11 @@ class QuorumLinks:
             self._own_changed.unpark_all()
             await own.wait_change(view)
 
-    def _is_of_use(self, controller_id: int) -> bool:
+    def _should_dial(self, controller_id: int) -> bool:
         """Whether to dial that controller."""
         return self._own_view is None or self._own_view.leader_id == controller_id
 
-    async def _until_useless(self, controller_id: int) -> None:
+    async def _wait_unneeded(self, controller_id: int) -> None:
         """Our own voter knows of another leader. While it knows of none, what is there stays."""
         while self._own_view is None or self._own_view.leader_id in (controller_id, None):
             await self._own_changed.park()
@@ -232,7 +238,7 @@ class QuorumLinks:
         assert self._endpoint is not None
         backoff = Backoff(self._random, REDIAL_LEAST_S, REDIAL_MOST_S)
         while True:
-            while not self._is_of_use(controller_id):
+            while not self._should_dial(controller_id):
                 self._lose(controller_id, "it does not lead")
                 await self._own_changed.park()
             began = self._clock.monotonic()
@@ -272,7 +278,7 @@ class QuorumLinks:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
-            nursery.start_soon(_then_close, partial(self._until_useless, controller_id), client)
+            nursery.start_soon(_then_close, partial(self._wait_unneeded, controller_id), client)
             end = await client.run()
             nursery.cancel_scope.cancel()
         return f"{why} ({end})" if why else str(end)

@@ -12,14 +12,14 @@ from typing import Any, Final, Generic, TypeVar
 
 from metaquorum.controller.alter_partition import PartitionChange
 from metaquorum.controller.config_changes import ResourceChange
-from metaquorum.controller.elect_leaders import LeaderWish
+from metaquorum.controller.elect_leaders import ElectionSpec
 from metaquorum.controller.features import FeatureUpdate
 from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
 from metaquorum.controller.mutation_quotas import MutationsTaken, MutationUse
-from metaquorum.controller.proposer import Changed
+from metaquorum.controller.proposer import Committed
 from metaquorum.controller.quota_changes import QuotaChange
 from metaquorum.controller.scram_changes import UserScramChange
-from metaquorum.controller.topics import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
+from metaquorum.controller.topics import NewPartitions, NewTopic, ProducerIdBlock, TopicOutcome
 from metaquorum.controller.worker_registration import ControllerRegistration, WorkerRegistration
 from metaquorum.rpc.codec import Codec
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -32,7 +32,7 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 
 
 @frozen
-class Asker:
+class RequestContext:
     """On whose behalf a node asks: a client of it."""
 
     principal: str = ANONYMOUS
@@ -47,7 +47,7 @@ class Asker:
 
 @frozen
 class CreateTopics:
-    asker: Asker
+    context: RequestContext
     topics: Sequence[NewTopic]
     validate_only: bool = False
 
@@ -56,27 +56,27 @@ class CreateTopics:
 class DeleteTopics:
     """Each by its name, or by its id."""
 
-    asker: Asker
+    context: RequestContext
     topics: Sequence[tuple[str | None, bytes | None]]
 
 
 @frozen
 class CreatePartitions:
-    asker: Asker
-    wishes: Sequence[MorePartitions]
+    context: RequestContext
+    specs: Sequence[NewPartitions]
     validate_only: bool = False
 
 
 @frozen
 class ChangeConfigs:
-    asker: Asker
+    context: RequestContext
     resources: Sequence[ResourceChange]
     validate_only: bool = False
 
 
 @frozen
 class ChangeQuotas:
-    asker: Asker
+    context: RequestContext
     changes: Sequence[QuotaChange]
     validate_only: bool = False
 
@@ -85,7 +85,7 @@ class ChangeQuotas:
 class TakeMutations:
     """Asks whether a client may create and delete so many partitions with each of its wishes."""
 
-    asker: Asker
+    context: RequestContext
     counts: Sequence[int]
     is_strict: bool
 
@@ -104,27 +104,27 @@ class DescribeMutations:
 
 @frozen
 class ChangeScramCredentials:
-    asker: Asker
+    context: RequestContext
     users: Sequence[UserScramChange]
 
 
 @frozen
 class UpdateFeatures:
-    asker: Asker
+    context: RequestContext
     updates: Sequence[FeatureUpdate]
     validate_only: bool = False
 
 
 @frozen
 class UnregisterWorker:
-    asker: Asker
+    context: RequestContext
     worker_id: int
 
 
 @frozen
 class ElectLeaders:
-    asker: Asker
-    wishes: Sequence[LeaderWish]
+    context: RequestContext
+    specs: Sequence[ElectionSpec]
 
 
 @frozen
@@ -137,13 +137,13 @@ class AlterPartitions:
 
 
 @frozen
-class LoseLogs:
+class ReportLostLogs:
     """A worker has lost logs, by topic id and partition; and begun them anew where it says so."""
 
     worker_id: int
     broker_epoch: int
     logs: Sequence[tuple[bytes, int]]
-    begun_anew: bool
+    recreated: bool
 
 
 @frozen
@@ -259,7 +259,7 @@ class MetadataPart:
     snapshot: SnapshotPart | None = None
 
 
-class Callers(Enum):
+class AllowedCallers(Enum):
     """Who may call a method."""
 
     CLUSTER = "a node of the cluster, or a tool that has its secret"
@@ -273,7 +273,7 @@ class Method(Generic[Q, A]):
     name: str
     request: type[Q]
     answer: Any  # the type A, as a hint
-    callers: Callers = Callers.CLUSTER
+    callers: AllowedCallers = AllowedCallers.CLUSTER
     needs_active: bool = True
     is_repeatable: bool = False
 
@@ -286,23 +286,23 @@ class Method(Generic[Q, A]):
         return Codec(self.answer, f"{self.name} answer")
 
 
-_OUTCOMES: Final = Changed[list[TopicOutcome]]
-_ERRORS: Final = Changed[list[KafkaError | None]]
-_NOTHING: Final = Changed[None]
+_OUTCOMES: Final = Committed[list[TopicOutcome]]
+_ERRORS: Final = Committed[list[KafkaError | None]]
+_NOTHING: Final = Committed[None]
 
-CREATE_TOPICS: Final[Method[CreateTopics, Changed[list[TopicOutcome]]]] = Method(
+CREATE_TOPICS: Final[Method[CreateTopics, Committed[list[TopicOutcome]]]] = Method(
     "create_topics", CreateTopics, _OUTCOMES
 )
-DELETE_TOPICS: Final[Method[DeleteTopics, Changed[list[TopicOutcome]]]] = Method(
+DELETE_TOPICS: Final[Method[DeleteTopics, Committed[list[TopicOutcome]]]] = Method(
     "delete_topics", DeleteTopics, _OUTCOMES
 )
-CREATE_PARTITIONS: Final[Method[CreatePartitions, Changed[list[KafkaError | None]]]] = Method(
+CREATE_PARTITIONS: Final[Method[CreatePartitions, Committed[list[KafkaError | None]]]] = Method(
     "create_partitions", CreatePartitions, _ERRORS
 )
-CHANGE_CONFIGS: Final[Method[ChangeConfigs, Changed[list[KafkaError | None]]]] = Method(
+CHANGE_CONFIGS: Final[Method[ChangeConfigs, Committed[list[KafkaError | None]]]] = Method(
     "change_configs", ChangeConfigs, _ERRORS
 )
-CHANGE_QUOTAS: Final[Method[ChangeQuotas, Changed[list[KafkaError | None]]]] = Method(
+CHANGE_QUOTAS: Final[Method[ChangeQuotas, Committed[list[KafkaError | None]]]] = Method(
     "change_quotas", ChangeQuotas, _ERRORS
 )
 TAKE_MUTATIONS: Final[Method[TakeMutations, MutationsTaken]] = Method(
@@ -312,41 +312,45 @@ DESCRIBE_MUTATIONS: Final[Method[DescribeMutations, list[MutationUse]]] = Method
     "describe_mutations", DescribeMutations, list[MutationUse], is_repeatable=True
 )
 CHANGE_SCRAM_CREDENTIALS: Final[
-    Method[ChangeScramCredentials, Changed[list[KafkaError | None]]]
+    Method[ChangeScramCredentials, Committed[list[KafkaError | None]]]
 ] = Method("change_scram_credentials", ChangeScramCredentials, _ERRORS)
-UPDATE_FEATURES: Final[Method[UpdateFeatures, Changed[None]]] = Method(
+UPDATE_FEATURES: Final[Method[UpdateFeatures, Committed[None]]] = Method(
     "update_features", UpdateFeatures, _NOTHING
 )
-UNREGISTER_WORKER: Final[Method[UnregisterWorker, Changed[None]]] = Method(
+UNREGISTER_WORKER: Final[Method[UnregisterWorker, Committed[None]]] = Method(
     "unregister_worker", UnregisterWorker, _NOTHING
 )
-REGISTER_WORKER: Final[Method[WorkerRegistration, Changed[int]]] = Method(
-    "register_worker", WorkerRegistration, Changed[int], Callers.ITSELF, is_repeatable=True
+REGISTER_WORKER: Final[Method[WorkerRegistration, Committed[int]]] = Method(
+    "register_worker", WorkerRegistration, Committed[int], AllowedCallers.ITSELF, is_repeatable=True
 )
-REGISTER_CONTROLLER: Final[Method[ControllerRegistration, Changed[None]]] = Method(
-    "register_controller", ControllerRegistration, _NOTHING, Callers.ITSELF, is_repeatable=True
-)
-HEARTBEAT: Final[Method[WorkerHeartbeat, HeartbeatAnswer]] = Method(
-    "heartbeat", WorkerHeartbeat, HeartbeatAnswer, Callers.ITSELF, is_repeatable=True
-)
-ELECT_LEADERS: Final[Method[ElectLeaders, Changed[list[KafkaError | None]]]] = Method(
-    "elect_leaders", ElectLeaders, _ERRORS
-)
-ALTER_PARTITIONS: Final[Method[AlterPartitions, Changed[list[ErrorCode]]]] = Method(
-    "alter_partitions",  # what was made is not made twice: the partition epoch is another then
-    AlterPartitions,
-    Changed[list[ErrorCode]],
-    Callers.ITSELF,
+REGISTER_CONTROLLER: Final[Method[ControllerRegistration, Committed[None]]] = Method(
+    "register_controller",
+    ControllerRegistration,
+    _NOTHING,
+    AllowedCallers.ITSELF,
     is_repeatable=True,
 )
-LOSE_LOGS: Final[Method[LoseLogs, Changed[list[KafkaError | None]]]] = Method(
-    "lose_logs", LoseLogs, _ERRORS, Callers.ITSELF, is_repeatable=True
+HEARTBEAT: Final[Method[WorkerHeartbeat, HeartbeatAnswer]] = Method(
+    "heartbeat", WorkerHeartbeat, HeartbeatAnswer, AllowedCallers.ITSELF, is_repeatable=True
 )
-ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Changed[ProducerIdBlock]]] = Method(
+ELECT_LEADERS: Final[Method[ElectLeaders, Committed[list[KafkaError | None]]]] = Method(
+    "elect_leaders", ElectLeaders, _ERRORS
+)
+ALTER_PARTITIONS: Final[Method[AlterPartitions, Committed[list[ErrorCode]]]] = Method(
+    "alter_partitions",  # what was made is not made twice: the partition epoch is another then
+    AlterPartitions,
+    Committed[list[ErrorCode]],
+    AllowedCallers.ITSELF,
+    is_repeatable=True,
+)
+REPORT_LOST_LOGS: Final[Method[ReportLostLogs, Committed[list[KafkaError | None]]]] = Method(
+    "lose_logs", ReportLostLogs, _ERRORS, AllowedCallers.ITSELF, is_repeatable=True
+)
+ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Committed[ProducerIdBlock]]] = Method(
     "allocate_producer_ids",  # a block that nobody was told of is lost, and there are enough
     AllocateProducerIds,
-    Changed[ProducerIdBlock],
-    Callers.ITSELF,
+    Committed[ProducerIdBlock],
+    AllowedCallers.ITSELF,
     is_repeatable=True,
 )
 WATCH_QUORUM: Final[Method[WatchQuorum, QuorumView]] = Method(
@@ -379,7 +383,7 @@ METHODS: Final[dict[str, Method[Any, Any]]] = {
         ALLOCATE_PRODUCER_IDS,
         ELECT_LEADERS,
         ALTER_PARTITIONS,
-        LOSE_LOGS,
+        REPORT_LOST_LOGS,
         WATCH_QUORUM,
         DESCRIBE_QUORUM,
         READ_END,

@@ -27,16 +27,16 @@ from metaquorum.rpc.methods import (
     ELECT_LEADERS,
     FETCH_METADATA,
     HEARTBEAT,
-    LOSE_LOGS,
     METHODS,
     READ_END,
     REGISTER_CONTROLLER,
     REGISTER_WORKER,
+    REPORT_LOST_LOGS,
     TAKE_MUTATIONS,
     UNREGISTER_WORKER,
     UPDATE_FEATURES,
     WATCH_QUORUM,
-    Callers,
+    AllowedCallers,
     FetchMetadata,
     MetadataPart,
     Method,
@@ -58,7 +58,7 @@ MAX_FETCH_BYTES: Final = 4 << 20
 assert MAX_FETCH_BYTES < MAX_PAYLOAD_BYTES
 
 
-class _Visitor:
+class _StreamState:
     """What is kept for one stream."""
 
     def __init__(self) -> None:
@@ -80,15 +80,15 @@ class ControllerService:
         self._quorum = quorum
         self._feed = feed
         self._clock = clock
-        self._visitors: dict[Caller, _Visitor] = {}
-        members = controller.membership
+        self._streams: dict[Caller, _StreamState] = {}
+        members = controller.worker_lifecycle
         self._actions: Mapping[str, Callable[[Caller, Any], Awaitable[Any]]] = {
             CREATE_TOPICS.name: lambda _, r: controller.create_topics(
                 r.topics, validate_only=r.validate_only
             ),
             DELETE_TOPICS.name: lambda _, r: controller.delete_topics(r.topics),
             CREATE_PARTITIONS.name: lambda _, r: controller.create_partitions(
-                r.wishes, validate_only=r.validate_only
+                r.specs, validate_only=r.validate_only
             ),
             CHANGE_CONFIGS.name: lambda _, r: controller.change_configs(
                 r.resources, validate_only=r.validate_only
@@ -97,7 +97,7 @@ class ControllerService:
                 r.changes, validate_only=r.validate_only
             ),
             TAKE_MUTATIONS.name: lambda _, r: controller.take_mutations(
-                r.asker.user, r.asker.client_id, r.counts, is_strict=r.is_strict
+                r.context.user, r.context.client_id, r.counts, is_strict=r.is_strict
             ),
             DESCRIBE_MUTATIONS.name: lambda _, r: controller.describe_mutations(
                 r.user, r.client_id, r.most_used
@@ -115,12 +115,12 @@ class ControllerService:
             ALLOCATE_PRODUCER_IDS.name: lambda _, r: controller.allocate_producer_ids(
                 r.worker_id, r.broker_epoch
             ),
-            ELECT_LEADERS.name: lambda _, r: controller.elect_leaders(r.wishes),
+            ELECT_LEADERS.name: lambda _, r: controller.elect_leaders(r.specs),
             ALTER_PARTITIONS.name: lambda _, r: controller.alter_partitions(
                 r.worker_id, r.broker_epoch, r.changes
             ),
-            LOSE_LOGS.name: lambda _, r: controller.lose_logs(
-                r.worker_id, r.broker_epoch, r.logs, begun_anew=r.begun_anew
+            REPORT_LOST_LOGS.name: lambda _, r: controller.report_lost_logs(
+                r.worker_id, r.broker_epoch, r.logs, recreated=r.recreated
             ),
             WATCH_QUORUM.name: self._watch,
             DESCRIBE_QUORUM.name: lambda _caller, _request: self._describe(),
@@ -139,13 +139,15 @@ class ControllerService:
     # Streams
 
     def opened(self, caller: Caller) -> None:
-        self._visitors[caller] = _Visitor()
+        self._streams[caller] = _StreamState()
 
     def ended(self, caller: Caller) -> None:
         """What the stream's end says of the worker at its other end is told to the controller."""
-        visitor = self._visitors.pop(caller)
-        if visitor.incarnation_id is not None:
-            self.controller.membership.disconnected(caller.node_id, visitor.incarnation_id)
+        stream_state = self._streams.pop(caller)
+        if stream_state.incarnation_id is not None:
+            self.controller.worker_lifecycle.disconnected(
+                caller.node_id, stream_state.incarnation_id
+            )
 
     async def handle(self, caller: Caller, method_name: str, payload: bytes) -> bytes:
         """The answer's bytes; KafkaError for the caller."""
@@ -164,7 +166,7 @@ class ControllerService:
 
     async def execute(self, caller: Caller, method: Method[Q, A], request: Q) -> A:
         """The answer; KafkaError: NOT_CONTROLLER where it has to be, and is not, the active one."""
-        if method.callers is Callers.ITSELF:
+        if method.callers is AllowedCallers.ITSELF:
             _check_itself(caller, request)
         if method.needs_active:
             self.check_active()
@@ -196,18 +198,18 @@ class ControllerService:
         await self._quorum.wait_change(Leadership(known.leader_id, known.term, known.is_active))
 
     def _connect(self, caller: Caller, incarnation_id: bytes) -> None:
-        visitor = self._visitors.get(caller)
-        if visitor is None or visitor.incarnation_id == incarnation_id:
+        stream_state = self._streams.get(caller)
+        if stream_state is None or stream_state.incarnation_id == incarnation_id:
             return
-        if visitor.incarnation_id is not None:
+        if stream_state.incarnation_id is not None:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, "The worker at one end of a stream cannot change."
             )
-        visitor.incarnation_id = incarnation_id
-        self.controller.membership.connected(caller.node_id, incarnation_id)
+        stream_state.incarnation_id = incarnation_id
+        self.controller.worker_lifecycle.connected(caller.node_id, incarnation_id)
 
     async def _describe(self) -> QuorumDescription:
-        workers = await self.controller.membership.worker_statuses()
+        workers = await self.controller.worker_lifecycle.worker_statuses()
         status, now_ms = self._quorum.status, self._clock.now_ms()
         heard_ms = {
             each.worker_id: now_ms - each.heard_ms_ago for each in workers if each.heard_ms_ago >= 0
@@ -226,9 +228,9 @@ class ControllerService:
                 for each in status.replicas
             ],
             [
-                self._observer(caller.node_id, visitor, heard_ms.get(caller.node_id, -1))
-                for caller, visitor in self._visitors.items()
-                if visitor.offset >= 0 and caller.node_id not in (*status.voters, TOOL_ID)
+                self._observer(caller.node_id, stream_state, heard_ms.get(caller.node_id, -1))
+                for caller, stream_state in self._streams.items()
+                if stream_state.offset >= 0 and caller.node_id not in (*status.voters, TOOL_ID)
             ],
             [
                 WorkerView(
@@ -242,26 +244,26 @@ class ControllerService:
             ],
         )
 
-    def _observer(self, node_id: int, visitor: _Visitor, heard_ms: int) -> ReplicaView:
+    def _observer(self, node_id: int, stream_state: _StreamState, heard_ms: int) -> ReplicaView:
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
-        if visitor.offset >= self._feed.image.end_offset:
-            visitor.caught_up_at = now
-        caught_up_at = visitor.caught_up_at
+        if stream_state.offset >= self._feed.image.end_offset:
+            stream_state.caught_up_at = now
+        caught_up_at = stream_state.caught_up_at
         return ReplicaView(
             node_id,
-            visitor.offset,
-            max(heard_ms, now_ms - int((now - visitor.asked_at) * 1000)),
+            stream_state.offset,
+            max(heard_ms, now_ms - int((now - stream_state.asked_at) * 1000)),
             -1 if caught_up_at is None else now_ms - int((now - caught_up_at) * 1000),
         )
 
     # Followers
 
     async def _fetch(self, caller: Caller, request: FetchMetadata) -> MetadataPart:
-        if (visitor := self._visitors.get(caller)) is not None:
-            visitor.asked_at = self._clock.monotonic()
-            visitor.offset = request.offset
+        if (stream_state := self._streams.get(caller)) is not None:
+            stream_state.asked_at = self._clock.monotonic()
+            stream_state.offset = request.offset
             if request.offset >= self._feed.image.end_offset:
-                visitor.caught_up_at = visitor.asked_at
+                stream_state.caught_up_at = stream_state.asked_at
         if request.snapshot is not None:
             end_offset, number = request.snapshot
             return await self._snapshot_part(caller, end_offset, number)
@@ -314,14 +316,14 @@ class ControllerService:
 
     async def _first_part(self, caller: Caller) -> MetadataPart:
         snapshot = SnapshotParts(self._feed.image)
-        visitor = self._visitors.get(caller)
-        assert visitor is not None, "only other nodes follow"
-        visitor.snapshot = snapshot
+        stream_state = self._streams.get(caller)
+        assert stream_state is not None, "only other nodes follow"
+        stream_state.snapshot = snapshot
         return await self._snapshot_part(caller, snapshot.end_offset, 0)
 
     async def _snapshot_part(self, caller: Caller, end_offset: int, number: int) -> MetadataPart:
-        visitor = self._visitors[caller]
-        snapshot, part = visitor.snapshot, None
+        stream_state = self._streams[caller]
+        snapshot, part = stream_state.snapshot, None
         if snapshot is not None and snapshot.end_offset == end_offset:
             part = await snapshot.part(number)
         if part is None:

@@ -30,7 +30,7 @@ from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
 from metaquorum.controller.worker_registration import WorkerRegistration
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.rpc.links import QuorumLinks, Reign
+from metaquorum.rpc.links import ControllerTerm, QuorumLinks
 from metaquorum.rpc.methods import HEARTBEAT, REGISTER_WORKER
 from metaquorum.runtime.interfaces import Runtime, StorageError, sleep
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -41,7 +41,7 @@ CALL_S: Final = 5.0
 RETRY_LEAST_S: Final = 0.02
 RETRY_MOST_S: Final = 1.0
 TELL_S: Final = 3.0  # while starting: how often it is said what is waited for
-AWAY_TELL_S: Final = 1.0  # an election that takes less is nobody's business
+DISCONNECTED_LOG_S: Final = 1.0  # an election that takes less is nobody's business
 FORSAKEN_S: Final = 2.0  # without an active controller: nobody will say that this worker may go
 # Between two heartbeats, whatever the news.
 LEAST_HEARTBEAT_S: Final = 0.02
@@ -105,16 +105,16 @@ class WorkerSession:
         self._heartbeat_s = heartbeat_s
         self._offline_log_dirs = offline_log_dirs
         self._granted = granted
-        self._registered_in: Reign | None = None
+        self._registered_in: ControllerTerm | None = None
         self._sent_offset = 0
         self._wants_shutdown = False
         self._may_go = trio.Event()
         self._unfenced = trio.Event()
         self._news = trio.Event()
-        self._away_since: float | None = None
-        self._why_away = ""
-        self._told_away = False
-        self._went_away = trio.Event()
+        self._disconnected_since: float | None = None
+        self._disconnect_reason = ""
+        self._has_logged_away = False
+        self._disconnected = trio.Event()
 
     async def register(self) -> int:
         """Registered for the first time: where the metadata ends that says so. RefusedError.
@@ -122,27 +122,31 @@ class WorkerSession:
         Waits for an active controller as long as it takes, and says what it waits for.
         """
         backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
-        told_at = self._clock.monotonic()
+        logged_at = self._clock.monotonic()
         while True:
             try:
-                reign = await within(self._clock, TELL_S, self._links.wait_reign)
-                return await self._register(reign)
+                controller_term = await within(
+                    self._clock, TELL_S, self._links.wait_controller_term
+                )
+                return await self._register(controller_term)
             except TimeoutError:
-                log.warning("waiting for an active controller: %s", self._links.why_none)
-                told_at = self._clock.monotonic()
+                log.warning("waiting for an active controller: %s", self._links.status_text)
+                logged_at = self._clock.monotonic()
             except (CallError, KafkaError) as error:
-                if self._clock.monotonic() - told_at >= TELL_S:
+                if self._clock.monotonic() - logged_at >= TELL_S:
                     log.warning("not registered yet: %s", _words(error))
-                    told_at = self._clock.monotonic()
+                    logged_at = self._clock.monotonic()
                 await sleep(self._clock, backoff.next_s())
 
-    async def _register(self, reign: Reign) -> int:
+    async def _register(self, controller_term: ControllerTerm) -> int:
         """CallError, KafkaError for what may pass; RefusedError."""
         try:
-            changed = await reign.call(REGISTER_WORKER, self.registration, CALL_S)
+            changed = await controller_term.call(REGISTER_WORKER, self.registration, CALL_S)
         except KafkaError as error:
             if error.code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.INVALID_REQUEST):
-                raise RefusedError(f"{reign} refused this worker: {error.message}") from None
+                raise RefusedError(
+                    f"{controller_term} refused this worker: {error.message}"
+                ) from None
             raise
         if changed.answer != self.broker_epoch:
             if self.broker_epoch >= 0:
@@ -152,11 +156,11 @@ class WorkerSession:
                 )
             self.broker_epoch = changed.answer
             self._granted(self.broker_epoch)
-        self._registered_in = reign
+        self._registered_in = controller_term
         log.info(
             "worker %d is registered with %s, broker epoch %d",
             self.registration.worker_id,
-            reign,
+            controller_term,
             self.broker_epoch,
         )
         return changed.end_offset
@@ -178,16 +182,16 @@ class WorkerSession:
         if delta.worker_ids or any(
             worker.in_controlled_shutdown and not worker.fenced for worker in image.workers.values()
         ):
-            self.poke()
+            self.heartbeat_soon()
 
-    def poke(self) -> None:
+    def heartbeat_soon(self) -> None:
         """There is news for the controller."""
         self._news.set()
 
     async def shut_down(self, timeout_s: float) -> bool:
         """The controller has let this worker go; False: not in time, or by none. Needs `run`."""
         self._wants_shutdown = True
-        self.poke()
+        self.heartbeat_soon()
         async with trio.open_nursery() as nursery:
             scope = nursery.cancel_scope
             nursery.start_soon(_then_cancel, self._may_go.wait, scope)
@@ -199,45 +203,47 @@ class WorkerSession:
         """For a while no controller was active: others are stopping, too, or are gone."""
         while True:
             try:
-                reign = await within(self._clock, FORSAKEN_S, self._links.wait_reign)
+                controller_term = await within(
+                    self._clock, FORSAKEN_S, self._links.wait_controller_term
+                )
             except TimeoutError:
                 return
-            await reign.over.wait()
+            await controller_term.over.wait()
 
     async def run(self) -> None:
         """The session is kept, for ever. ReplacedError, RefusedError."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell_away)
+            nursery.start_soon(self._log_quorum_away)
             await self._keep()
 
     async def _keep(self) -> None:
         backoff = Backoff(self._random, RETRY_LEAST_S, RETRY_MOST_S)
         while True:
-            reign = await self._wait_reign()
+            controller_term = await self._wait_controller_term()
             try:
-                if self._registered_in is not reign:
-                    await self._register(reign)
-                answer = await self._beat(reign)
+                if self._registered_in is not controller_term:
+                    await self._register(controller_term)
+                answer = await self._send_heartbeat(controller_term)
             except (CallError, KafkaError) as error:
                 if isinstance(error, KafkaError) and error.code in _UNREGISTERED:
                     self._registered_in = None
-                log.debug("no heartbeat to %s: %s", reign, _words(error))
-                if not reign.over.is_set():
-                    self._away(_words(error))
+                log.debug("no heartbeat to %s: %s", controller_term, _words(error))
+                if not controller_term.over.is_set():
+                    self._note_disconnected(_words(error))
                 await sleep(self._clock, backoff.next_s())
                 continue
             backoff.reset()
-            self._back(reign)
+            self._note_reconnected(controller_term)
             self._note(answer)
             await sleep(self._clock, LEAST_HEARTBEAT_S)
-            await self._wait_due(reign, answer)
+            await self._wait_due(controller_term, answer)
 
-    async def _wait_reign(self) -> Reign:
-        if self._links.reign is None:
-            self._away("no controller is active")
-        return await self._links.wait_reign()
+    async def _wait_controller_term(self) -> ControllerTerm:
+        if self._links.controller_term is None:
+            self._note_disconnected("no controller is active")
+        return await self._links.wait_controller_term()
 
-    async def _beat(self, reign: Reign) -> HeartbeatAnswer:
+    async def _send_heartbeat(self, controller_term: ControllerTerm) -> HeartbeatAnswer:
         self._news = trio.Event()
         self._sent_offset = self._loader.visible.end_offset
         heartbeat = WorkerHeartbeat(
@@ -247,7 +253,7 @@ class WorkerSession:
             self._wants_shutdown,
             self._offline_log_dirs(),
         )
-        return await reign.call(HEARTBEAT, heartbeat, CALL_S)
+        return await controller_term.call(HEARTBEAT, heartbeat, CALL_S)
 
     def _note(self, answer: HeartbeatAnswer) -> None:
         if answer.is_fenced and not self.is_fenced and not self._wants_shutdown:
@@ -267,12 +273,12 @@ class WorkerSession:
             return min(self._heartbeat_s, LEAVING_HEARTBEAT_S)
         return self._heartbeat_s
 
-    async def _wait_due(self, reign: Reign, answer: HeartbeatAnswer) -> None:
+    async def _wait_due(self, controller_term: ControllerTerm, answer: HeartbeatAnswer) -> None:
         """The next heartbeat is due: by time, by news, or as the reign is over."""
         waits: list[Callable[[], Awaitable[None]]] = [
             partial(sleep, self._clock, self._interval_s),
             self._news.wait,
-            reign.over.wait,
+            controller_term.over.wait,
         ]
         if answer.is_fenced or self._wants_shutdown:
             waits.append(partial(self._loader.wait_visible, self._sent_offset + 1))
@@ -282,35 +288,35 @@ class WorkerSession:
 
     # While the quorum is away
 
-    def _away(self, why: str) -> None:
-        if self._away_since is None:
-            self._away_since = self._clock.monotonic()
-            self._went_away.set()
-        self._why_away = why
+    def _note_disconnected(self, why: str) -> None:
+        if self._disconnected_since is None:
+            self._disconnected_since = self._clock.monotonic()
+            self._disconnected.set()
+        self._disconnect_reason = why
 
-    async def _tell_away(self) -> None:
+    async def _log_quorum_away(self) -> None:
         while True:
-            await self._went_away.wait()
-            self._went_away = trio.Event()
-            await sleep(self._clock, AWAY_TELL_S)
-            since = self._away_since
-            if since is not None and not self._went_away.is_set():
-                self._told_away = True
+            await self._disconnected.wait()
+            self._disconnected = trio.Event()
+            await sleep(self._clock, DISCONNECTED_LOG_S)
+            since = self._disconnected_since
+            if since is not None and not self._disconnected.is_set():
+                self._has_logged_away = True
                 log.warning(
                     "the quorum is away (%s): what this worker leads it goes on to serve; what"
                     " needs the quorum waits, or is refused: %s",
-                    self._why_away,
-                    self._links.why_none,
+                    self._disconnect_reason,
+                    self._links.status_text,
                 )
 
-    def _back(self, reign: Reign) -> None:
-        if self._told_away and self._away_since is not None:
+    def _note_reconnected(self, controller_term: ControllerTerm) -> None:
+        if self._has_logged_away and self._disconnected_since is not None:
             log.warning(
                 "the quorum is back after %.1f s: %s",
-                self._clock.monotonic() - self._away_since,
-                reign,
+                self._clock.monotonic() - self._disconnected_since,
+                controller_term,
             )
-        self._away_since, self._why_away, self._told_away = None, "", False
+        self._disconnected_since, self._disconnect_reason, self._has_logged_away = None, "", False
 
 
 async def _then_cancel(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:

@@ -74,7 +74,7 @@ def _own_context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
         # Without a password: OpenSSL would ask for one on the terminal, and the node would hang.
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
     except ssl.SSLError as error:
-        raise TlsFilesError(_why_not_loaded(error, files)) from None
+        raise TlsFilesError(_load_failure(error, files)) from None
     except _EncryptedKeyError:
         raise TlsFilesError(
             f"the key in {files.key} is encrypted: give one that is not, which only this user may"
@@ -107,7 +107,7 @@ def _check_readable(what: str, path: str) -> None:
         raise TlsFilesError(f"the {what} file {path} cannot be read: {error.strerror}") from None
 
 
-def _why_not_loaded(error: ssl.SSLError, files: TlsFiles) -> str:
+def _load_failure(error: ssl.SSLError, files: TlsFiles) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"the key in {files.key} is not that of the certificate in {files.certificate}"
     for what, path in (("certificate", files.certificate), ("private key", files.key)):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from simulations.harness.environment import Checker, Room
+from simulations.harness.environment import Checker, Environment
 
 TOPIC: Final = 2
 WORKER: Final = 4
@@ -35,8 +35,8 @@ class ConfigsStay(Checker):
 
     invariant = "M3"
 
-    def __init__(self, room: Room) -> None:
-        super().__init__(room)
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
         # A new cluster is given the one on which eligible leader replicas hang.
         self._known: dict[Resource, dict[str, Known]] = {
             Resource(WORKER, ALL_WORKERS): {"min.insync.replicas": Known("1")}
@@ -54,7 +54,7 @@ class ConfigsStay(Checker):
 
     def asked(self, resource: Resource, key: str, value: str | None) -> None:
         one = self._known.setdefault(resource, {}).setdefault(key, Known())
-        one.unanswered.append((self.room.node.runs, value))
+        one.unanswered.append((self.environment.node.runs, value))
 
     def answered(self, resource: Resource, key: str, value: str | None, *, done: bool) -> None:
         """To the newest wish for this config; a refusal leaves all as it was."""
@@ -94,7 +94,7 @@ class ConfigsStay(Checker):
                 one.value,
                 one.unanswered,
             )
-            if asked_run == self.room.node.runs:
+            if asked_run == self.environment.node.runs:
                 one.unanswered = [each for each in one.unanswered if each[0] == asked_run]
                 one.value = value
 

@@ -1,6 +1,6 @@
 """What was deleted stays deleted, and only what is due is."""
 
-from simulations.harness.environment import Checker, Room
+from simulations.harness.environment import Checker, Environment
 from simulations.harness.history import Fetched
 
 
@@ -9,8 +9,8 @@ class DeletedStaysDeleted(Checker):
 
     invariant = "L3"
 
-    def __init__(self, room: Room) -> None:
-        super().__init__(room)
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
         # By topic id and partition: when which log start was acknowledged.
         self._acknowledged: dict[tuple[bytes, int], list[tuple[float, int]]] = {}
         # By name and partition: up to where somebody asked; None for whatever was committed.
@@ -28,7 +28,7 @@ class DeletedStaysDeleted(Checker):
             self.compare(
                 start >= earlier, "{}-{} began at {}, now {}", name, partition, earlier, start
             )
-        known.append((self.room.world.now, start))
+        known.append((self.environment.world.now, start))
         if self._asked[name, partition][-1] is None:
             self._asked[name, partition][-1] = start
 
@@ -77,7 +77,7 @@ class DeletedStaysDeleted(Checker):
                 )
                 must = least
                 break
-        if asked_run != self.room.node.runs:
+        if asked_run != self.environment.node.runs:
             return must
         shown = self._shown.setdefault((*place, asked_run), [])
         for when, least in reversed(shown):
@@ -87,5 +87,5 @@ class DeletedStaysDeleted(Checker):
                 )
                 break
         if not shown or start > shown[-1][1]:
-            shown.append((self.room.world.now, start))
+            shown.append((self.environment.world.now, start))
         return must

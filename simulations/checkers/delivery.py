@@ -6,7 +6,7 @@ from collections import Counter
 from dataplane.log.segments.names import LOG, file_name
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.log_files import naive_batches
-from simulations.harness.environment import Checker, Room
+from simulations.harness.environment import Checker, Environment
 from simulations.harness.history import Attempt, Fetched, Final, PartitionOf
 from simulations.harness.node import log_folder
 
@@ -16,8 +16,8 @@ class OneRecordPerOffset(Checker):
 
     invariant = "R4"
 
-    def __init__(self, room: Room) -> None:
-        super().__init__(room)
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
         self._known: dict[tuple[PartitionOf, int, int], bytes] = {}
 
     def fetched(self, fetched: Fetched) -> None:
@@ -79,7 +79,7 @@ class NothingInvented(Checker):
 
     def fetched(self, fetched: Fetched) -> None:
         for read in fetched.reads:
-            attempt = self.room.history.attempts.get(read.value)
+            attempt = self.environment.history.attempts.get(read.value)
             self.compare(
                 attempt is not None
                 and self._is_of(attempt, fetched)
@@ -105,7 +105,7 @@ class AckedOffsetIsIts(Checker):
 
     def fetched(self, fetched: Fetched) -> None:
         for read in fetched.reads:
-            attempt = self.room.history.attempts.get(read.value)
+            attempt = self.environment.history.attempts.get(read.value)
             if attempt is None or attempt.offset is None or attempt.place != fetched.place:
                 continue
             if attempt.times_sent == 1:
@@ -136,7 +136,7 @@ class AcknowledgedIsDurable(Checker):
                 )
 
     def _is_durable(self, attempt: Attempt, offset: int) -> bool:
-        storage = self.room.node.storage
+        storage = self.environment.node.storage
         folder = log_folder(storage, attempt.topic.name, attempt.partition)
         files = storage.durable_files(folder)
         bases = [int(name.removesuffix(LOG)) for name in files if name.endswith(LOG)]
@@ -159,8 +159,8 @@ class AcknowledgedIsKept(Checker):
     invariant = "R6"
 
     def finished(self) -> None:
-        places = self.room.history.attempts_by_place()
-        for place, final in self.room.history.finals.items():
+        places = self.environment.history.attempts_by_place()
+        for place, final in self.environment.history.finals.items():
             attempts = places.get(place, [])
             acked = [a for a in attempts if a.offset is not None and a.acks != 0]
             kept = self.that_must_stay(final, sorted(acked, key=lambda a: a.offset or 0), attempts)
@@ -174,17 +174,17 @@ class AcknowledgedIsKept(Checker):
 
     def _first_cut(self, attempt: Attempt) -> float | None:
         """When the power failed for the first time after it was sent."""
-        cuts = self.room.node.power_cuts
+        cuts = self.environment.node.power_cuts
         later = bisect_right(cuts, attempt.first_sent_at)
         return cuts[later] if later < len(cuts) else None
 
     def _may_begin_at(self, final: Final) -> bool:
-        deleted = self.room.checker(DeletedStaysDeleted)
+        deleted = self.environment.checker(DeletedStaysDeleted)
         return deleted.may_begin_at(final.topic.name, final.partition, final.log_start_offset)
 
     def _check(self, final: Final, acked: list[Attempt]) -> None:
         there = {(read.offset, read.value) for read in final.reads}
-        cuts = self.room.node.power_cuts
+        cuts = self.environment.node.power_cuts
         oldest_left_above = float("inf")  # acknowledged at, of those left at higher offsets
         for attempt in reversed(acked):
             assert attempt.offset is not None
@@ -200,7 +200,7 @@ class AcknowledgedIsKept(Checker):
                     final.log_start_offset,
                 )
                 continue
-            if self.room.history.is_rotten(attempt.place, attempt.offset):
+            if self.environment.history.is_rotten(attempt.place, attempt.offset):
                 continue
             if (attempt.offset, attempt.value) in there:
                 self.comparisons += 1
@@ -241,16 +241,16 @@ class LastOfEachKey(AcknowledgedIsKept):
         kept = []
         for attempt in acked:
             assert attempt.offset is not None
-            if attempt.offset in there or self.room.history.is_rotten(
+            if attempt.offset in there or self.environment.history.is_rotten(
                 attempt.place, attempt.offset
             ):
                 kept.append(attempt)
             elif last_read.get(attempt.key, -1) > attempt.offset:
-                self.room.world.count("records that came again, gone")
+                self.environment.world.count("records that came again, gone")
             elif any(self._is_unreadable(other, attempt) for other in attempts):
-                self.room.world.count("records that came again in a rotten batch, gone")
+                self.environment.world.count("records that came again in a rotten batch, gone")
             elif any(self._may_have_gone(final, other, attempt) for other in attempts):
-                self.room.world.count("deletions, gone")
+                self.environment.world.count("deletions, gone")
                 self._stays_deleted(final, attempt, last_read)
             else:
                 kept.append(attempt)
@@ -259,11 +259,11 @@ class LastOfEachKey(AcknowledgedIsKept):
     def _is_unreadable(self, later: Attempt, attempt: Attempt) -> bool:
         """Whether this may be the same key, later, in a batch that nobody can read any more."""
         assert attempt.offset is not None
-        if later.key != attempt.key or attempt.place not in self.room.history.rotten:
+        if later.key != attempt.key or attempt.place not in self.environment.history.rotten:
             return False
         return later.offset is None or (
             later.offset > attempt.offset
-            and self.room.history.is_rotten(attempt.place, later.offset)
+            and self.environment.history.is_rotten(attempt.place, later.offset)
         )
 
     def _may_have_gone(self, final: Final, deletion: Attempt, attempt: Attempt) -> bool:
@@ -273,7 +273,7 @@ class LastOfEachKey(AcknowledgedIsKept):
             return False
         if deletion.offset is not None and deletion.offset < attempt.offset:
             return False
-        age_ms = (final.ended_at - deletion.first_sent_at + self.room.jumped_s) * 1000
+        age_ms = (final.ended_at - deletion.first_sent_at + self.environment.jumped_s) * 1000
         return age_ms >= int(final.topic.configs["delete.retention.ms"])
 
     def _stays_deleted(
@@ -281,7 +281,7 @@ class LastOfEachKey(AcknowledgedIsKept):
     ) -> None:
         """A deletion that is gone has left no older record of its key."""
         quick = final.ended_at - final.began_at < 0.1  # all of it from before or after a cleaning
-        cuts = self.room.node.power_cuts
+        cuts = self.environment.node.power_cuts
         lost = bisect_right(cuts, attempt.first_sent_at) < len(cuts)
         if attempt.is_deletion and quick and (attempt.flush_promised or not lost):
             self.compare(
@@ -298,12 +298,12 @@ class DeliveredOnce(Checker):
     invariant = "T1"
 
     def finished(self) -> None:
-        for final in self.room.history.finals.values():
+        for final in self.environment.history.finals.values():
             seen: dict[bytes, int] = {}
             for read in final.reads:
                 seen[read.value] = seen.get(read.value, 0) + 1
             for value, times in seen.items():
-                attempt = self.room.history.attempts.get(value)
+                attempt = self.environment.history.attempts.get(value)
                 if attempt is None:
                     continue
                 allowed = 1 if attempt.idempotent else attempt.times_sent
@@ -316,10 +316,10 @@ class OrderOfSending(Checker):
     invariant = "T1"
 
     def finished(self) -> None:
-        for place, final in self.room.history.finals.items():
+        for place, final in self.environment.history.finals.items():
             last: dict[int, Attempt] = {}
             for read in final.reads:
-                attempt = self.room.history.attempts.get(read.value)
+                attempt = self.environment.history.attempts.get(read.value)
                 if attempt is None or not attempt.idempotent or attempt.place != place:
                     continue
                 before = last.get(attempt.incarnation)
@@ -342,8 +342,8 @@ class NoGaps(Checker):
     invariant = "T1"
 
     def finished(self) -> None:
-        history = self.room.history
-        if self.room.node.power_cuts:
+        history = self.environment.history
+        if self.environment.node.power_cuts:
             return
         names = Counter(topic.name for topic in history.topics.values())
         places = history.attempts_by_place()
@@ -380,7 +380,7 @@ class EveryOffsetOnce(Checker):
     invariant = "L1"
 
     def finished(self) -> None:
-        for final in self.room.history.finals.values():
+        for final in self.environment.history.finals.values():
             if final.topic.is_compacted:
                 continue
             place = PartitionOf(final.topic.topic_id, final.partition)
@@ -388,7 +388,7 @@ class EveryOffsetOnce(Checker):
             expected = [
                 offset
                 for offset in range(final.log_start_offset, final.log_end_offset)
-                if not self.room.history.is_rotten(place, offset)
+                if not self.environment.history.is_rotten(place, offset)
             ]
             self.compare(
                 offsets == expected,

@@ -248,9 +248,9 @@ class IndexIsScan(ScansLogs, Checker):
             name,
             segments,
             may_skip=final.topic.is_compacted,
-            sparse_bytes=self.room.settings.index_interval_bytes,
-            restarts=self.room.node.runs,
-            rotten_indexes=self.room.history.rotten_indexes,
+            sparse_bytes=self.environment.settings.index_interval_bytes,
+            restarts=self.environment.node.runs,
+            rotten_indexes=self.environment.history.rotten_indexes,
         )
         self.compare(
             end == final.log_end_offset,

@@ -4,7 +4,7 @@ from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.replay import Replay
-from simulations.harness.environment import Checker, Room
+from simulations.harness.environment import Checker, Environment
 from simulations.harness.history import Topic
 
 
@@ -14,8 +14,8 @@ class AcknowledgedChangesStay(Checker):
 
     invariant = "M3"
 
-    def __init__(self, room: Room) -> None:
-        super().__init__(room)
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
         self._asked: set[str] = set()
         self._there: dict[bytes, Topic] = {}
         self._deleted: set[bytes] = set()
@@ -61,8 +61,8 @@ class AppliedStays(Checker):
 
     invariant = "M2"
 
-    def __init__(self, room: Room) -> None:
-        super().__init__(room)
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
         self.applied: dict[int, tuple[int, list[MetadataRecord]]] = {}
 
     def seen(self, batch: Batch) -> None:

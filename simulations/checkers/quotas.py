@@ -87,7 +87,7 @@ class MutesEnd(Comparing):
         self.compare(early_s <= 0.05, "{} was heard {:.3f} s too early", who, early_s)
         self.compare(late_s <= SLACK_S, "{} was heard {:.3f} s too late", who, late_s)
 
-    def told(self, who: str, throttle_s: float, all_bytes: float, quota: float) -> None:
+    def throttled(self, who: str, throttle_s: float, all_bytes: float, quota: float) -> None:
         self.compare(
             throttle_s <= all_bytes / quota + 1,
             "{} is to wait for {:.1f} s, for {:.0f} bytes in all at {:g} a second",

@@ -6,7 +6,7 @@ from typing import Final
 from simulations.checkers.configs import TOPIC, ConfigsStay, Resource
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.log_files import Segment, naive_segments
-from simulations.harness.environment import Checker, Room
+from simulations.harness.environment import Checker, Environment
 from simulations.harness.history import Fetched, Topic
 from simulations.kernel.storage import Storage
 
@@ -23,8 +23,8 @@ class RetentionIsDue(Checker):
 
     invariant = "L3"
 
-    def __init__(self, room: Room) -> None:
-        super().__init__(room)
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
         # Segments of (topic, partition) below that offset have gone once, for a good reason: after
         # a loss of power they may be back, and go again.
         self._gone: dict[tuple[bytes, int], int] = {}
@@ -43,11 +43,11 @@ class RetentionIsDue(Checker):
 
     def retired(self, storage: Storage, path: str) -> None:
         """The segment at `path` is about to get the name of one that is deleted."""
-        if storage is not self.room.node.storage:
+        if storage is not self.environment.node.storage:
             return
         folder, name = path.rsplit("/", 1)
         topic_name, _, partition = folder.rsplit("/", 1)[1].rpartition("-")
-        topics = [t for t in self.room.history.live_topics if t.name == topic_name]
+        topics = [t for t in self.environment.history.live_topics if t.name == topic_name]
         if not topics or topics[0].is_compacted:
             return
         segments = naive_segments(storage, folder)
@@ -67,14 +67,16 @@ class RetentionIsDue(Checker):
         self.compare(not earlier, "{} goes before {}", name, earlier[:1])
         due = (
             end <= self._gone.get(place, 0)
-            or self.room.checker(DeletedStaysDeleted).may_begin_at(topic.name, partition, end)
+            or self.environment.checker(DeletedStaysDeleted).may_begin_at(
+                topic.name, partition, end
+            )
             or self._too_old(topic, this)
             or self._too_much(topic, rest)
         )
         if due:
             extent = self._due_to(topic, end, later)
             self._gone[place] = max(self._gone.get(place, 0), extent)
-            self.room.world.count("segments deleted")
+            self.environment.world.count("segments deleted")
         newest = max((batch.max_timestamp for batch in this.batches), default=-1)
         self.compare(
             due,
@@ -102,10 +104,10 @@ class RetentionIsDue(Checker):
         return end
 
     def _now_ms(self) -> int:
-        return int(self.room.node.clock.wall_s() * 1000)
+        return int(self.environment.node.clock.wall_s() * 1000)
 
     def _may_be(self, topic: Topic, key: str, default: int) -> set[int]:
-        values = self.room.checker(ConfigsStay).may_be(Resource(TOPIC, topic.name), key)
+        values = self.environment.checker(ConfigsStay).may_be(Resource(TOPIC, topic.name), key)
         return {default if value is None else int(value) for value in values}
 
     def _too_old(self, topic: Topic, this: Segment) -> bool:

@@ -5,7 +5,7 @@ from typing import Final
 from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.replay import Replay
-from simulations.cluster.cluster_state import ClusterChecker, Nation
+from simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from simulations.cluster.quorum_checkers import content
 from simulations.cluster.voter_group import CLUSTER_ID
 from wire.primitives.errors import ErrorCode
@@ -27,8 +27,8 @@ class ClusterIsOneLog(ClusterChecker):
 
     invariant = "M2"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self.log: dict[int, Batch] = {}
         self._proposers: dict[int, int] = {}
 
@@ -55,7 +55,7 @@ class ClusterImagesAreOne(ClusterChecker):
     invariant = "M4"
 
     def images(self, images: dict[str, MetadataImage]) -> None:
-        log = self.nation.checker(ClusterIsOneLog)
+        log = self.cluster_state.checker(ClusterIsOneLog)
         folds: dict[int, tuple[int, list[bytes]]] = {}
         for who, image in images.items():
             found = content(image)
@@ -84,9 +84,9 @@ class AnswersHold(ClusterChecker):
         )
 
     def images(self, images: dict[str, MetadataImage]) -> None:
-        told = self.nation.told
+        topic_outcomes = self.cluster_state.topic_outcomes
         for who, image in images.items():
-            for name, (topic_id, partitions) in told.lasting.items():
+            for name, (topic_id, partitions) in topic_outcomes.lasting.items():
                 topic = image.topic(name)
                 self.compare(
                     topic is not None
@@ -97,10 +97,12 @@ class AnswersHold(ClusterChecker):
                     who,
                     topic,
                 )
-            for name in told.refused | told.deleted:
+            for name in topic_outcomes.refused | topic_outcomes.deleted:
                 self.compare(image.topic(name) is None, "{} has {}, refused or deleted", who, name)
             names = set(image.topics)
-            self.compare(names <= told.asked, "{} has {}", who, names - told.asked)
+            self.compare(
+                names <= topic_outcomes.asked, "{} has {}", who, names - topic_outcomes.asked
+            )
 
 
 class CreatedIsVisible(ClusterChecker):
@@ -119,13 +121,13 @@ class RecordsAreKept(ClusterChecker):
 
     invariant = "R6"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self.acked: dict[bytes, tuple[str, int, int]] = {}  # value: topic, partition, offset
 
     def finals(self, found: dict[tuple[str, int], list[tuple[int, bytes]]]) -> None:
         for value, (topic, partition, offset) in self.acked.items():
-            if topic not in self.nation.told.lasting:
+            if topic not in self.cluster_state.topic_outcomes.lasting:
                 continue
             places = [o for o, v in found.get((topic, partition), []) if v == value]
             self.compare(

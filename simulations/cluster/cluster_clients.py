@@ -12,7 +12,7 @@ from simulations.cluster.cluster_checkers import (
     CreatedIsVisible,
     RecordsAreKept,
 )
-from simulations.cluster.cluster_state import Nation
+from simulations.cluster.cluster_state import ClusterState
 from simulations.harness.client import BROKEN, ClientConnection, connect, draw_versions
 from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
@@ -38,8 +38,8 @@ _AMBIGUOUS: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 class ClusterClient:
-    def __init__(self, nation: Nation, name: str, draw: Random) -> None:
-        self.nation = nation
+    def __init__(self, cluster_state: ClusterState, name: str, draw: Random) -> None:
+        self.cluster_state = cluster_state
         self.name = name
         self.done = False
         # The worker that it was connected with last, and how often it was with any.
@@ -49,20 +49,20 @@ class ClusterClient:
         self._versions = draw_versions(draw)
 
     def say(self, text: str) -> None:
-        self.nation.world.say(self.name, text)
+        self.cluster_state.world.say(self.name, text)
 
     @asynccontextmanager
     async def connected(
         self, runtime: Runtime, worker_id: int | None = None
     ) -> AsyncIterator[ClientConnection]:
         """To that worker, or to any. One of BROKEN."""
-        known = {worker.config.node_id: worker for worker in self.nation.workers}
+        known = {worker.config.node_id: worker for worker in self.cluster_state.workers}
         if worker_id is None:
             worker_id = self._draw.choice(sorted(known))
         elif worker_id not in known:
             raise EOFError("nobody leads it")
         address = known[worker_id].name, known[worker_id].config.listen[1]
-        order = self.nation.checker(AnswersInTheirOrder)
+        order = self.cluster_state.checker(AnswersInTheirOrder)
         connection = await connect(runtime, address, self.name, dict(self._versions), order)
         self.worker_id, self.connections = worker_id, self.connections + 1
         try:
@@ -89,14 +89,18 @@ class ClusterClient:
 class Administrator(ClusterClient):
     """Makes and deletes topics, each name once, through any worker."""
 
-    def __init__(self, nation: Nation, name: str, draw: Random) -> None:
-        super().__init__(nation, name, draw)
+    def __init__(self, cluster_state: ClusterState, name: str, draw: Random) -> None:
+        super().__init__(cluster_state, name, draw)
         self._made = 0
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.nation.closing:
-            changes_left = self._made < self.nation.settings.changes
-            if self.nation.calm and not changes_left and self.nation.told.lasting:
+        while not self.cluster_state.closing:
+            changes_left = self._made < self.cluster_state.settings.changes
+            if (
+                self.cluster_state.calm
+                and not changes_left
+                and self.cluster_state.topic_outcomes.lasting
+            ):
                 break
             try:
                 async with self.connected(runtime) as connection:
@@ -108,12 +112,12 @@ class Administrator(ClusterClient):
 
     async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
         for _ in range(self._draw.randint(1, 5)):
-            lasting = self.nation.told.lasting
+            lasting = self.cluster_state.topic_outcomes.lasting
             if len(lasting) > 2 and self._draw.random() < 0.4:
                 await self._delete(connection, self._draw.choice(sorted(lasting)))
-            elif self._made < self.nation.settings.changes or not lasting:
+            elif self._made < self.cluster_state.settings.changes or not lasting:
                 await self._create(connection)
-            await sleep(runtime.clock, self._draw.random() * self.nation.settings.think_s)
+            await sleep(runtime.clock, self._draw.random() * self.cluster_state.settings.think_s)
 
     async def _create(self, connection: ClientConnection) -> None:
         self._made += 1
@@ -129,11 +133,15 @@ class Administrator(ClusterClient):
         overrides: Mapping[str, str],
     ) -> bytes | None:
         """The topic's id once it is made."""
-        told, world = self.nation.told, self.nation.world
-        told.asked.add(name)
-        for outcomes in told.deletion_asked, told.deleted, told.refused:  # of an earlier one
+        topic_outcomes, world = self.cluster_state.topic_outcomes, self.cluster_state.world
+        topic_outcomes.asked.add(name)
+        for outcomes in (
+            topic_outcomes.deletion_asked,
+            topic_outcomes.deleted,
+            topic_outcomes.refused,
+        ):  # of an earlier one
             outcomes.discard(name)
-        told.created.pop(name, None)
+        topic_outcomes.created.pop(name, None)
         configs = [CreatableTopicConfig(name=key, value=text) for key, text in overrides.items()]
         topic = CreatableTopic(
             name=name, num_partitions=partitions, replication_factor=replicas, configs=configs
@@ -144,10 +152,10 @@ class Administrator(ClusterClient):
         code = ErrorCode(answer.error_code)
         self.say(f"creates {name}: {code.name} {answer.error_message}")
         world.count(f"create: {code.name}")
-        self.nation.checker(AnswersHold).answered(name, code)
+        self.cluster_state.checker(AnswersHold).answered(name, code)
         if code is ErrorCode.NONE:
             topic_id = bytes(answer.topic_id)
-            told.created[name] = topic_id, partitions
+            topic_outcomes.created[name] = topic_id, partitions
             world.count("topics created")
             world.count("commits")
             if world.now - asked_at > PATIENCE_S / 2:  # what is committed is answered in any case
@@ -155,18 +163,18 @@ class Administrator(ClusterClient):
             shown = await self.metadata(connection, name)
             names = {each.name or "": bytes(each.topic_id) for each in shown.topics}
             # Another administrator may have asked for its deletion, and for another of its name.
-            is_still_wanted = told.created.get(name) == (topic_id, partitions)
-            if is_still_wanted and name not in told.deletion_asked:
-                self.nation.checker(CreatedIsVisible).shown(name, topic_id, names)
+            is_still_wanted = topic_outcomes.created.get(name) == (topic_id, partitions)
+            if is_still_wanted and name not in topic_outcomes.deletion_asked:
+                self.cluster_state.checker(CreatedIsVisible).shown(name, topic_id, names)
             return topic_id
         if code not in _AMBIGUOUS:
-            told.refused.add(name)
+            topic_outcomes.refused.add(name)
         return None
 
     async def _delete(self, connection: ClientConnection, name: str) -> None:
-        told = self.nation.told
-        told.deletion_asked.add(name)
-        topic_id = told.created[name][0]
+        topic_outcomes = self.cluster_state.topic_outcomes
+        topic_outcomes.deletion_asked.add(name)
+        topic_id = topic_outcomes.created[name][0]
         by_id = connection.version(ApiKey.DELETE_TOPICS) >= 6
         message = DeleteTopicsRequest(
             topics=[DeleteTopicState(topic_id=topic_id)] if by_id else [],
@@ -177,33 +185,36 @@ class Administrator(ClusterClient):
         code = ErrorCode(answer.error_code)
         self.say(f"deletes {name}: {code.name}")
         if code is ErrorCode.NONE:
-            told.deleted.add(name)
-            self.nation.world.count("topics deleted")
-            self.nation.world.count("commits")
+            topic_outcomes.deleted.add(name)
+            self.cluster_state.world.count("topics deleted")
+            self.cluster_state.world.count("commits")
 
 
 class ClusterProducer(ClusterClient):
     """Writes each record once, and never again when its answer does not come."""
 
-    def __init__(self, nation: Nation, name: str, draw: Random) -> None:
-        super().__init__(nation, name, draw)
-        self._left = nation.settings.records
+    def __init__(self, cluster_state: ClusterState, name: str, draw: Random) -> None:
+        super().__init__(cluster_state, name, draw)
+        self._left = cluster_state.settings.records
         self._written = 0
 
     async def run(self, runtime: Runtime) -> None:
         """Until all is written; and, once it is calm, one record to each partition there is."""
-        while self._left > 0 and not self.nation.calm and not self.nation.closing:
-            lasting = self.nation.told.lasting
+        while self._left > 0 and not self.cluster_state.calm and not self.cluster_state.closing:
+            lasting = self.cluster_state.topic_outcomes.lasting
             if lasting:
                 name = self._draw.choice(sorted(lasting))
                 self._left -= 1
                 await self._try(runtime, name, self._draw.randrange(lasting[name][1]))
             await sleep(runtime.clock, RETRY_S + self._draw.random() * 0.1)
-        while not self.nation.calm and not self.nation.closing:
+        while not self.cluster_state.calm and not self.cluster_state.closing:
             await sleep(runtime.clock, RETRY_S)
-        for name, (_, partitions) in self.nation.told.lasting.items():
+        for name, (_, partitions) in self.cluster_state.topic_outcomes.lasting.items():
             for partition in range(partitions):
-                while name in self.nation.told.lasting and not self.nation.closing:
+                while (
+                    name in self.cluster_state.topic_outcomes.lasting
+                    and not self.cluster_state.closing
+                ):
                     if await self._try(runtime, name, partition):
                         break
                     await sleep(runtime.clock, RETRY_S)
@@ -227,7 +238,7 @@ class ClusterProducer(ClusterClient):
         value = f"{name}-{partition} {self.name} {self._written}".encode()
         record = Record(0, runtime.clock.now_ms(), None, value, ())
         data = PartitionProduceData(index=partition, records=encode_batch([record]))
-        topic_id = self.nation.told.created[name][0]
+        topic_id = self.cluster_state.topic_outcomes.created[name][0]
         topic = TopicProduceData(name=name, topic_id=topic_id, partition_data=[data])
         message = ProduceRequest(
             transactional_id=None, acks=-1, timeout_ms=3000, topic_data=[topic]
@@ -235,27 +246,34 @@ class ClusterProducer(ClusterClient):
         response = await connection.call(ApiKey.PRODUCE, message)
         answer = response.responses[0].partition_responses[0]
         code = ErrorCode(answer.error_code)
-        self.nation.world.count(f"produce: {code.name}")
+        self.cluster_state.world.count(f"produce: {code.name}")
         if code is not ErrorCode.NONE:
             self.say(f"{name}-{partition}: {code.name}")
             return False
         self.say(f"wrote {name}-{partition} at {answer.base_offset}")
-        self.nation.checker(RecordsAreKept).acked[value] = name, partition, answer.base_offset
-        self.nation.world.count("acknowledged records")
+        self.cluster_state.checker(RecordsAreKept).acked[value] = (
+            name,
+            partition,
+            answer.base_offset,
+        )
+        self.cluster_state.world.count("acknowledged records")
         return True
 
 
 class Inspector(ClusterClient):
     """Reads all partitions of all topics that are to be there."""
 
-    def __init__(self, nation: Nation, draw: Random) -> None:
-        super().__init__(nation, "inspector", draw)
+    def __init__(self, cluster_state: ClusterState, draw: Random) -> None:
+        super().__init__(cluster_state, "inspector", draw)
         self.found: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
 
     async def run(self, runtime: Runtime) -> None:
-        for name, (_, partitions) in self.nation.told.lasting.items():
+        for name, (_, partitions) in self.cluster_state.topic_outcomes.lasting.items():
             for partition in range(partitions):
-                while (name, partition) not in self.found and not self.nation.world.violations:
+                while (
+                    name,
+                    partition,
+                ) not in self.found and not self.cluster_state.world.violations:
                     try:
                         await self._read(runtime, name, partition)
                     except BROKEN as error:
@@ -276,7 +294,7 @@ class Inspector(ClusterClient):
                 records += fetched
                 offset = fetched[-1][0] + 1
         self.found[name, partition] = records
-        self.nation.world.count("records read", len(records))
+        self.cluster_state.world.count("records read", len(records))
 
     async def _end(self, connection: ClientConnection, name: str, partition: int) -> int:
         asked = ListOffsetsPartition(partition_index=partition, timestamp=_LATEST)
@@ -294,7 +312,7 @@ class Inspector(ClusterClient):
         asked = FetchPartition(
             partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20
         )
-        topic_id = self.nation.told.created[name][0]
+        topic_id = self.cluster_state.topic_outcomes.created[name][0]
         topic = FetchTopic(topic=name, topic_id=topic_id, partitions=[asked])
         message = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, topics=[topic])
         response = await connection.call(ApiKey.FETCH, message)

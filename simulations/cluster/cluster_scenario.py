@@ -22,16 +22,16 @@ from simulations.cluster.cluster_setup import (
     compare,
     finish_clients,
     recover,
-    scene,
     settle,
     start_client,
     stop,
+    targets,
     watched,
     within,
 )
-from simulations.cluster.cluster_state import ClusterSettings, Nation
-from simulations.cluster.fault_plan import SPLITS, draw_troubles, without
-from simulations.cluster.faults import TROUBLES, calm, play_troubles
+from simulations.cluster.cluster_state import ClusterSettings, ClusterState
+from simulations.cluster.fault_plan import SPLITS, draw_faults, without
+from simulations.cluster.faults import CLUSTER_FAULTS, calm, play_faults
 from simulations.harness.observing import small_sizes
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
@@ -46,11 +46,11 @@ _ELSEWHERE: Final = (
     "full disk",
     "stop in snapshot",
 )
-KINDS: Final = tuple(kind for kind in TROUBLES if kind not in _ELSEWHERE)
+KINDS: Final = tuple(kind for kind in CLUSTER_FAULTS if kind not in _ELSEWHERE)
 
 
 def draw_settings(draw: Random) -> ClusterSettings:
-    trouble_s = draw.choice([4.0, 8.0])
+    fault_s = draw.choice([4.0, 8.0])
     return ClusterSettings(
         controllers=draw.choice([3, 3, 3, 5]),
         is_combined=draw.random() < 0.5,
@@ -59,38 +59,38 @@ def draw_settings(draw: Random) -> ClusterSettings:
         administrators=draw.randint(1, 2),
         changes=draw.choice([5, 15, 30]),
         think_s=draw.choice([0.0, 0.05, 0.3]),
-        trouble_s=trouble_s,
+        fault_s=fault_s,
         peace_s=draw.choice([0.0, 3.0]),
         delay_s=draw.choice([0.0002, 0.002, 0.02]),
         disk_delay_s=draw.choice([0.0005, 0.005, 0.03]),
         session_timeout_ms=draw.choice([2000, 9000]),
-        troubles=draw_troubles(draw, KINDS, over_s=trouble_s, most=12),
+        faults=draw_faults(draw, KINDS, over_s=fault_s, most=12),
     )
 
 
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings cluster"))
-    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
-    settings.troubles = without(settings.troubles, leave_out)
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
     world.say("story", f"{settings}")
     world.internet.default.delay_s = settings.delay_s
     world.internet.default.split = world.stream("links").choice(SPLITS)
-    nation = Nation(world, settings, CLUSTER_CHECKERS)
-    settle(nation, WORKERS, {})
-    with small_sizes(world.stream("sizes")), watched(nation):
+    cluster_state = ClusterState(world, settings, CLUSTER_CHECKERS)
+    settle(cluster_state, WORKERS, {})
+    with small_sizes(world.stream("sizes")), watched(cluster_state):
         async with trio.open_nursery() as nursery:
-            for member in nation.members.values():
-                nursery.start_soon(member.kept.run)
-            clients = _start_clients(nation)
+            for member in cluster_state.members.values():
+                nursery.start_soon(member.supervisor.run)
+            clients = _start_clients(cluster_state)
             await world.sleep(settings.peace_s)
-            stage = scene(nation, clients.names)
-            await play_troubles(stage, settings.troubles)
-            await calm(stage)
-            await recover(nation)
-            await finish_clients(nation, lambda: clients.are_done)
-            await _inspect(nation)
-            await stop(nation, nursery)
-    compare(nation)
+            fault_context = targets(cluster_state, clients.names)
+            await play_faults(fault_context, settings.faults)
+            await calm(fault_context)
+            await recover(cluster_state)
+            await finish_clients(cluster_state, lambda: clients.are_done)
+            await _inspect(cluster_state)
+            await stop(cluster_state, nursery)
+    compare(cluster_state)
     world.count("events", len(world.trace.events))
 
 
@@ -108,35 +108,35 @@ class _Clients:
         return [client.name for client in (*self.administrators, *self.producers)]
 
 
-def _start_clients(nation: Nation) -> _Clients:
-    world = nation.world
+def _start_clients(cluster_state: ClusterState) -> _Clients:
+    world = cluster_state.world
     clients = _Clients([], [])
-    for number in range(nation.settings.administrators):
+    for number in range(cluster_state.settings.administrators):
         name = f"admin-{number}"
-        clients.administrators.append(Administrator(nation, name, world.stream(name)))
-        start_client(nation, name, clients.administrators[-1].run)
-    for number in range(nation.settings.producers):
+        clients.administrators.append(Administrator(cluster_state, name, world.stream(name)))
+        start_client(cluster_state, name, clients.administrators[-1].run)
+    for number in range(cluster_state.settings.producers):
         name = f"producer-{number}"
-        clients.producers.append(ClusterProducer(nation, name, world.stream(name)))
-        start_client(nation, name, clients.producers[-1].run)
+        clients.producers.append(ClusterProducer(cluster_state, name, world.stream(name)))
+        start_client(cluster_state, name, clients.producers[-1].run)
     return clients
 
 
-async def _inspect(nation: Nation) -> None:
+async def _inspect(cluster_state: ClusterState) -> None:
     """Everything that was acknowledged can be read, from whichever worker leads it."""
-    if nation.world.violations:
+    if cluster_state.world.violations:
         return
-    inspector = Inspector(nation, nation.world.stream("inspector"))
-    fate = nation.world.machine("inspector").start(inspector.run)
+    inspector = Inspector(cluster_state, cluster_state.world.stream("inspector"))
+    fate = cluster_state.world.machine("inspector").start(inspector.run)
     with trio.move_on_after(LIVENESS_S) as limit:
         await fate.done.wait()
         if fate.error is not None:
             raise fate.error
     if limit.cancelled_caught:
-        nation.world.violate("liveness", f"not all could be read in {LIVENESS_S:.0f} s")
+        cluster_state.world.violate("liveness", f"not all could be read in {LIVENESS_S:.0f} s")
         return
-    nation.checker(RecordsAreKept).finals(inspector.found)
-    await within(nation, LIVENESS_S, "whole again", nation.is_whole)
+    cluster_state.checker(RecordsAreKept).finals(inspector.found)
+    await within(cluster_state, LIVENESS_S, "whole again", cluster_state.is_whole)
 
 
 CLUSTER: Final = Scenario(

@@ -13,16 +13,16 @@ from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.runtime.interfaces import Runtime
 from simulations.cluster.cluster_checkers import AnswersHold, ClusterImagesAreOne, ClusterIsOneLog
-from simulations.cluster.cluster_state import Member, Nation
-from simulations.cluster.faults import Scene
-from simulations.cluster.supervisor import Kept
+from simulations.cluster.cluster_state import ClusterState, Member
+from simulations.cluster.faults import FaultTargets
+from simulations.cluster.supervisor import Supervisor
 from simulations.cluster.voter_group import CLUSTER_ID
 from simulations.cluster.voter_program import SECRET
 from simulations.kernel.machine import Program, running_on
 
 LIVENESS_S: Final = 30.0
 # A client waits for no more than so many delays of disks and links for one wish when all is well.
-DELAYS_OF_A_WISH: Final = 15
+DELAYS_PER_REQUEST: Final = 15
 STOP_LIMIT_S: Final = 60.0
 CLIENT_PORT: Final = 9092
 QUORUM_PORT: Final = 9093
@@ -34,9 +34,11 @@ def rack_of(worker_id: int, racks: int) -> str | None:
     return f"rack-{worker_id % racks}" if racks else None
 
 
-def settle(nation: Nation, workers: int, configs: Mapping[str, str], *, racks: int = 0) -> None:
+def settle(
+    cluster_state: ClusterState, workers: int, configs: Mapping[str, str], *, racks: int = 0
+) -> None:
     """Which machines there are, and which roles they have; `configs` are those of workers."""
-    settings = nation.settings
+    settings = cluster_state.settings
     voters = range(1, settings.controllers + 1)
     roles = {node_id: {CONTROLLER} for node_id in voters}
     first = 1 if settings.is_combined else FIRST_WORKER
@@ -61,14 +63,14 @@ def settle(nation: Nation, workers: int, configs: Mapping[str, str], *, racks: i
                 **(configs if WORKER in own else {}),
             },
         )
-        nation.members[node_id] = _member(nation, config)
+        cluster_state.members[node_id] = _member(cluster_state, config)
 
 
-def _member(nation: Nation, config: NodeConfig) -> Member:
-    world, name = nation.world, f"node-{config.node_id}"
+def _member(cluster_state: ClusterState, config: NodeConfig) -> Member:
+    world, name = cluster_state.world, f"node-{config.node_id}"
     skew_s = world.stream(f"skew {name}").uniform(-300, 300)
     machine = world.machine(name, skew_s=skew_s)
-    machine.faults.delay_s = nation.settings.disk_delay_s
+    machine.faults.delay_s = cluster_state.settings.disk_delay_s
     member: Member
 
     def program() -> Program:
@@ -81,19 +83,21 @@ def _member(nation: Nation, config: NodeConfig) -> Member:
 
         async def run(runtime: Runtime) -> None:
             node = member.node = Node(config, runtime)
-            member.kept.stop = node.stop
+            member.supervisor.stop = node.stop
             await node.run(served)
 
         return run
 
-    member = Member(config, Kept(world, machine, program, world.stream(f"keep {name}")))
+    member = Member(config, Supervisor(world, machine, program, world.stream(f"keep {name}")))
     return member
 
 
 @contextmanager
-def watched(nation: Nation, told: Callable[[Batch], None] = lambda _: None) -> Iterator[None]:
-    """Every batch that takes effect on a node is told to the nation, and to `told`."""
-    members = {member.name: member for member in nation.members.values()}
+def watched(
+    cluster_state: ClusterState, on_batch: Callable[[Batch], None] = lambda _: None
+) -> Iterator[None]:
+    """Every batch that takes effect on a node is told to the nation, and to `on_batch`."""
+    members = {member.name: member for member in cluster_state.members.values()}
 
     class WatchedLoader(MetadataLoader):
         def __init__(self, cluster_id: str) -> None:
@@ -103,8 +107,8 @@ def watched(nation: Nation, told: Callable[[Batch], None] = lambda _: None) -> I
         async def apply(self, term: int, batch: Batch) -> bool:
             took_effect = await super().apply(term, batch)
             if took_effect:
-                nation.checker(ClusterIsOneLog).applied(term, batch)
-                told(batch)
+                cluster_state.checker(ClusterIsOneLog).applied(term, batch)
+                on_batch(batch)
             return took_effect
 
     module: Any = dataplane.node
@@ -115,74 +119,83 @@ def watched(nation: Nation, told: Callable[[Batch], None] = lambda _: None) -> I
         module.MetadataLoader = MetadataLoader
 
 
-def scene(nation: Nation, clients: Iterable[str], weak: Iterable[Kept] = ()) -> Scene:
+def targets(
+    cluster_state: ClusterState, clients: Iterable[str], weak: Iterable[Supervisor] = ()
+) -> FaultTargets:
     """Who is troubled: the nodes, the active controller's most of all; clients are cut off."""
 
-    def leader() -> Kept | None:
-        member = nation.active()
-        return None if member is None else member.kept
+    def leader() -> Supervisor | None:
+        member = cluster_state.active()
+        return None if member is None else member.supervisor
 
-    victims = [member.kept for member in nation.members.values()]
-    return Scene(nation.world, victims, list(clients), leader=leader, weak=weak)
-
-
-def start_client(nation: Nation, name: str, run: Program) -> None:
-    nation.fates.append(nation.world.machine(name).start(run))
+    victims = [member.supervisor for member in cluster_state.members.values()]
+    return FaultTargets(cluster_state.world, victims, list(clients), leader=leader, weak=weak)
 
 
-async def within(nation: Nation, seconds: float, what: str, is_so: Callable[[], bool]) -> None:
-    world = nation.world
+def start_client(cluster_state: ClusterState, name: str, run: Program) -> None:
+    cluster_state.fates.append(cluster_state.world.machine(name).start(run))
+
+
+async def within(
+    cluster_state: ClusterState, seconds: float, what: str, is_so: Callable[[], bool]
+) -> None:
+    world = cluster_state.world
     with trio.move_on_after(seconds) as limit:
         while not is_so() and not world.violations:
             await world.sleep(0.05)
     if limit.cancelled_caught:
-        world.violate("liveness", f"after {seconds:.0f} s: not {what}; {nation.stands()}")
+        world.violate("liveness", f"after {seconds:.0f} s: not {what}; {cluster_state.stands()}")
 
 
-async def recover(nation: Nation) -> None:
-    began = nation.world.now
+async def recover(cluster_state: ClusterState) -> None:
+    began = cluster_state.world.now
     await within(
-        nation, LIVENESS_S, "all workers live, and all metadata everywhere", nation.is_whole
+        cluster_state,
+        LIVENESS_S,
+        "all workers live, and all metadata everywhere",
+        cluster_state.is_whole,
     )
-    nation.world.count("recovered within ms, in all", round((nation.world.now - began) * 1000))
+    cluster_state.world.count(
+        "recovered within ms, in all", round((cluster_state.world.now - began) * 1000)
+    )
 
 
 async def finish_clients(
-    nation: Nation, are_done: Callable[[], bool], *, throttled_s: float = 0.0
+    cluster_state: ClusterState, are_done: Callable[[], bool], *, throttled_s: float = 0.0
 ) -> None:
     """Clients have done what they were to do, and are gone; quotas may keep them for so long."""
-    nation.calm = True
-    settings = nation.settings
-    wish_s = settings.think_s + DELAYS_OF_A_WISH * (settings.disk_delay_s + settings.delay_s)
-    leisure_s = max(settings.records, settings.changes) * wish_s
-    await within(nation, LIVENESS_S + leisure_s + throttled_s, "all clients done", are_done)
-    nation.closing = True
-    for fate in nation.fates:
+    cluster_state.calm = True
+    settings = cluster_state.settings
+    request_s = settings.think_s + DELAYS_PER_REQUEST * (settings.disk_delay_s + settings.delay_s)
+    leisure_s = max(settings.records, settings.changes) * request_s
+    await within(cluster_state, LIVENESS_S + leisure_s + throttled_s, "all clients done", are_done)
+    cluster_state.closing = True
+    for fate in cluster_state.fates:
         await fate.done.wait()
         if fate.error is not None:
             raise fate.error
 
 
-async def stop(nation: Nation, nursery: trio.Nursery) -> None:
+async def stop(cluster_state: ClusterState, nursery: trio.Nursery) -> None:
     """Workers first: they leave in good order as long as there is a quorum."""
     nursery.cancel_scope.cancel()
     with trio.move_on_after(STOP_LIMIT_S, shield=True) as limit:
-        for member in sorted(nation.members.values(), key=lambda m: m.config.is_controller):
-            machine = member.kept.machine
+        for member in sorted(cluster_state.members.values(), key=lambda m: m.config.is_controller):
+            machine = member.supervisor.machine
             if machine.running and member.node is not None:
-                nation.images[member.name] = member.image
+                cluster_state.images[member.name] = member.image
                 machine.say("is asked to stop")
                 member.node.stop()
                 await machine.fate.done.wait()
                 if machine.fate.error is not None:
                     text = f"{member.name} does not stop well: {machine.fate.error!r}"
-                    nation.world.violate("liveness", text)
+                    cluster_state.world.violate("liveness", text)
     if limit.cancelled_caught:
-        nation.world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")
+        cluster_state.world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")
 
 
-def compare(nation: Nation) -> None:
-    if nation.world.violations:
+def compare(cluster_state: ClusterState) -> None:
+    if cluster_state.world.violations:
         return
-    nation.checker(ClusterImagesAreOne).images(nation.images)
-    nation.checker(AnswersHold).images(nation.images)
+    cluster_state.checker(ClusterImagesAreOne).images(cluster_state.images)
+    cluster_state.checker(AnswersHold).images(cluster_state.images)

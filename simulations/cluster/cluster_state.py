@@ -8,8 +8,8 @@ from dataplane.node import Node
 from dataplane.node_config import NodeConfig
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
-from simulations.cluster.fault_plan import Trouble
-from simulations.cluster.supervisor import Kept
+from simulations.cluster.fault_plan import PlannedFault
+from simulations.cluster.supervisor import Supervisor
 from simulations.kernel.comparing import Comparing
 from simulations.kernel.machine import Fate
 from simulations.kernel.world import World
@@ -25,12 +25,12 @@ class ClusterSettings:
     administrators: int
     changes: int  # that each of them makes
     think_s: float
-    trouble_s: float
+    fault_s: float
     peace_s: float
     delay_s: float
     disk_delay_s: float
     session_timeout_ms: int
-    troubles: tuple[Trouble, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
 
 
 @dataclass(slots=True)
@@ -38,18 +38,18 @@ class Member:
     """One node of the cluster, over all runs of its process."""
 
     config: NodeConfig
-    kept: Kept
+    supervisor: Supervisor
     node: Node | None = None
     loader: MetadataLoader | None = None
     serves: bool = False  # this process of it takes connections
 
     @property
     def name(self) -> str:
-        return self.kept.name
+        return self.supervisor.name
 
     @property
     def running(self) -> Node | None:
-        return self.node if self.kept.machine.running else None
+        return self.node if self.supervisor.machine.running else None
 
     @property
     def image(self) -> MetadataImage:
@@ -58,16 +58,16 @@ class Member:
 
 
 class ClusterChecker(Comparing):
-    def __init__(self, nation: "Nation") -> None:
-        super().__init__(nation.world)
-        self.nation = nation
+    def __init__(self, cluster_state: "ClusterState") -> None:
+        super().__init__(cluster_state.world)
+        self.cluster_state = cluster_state
 
 
 C = TypeVar("C", bound=ClusterChecker)
 
 
 @dataclass(slots=True)
-class Told:
+class TopicOutcomes:
     """What administrators asked for and were told, by unique names."""
 
     asked: set[str] = field(default_factory=set)
@@ -79,10 +79,10 @@ class Told:
     @property
     def lasting(self) -> dict[str, tuple[bytes, int]]:
         """Created, and to be there for good."""
-        return {n: told for n, told in self.created.items() if n not in self.deletion_asked}
+        return {n: outcome for n, outcome in self.created.items() if n not in self.deletion_asked}
 
 
-class Nation:
+class ClusterState:
     def __init__(
         self, world: World, settings: ClusterSettings, checkers: Sequence[type[ClusterChecker]]
     ) -> None:
@@ -90,7 +90,7 @@ class Nation:
         self.settings = settings
         self.members: dict[int, Member] = {}
         self.fates: list[Fate] = []
-        self.told = Told()
+        self.topic_outcomes = TopicOutcomes()
         self.images: dict[str, MetadataImage] = {}
         # Trouble is over; clients are to end.
         self.calm = False

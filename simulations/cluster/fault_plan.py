@@ -18,7 +18,7 @@ SPLITS: Final = (0.02, 0.02, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PlannedFault:
     number: int
     kind: str
     at_s: float
@@ -28,19 +28,21 @@ class Trouble:
         return f"{self.number} {self.kind} at {self.at_s:.2f} for {self.lasts_s:.2f}"
 
 
-def draw_troubles(
+def draw_faults(
     draw: Random, kinds: Sequence[str], *, over_s: float, most: int
-) -> tuple[Trouble, ...]:
+) -> tuple[PlannedFault, ...]:
     """At most `most`, of some of the kinds, begun within `over_s`."""
     some = draw.sample(kinds, draw.randint(1, min(6, len(kinds))))
     longest = draw.choice([0.3, 1.0, 3.0])
     count = draw.choice([0, 2, most // 2, most])
     begins = sorted(draw.uniform(0.2, over_s) for _ in range(count))
     return tuple(
-        Trouble(number, draw.choice(some), round(at_s, 3), round(draw.uniform(0.02, longest), 3))
+        PlannedFault(
+            number, draw.choice(some), round(at_s, 3), round(draw.uniform(0.02, longest), 3)
+        )
         for number, at_s in enumerate(begins)
     )
 
 
-def without(troubles: Sequence[Trouble], numbers: Collection[int]) -> tuple[Trouble, ...]:
-    return tuple(trouble for trouble in troubles if trouble.number not in numbers)
+def without(faults: Sequence[PlannedFault], numbers: Collection[int]) -> tuple[PlannedFault, ...]:
+    return tuple(fault for fault in faults if fault.number not in numbers)

@@ -8,18 +8,18 @@ from metaquorum.metadata.records import encode_record
 from metaquorum.metadata.replay import Replay
 from metaquorum.storage.journal_ops import NO_VOTE
 from simulations.cluster.voter_disks import DurableLog
-from simulations.cluster.voter_group import CLUSTER_ID, Council, CouncilChecker
+from simulations.cluster.voter_group import CLUSTER_ID, VoterGroup, VoterGroupChecker
 from simulations.kernel.storage import Storage
 
 
-class OneLeaderPerTerm(CouncilChecker):
+class OneLeaderPerTerm(VoterGroupChecker):
     """Of those that say so, of those whose batches take effect; and a majority has voted for it,
     in votes that no loss of power takes back."""
 
     invariant = "M1"
 
-    def __init__(self, council: Council) -> None:
-        super().__init__(council)
+    def __init__(self, voter_group: VoterGroup) -> None:
+        super().__init__(voter_group)
         self.leaders: dict[int, int] = {}
         self._votes: dict[tuple[int, int], int] = {}
 
@@ -35,12 +35,12 @@ class OneLeaderPerTerm(CouncilChecker):
     def leads(self, voter_id: int, term: int) -> None:
         self._leads(voter_id, term)
         for_it = 0
-        for each in self.council.voters:
-            hard_state = self.council.durable(each).hard_state
+        for each in self.voter_group.voters:
+            hard_state = self.voter_group.durable(each).hard_state
             for_it += hard_state.term > term
             for_it += hard_state.term == term and hard_state.vote == voter_id
         self.compare(
-            for_it + self.council.ruined >= self.council.majority,
+            for_it + self.voter_group.ruined >= self.voter_group.majority,
             "{} leads in term {}, and {} votes for it are durable",
             voter_id,
             term,
@@ -52,9 +52,9 @@ class OneLeaderPerTerm(CouncilChecker):
             self._leads(batch.proposer, term)
 
     def looked(self) -> None:
-        for voter_id, voter in self.council.voters.items():
-            hard_state = self.council.durable(voter_id).hard_state
-            if hard_state.vote == NO_VOTE or voter.kept.ruined:
+        for voter_id, voter in self.voter_group.voters.items():
+            hard_state = self.voter_group.durable(voter_id).hard_state
+            if hard_state.vote == NO_VOTE or voter.supervisor.ruined:
                 continue
             known = self._votes.setdefault((voter_id, hard_state.term), hard_state.vote)
             self.compare(
@@ -67,13 +67,13 @@ class OneLeaderPerTerm(CouncilChecker):
             )
 
 
-class CommittedIsOneLog(CouncilChecker):
+class CommittedIsOneLog(VoterGroupChecker):
     """What one voter was handed at an offset, every voter is, in every run of its process."""
 
     invariant = "M2"
 
-    def __init__(self, council: Council) -> None:
-        super().__init__(council)
+    def __init__(self, voter_group: VoterGroup) -> None:
+        super().__init__(voter_group)
         self.log: dict[int, Batch] = {}  # by expected offset
         self.effective: set[Batch] = set()
 
@@ -106,22 +106,22 @@ class CommittedIsOneLog(CouncilChecker):
         return replay.finish()[0]
 
 
-class CommittedIsDurable(CouncilChecker):
+class CommittedIsDurable(VoterGroupChecker):
     """On the disks of a majority when it counts as committed, and for ever after."""
 
     invariant = "M3"
     # Older batches are in every snapshot, or are looked at in vain.
     LOOKED_AT: Final = 20
 
-    def __init__(self, council: Council) -> None:
-        super().__init__(council)
+    def __init__(self, voter_group: VoterGroup) -> None:
+        super().__init__(voter_group)
         self._committed: list[Batch] = []
         self._known: set[Batch] = set()
 
     def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
         if not took_effect:
             return
-        own = self.council.durable(voter_id)
+        own = self.voter_group.durable(voter_id)
         self.compare(
             own.holds(batch.encode(), batch.end_offset),
             "{} applied what ends at {} before it was on its own disk",
@@ -138,9 +138,9 @@ class CommittedIsDurable(CouncilChecker):
             self._check(batch)
 
     def _check(self, batch: Batch) -> None:
-        holders = self.council.holders(batch)
+        holders = self.voter_group.holders(batch)
         self.compare(
-            len(holders) + self.council.ruined >= self.council.majority,
+            len(holders) + self.voter_group.ruined >= self.voter_group.majority,
             "what ends at {} (term {}) is committed, and durable on {} only",
             batch.end_offset,
             batch.term,
@@ -148,13 +148,13 @@ class CommittedIsDurable(CouncilChecker):
         )
 
 
-class StaleLeadersChangeNothing(CouncilChecker):
+class StaleLeadersChangeNothing(VoterGroupChecker):
     """Batches take effect in the term they were decided in, and terms never go back."""
 
     invariant = "M5"
 
-    def __init__(self, council: Council) -> None:
-        super().__init__(council)
+    def __init__(self, voter_group: VoterGroup) -> None:
+        super().__init__(voter_group)
         self._terms: dict[int, tuple[int, int]] = {}
 
     def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
@@ -169,7 +169,7 @@ class StaleLeadersChangeNothing(CouncilChecker):
             self._terms[voter_id] = batch.end_offset, term
 
 
-class StrangersStayOut(CouncilChecker):
+class StrangersStayOut(VoterGroupChecker):
     """A cluster that was formatted apart shares nothing with this one but addresses."""
 
     invariant = "M5"
@@ -181,17 +181,17 @@ class StrangersStayOut(CouncilChecker):
             self.compare(not any(seen), "a stranger was let in: {}", seen)
 
 
-class OutcomesAreTrue(CouncilChecker):
+class OutcomesAreTrue(VoterGroupChecker):
     """Committed is in the log when it is said; not committed never is."""
 
     invariant = "M3"
 
-    def __init__(self, council: Council) -> None:
-        super().__init__(council)
+    def __init__(self, voter_group: VoterGroup) -> None:
+        super().__init__(voter_group)
         self._never: set[Batch] = set()
 
     def proposed(self, batch: Batch, outcome: str) -> None:
-        is_there = batch in self.council.checker(CommittedIsOneLog).effective
+        is_there = batch in self.voter_group.checker(CommittedIsOneLog).effective
         if outcome == "committed":
             self.compare(is_there, "{} counts as committed, and took no effect", batch)
         elif outcome == "not committed":
@@ -205,29 +205,29 @@ class OutcomesAreTrue(CouncilChecker):
             )
 
 
-class ReadsAreCurrent(CouncilChecker):
+class ReadsAreCurrent(VoterGroupChecker):
     """Behind a barrier stands everything that anybody was told before it was asked for."""
 
     invariant = "M5"
 
-    def read(self, told_offset: int, end_offset: int, image_offset: int) -> None:
+    def read(self, acknowledged_offset: int, end_offset: int, image_offset: int) -> None:
         self.compare(
-            end_offset >= told_offset and image_offset >= end_offset,
+            end_offset >= acknowledged_offset and image_offset >= end_offset,
             "a read saw the log up to {} and the image up to {}, when {} was acknowledged",
             end_offset,
             image_offset,
-            told_offset,
+            acknowledged_offset,
         )
 
 
-class AnswersAreKept(CouncilChecker):
+class AnswersAreKept(VoterGroupChecker):
     """A created topic is in every image that reaches so far, until its deletion is asked for; one
     that was deleted, refused or never asked for is in none."""
 
     invariant = "M3"
 
     def images(self, images: dict[str, MetadataImage]) -> None:
-        topics = self.council.topics
+        topics = self.voter_group.topics
         for who, image in images.items():
             names = set(image.topics)
             for name, offset in topics.created.items():
@@ -241,13 +241,13 @@ class AnswersAreKept(CouncilChecker):
             self.compare(names <= topics.asked, "{} has {}", who, names - topics.asked)
 
 
-class ImagesAreOne(CouncilChecker):
+class ImagesAreOne(VoterGroupChecker):
     """On every voter and on every disk: the image is what the log says, as far as it goes."""
 
     invariant = "M4"
 
     def images(self, images: dict[str, MetadataImage]) -> None:
-        log = self.council.checker(CommittedIsOneLog)
+        log = self.voter_group.checker(CommittedIsOneLog)
         folds: dict[int, tuple[int, list[bytes]]] = {}
         for who, image in images.items():
             offset, found = image.end_offset, content(image)
@@ -269,24 +269,27 @@ def content(image: MetadataImage) -> tuple[int, list[bytes]]:
     return image.end_offset, sorted(map(encode_record, image.records()))
 
 
-class RotIsNoticed(CouncilChecker):
+class RotIsNoticed(VoterGroupChecker):
     """Whoever starts on a disk with flipped bits has all that was on it, or does not start."""
 
     invariant = "L4"
 
-    def __init__(self, council: Council) -> None:
-        super().__init__(council)
+    def __init__(self, voter_group: VoterGroup) -> None:
+        super().__init__(voter_group)
         self._before: dict[int, tuple[DurableLog, Storage]] = {}
 
     def rots(self, voter_id: int) -> None:
-        storage = self.council.voters[voter_id].kept.machine.storage
-        self._before[voter_id] = self.council.durable(voter_id), storage
+        storage = self.voter_group.voters[voter_id].supervisor.machine.storage
+        self._before[voter_id] = self.voter_group.durable(voter_id), storage
 
     def started(self, voter_id: int) -> None:
         before, disk = self._before.pop(voter_id, (None, None))
-        if before is None or disk is not self.council.voters[voter_id].kept.machine.storage:
+        if (
+            before is None
+            or disk is not self.voter_group.voters[voter_id].supervisor.machine.storage
+        ):
             return
-        now = self.council.durable(voter_id)
+        now = self.voter_group.durable(voter_id)
         lost = [
             index
             for index, entry in before.entries.items()
@@ -304,7 +307,7 @@ class RotIsNoticed(CouncilChecker):
         )
 
 
-QUORUM_CHECKERS: Final[tuple[type[CouncilChecker], ...]] = (
+QUORUM_CHECKERS: Final[tuple[type[VoterGroupChecker], ...]] = (
     OneLeaderPerTerm,
     CommittedIsOneLog,
     CommittedIsDurable,

@@ -17,8 +17,8 @@ from metaquorum.raft.timings import RaftTimings
 from metaquorum.runtime.interfaces import Runtime
 from metaquorum.storage.journal_ops import LogPosition
 from metaquorum.storage.snapshot import SnapshotReader, snapshots
-from simulations.cluster.fault_plan import SPLITS, Trouble, draw_troubles, without
-from simulations.cluster.faults import TROUBLES, Scene, calm, play_troubles
+from simulations.cluster.fault_plan import SPLITS, PlannedFault, draw_faults, without
+from simulations.cluster.faults import CLUSTER_FAULTS, FaultTargets, calm, play_faults
 from simulations.cluster.quorum_checkers import (
     QUORUM_CHECKERS,
     AnswersAreKept,
@@ -27,9 +27,9 @@ from simulations.cluster.quorum_checkers import (
     RotIsNoticed,
     StrangersStayOut,
 )
-from simulations.cluster.supervisor import Kept
+from simulations.cluster.supervisor import Supervisor
 from simulations.cluster.voter_disks import METADATA_DIR
-from simulations.cluster.voter_group import CLUSTER_ID, Council, QuorumSettings, Voter, image_of
+from simulations.cluster.voter_group import CLUSTER_ID, QuorumSettings, Voter, VoterGroup, image_of
 from simulations.cluster.voter_program import SECRET, STRANGER, stranger_program, voter_program
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
@@ -44,25 +44,25 @@ STOP_LIMIT_S: Final = 30.0
 LONG_SYNCS: Final = 0.08
 RECONNECTED: Final = 0.06
 
-Befall: TypeAlias = Callable[[Council, Scene], Awaitable[None]]
+FaultScript: TypeAlias = Callable[[VoterGroup, FaultTargets], Awaitable[None]]
 
 # A voter whose disk is replaced by an empty one has forgotten its vote and what it acknowledged:
 # `rebuilt-voter` has that where the others do as the docs say.
 _NOT_YET: Final = ("lost disk",)
-KINDS: Final = tuple(kind for kind in TROUBLES if kind not in _NOT_YET)
+KINDS: Final = tuple(kind for kind in CLUSTER_FAULTS if kind not in _NOT_YET)
 # These come about only where the seed has weak voters, or little is amiss otherwise.
 _OFTEN: Final = ("bit rot", "bit rot", "failing sync", "stop in snapshot", *["failing read"] * 2)
 
 
 def draw_settings(draw: Random) -> QuorumSettings:
     voters = draw.choice([3, 3, 3, 5])
-    trouble_s = draw.choice([3.0, 6.0, 12.0])
+    fault_s = draw.choice([3.0, 6.0, 12.0])
     return QuorumSettings(
         voters=voters,
         drivers=draw.choice([1, 2, 4]),
         think_s=draw.choice([0.02, 0.1, 0.5]),
         acts=draw.choice([20, 60, 200]),
-        trouble_s=trouble_s,
+        fault_s=fault_s,
         peace_s=draw.choice([0.0, 1.5]),
         segment_bytes=draw.choice([600, 4000, 1 << 20]),
         snapshot_interval_bytes=draw.choice([1500, 10_000, 1 << 20]),
@@ -73,7 +73,7 @@ def draw_settings(draw: Random) -> QuorumSettings:
         timings=draw.choice([RaftTimings(), RaftTimings(heartbeat_s=0.05, fallback_s=0.6)]),
         weak=tuple(sorted(draw.sample(range(1, voters + 1), draw.randint(0, (voters - 1) // 2)))),
         has_stranger=draw.random() < 0.3,
-        troubles=draw_troubles(draw, (*KINDS, *_OFTEN), over_s=trouble_s, most=20),
+        faults=draw_faults(draw, (*KINDS, *_OFTEN), over_s=fault_s, most=20),
     )
 
 
@@ -87,8 +87,8 @@ def _long_syncs(settings: QuorumSettings, draw: Random) -> None:
     settings.timings = RaftTimings()
     settings.segment_bytes = settings.snapshot_interval_bytes = 1 << 20
     settings.peace_s = 1.5
-    settings.troubles = tuple(
-        Trouble(number, "long sync", 3.0 * number, 0.0) for number in range(draw.randint(2, 4))
+    settings.faults = tuple(
+        PlannedFault(number, "long sync", 3.0 * number, 0.0) for number in range(draw.randint(2, 4))
     )
 
 
@@ -101,8 +101,8 @@ def _reconnected(settings: QuorumSettings, draw: Random) -> None:
     settings.timings = RaftTimings()
     settings.segment_bytes, settings.snapshot_interval_bytes = 4000, 10_000
     settings.peace_s = 1.5
-    settings.troubles = tuple(
-        Trouble(number, kind, round(draw.uniform(0.0, 3.0), 3), 3.0)
+    settings.faults = tuple(
+        PlannedFault(number, kind, round(draw.uniform(0.0, 3.0), 3), 3.0)
         for number, kind in enumerate(["resets"] * 4 + ["kill"] * 3)
     )
 
@@ -114,156 +114,160 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
         _long_syncs(settings, narrow)
     elif narrow.random() < RECONNECTED:
         _reconnected(settings, narrow)
-    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
-    settings.troubles = without(settings.troubles, leave_out)
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
     await play_settings(world, settings)
 
 
 async def play_settings(world: World, settings: QuorumSettings) -> None:
-    async def trouble(council: Council, scene: Scene) -> None:
-        async with trio.open_nursery() as troubles:
-            troubles.start_soon(play_troubles, scene, settings.troubles)
+    async def fault(voter_group: VoterGroup, targets: FaultTargets) -> None:
+        async with trio.open_nursery() as faults:
+            faults.start_soon(play_faults, targets, settings.faults)
             if settings.has_stranger:
-                troubles.start_soon(_stranger, council)
+                faults.start_soon(_stranger, voter_group)
 
-    await play_council(world, settings, trouble)
+    await play_voter_group(world, settings, fault)
 
 
-async def play_council(world: World, settings: QuorumSettings, trouble: Befall) -> None:
-    """One world of these settings, in which `trouble` befalls the voters between peace and calm."""
+async def play_voter_group(world: World, settings: QuorumSettings, fault: FaultScript) -> None:
+    """One world of these settings, in which `fault` befalls the voters between peace and calm."""
     world.say("story", f"{settings}")
-    council = Council(world, settings, QUORUM_CHECKERS)
+    voter_group = VoterGroup(world, settings, QUORUM_CHECKERS)
     link = world.internet.default
     link.delay_s, link.jitter_s = settings.delay_s, settings.jitter_s
     link.split = world.stream("links").choice(SPLITS)
     for voter_id in range(1, settings.voters + 1):
-        council.voters[voter_id] = _make_voter(council, voter_id)
+        voter_group.voters[voter_id] = _make_voter(voter_group, voter_id)
     async with trio.open_nursery() as nursery:
-        for voter in council.voters.values():
-            nursery.start_soon(voter.kept.run)
-        nursery.start_soon(_look, council)
+        for voter in voter_group.voters.values():
+            nursery.start_soon(voter.supervisor.run)
+        nursery.start_soon(_look, voter_group)
         await world.sleep(settings.peace_s)
-        scene = _scene(council)
-        await trouble(council, scene)
-        await calm(scene)
-        await _recover(council)
-        council.looked()
-        await _stop(council, nursery)
-    await _compare(council)
-    _count(council)
+        targets = _targets(voter_group)
+        await fault(voter_group, targets)
+        await calm(targets)
+        await _recover(voter_group)
+        voter_group.looked()
+        await _stop(voter_group, nursery)
+    await _compare(voter_group)
+    _count(voter_group)
 
 
-def _make_voter(council: Council, voter_id: int) -> Voter:
-    world, settings, name = council.world, council.settings, f"voter-{voter_id}"
+def _make_voter(voter_group: VoterGroup, voter_id: int) -> Voter:
+    world, settings, name = voter_group.world, voter_group.settings, f"voter-{voter_id}"
     skew_s = world.stream(f"skew {voter_id}").uniform(-3600, 3600)
     rate = 1 + world.stream(f"rate {voter_id}").choice([0.0, 1e-4, -1e-4, 0.02, -0.02])
     machine = world.machine(name, skew_s=skew_s, rate=rate)
     machine.faults.delay_s, machine.faults.slow = settings.disk_delay_s, settings.slow
     voter: Voter
-    kept = Kept(world, machine, lambda: voter_program(council, voter), world.stream(f"keep {name}"))
-    voter = Voter(voter_id, kept)
+    supervisor = Supervisor(
+        world, machine, lambda: voter_program(voter_group, voter), world.stream(f"keep {name}")
+    )
+    voter = Voter(voter_id, supervisor)
     return voter
 
 
-def _scene(council: Council) -> Scene:
-    by_name = {voter.name: voter.voter_id for voter in council.voters.values()}
+def _targets(voter_group: VoterGroup) -> FaultTargets:
+    by_name = {voter.name: voter.voter_id for voter in voter_group.voters.values()}
 
-    def leader() -> Kept | None:
-        voter = council.leader()
-        return None if voter is None else voter.kept
+    def leader() -> Supervisor | None:
+        voter = voter_group.leader()
+        return None if voter is None else voter.supervisor
 
-    return Scene(
-        council.world,
-        [voter.kept for voter in council.voters.values()],
+    return FaultTargets(
+        voter_group.world,
+        [voter.supervisor for voter in voter_group.voters.values()],
         leader=leader,
-        weak=[council.voters[voter_id].kept for voter_id in council.settings.weak],
-        rots=lambda kept: council.checker(RotIsNoticed).rots(by_name[kept.name]),
+        weak=[voter_group.voters[voter_id].supervisor for voter_id in voter_group.settings.weak],
+        rots=lambda supervisor: voter_group.checker(RotIsNoticed).rots(by_name[supervisor.name]),
     )
 
 
-async def _look(council: Council) -> None:
+async def _look(voter_group: VoterGroup) -> None:
     while True:
-        await council.world.sleep(LOOK_EVERY_S)
-        council.looked()
+        await voter_group.world.sleep(LOOK_EVERY_S)
+        voter_group.looked()
 
 
-async def _stranger(council: Council) -> None:
+async def _stranger(voter_group: VoterGroup) -> None:
     """Another cluster's voter finds this one's addresses in its configuration."""
-    world, draw = council.world, council.world.stream(STRANGER)
-    as_voter = draw.randint(1, council.settings.voters)
+    world, draw = voter_group.world, voter_group.world.stream(STRANGER)
+    as_voter = draw.randint(1, voter_group.settings.voters)
     secret = draw.choice([SECRET, b"another cluster's own secret"])
     seen: list[int] = []
     machine = world.machine(STRANGER)
-    await world.sleep(draw.uniform(0, council.settings.trouble_s / 2))
-    machine.start(stranger_program(council, as_voter, secret, seen))
-    await world.sleep(draw.uniform(0.5, council.settings.trouble_s / 2))
+    await world.sleep(draw.uniform(0, voter_group.settings.fault_s / 2))
+    machine.start(stranger_program(voter_group, as_voter, secret, seen))
+    await world.sleep(draw.uniform(0.5, voter_group.settings.fault_s / 2))
     if not machine.running:
         raise RuntimeError(f"the stranger has ended: {machine.fate.error!r}")
     machine.kill()
     reached = sum(n for (source, _), n in world.internet.made.items() if source == STRANGER)
-    council.checker(StrangersStayOut).stranger(reached, seen)
+    voter_group.checker(StrangersStayOut).stranger(reached, seen)
 
 
-async def _recover(council: Council) -> None:
+async def _recover(voter_group: VoterGroup) -> None:
     """All who are not given up have all, and a topic can still be made."""
-    world = council.world
-    before = len(council.topics.created)
+    world = voter_group.world
+    before = len(voter_group.topics.created)
     began = world.now
     with trio.move_on_after(LIVENESS_S) as limit:
-        while len(council.topics.created) == before and not world.violations:
+        while len(voter_group.topics.created) == before and not world.violations:
             await world.sleep(0.05)
-        council.closing = True
+        voter_group.closing = True
         while not world.violations:
-            offsets = {_end_offset(voter) for voter in _here(council)}
-            log = council.checker(CommittedIsOneLog)
-            if council.active() is not None and offsets == {log.end_offset}:
+            offsets = {_end_offset(voter) for voter in _here(voter_group)}
+            log = voter_group.checker(CommittedIsOneLog)
+            if voter_group.active() is not None and offsets == {log.end_offset}:
                 world.count("recovered within ms, in all", round((world.now - began) * 1000))
                 break
             await world.sleep(0.05)
-    council.closing = True
+    voter_group.closing = True
     if limit.cancelled_caught:
-        stands = {voter.name: (voter.leadership, _end_offset(voter)) for voter in _here(council)}
+        stands = {
+            voter.name: (voter.leadership, _end_offset(voter)) for voter in _here(voter_group)
+        }
         world.violate(
             "liveness", f"no change made, and everywhere, after {LIVENESS_S:.0f} s: {stands}"
         )
 
 
-def _here(council: Council) -> list[Voter]:
+def _here(voter_group: VoterGroup) -> list[Voter]:
     """Those that were not given up."""
-    return [voter for voter in council.voters.values() if not voter.kept.is_out]
+    return [voter for voter in voter_group.voters.values() if not voter.supervisor.is_out]
 
 
 def _end_offset(voter: Voter) -> int:
     return -1 if voter.loader is None else image_of(voter).end_offset
 
 
-async def _stop(council: Council, nursery: trio.Nursery) -> None:
+async def _stop(voter_group: VoterGroup, nursery: trio.Nursery) -> None:
     """In good order; nothing is started any more."""
     nursery.cancel_scope.cancel()
     with trio.move_on_after(STOP_LIMIT_S, shield=True) as limit:
-        for voter in council.voters.values():
-            if voter.kept.machine.running:
-                voter.kept.stop()
-                fate = voter.kept.machine.fate
+        for voter in voter_group.voters.values():
+            if voter.supervisor.machine.running:
+                voter.supervisor.stop()
+                fate = voter.supervisor.machine.fate
                 await fate.done.wait()
                 if fate.error is not None:
-                    council.world.violate("liveness", f"{voter.name} ended: {fate.error!r}")
+                    voter_group.world.violate("liveness", f"{voter.name} ended: {fate.error!r}")
     if limit.cancelled_caught:
-        council.world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")
+        voter_group.world.violate("liveness", f"no stop within {STOP_LIMIT_S:.0f} s")
 
 
-async def _compare(council: Council) -> None:
-    if council.world.violations:
+async def _compare(voter_group: VoterGroup) -> None:
+    if voter_group.world.violations:
         return
     images: dict[str, MetadataImage] = {}
-    for voter in _here(council):
+    for voter in _here(voter_group):
         images[voter.name] = image = image_of(voter)
-        images[f"disk of {voter.name}"] = await _from_disk(council, voter, image.end_offset)
-    council.checker(ImagesAreOne).images(images)
-    council.checker(AnswersAreKept).images(images)
+        images[f"disk of {voter.name}"] = await _from_disk(voter_group, voter, image.end_offset)
+    voter_group.checker(ImagesAreOne).images(images)
+    voter_group.checker(AnswersAreKept).images(images)
 
 
-async def _from_disk(council: Council, voter: Voter, end_offset: int) -> MetadataImage:
+async def _from_disk(voter_group: VoterGroup, voter: Voter, end_offset: int) -> MetadataImage:
     """Snapshot and tail, by a reader as simple as can be."""
     images: list[MetadataImage] = []
 
@@ -276,7 +280,7 @@ async def _from_disk(council: Council, voter: Voter, end_offset: int) -> Metadat
                 replay.apply(records)
             reader.close()
             position, offset = name.position, name.end_offset
-        for index, entry in sorted(council.durable(voter.voter_id).entries.items()):
+        for index, entry in sorted(voter_group.durable(voter.voter_id).entries.items()):
             batch = decode_batch(entry.payload) if entry.payload else None
             if batch is None or index <= position.index or offset == end_offset:
                 continue
@@ -285,19 +289,19 @@ async def _from_disk(council: Council, voter: Voter, end_offset: int) -> Metadat
                 offset = batch.end_offset
         images.append(replay.finish(offset)[0])
 
-    fate = voter.kept.machine.start(read)
+    fate = voter.supervisor.machine.start(read)
     await fate.done.wait()
     if fate.error is not None:
         raise fate.error
     return images[0]
 
 
-def _count(council: Council) -> None:
-    world = council.world
-    for voter in council.voters.values():
-        for name, number in voter.kept.machine.faults.happened.items():
+def _count(voter_group: VoterGroup) -> None:
+    world = voter_group.world
+    for voter in voter_group.voters.values():
+        for name, number in voter.supervisor.machine.faults.happened.items():
             world.count(name, number)
-    log = council.checker(CommittedIsOneLog)
+    log = voter_group.checker(CommittedIsOneLog)
     world.count("batches committed", len(log.log))
     world.count("metadata records committed", log.end_offset)
     world.count("events", len(world.trace.events))

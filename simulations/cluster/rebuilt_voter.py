@@ -16,11 +16,11 @@ from typing import Final
 import trio
 
 from metaquorum.metadata.batch import Batch
-from simulations.cluster.fault_plan import Trouble, draw_troubles, without
-from simulations.cluster.faults import Scene, calm, play_troubles
+from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
+from simulations.cluster.faults import FaultTargets, calm, play_faults
 from simulations.cluster.quorum_checkers import QUORUM_CHECKERS, CommittedIsOneLog, OneLeaderPerTerm
-from simulations.cluster.quorum_scenario import KINDS, draw_settings, play_council
-from simulations.cluster.voter_group import Council, QuorumSettings, Voter
+from simulations.cluster.quorum_scenario import KINDS, draw_settings, play_voter_group
+from simulations.cluster.voter_group import QuorumSettings, Voter, VoterGroup
 from simulations.harness.scenario import Scenario
 from simulations.kernel.storage import Storage
 from simulations.kernel.world import World
@@ -33,84 +33,82 @@ ANSWERED_S: Final = 1.0
 SECOND_ROUND: Final = 100  # the number of its first trouble
 
 
-def draw_rounds(draw: Random) -> tuple[QuorumSettings, tuple[Trouble, ...]]:
+def draw_rounds(draw: Random) -> tuple[QuorumSettings, tuple[PlannedFault, ...]]:
     """Settings with the first round of troubles, and the second round."""
     settings = draw_settings(draw)
     settings.weak, settings.has_stranger = (), False
     settings.acts = 200  # somebody always has something to do
     settings.think_s = draw.choice([0.05, 0.2])
-    first, second = (
-        draw_troubles(draw, _KINDS, over_s=settings.trouble_s, most=10) for _ in range(2)
-    )
-    settings.troubles = first
+    first, second = (draw_faults(draw, _KINDS, over_s=settings.fault_s, most=10) for _ in range(2))
+    settings.faults = first
     return settings, tuple(
-        Trouble(SECOND_ROUND + trouble.number, trouble.kind, trouble.at_s, trouble.lasts_s)
-        for trouble in second
+        PlannedFault(SECOND_ROUND + fault.number, fault.kind, fault.at_s, fault.lasts_s)
+        for fault in second
     )
 
 
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings, second = draw_rounds(world.stream("settings rebuilt-voter"))
-    world.faults = {trouble.number: str(trouble) for trouble in (*settings.troubles, *second)}
-    settings.troubles = without(settings.troubles, leave_out)
+    world.faults = {fault.number: str(fault) for fault in (*settings.faults, *second)}
+    settings.faults = without(settings.faults, leave_out)
     draw = world.stream("rebuilt voter")
 
-    async def rebuild(council: Council, scene: Scene) -> None:
-        voter = council.voters[draw.randint(1, settings.voters)]
-        image = voter.kept.machine.storage.image() if draw.random() < OLDER_IMAGES else None
-        await play_troubles(scene, settings.troubles)
-        await calm(scene)
-        await _all_have(council, list(council.voters.values()), "before the loss")
-        await _lose_disk(council, voter, image)
-        for victim in scene.victims:
+    async def rebuild(voter_group: VoterGroup, targets: FaultTargets) -> None:
+        voter = voter_group.voters[draw.randint(1, settings.voters)]
+        image = voter.supervisor.machine.storage.image() if draw.random() < OLDER_IMAGES else None
+        await play_faults(targets, settings.faults)
+        await calm(targets)
+        await _all_have(voter_group, list(voter_group.voters.values()), "before the loss")
+        await _lose_disk(voter_group, voter, image)
+        for victim in targets.victims:
             victim.calm = False
-        await play_troubles(scene, without(second, leave_out))
+        await play_faults(targets, without(second, leave_out))
 
-    await play_council(world, settings, rebuild)
+    await play_voter_group(world, settings, rebuild)
 
 
 # Of the losses: those after which an older image of the disk is put back.
 OLDER_IMAGES: Final = 0.4
 
 
-async def _lose_disk(council: Council, voter: Voter, image: Storage | None) -> None:
-    world, kept = council.world, voter.kept
+async def _lose_disk(voter_group: VoterGroup, voter: Voter, image: Storage | None) -> None:
+    world, supervisor = voter_group.world, voter.supervisor
     if world.violations:
         return
-    kept.hold()
-    kept.machine.power_cut()
+    supervisor.hold()
+    supervisor.machine.power_cut()
     if image is None:
-        kept.machine.lose_disk()
+        supervisor.machine.lose_disk()
         world.count("voters' disks lost")
     else:
-        kept.machine.put_back(image)
+        supervisor.machine.put_back(image)
         world.count("voters' disks put back to an older image")
-    kept.ruined = True
+    supervisor.ruined = True
     await world.sleep(ANSWERED_S)
-    others = [other for other in council.voters.values() if other is not voter]
-    await _all_have(council, others, "without the voter")
-    kept.release()
-    await _all_have(council, [voter], "on the new disk")
-    council.checker(OneLeaderPerTerm).forget_votes(voter.voter_id)
-    kept.ruined = False
-    kept.machine.say("is filled again")
+    others = [other for other in voter_group.voters.values() if other is not voter]
+    await _all_have(voter_group, others, "without the voter")
+    supervisor.release()
+    await _all_have(voter_group, [voter], "on the new disk")
+    voter_group.checker(OneLeaderPerTerm).forget_votes(voter.voter_id)
+    supervisor.ruined = False
+    supervisor.machine.say("is filled again")
     world.count("voters filled again")
 
 
-async def _all_have(council: Council, voters: list[Voter], when: str) -> None:
+async def _all_have(voter_group: VoterGroup, voters: list[Voter], when: str) -> None:
     """These voters run, and what is committed by now stands on their disks."""
-    world = council.world
-    committed: list[Batch] = list(council.checker(CommittedIsOneLog).log.values())
+    world = voter_group.world
+    committed: list[Batch] = list(voter_group.checker(CommittedIsOneLog).log.values())
 
     def has_all(voter: Voter) -> bool:
-        durable = council.durable(voter.voter_id)
-        return voter.kept.machine.running and all(
+        durable = voter_group.durable(voter.voter_id)
+        return voter.supervisor.machine.running and all(
             durable.holds(batch.encode(), batch.end_offset) for batch in committed
         )
 
     with trio.move_on_after(FILLED_WITHIN_S) as limit:
         while not world.violations and not (
-            council.active() is not None and all(map(has_all, voters))
+            voter_group.active() is not None and all(map(has_all, voters))
         ):
             await world.sleep(0.05)
     if limit.cancelled_caught:

@@ -22,7 +22,7 @@ MAX_FAILED_STARTS: Final = 3
 STARTED_S: Final = 0.5
 
 
-class Kept:
+class Supervisor:
     """One machine and what shall run on it."""
 
     def __init__(

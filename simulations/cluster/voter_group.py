@@ -11,8 +11,8 @@ from metaquorum.metadata.replicated_log import Leadership, NotCommittedError, Ou
 from metaquorum.raft.proposals import RaftProposal
 from metaquorum.raft.timings import RaftTimings
 from metaquorum.raft.voter import RaftVoter
-from simulations.cluster.fault_plan import Trouble
-from simulations.cluster.supervisor import Kept
+from simulations.cluster.fault_plan import PlannedFault
+from simulations.cluster.supervisor import Supervisor
 from simulations.cluster.voter_disks import DurableLog, DurableLogs
 from simulations.kernel.comparing import Comparing
 from simulations.kernel.world import World
@@ -30,7 +30,7 @@ class QuorumSettings:
     think_s: float
     acts: int
     # For how long there is trouble, and before it peace.
-    trouble_s: float
+    fault_s: float
     peace_s: float
     segment_bytes: int
     snapshot_interval_bytes: int
@@ -42,16 +42,16 @@ class QuorumSettings:
     # Voters whose disks may be lost or rot: never so many that what they held is nowhere else.
     weak: tuple[int, ...]
     has_stranger: bool
-    troubles: tuple[Trouble, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
     # Of each voter, and what each of them waits between two reads, at most.
     readers: int = 1
     read_think_s: float = 0.3
 
 
-class CouncilChecker(Comparing):
-    def __init__(self, council: "Council") -> None:
-        super().__init__(council.world)
-        self.council = council
+class VoterGroupChecker(Comparing):
+    def __init__(self, voter_group: "VoterGroup") -> None:
+        super().__init__(voter_group.world)
+        self.voter_group = voter_group
 
     def applied(self, voter_id: int, term: int, batch: Batch, took_effect: bool) -> None:
         """That voter was handed the batch as committed in `term`."""
@@ -72,7 +72,7 @@ class CouncilChecker(Comparing):
         """Now and then."""
 
 
-C = TypeVar("C", bound=CouncilChecker)
+C = TypeVar("C", bound=VoterGroupChecker)
 
 
 @dataclass(slots=True)
@@ -80,18 +80,18 @@ class Voter:
     """One voter of the world, over all runs of its process."""
 
     voter_id: int
-    kept: Kept
+    supervisor: Supervisor
     loader: MetadataLoader | None = None
     quorum: RaftVoter | None = None
     runs: int = 0
 
     @property
     def name(self) -> str:
-        return self.kept.name
+        return self.supervisor.name
 
     @property
     def leadership(self) -> Leadership:
-        if self.quorum is None or not self.kept.machine.running:
+        if self.quorum is None or not self.supervisor.machine.running:
             return Leadership(None, 0, is_active=False)
         return self.quorum.leadership
 
@@ -107,9 +107,9 @@ class Topics:
     deleted: dict[str, int] = field(default_factory=dict)
 
 
-class Council:
+class VoterGroup:
     def __init__(
-        self, world: World, settings: QuorumSettings, checkers: Sequence[type[CouncilChecker]]
+        self, world: World, settings: QuorumSettings, checkers: Sequence[type[VoterGroupChecker]]
     ) -> None:
         self.world = world
         self.settings = settings
@@ -133,7 +133,7 @@ class Council:
     @property
     def ruined(self) -> int:
         """How many voters may have forgotten what they knew."""
-        return sum(voter.kept.ruined for voter in self.voters.values())
+        return sum(voter.supervisor.ruined for voter in self.voters.values())
 
     def checker(self, kind: type[C]) -> C:
         for checker in self.checkers:
@@ -143,7 +143,7 @@ class Council:
 
     def durable(self, voter_id: int) -> DurableLog:
         voter = self.voters[voter_id]
-        return self.disks.of(voter.name, voter.kept.machine.storage)
+        return self.disks.of(voter.name, voter.supervisor.machine.storage)
 
     def holders(self, batch: Batch) -> list[int]:
         """The voters from whose disks no loss of power can take this batch."""
@@ -196,19 +196,19 @@ class Council:
 class WatchedLoader(MetadataLoader):
     """The shipped loader; what it is handed is told to the council."""
 
-    def __init__(self, cluster_id: str, council: Council, voter_id: int) -> None:
+    def __init__(self, cluster_id: str, voter_group: VoterGroup, voter_id: int) -> None:
         super().__init__(cluster_id)
-        self._council = council
+        self._voter_group = voter_group
         self._voter_id = voter_id
 
     async def apply(self, term: int, batch: Batch) -> bool:
         took_effect = await super().apply(term, batch)
-        self._council.applied(self._voter_id, term, batch, took_effect)
+        self._voter_group.applied(self._voter_id, term, batch, took_effect)
         return took_effect
 
     def end_load(self, end_offset: int) -> None:
         super().end_load(end_offset)
-        self._council.loaded(self._voter_id, end_offset)
+        self._voter_group.loaded(self._voter_id, end_offset)
 
 
 class WatchedVoter(RaftVoter):

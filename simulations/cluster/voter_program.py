@@ -9,7 +9,7 @@ import trio
 from metaquorum.channel import ChannelIdentity, ChannelListener, Endpoint, PeerMesh
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.heartbeats import WorkerHeartbeat
-from metaquorum.controller.topics import MorePartitions, NewTopic
+from metaquorum.controller.topics import NewPartitions, NewTopic
 from metaquorum.controller.worker_registration import WorkerRegistration
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import Endpoint as WorkerEndpoint
@@ -25,8 +25,8 @@ from simulations.cluster.voter_group import (
     CLUSTER_ID,
     PEER_PORT,
     STRANGE_CLUSTER_ID,
-    Council,
     Voter,
+    VoterGroup,
     WatchedLoader,
     WatchedVoter,
     outcome_of,
@@ -45,23 +45,23 @@ _AMBIGUOUS: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS
 class VoterProgram:
     """Made for each run of the voter's process."""
 
-    def __init__(self, council: Council, voter: Voter) -> None:
-        self.council = council
+    def __init__(self, voter_group: VoterGroup, voter: Voter) -> None:
+        self.voter_group = voter_group
         self.voter = voter
         self.stopping = trio.Event()
 
     async def run(self, runtime: Runtime) -> None:
-        council, voter, settings = self.council, self.voter, self.council.settings
+        voter_group, voter, settings = self.voter_group, self.voter, self.voter_group.settings
         voter.runs += 1
-        voter.kept.stop = self.stopping.set
+        voter.supervisor.stop = self.stopping.set
         # One more machine for each voter: a look-up is a name.
-        voters = {number: (each.name, PEER_PORT) for number, each in council.voters.items()}
+        voters = {number: (each.name, PEER_PORT) for number, each in voter_group.voters.items()}
         await _make_data_dir(runtime)
         endpoint = Endpoint(runtime, ChannelIdentity(CLUSTER_ID, voter.voter_id, SECRET))
         mesh = PeerMesh(endpoint, voters)
         listener = ChannelListener(endpoint, mesh)
         await listener.listen("", PEER_PORT)
-        loader = WatchedLoader(CLUSTER_ID, council, voter.voter_id)
+        loader = WatchedLoader(CLUSTER_ID, voter_group, voter.voter_id)
         raft = WatchedVoter(
             runtime.disk,
             runtime.clock,
@@ -77,7 +77,7 @@ class VoterProgram:
         )
         await raft.start()
         voter.loader, voter.quorum = loader, raft
-        council.started(voter.voter_id)
+        voter_group.started(voter.voter_id)
         controller = Controller(raft, loader, runtime.clock, runtime.random, {})
         async with trio.open_nursery() as nursery:
             raft.watch = lambda p: nursery.start_soon(self._watch_proposal, p)
@@ -85,27 +85,27 @@ class VoterProgram:
                 nursery.start_soon(task)
             nursery.start_soon(self._watch_leadership, raft)
             for number in range(settings.drivers):
-                draw = council.world.stream(f"driver {voter.voter_id} {voter.runs} {number}")
-                driver = Driver(council, raft, controller, loader, draw)
+                draw = voter_group.world.stream(f"driver {voter.voter_id} {voter.runs} {number}")
+                driver = Driver(voter_group, raft, controller, loader, draw)
                 driver.name = f"{voter.voter_id}-{voter.runs}-{number}"
                 nursery.start_soon(driver.run, runtime)
             for number in range(settings.readers):
                 name = f"reader {voter.voter_id} {voter.runs}" + (f" {number}" if number else "")
-                draw = council.world.stream(name)
-                nursery.start_soon(Reader(council, raft, loader, draw).run, runtime)
+                draw = voter_group.world.stream(name)
+                nursery.start_soon(Reader(voter_group, raft, loader, draw).run, runtime)
             await self.stopping.wait()
             nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await raft.close()
 
     async def _watch_proposal(self, proposal: RaftProposal) -> None:
-        self.council.proposed(proposal.batch, await outcome_of(proposal))
+        self.voter_group.proposed(proposal.batch, await outcome_of(proposal))
 
     async def _watch_leadership(self, raft: RaftVoter) -> None:
         known = raft.leadership
         while True:
             if known.leader_id == self.voter.voter_id:
-                self.council.leads(self.voter.voter_id, known.term)
+                self.voter_group.leads(self.voter.voter_id, known.term)
             known = await raft.wait_change(known)
 
 
@@ -117,16 +117,18 @@ async def _make_data_dir(runtime: Runtime) -> None:
     await runtime.disk.run(make)
 
 
-def voter_program(council: Council, voter: Voter) -> Program:
+def voter_program(voter_group: VoterGroup, voter: Voter) -> Program:
     voter.loader = voter.quorum = None  # those of the process before
-    return VoterProgram(council, voter).run
+    return VoterProgram(voter_group, voter).run
 
 
-def stranger_program(council: Council, as_voter: int, secret: bytes, images: list[int]) -> Program:
+def stranger_program(
+    voter_group: VoterGroup, as_voter: int, secret: bytes, images: list[int]
+) -> Program:
     """A voter of a cluster formatted apart, whose addresses are those of this one."""
 
     async def run(runtime: Runtime) -> None:
-        voters = {number: (each.name, PEER_PORT) for number, each in council.voters.items()}
+        voters = {number: (each.name, PEER_PORT) for number, each in voter_group.voters.items()}
         voters[as_voter] = (STRANGER, PEER_PORT)
         await _make_data_dir(runtime)
         endpoint = Endpoint(runtime, ChannelIdentity(STRANGE_CLUSTER_ID, as_voter, secret))
@@ -143,7 +145,7 @@ def stranger_program(council: Council, as_voter: int, secret: bytes, images: lis
             as_voter,
             tuple(voters),
             mesh,
-            council.settings.timings,
+            voter_group.settings.timings,
         )
         await raft.start()
         async with trio.open_nursery() as nursery:
@@ -163,13 +165,13 @@ class Driver:
 
     def __init__(
         self,
-        council: Council,
+        voter_group: VoterGroup,
         quorum: RaftVoter,
         controller: Controller,
         loader: MetadataLoader,
         draw: Random,
     ) -> None:
-        self.council = council
+        self.voter_group = voter_group
         self._quorum = quorum
         self._controller = controller
         self._loader = loader
@@ -177,22 +179,22 @@ class Driver:
         self._made = 0
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.council.closing:
-            await sleep(runtime.clock, self._draw.random() * self.council.think_s)
+        while not self.voter_group.closing:
+            await sleep(runtime.clock, self._draw.random() * self.voter_group.think_s)
             await self._quorum.wait_active()
             try:
                 await self._drive()
             except (KafkaError, NotCommittedError, OutcomeUnknownError) as error:
-                self.council.world.count(f"driver: {type(error).__name__}")
+                self.voter_group.world.count(f"driver: {type(error).__name__}")
 
     async def _drive(self) -> None:
-        self.council.acts += 1
-        act = self._draw.choices(
+        self.voter_group.acts += 1
+        fault = self._draw.choices(
             [self._create, self._delete, self._grow, self._stray], [12, 6, 2, 1]
         )[0]
         is_patient = self._draw.random() < 0.95
         with trio.move_on_after(math.inf if is_patient else self._draw.random() * 0.02):
-            await act()
+            await fault()
 
     async def _need_worker(self) -> None:
         worker = self._loader.image.workers.get(_WORKER_ID)
@@ -204,38 +206,38 @@ class Driver:
             (WorkerEndpoint("PLAINTEXT", "worker", 9092, "PLAINTEXT"),),
             "worker",
         )
-        epoch = (await self._controller.membership.register_worker(registration)).answer
-        self._controller.membership.connected(_WORKER_ID, _INCARNATION)
+        epoch = (await self._controller.worker_lifecycle.register_worker(registration)).answer
+        self._controller.worker_lifecycle.connected(_WORKER_ID, _INCARNATION)
         applied_offset = self._loader.image.end_offset
-        await self._controller.membership.heartbeat(
+        await self._controller.worker_lifecycle.heartbeat(
             WorkerHeartbeat(_WORKER_ID, epoch, applied_offset)
         )
 
     async def _create(self) -> None:
         await self._need_worker()
-        topics, draw = self.council.topics, self._draw
-        wishes = []
+        topics, draw = self.voter_group.topics, self._draw
+        requests = []
         for _ in range(draw.choice([1, 1, 1, 2, 5])):
             self._made += 1
             configs = {"cleanup.policy": draw.choice(["delete", "compact"])}
-            wishes.append(
+            requests.append(
                 NewTopic(f"t-{self.name}-{self._made}", draw.choice([1, 1, 2, 5]), 1, None, configs)
             )
-        names = [wish.name for wish in wishes]
+        names = [request.name for request in requests]
         topics.asked.update(names)
-        changed = await self._controller.create_topics(wishes)
+        changed = await self._controller.create_topics(requests)
         for outcome in changed.answer:
             assert outcome.name is not None
             if outcome.code is ErrorCode.NONE:
                 topics.created[outcome.name] = changed.end_offset
-                self.council.world.count("commits")
-                self.council.acknowledged(changed.end_offset)
+                self.voter_group.world.count("commits")
+                self.voter_group.acknowledged(changed.end_offset)
             elif outcome.code not in _AMBIGUOUS:
                 topics.refused.add(outcome.name)
-            self.council.world.count(f"create: {outcome.code.name}")
+            self.voter_group.world.count(f"create: {outcome.code.name}")
 
     async def _delete(self) -> None:
-        topics = self.council.topics
+        topics = self.voter_group.topics
         names = [name for name in topics.created if name not in topics.deletion_asked]
         if not names:
             return
@@ -244,19 +246,19 @@ class Driver:
         changed = await self._controller.delete_topics([(name, None)])
         if changed.answer[0].code is ErrorCode.NONE:
             topics.deleted[name] = changed.end_offset
-            self.council.world.count("commits")
-            self.council.acknowledged(changed.end_offset)
+            self.voter_group.world.count("commits")
+            self.voter_group.acknowledged(changed.end_offset)
 
     async def _grow(self) -> None:
-        names = [n for n in self.council.topics.created if n in self._loader.image.topics]
+        names = [n for n in self.voter_group.topics.created if n in self._loader.image.topics]
         if names:
             name = self._draw.choice(names)
             partitions = len(self._loader.image.topics[name].partitions)
             changed = await self._controller.create_partitions(
-                [MorePartitions(name, partitions + 1)]
+                [NewPartitions(name, partitions + 1)]
             )
             if changed.answer[0] is None:
-                self.council.acknowledged(changed.end_offset)
+                self.voter_group.acknowledged(changed.end_offset)
 
     async def _stray(self) -> None:
         """A batch that was decided in another term, or at another place of the log."""
@@ -264,8 +266,8 @@ class Driver:
         name = f"stray-{self.name}-{self._made}"
         record = encode_record(TopicRecord(name, self._draw.randbytes(16)))
         term, end_offset = self._quorum.leadership.term, self._loader.image.end_offset
-        self.council.topics.asked.add(name)
-        self.council.topics.refused.add(name)
+        self.voter_group.topics.asked.add(name)
+        self.voter_group.topics.refused.add(name)
         if self._draw.random() < 0.5:
             term -= 1
         else:
@@ -277,24 +279,24 @@ class Reader:
     """Reads behind a barrier whenever its own voter believes that it leads."""
 
     def __init__(
-        self, council: Council, quorum: RaftVoter, loader: MetadataLoader, draw: Random
+        self, voter_group: VoterGroup, quorum: RaftVoter, loader: MetadataLoader, draw: Random
     ) -> None:
-        self._council = council
+        self._voter_group = voter_group
         self._quorum = quorum
         self._loader = loader
         self._draw = draw
 
     async def run(self, runtime: Runtime) -> None:
-        while not self._council.closing:
+        while not self._voter_group.closing:
             await sleep(
-                runtime.clock, self._draw.uniform(0.02, self._council.settings.read_think_s)
+                runtime.clock, self._draw.uniform(0.02, self._voter_group.settings.read_think_s)
             )
             await self._quorum.wait_active()
-            told = self._council.acknowledged_offset
+            acknowledged = self._voter_group.acknowledged_offset
             try:
                 end_offset = await self._quorum.read_barrier()
             except OutcomeUnknownError:
-                self._council.world.count("reads refused")
+                self._voter_group.world.count("reads refused")
                 continue
             image_offset = self._loader.image.end_offset
-            self._council.checker(ReadsAreCurrent).read(told, end_offset, image_offset)
+            self._voter_group.checker(ReadsAreCurrent).read(acknowledged, end_offset, image_offset)

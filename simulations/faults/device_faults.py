@@ -12,9 +12,9 @@ from dataplane.log.segments.names import RECOVERY_POINT_CHECKPOINT
 from metaquorum.runtime import Runtime, sleep
 from simulations.checkers.delivery import OtherDirectoriesLive
 from simulations.checkers.log_files import NaiveBatch, Segment, naive_segments
-from simulations.faults.node_faults import Fault, Stage, count_losses
+from simulations.faults.node_faults import Fault, FaultContext, count_losses
 from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.harness.history import PartitionOf, Rot, Topic
 from simulations.harness.node import DATA_DIR, LOG_DIRS, log_folder
 from simulations.workloads.consumer import LATEST, list_offset
@@ -32,138 +32,138 @@ INSPECTION_S: Final = 20.0
 ROT_WITHIN_S: Final = 3.0
 
 
-async def sync_failure(stage: Stage) -> None:
+async def sync_failure(fault_context: FaultContext) -> None:
     """Some files, or all, cannot be synced. Then the machine is restarted, as one should,
 
     or only the node at first: what the kernel could not write counts as clean, is read as if it
     were safe, and is not.
     """
-    draw, faults = stage.draw, stage.machine.faults
+    draw, faults = fault_context.draw, fault_context.machine.faults
     of = draw.choice(["metadata", "topic-", "topic-0-0", ".log", "index", "checkpoint", "/data"])
     share, bad = draw.choice([1.0, 0.3]), Random(draw.random())
     before = faults.happened.get("sync failed", 0)
-    stage.disk_impaired = True
-    stage.machine.say(f"disk cannot sync what is called {of}")
+    fault_context.disk_impaired = True
+    fault_context.machine.say(f"disk cannot sync what is called {of}")
     faults.failing_sync = lambda path: of in path and bad.random() < share
-    await stage.room.world.sleep(draw.uniform(0.1, 2.0))
+    await fault_context.environment.world.sleep(draw.uniform(0.1, 2.0))
     faults.failing_sync = None
     if faults.happened.get("sync failed", 0) > before:
-        stage.count("sync failure")
+        fault_context.count("sync failure")
     if draw.random() < 0.5:  # what was not kept can be read, as long as there is power
-        stage.machine.kill()
-        await stage.pause_between()
-        await stage.up()
-        await stage.room.world.sleep(draw.uniform(0.5, 5.0))
-    stage.machine.power_cut()
-    count_losses(stage)
-    await stage.pause_between()
-    await stage.up()
-    stage.disk_impaired = False
+        fault_context.machine.kill()
+        await fault_context.pause_between()
+        await fault_context.up()
+        await fault_context.environment.world.sleep(draw.uniform(0.5, 5.0))
+    fault_context.machine.power_cut()
+    count_losses(fault_context)
+    await fault_context.pause_between()
+    await fault_context.up()
+    fault_context.disk_impaired = False
 
 
-async def forgotten_sync_failure(stage: Stage) -> None:
+async def forgotten_sync_failure(fault_context: FaultContext) -> None:
     """Logs cannot be synced; the process is killed, and the power fails some time after it is back.
 
     The bytes of the syncs that failed are readable all the while, and never become durable unless
     they are written again.
     """
-    draw, faults = stage.draw, stage.machine.faults
+    draw, faults = fault_context.draw, fault_context.machine.faults
     before = faults.happened.get("sync failed", 0)
-    stage.disk_impaired = True
+    fault_context.disk_impaired = True
     faults.failing_sync = lambda path: path.endswith(".log")
-    await stage.room.world.sleep(draw.uniform(0.05, 0.3))
+    await fault_context.environment.world.sleep(draw.uniform(0.05, 0.3))
     faults.failing_sync = None
     if faults.happened.get("sync failed", 0) > before:
-        stage.count("sync failure")
-    stage.machine.kill()
-    await stage.up()
-    await stage.room.world.sleep(draw.uniform(0.1, 0.8))
-    stage.machine.power_cut()
-    count_losses(stage)
-    await stage.pause_between()
-    await stage.up()
-    stage.disk_impaired = False
+        fault_context.count("sync failure")
+    fault_context.machine.kill()
+    await fault_context.up()
+    await fault_context.environment.world.sleep(draw.uniform(0.1, 0.8))
+    fault_context.machine.power_cut()
+    count_losses(fault_context)
+    await fault_context.pause_between()
+    await fault_context.up()
+    fault_context.disk_impaired = False
 
 
-async def read_failure(stage: Stage) -> None:
+async def read_failure(fault_context: FaultContext) -> None:
     """Some files, or all, cannot be read for a while, perhaps while the node starts.
 
     Then the disk answers again, and the node is restarted, as one should.
     """
-    draw, faults = stage.draw, stage.machine.faults
+    draw, faults = fault_context.draw, fault_context.machine.faults
     of = draw.choice(["metadata", "topic-", "topic-0-0", ".log", "index", "checkpoint", "/data"])
     share, bad = draw.choice([1.0, 0.3]), Random(draw.random())
     before = faults.happened.get("reads failed", 0)
-    stage.disk_impaired = True
-    stage.machine.say(f"disk cannot read what is called {of}")
+    fault_context.disk_impaired = True
+    fault_context.machine.say(f"disk cannot read what is called {of}")
     faults.failing_read = lambda path: of in path and bad.random() < share
     if draw.random() < 0.5:
-        stage.machine.kill()
-        await stage.node.start()
-    await stage.room.world.sleep(draw.uniform(0.1, 2.0))
+        fault_context.machine.kill()
+        await fault_context.node.start()
+    await fault_context.environment.world.sleep(draw.uniform(0.1, 2.0))
     faults.failing_read = None
     if faults.happened.get("reads failed", 0) > before:
-        stage.count("read failure")
+        fault_context.count("read failure")
     if draw.random() < 0.5:
-        await stage.node.stop()
-    stage.machine.kill()
-    await stage.pause_between()
-    stage.disk_impaired = False
-    await stage.up()
+        await fault_context.node.stop()
+    fault_context.machine.kill()
+    await fault_context.pause_between()
+    fault_context.disk_impaired = False
+    await fault_context.up()
 
 
-async def unreadable_start(stage: Stage) -> None:
+async def unreadable_start(fault_context: FaultContext) -> None:
     """After a kill, segments cannot be read while the node starts; then they can, and it does."""
-    faults, bad = stage.machine.faults, Random(stage.draw.random())
-    share = stage.draw.choice([1.0, 0.5])
+    faults, bad = fault_context.machine.faults, Random(fault_context.draw.random())
+    share = fault_context.draw.choice([1.0, 0.5])
     before = faults.happened.get("reads failed", 0)
-    stage.machine.kill()
-    stage.disk_impaired = True
+    fault_context.machine.kill()
+    fault_context.disk_impaired = True
     faults.failing_read = lambda path: path.endswith(".log") and bad.random() < share
-    await stage.node.start()
-    await stage.room.world.sleep(stage.draw.uniform(0.0, 0.3))
+    await fault_context.node.start()
+    await fault_context.environment.world.sleep(fault_context.draw.uniform(0.0, 0.3))
     faults.failing_read = None
     if faults.happened.get("reads failed", 0) > before:
-        stage.count("read failure")
-    stage.machine.kill()
-    await stage.pause_between()
-    stage.disk_impaired = False
-    await stage.up()
+        fault_context.count("read failure")
+    fault_context.machine.kill()
+    await fault_context.pause_between()
+    fault_context.disk_impaired = False
+    await fault_context.up()
 
 
-async def bit_rot(stage: Stage) -> None:
+async def bit_rot(fault_context: FaultContext) -> None:
     """Bits flip: in indexes, or in batches that are complete and synced, where a checksum is."""
-    stops = stage.draw.random() < 0.6
+    stops = fault_context.draw.random() < 0.6
     if stops:
-        stage.machine.kill()
-    found = _sealed(stage)
-    for topic, partition, segment in stage.draw.sample(found, min(len(found), FLIPS)):
+        fault_context.machine.kill()
+    found = _sealed(fault_context)
+    for topic, partition, segment in fault_context.draw.sample(found, min(len(found), FLIPS)):
         # Batches are opened by compaction; what an index says shows in lookups by time.
         kinds = ["batch", "index"] if topic.is_compacted else ["index", "timeindex", "timeindex"]
-        kind = stage.draw.choice([*kinds, "batch"])
+        kind = fault_context.draw.choice([*kinds, "batch"])
         if kind == "batch":
-            _rot_batch(stage, topic, partition, segment)
+            _rot_batch(fault_context, topic, partition, segment)
         else:
-            _rot_index(stage, f"{segment.path}.{kind}")
-    await stage.pause_between()
-    await stage.up()
+            _rot_index(fault_context, f"{segment.path}.{kind}")
+    await fault_context.pause_between()
+    await fault_context.up()
 
 
-async def index_rot(stage: Stage) -> None:
+async def index_rot(fault_context: FaultContext) -> None:
     """A bit flips in the offset index of each segment that is complete and synced."""
     with trio.move_on_after(ROT_WITHIN_S):
-        while len(_sealed(stage)) < FLIPS:
-            await stage.room.world.sleep(0.01)
-    if stage.draw.random() < 0.5:
-        stage.machine.kill()
-    for _, _, segment in _sealed(stage):
-        _rot_index(stage, f"{segment.path}.index")
-    await stage.up()
+        while len(_sealed(fault_context)) < FLIPS:
+            await fault_context.environment.world.sleep(0.01)
+    if fault_context.draw.random() < 0.5:
+        fault_context.machine.kill()
+    for _, _, segment in _sealed(fault_context):
+        _rot_index(fault_context, f"{segment.path}.index")
+    await fault_context.up()
 
 
-def _sealed(stage: Stage) -> list[tuple[Topic, int, Segment]]:
+def _sealed(fault_context: FaultContext) -> list[tuple[Topic, int, Segment]]:
     """Segments below the recovery point: nothing of them may be taken for a torn tail."""
-    storage = stage.machine.storage
+    storage = fault_context.machine.storage
     points: dict[tuple[str, int], int] = {}
     for log_dir in LOG_DIRS:
         try:
@@ -172,7 +172,7 @@ def _sealed(stage: Stage) -> list[tuple[Topic, int, Segment]]:
         except (FileNotFoundError, ValueError):
             continue
     found = []
-    for topic in stage.room.history.live_topics:
+    for topic in fault_context.environment.history.live_topics:
         for partition in range(topic.partitions):
             segments = naive_segments(storage, log_folder(storage, topic.name, partition))
             synced = points.get((topic.name, partition), 0)
@@ -182,158 +182,167 @@ def _sealed(stage: Stage) -> list[tuple[Topic, int, Segment]]:
     return found
 
 
-def _rot_batch(stage: Stage, topic: Topic, partition: int, segment: Segment) -> None:
-    batch: NaiveBatch = stage.draw.choice(segment.batches)
-    in_header = stage.draw.random() < 0.2
+def _rot_batch(fault_context: FaultContext, topic: Topic, partition: int, segment: Segment) -> None:
+    batch: NaiveBatch = fault_context.draw.choice(segment.batches)
+    in_header = fault_context.draw.random() < 0.2
     start = _CHECKSUM_AT if in_header else _RECORDS_AT
     end = _RECORDS_AT if in_header else batch.size
     if start >= end:
         return
     place = PartitionOf(topic.topic_id, partition)
     rot = Rot(batch.base_offset, batch.last_offset, in_header)
-    stage.room.history.rotten.setdefault(place, []).append(rot)
-    _flip(stage, f"{segment.path}.log", batch.position + stage.draw.randrange(start, end))
+    fault_context.environment.history.rotten.setdefault(place, []).append(rot)
+    _flip(
+        fault_context,
+        f"{segment.path}.log",
+        batch.position + fault_context.draw.randrange(start, end),
+    )
 
 
-async def rot_before_cleaning(stage: Stage) -> None:
+async def rot_before_cleaning(fault_context: FaultContext) -> None:
     """A bit flips in each value of some batches that compaction has not read yet."""
     with trio.move_on_after(ROT_WITHIN_S):
-        while not (found := _uncompressed(stage)):
-            await stage.room.world.sleep(0.01)
+        while not (found := _uncompressed(fault_context)):
+            await fault_context.environment.world.sleep(0.01)
     if not found:
         return
-    stops = stage.draw.random() < 0.5
+    stops = fault_context.draw.random() < 0.5
     if stops:
-        stage.machine.kill()
+        fault_context.machine.kill()
     for topic, partition, segment, batch in found[-FLIPS:]:
         place = PartitionOf(topic.topic_id, partition)
         rot = Rot(batch.base_offset, batch.last_offset, in_header=False)
-        stage.room.history.rotten.setdefault(place, []).append(rot)
-        for position in _value_ends(stage, place, segment, batch):
-            _flip(stage, f"{segment.path}.log", position)
+        fault_context.environment.history.rotten.setdefault(place, []).append(rot)
+        for position in _value_ends(fault_context, place, segment, batch):
+            _flip(fault_context, f"{segment.path}.log", position)
     if stops:
-        await stage.pause_between()
-    await stage.up()
+        await fault_context.pause_between()
+    await fault_context.up()
 
 
-def _uncompressed(stage: Stage) -> list[tuple[Topic, int, Segment, NaiveBatch]]:
+def _uncompressed(fault_context: FaultContext) -> list[tuple[Topic, int, Segment, NaiveBatch]]:
     """Batches of several records with readable values, below the recovery point, newest last."""
     found = [
         (topic, partition, segment, batch)
-        for topic, partition, segment in _sealed(stage)
+        for topic, partition, segment in _sealed(fault_context)
         for batch in segment.batches
         if batch.last_offset > batch.base_offset
-        and len(_value_ends(stage, PartitionOf(topic.topic_id, partition), segment, batch)) > 1
+        and len(_value_ends(fault_context, PartitionOf(topic.topic_id, partition), segment, batch))
+        > 1
     ]
     return sorted(found, key=lambda each: each[3].base_offset)
 
 
-def _value_ends(stage: Stage, place: PartitionOf, segment: Segment, batch: NaiveBatch) -> list[int]:
+def _value_ends(
+    fault_context: FaultContext, place: PartitionOf, segment: Segment, batch: NaiveBatch
+) -> list[int]:
     """Positions in the segment of the last bytes of the batch's values."""
-    data = bytes(stage.machine.storage.file(f"{segment.path}.log").data)
+    data = bytes(fault_context.machine.storage.file(f"{segment.path}.log").data)
     start, end = batch.position, batch.position + batch.size
     found = (
         (data.find(attempt.value, start, end), len(attempt.value))
-        for attempt in stage.room.history.attempts.values()
+        for attempt in fault_context.environment.history.attempts.values()
         if attempt.place == place
     )
     return [at + size - 1 for at, size in found if at >= 0]
 
 
-def _rot_index(stage: Stage, path: str) -> None:
+def _rot_index(fault_context: FaultContext, path: str) -> None:
     try:
-        size = len(stage.machine.storage.file(path).data)
+        size = len(fault_context.machine.storage.file(path).data)
     except FileNotFoundError:
         return
     if size:
-        stage.room.history.rotten_indexes.add(path.rsplit(".", 1)[0])
-        position = stage.draw.randrange(size)
-        if stage.draw.random() < 0.7:
+        fault_context.environment.history.rotten_indexes.add(path.rsplit(".", 1)[0])
+        position = fault_context.draw.randrange(size)
+        if fault_context.draw.random() < 0.7:
             position |= _LOW_BYTE  # of an offset, position or time: there it tells
-        _flip(stage, path, position)
+        _flip(fault_context, path, position)
 
 
-def _flip(stage: Stage, path: str, position: int) -> None:
-    bit = stage.draw.randrange(8)
-    stage.machine.say(f"bit {bit} of byte {position} of {path} flips")
-    storage = stage.machine.storage
+def _flip(fault_context: FaultContext, path: str, position: int) -> None:
+    bit = fault_context.draw.randrange(8)
+    fault_context.machine.say(f"bit {bit} of byte {position} of {path} flips")
+    storage = fault_context.machine.storage
     storage.flip(storage.file(path), position, bit)
-    stage.count("bit rot")
+    fault_context.count("bit rot")
 
 
-async def clock_jump(stage: Stage) -> None:
+async def clock_jump(fault_context: FaultContext) -> None:
     """The wall clock is set; perhaps it is set right again later."""
-    jump = stage.draw.choice(JUMPS_S)
-    await _jump(stage, jump)
-    stage.count("clock jump")
-    if stage.draw.random() < 0.5:
-        await stage.room.world.sleep(stage.draw.uniform(0.1, 2.0))
-        await _jump(stage, -jump)
+    jump = fault_context.draw.choice(JUMPS_S)
+    await _jump(fault_context, jump)
+    fault_context.count("clock jump")
+    if fault_context.draw.random() < 0.5:
+        await fault_context.environment.world.sleep(fault_context.draw.uniform(0.1, 2.0))
+        await _jump(fault_context, -jump)
 
 
-async def _jump(stage: Stage, seconds: float) -> None:
-    stage.machine.say(f"clock jumps by {seconds} s")
-    stage.machine.clock.jump(seconds)
+async def _jump(fault_context: FaultContext, seconds: float) -> None:
+    fault_context.machine.say(f"clock jumps by {seconds} s")
+    fault_context.machine.clock.jump(seconds)
     if seconds > 0:
-        stage.room.jumped_s += seconds
-    await stage.room.world.sleep(0)
+        fault_context.environment.jumped_s += seconds
+    await fault_context.environment.world.sleep(0)
 
 
-async def broken_device(stage: Stage) -> None:
+async def broken_device(fault_context: FaultContext) -> None:
     """One of several log directories fails or is full; whatever is in the others is served."""
-    draw, faults = stage.draw, stage.machine.faults
+    draw, faults = fault_context.draw, fault_context.machine.faults
     broken = draw.choice([path for path in LOG_DIRS if path != DATA_DIR])
     number = draw.choice([errno.EIO, errno.EIO, errno.ENOSPC])
     before = faults.happened.get("changes refused", 0)
-    stage.machine.say(f"{broken} answers {errno.errorcode[number]}")
+    fault_context.machine.say(f"{broken} answers {errno.errorcode[number]}")
     faults.refusing = lambda path: number if path.startswith(f"{broken}/") else 0
     if draw.random() < 0.3:
-        stage.machine.kill()
-        await stage.up()
-    await stage.room.world.sleep(draw.uniform(0.3, 1.5))
-    if stage.room.settings.several_log_dirs:
+        fault_context.machine.kill()
+        await fault_context.up()
+    await fault_context.environment.world.sleep(draw.uniform(0.3, 1.5))
+    if fault_context.environment.settings.several_log_dirs:
         others = [path for path in LOG_DIRS if path != broken]
-        await stage.room.run("inspector", Inspector(stage.room, others).run)
+        await fault_context.environment.run(
+            "inspector", Inspector(fault_context.environment, others).run
+        )
     if faults.happened.get("changes refused", 0) > before:
-        stage.count("broken device")
+        fault_context.count("broken device")
     faults.refusing = None
     if number == errno.EIO and draw.random() < 0.5:
-        stage.machine.power_cut()
-        count_losses(stage)
+        fault_context.machine.power_cut()
+        count_losses(fault_context)
     else:
-        stage.machine.kill()
-    await stage.pause_between()
-    await stage.up()
+        fault_context.machine.kill()
+    await fault_context.pause_between()
+    await fault_context.up()
 
 
 class Inspector:
     """Looks whether every partition in those directories can be used, and soon."""
 
-    def __init__(self, room: Room, log_dirs: list[str]) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, log_dirs: list[str]) -> None:
+        self.environment = environment
         self._log_dirs = log_dirs
-        self._live = room.checker(OtherDirectoriesLive)
-        self._draw = room.world.stream(f"inspector {room.world.now}")
+        self._live = environment.checker(OtherDirectoriesLive)
+        self._draw = environment.world.stream(f"inspector {environment.world.now}")
 
     async def run(self, runtime: Runtime) -> None:
         dead = ["nothing was asked"]
         with trio.move_on_after(INSPECTION_S):
             while dead:
                 try:
-                    connection = await self.room.connect(runtime, "inspector", self._draw)
+                    connection = await self.environment.connect(runtime, "inspector", self._draw)
                     try:
                         dead = await self._dead(connection)
                     finally:
                         connection.close()
                 except BROKEN as error:
-                    self.room.world.say("inspector", repr(error))
+                    self.environment.world.say("inspector", repr(error))
                 await sleep(runtime.clock, 0.2)
         self._live.inspected(dead, INSPECTION_S)
 
     async def _dead(self, connection: ClientConnection) -> list[str]:
         dead = []
-        storage = self.room.node.storage
-        for topic in self.room.history.live_topics:
+        storage = self.environment.node.storage
+        for topic in self.environment.history.live_topics:
             for partition in range(topic.partitions):
                 folder = log_folder(storage, topic.name, partition)
                 if not any(folder.startswith(f"{path}/") for path in self._log_dirs):
@@ -345,7 +354,7 @@ class Inspector:
         return dead
 
 
-TROUBLES: Final[dict[str, Fault]] = {
+DEVICE_FAULTS: Final[dict[str, Fault]] = {
     "sync failure": sync_failure,
     "forgotten sync failure": forgotten_sync_failure,
     "read failure": read_failure,

@@ -7,7 +7,7 @@ from typing import Final
 import trio
 
 from dataplane.log.segments.names import DELETED
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.harness.node import NodeOnMachine
 from simulations.kernel.machine import How
 
@@ -16,14 +16,14 @@ NEWS_TRIES: Final = 5
 # How often a disk that has little room has enough again, and then little.
 LITTLE_ROOMS: Final = 8
 
-Fault = Callable[["Stage"], Awaitable[None]]
+Fault = Callable[["FaultContext"], Awaitable[None]]
 
 
-class Stage:
+class FaultContext:
     """The node of a room, and the draws about what befalls it."""
 
-    def __init__(self, room: Room, node: NodeOnMachine, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, node: NodeOnMachine, draw: Random) -> None:
+        self.environment = environment
         self.node = node
         self.machine = node.machine
         self.draw = draw
@@ -39,189 +39,201 @@ class Stage:
             if self.node.serving:
                 return
             if fate.error is not None and not self.disk_impaired:
-                self.room.world.violate("liveness", f"the node does not start: {fate.error!r}")
+                self.environment.world.violate(
+                    "liveness", f"the node does not start: {fate.error!r}"
+                )
                 return
             self.machine.storage.capacity_bytes = None
             self.disk_impaired = False
-        self.room.world.violate("liveness", f"the node does not start in {NEWS_TRIES} tries")
+        self.environment.world.violate("liveness", f"the node does not start in {NEWS_TRIES} tries")
 
     async def pause_between(self) -> None:
-        await self.room.world.sleep(self.draw.random() * self.room.settings.fault_gap_s)
+        await self.environment.world.sleep(
+            self.draw.random() * self.environment.settings.fault_gap_s
+        )
 
     def count(self, name: str) -> None:
-        self.room.world.count(f"fault: {name}")
+        self.environment.world.count(f"fault: {name}")
 
 
-async def kill(stage: Stage) -> None:
-    stage.machine.kill()
-    stage.count("kill")
-    await stage.pause_between()
-    await stage.up()
+async def kill(fault_context: FaultContext) -> None:
+    fault_context.machine.kill()
+    fault_context.count("kill")
+    await fault_context.pause_between()
+    await fault_context.up()
 
 
-async def power(stage: Stage) -> None:
-    stage.machine.power_cut()
-    stage.count("power")
-    count_losses(stage)
-    await stage.pause_between()
-    await stage.up()
+async def power(fault_context: FaultContext) -> None:
+    fault_context.machine.power_cut()
+    fault_context.count("power")
+    count_losses(fault_context)
+    await fault_context.pause_between()
+    await fault_context.up()
 
 
-async def kill_at_change(stage: Stage) -> None:
-    await _stop_at_change(stage, "kill", stage.draw.randint(1, 60))
+async def kill_at_change(fault_context: FaultContext) -> None:
+    await _stop_at_change(fault_context, "kill", fault_context.draw.randint(1, 60))
 
 
-async def power_at_change(stage: Stage) -> None:
-    await _stop_at_change(stage, "power", stage.draw.randint(1, 60))
+async def power_at_change(fault_context: FaultContext) -> None:
+    await _stop_at_change(fault_context, "power", fault_context.draw.randint(1, 60))
 
 
-async def power_at_retirement(stage: Stage) -> None:
+async def power_at_retirement(fault_context: FaultContext) -> None:
     """While segments of a log are on their way out, the names of new ones perhaps not durable."""
-    await _stop_at_change(stage, "power", stage.draw.randint(1, 6), DELETED)
+    await _stop_at_change(fault_context, "power", fault_context.draw.randint(1, 6), DELETED)
 
 
-async def power_at_removals(stage: Stage) -> None:
+async def power_at_removals(fault_context: FaultContext) -> None:
     """As `power_at_retirement`, after several segments were renamed."""
-    await _stop_at_change(stage, "power", stage.draw.randint(4, 40), DELETED)
+    await _stop_at_change(fault_context, "power", fault_context.draw.randint(4, 40), DELETED)
 
 
-async def _stop_at_change(stage: Stage, how: How, number: int, path: str = "") -> None:
-    stage.machine.stop_at_disk_change(number, how, path)
+async def _stop_at_change(
+    fault_context: FaultContext, how: How, number: int, path: str = ""
+) -> None:
+    fault_context.machine.stop_at_disk_change(number, how, path)
     with trio.move_on_after(STOP_WITHIN_S):
-        await stage.machine.fate.done.wait()
-    if stage.machine.running:
-        stage.machine.faults.stop_in = None
+        await fault_context.machine.fate.done.wait()
+    if fault_context.machine.running:
+        fault_context.machine.faults.stop_in = None
         return
-    stage.count(f"{how} at a change of the disk")
+    fault_context.count(f"{how} at a change of the disk")
     if how == "power":
-        count_losses(stage)
-    await stage.pause_between()
-    await stage.up()
+        count_losses(fault_context)
+    await fault_context.pause_between()
+    await fault_context.up()
 
 
-async def stop_while_starting(stage: Stage) -> None:
+async def stop_while_starting(fault_context: FaultContext) -> None:
     """The machine stops again while the node recovers, and perhaps again."""
-    stage.machine.power_cut()
-    count_losses(stage)
-    for _ in range(stage.draw.randint(1, 3)):
-        how: How = stage.draw.choice(["kill", "power"])
-        stage.machine.stop_at_disk_change(stage.draw.randint(1, 25), how)
-        await stage.node.start()
-        if stage.machine.running:
-            stage.machine.faults.stop_in = None
+    fault_context.machine.power_cut()
+    count_losses(fault_context)
+    for _ in range(fault_context.draw.randint(1, 3)):
+        how: How = fault_context.draw.choice(["kill", "power"])
+        fault_context.machine.stop_at_disk_change(fault_context.draw.randint(1, 25), how)
+        await fault_context.node.start()
+        if fault_context.machine.running:
+            fault_context.machine.faults.stop_in = None
             break
-        stage.count("stop while starting")
-    await stage.up()
+        fault_context.count("stop while starting")
+    await fault_context.up()
 
 
-async def power_after_recovery(stage: Stage) -> None:
+async def power_after_recovery(fault_context: FaultContext) -> None:
     """The process is killed at a change of a log, and the power fails soon after the next start.
 
     The checkpoint of recovery points was written in between. What the killed process wrote and did
     not sync is durable then only if recovery synced it.
     """
-    await _stop_at_change(stage, "kill", stage.draw.randint(5, 40), ".log")
-    await stage.room.world.sleep(stage.draw.uniform(0.21, 0.5))
-    await power(stage)
+    await _stop_at_change(fault_context, "kill", fault_context.draw.randint(5, 40), ".log")
+    await fault_context.environment.world.sleep(fault_context.draw.uniform(0.21, 0.5))
+    await power(fault_context)
 
 
-async def power_after_new_folders(stage: Stage) -> None:
+async def power_after_new_folders(fault_context: FaultContext) -> None:
     """The process is killed while it makes folders of logs, and the power fails a little later.
 
     The next process has acknowledged records in those folders then, whose names it did not make.
     """
-    await _stop_at_change(stage, "kill", stage.draw.randint(1, 12), ".log")
-    await stage.room.world.sleep(stage.draw.uniform(0.02, 0.3))
-    await power(stage)
+    await _stop_at_change(fault_context, "kill", fault_context.draw.randint(1, 12), ".log")
+    await fault_context.environment.world.sleep(fault_context.draw.uniform(0.02, 0.3))
+    await power(fault_context)
 
 
-async def restart(stage: Stage) -> None:
-    await stage.node.stop()
-    stage.count("restart")
-    await stage.pause_between()
-    await stage.up()
+async def restart(fault_context: FaultContext) -> None:
+    await fault_context.node.stop()
+    fault_context.count("restart")
+    await fault_context.pause_between()
+    await fault_context.up()
 
 
-async def power_after_stop(stage: Stage) -> None:
+async def power_after_stop(fault_context: FaultContext) -> None:
     """Power goes once it has stopped: what a clean stop says is durable has to be."""
-    await stage.node.stop()
-    stage.machine.power_cut()
-    stage.count("power after a clean stop")
-    count_losses(stage)
-    await stage.up()
+    await fault_context.node.stop()
+    fault_context.machine.power_cut()
+    fault_context.count("power after a clean stop")
+    count_losses(fault_context)
+    await fault_context.up()
 
 
-async def full(stage: Stage) -> None:
+async def full(fault_context: FaultContext) -> None:
     """The disk is full for a while, at a byte that the seed draws."""
-    storage = stage.machine.storage
-    stage.disk_impaired = True
-    storage.capacity_bytes = storage.used_bytes() + stage.draw.choice([0, 10, 500, 3000, 20_000])
-    stage.machine.say(f"disk full at {storage.capacity_bytes} bytes")
-    before = stage.machine.faults.happened.get("disk full", 0)
-    await stage.room.world.sleep(stage.draw.uniform(0.1, 1.0))
-    if stage.draw.random() < 0.5:
-        stage.machine.kill()
+    storage = fault_context.machine.storage
+    fault_context.disk_impaired = True
+    storage.capacity_bytes = storage.used_bytes() + fault_context.draw.choice(
+        [0, 10, 500, 3000, 20_000]
+    )
+    fault_context.machine.say(f"disk full at {storage.capacity_bytes} bytes")
+    before = fault_context.machine.faults.happened.get("disk full", 0)
+    await fault_context.environment.world.sleep(fault_context.draw.uniform(0.1, 1.0))
+    if fault_context.draw.random() < 0.5:
+        fault_context.machine.kill()
     storage.capacity_bytes = None
-    stage.machine.say("disk has room again")
-    if stage.machine.faults.happened.get("disk full", 0) > before:
-        stage.count("disk full")
-    if stage.draw.random() < 0.5:
-        stage.machine.kill()
-    await stage.up()
-    stage.disk_impaired = False
+    fault_context.machine.say("disk has room again")
+    if fault_context.machine.faults.happened.get("disk full", 0) > before:
+        fault_context.count("disk full")
+    if fault_context.draw.random() < 0.5:
+        fault_context.machine.kill()
+    await fault_context.up()
+    fault_context.disk_impaired = False
 
 
-async def little_room(stage: Stage) -> None:
+async def little_room(fault_context: FaultContext) -> None:
     """Time and again, the disk has room for a small batch and none for a large one."""
-    storage, world, draw = stage.machine.storage, stage.room.world, stage.draw
-    before = stage.machine.faults.happened.get("disk full", 0)
-    stage.disk_impaired = True
+    storage, world, draw = (
+        fault_context.machine.storage,
+        fault_context.environment.world,
+        fault_context.draw,
+    )
+    before = fault_context.machine.faults.happened.get("disk full", 0)
+    fault_context.disk_impaired = True
     for _ in range(LITTLE_ROOMS):
         storage.capacity_bytes = storage.used_bytes() + draw.randint(0, 4000)
-        stage.machine.say(f"disk full at {storage.capacity_bytes} bytes")
+        fault_context.machine.say(f"disk full at {storage.capacity_bytes} bytes")
         await world.sleep(draw.uniform(0.01, 0.05))
         storage.capacity_bytes = None
         await world.sleep(draw.uniform(0.01, 0.05))
-    if stage.machine.faults.happened.get("disk full", 0) > before:
-        stage.count("disk full")
-    await stage.up()
-    stage.disk_impaired = False
+    if fault_context.machine.faults.happened.get("disk full", 0) > before:
+        fault_context.count("disk full")
+    await fault_context.up()
+    fault_context.disk_impaired = False
 
 
-async def pause(stage: Stage) -> None:
-    stage.machine.pause()
-    stage.count("pause")
-    await stage.room.world.sleep(stage.draw.choice([0.05, 0.5, 5.0]))
-    stage.machine.resume()
+async def pause(fault_context: FaultContext) -> None:
+    fault_context.machine.pause()
+    fault_context.count("pause")
+    await fault_context.environment.world.sleep(fault_context.draw.choice([0.05, 0.5, 5.0]))
+    fault_context.machine.resume()
 
 
-async def cut(stage: Stage) -> None:
+async def cut(fault_context: FaultContext) -> None:
     """One or both ways between the node and everybody else."""
-    internet, me = stage.room.world.internet, stage.machine.name
-    others = [name for name in stage.room.world.machines if name != me]
+    internet, me = fault_context.environment.world.internet, fault_context.machine.name
+    others = [name for name in fault_context.environment.world.machines if name != me]
     pairs = [(me, other) for other in others] + [(other, me) for other in others]
-    way = stage.draw.choice(["in", "out", "both"])
+    way = fault_context.draw.choice(["in", "out", "both"])
     chosen = [p for p in pairs if way == "both" or (p[0] == me) == (way == "out")]
     for pair in chosen:
         internet.cut(*pair)
-    stage.count("cut")
-    await stage.room.world.sleep(stage.draw.choice([0.1, 1.0, 12.0]))
+    fault_context.count("cut")
+    await fault_context.environment.world.sleep(fault_context.draw.choice([0.1, 1.0, 12.0]))
     for pair in chosen:
         internet.heal(*pair)
 
 
-async def slow_disk(stage: Stage) -> None:
-    stage.machine.faults.slow = 0.7
-    await stage.room.world.sleep(stage.draw.uniform(0.1, 1.0))
-    stage.machine.faults.slow = 0.02
-    stage.count("slow disk")
+async def slow_disk(fault_context: FaultContext) -> None:
+    fault_context.machine.faults.slow = 0.7
+    await fault_context.environment.world.sleep(fault_context.draw.uniform(0.1, 1.0))
+    fault_context.machine.faults.slow = 0.02
+    fault_context.count("slow disk")
 
 
-def count_losses(stage: Stage) -> None:
-    lost = stage.machine.lost[-1]
+def count_losses(fault_context: FaultContext) -> None:
+    lost = fault_context.machine.lost[-1]
     for name, number in (("bytes", lost.bytes), ("names", lost.names), ("torn files", lost.torn)):
         if number:
-            stage.room.world.count(f"power took {name}", number)
+            fault_context.environment.world.count(f"power took {name}", number)
 
 
 FAULTS: Final[dict[str, Fault]] = {

@@ -96,7 +96,7 @@ def draw_settings(draw: Random) -> Settings:
     )
 
 
-class Room:
+class Environment:
     def __init__(
         self, world: World, settings: Settings, checkers: Sequence[type["Checker"]]
     ) -> None:
@@ -168,9 +168,9 @@ class Room:
 class Checker(Comparing):
     """What is told of a room with one node."""
 
-    def __init__(self, room: Room) -> None:
-        super().__init__(room.world)
-        self.room = room
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment.world)
+        self.environment = environment
 
     # What happens, in the order of the world.
 

@@ -7,14 +7,14 @@ from simulations.kernel.comparing import Comparing
 from simulations.kernel.world import World
 
 # The world, and the numbers of the faults that are left out of it; `world.faults` names them all.
-Tell = Callable[[World, Collection[int]], Awaitable[None]]
+Play = Callable[[World, Collection[int]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     name: str
     about: str
-    tell: Tell
+    play: Play
     checkers: Sequence[type[Comparing]]
     # Counters that must not stay zero over a run that is large enough
     # (`simulations.scenarios.gates`).

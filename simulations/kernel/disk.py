@@ -15,7 +15,7 @@ from metaquorum.runtime.interfaces import Buffer, FileLock
 from simulations.kernel.network import os_error
 from simulations.kernel.process import MachineStopped, Process
 from simulations.kernel.storage import Folder, Inode, Storage
-from simulations.kernel.thread_steps import Beside, current
+from simulations.kernel.thread_steps import ThreadSteps, current
 from simulations.kernel.trace import Trace
 
 T = TypeVar("T")
@@ -206,20 +206,20 @@ class ProcessDisk:
                 torn_effect(self.random.random())
         except OSError:
             pass
-        beside = current()
-        if beside is None:
+        steps = current()
+        if steps is None:
             self._stop()
         else:
-            beside.on_loop(self._stop)
+            steps.on_loop(self._stop)
         raise MachineStopped(self.process.name)
 
     def _let_loop_run(self) -> None:
         """Between two operations of a function beside the loop, others may have had a turn."""
         if not self.faults.interleaved:
             return
-        beside = current()
-        if beside is not None and self.random.random() < self.faults.pausing:
-            beside.pause()
+        steps = current()
+        if steps is not None and self.random.random() < self.faults.pausing:
+            steps.pause()
             self.process.check()
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
@@ -352,7 +352,7 @@ class ProcessDisk:
         await self.process.wait_until(now + before)
         try:
             if faults.interleaved and self.random.random() < faults.interleaved:
-                return await self._run_beside(function)
+                return await self._run_in_thread(function)
             self.process.is_in_thread = True
             return function()
         finally:
@@ -360,23 +360,23 @@ class ProcessDisk:
             if self.process.alive:
                 await self.process.wait_until(self.process.timeline.now + after, shielded=True)
 
-    async def _run_beside(self, function: Callable[[], T]) -> T:
+    async def _run_in_thread(self, function: Callable[[], T]) -> T:
         """As it runs in a thread: the loop goes on between two operations of the disk."""
-        beside = Beside(function)
-        beside.step()
+        steps = ThreadSteps(function)
+        steps.step()
         try:
-            while not beside.is_done:
+            while not steps.is_done:
                 self.faults.count("loop ran within a function beside it")
                 is_slow = self.random.random() < SLOW_PAUSES
                 longest_s = self.faults.slow_s if is_slow else self.faults.delay_s
                 delay_s = self.random.random() * longest_s
                 when = self.process.timeline.now + delay_s
                 await self.process.wait_until(when, shielded=True)
-                beside.step()
+                steps.step()
         finally:
-            while not beside.is_done:  # the machine has stopped, as its next operation is told
-                beside.step()
-        if beside.error is not None:
-            raise beside.error
-        result: T = beside.result
+            while not steps.is_done:  # the machine has stopped, as its next operation is told
+                steps.step()
+        if steps.error is not None:
+            raise steps.error
+        result: T = steps.result
         return result

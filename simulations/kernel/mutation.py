@@ -7,21 +7,21 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Defect:
+class Mutant:
     name: str
     about: str
     scenario: str
     # The invariants whose checkers find it; a plant that merely breaks the node is not found.
     found_as: tuple[str, ...]
-    plant: Callable[[], AbstractContextManager[None]]
+    apply: Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
-def planted(defect: Defect | None) -> Iterator[None]:
-    if defect is None:
+def mutated(mutant: Mutant | None) -> Iterator[None]:
+    if mutant is None:
         yield
         return
-    with defect.plant():
+    with mutant.apply():
         yield
 
 
@@ -37,24 +37,24 @@ def swapped(owner: Any, name: str, wrong: Callable[[Any], Any]) -> Iterator[None
 
 
 @contextmanager
-def all_of(*plants: AbstractContextManager[None]) -> Iterator[None]:
+def all_of(*mutations: AbstractContextManager[None]) -> Iterator[None]:
     """One mistake that takes several changes."""
     with ExitStack() as stack:
-        for plant in plants:
-            stack.enter_context(plant)
+        for apply in mutations:
+            stack.enter_context(apply)
         yield
 
 
-class Deaf:
+class WithoutEffect:
     """A disk or a file, some of whose methods do nothing."""
 
-    def __init__(self, inner: Any, *deaf: str) -> None:
+    def __init__(self, inner: Any, *without_effect: str) -> None:
         self._inner = inner
-        self._deaf = deaf
+        self._without_effect = without_effect
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._deaf:
+        if name in self._without_effect:
             return lambda *_: None
         if name == "open":
-            return lambda *a, **k: Deaf(self._inner.open(*a, **k), *self._deaf)
+            return lambda *a, **k: WithoutEffect(self._inner.open(*a, **k), *self._without_effect)
         return getattr(self._inner, name)

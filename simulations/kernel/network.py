@@ -79,12 +79,12 @@ class Pipe:
         return bool(self.arrived) or self.ended or self.error is not None
 
     @property
-    def room(self) -> int:
+    def environment(self) -> int:
         return self.link.capacity_bytes - self.arrived_bytes - self.travelling_bytes
 
     def put(self, data: memoryview) -> int:
         """How many bytes were taken; they are on their way."""
-        taken = min(len(data), max(self.room, 0))
+        taken = min(len(data), max(self.environment, 0))
         if taken == 0:
             return 0
         copy = memoryview(bytes(data[:taken]))
@@ -196,7 +196,7 @@ class Pipe:
             self.reader.wake()
 
     def _wake_writer(self) -> None:
-        if self.writer is not None and (self.room > 0 or self.error is not None):
+        if self.writer is not None and (self.environment > 0 or self.error is not None):
             self.writer.wake()
 
 
@@ -297,12 +297,12 @@ class SimulatedConnection:
     async def send_file(self, file: File, position: int, size: int) -> None:
         end = position + size
         while position < end:
-            room = self._out.room
-            if room <= 0:
+            environment = self._out.environment
+            if environment <= 0:
                 self._check()
                 await self._wait_writable()
                 continue
-            data = file.read(min(end - position, SEND_FILE_SLICE_BYTES, room), position)
+            data = file.read(min(end - position, SEND_FILE_SLICE_BYTES, environment), position)
             if not data:
                 raise EOFError(f"{file.path} ends at {position}, before {end}")
             position += self.send_nowait(data)

@@ -26,7 +26,7 @@ def _taken_lock() -> threading.Lock:
     return lock
 
 
-class Beside:
+class ThreadSteps:
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function: Final = function
         self._may_run = _taken_lock()
@@ -73,7 +73,7 @@ class Beside:
     def carried(self) -> None:
         """The function has run, in the thread that calls this."""
         self._may_run.acquire()
-        _here.beside = self
+        _here.steps = self
         try:
             self.result = self._context.run(self._function)
         except BaseException as error:  # noqa: BLE001 - it is raised where the function was given
@@ -87,28 +87,28 @@ class _Carrier:
 
     def __init__(self) -> None:
         self._has_work = _taken_lock()
-        self._next: Beside | None = None
+        self._next: ThreadSteps | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
-    def carry(self, beside: Beside) -> None:
-        self._next = beside
+    def carry(self, steps: ThreadSteps) -> None:
+        self._next = steps
         self._has_work.release()
 
     def _run(self) -> None:
         while True:
             self._has_work.acquire()
-            beside, self._next = self._next, None
-            assert beside is not None
-            beside.carried()
-            del beside
+            steps, self._next = self._next, None
+            assert steps is not None
+            steps.carried()
+            del steps
 
 
 _idle: Final[list[_Carrier]] = []
 
 
-def current() -> Beside | None:
+def current() -> ThreadSteps | None:
     """The function beside the loop that calls this, if one does."""
-    return getattr(_here, "beside", None)
+    return getattr(_here, "steps", None)
 
 
 class TurnLock:
@@ -120,8 +120,8 @@ class TurnLock:
     def __enter__(self) -> None:
         assert not self._is_held
         self._is_held = True
-        if (beside := current()) is not None:
-            beside.locks += 1
+        if (steps := current()) is not None:
+            steps.locks += 1
 
     def __exit__(
         self,
@@ -130,5 +130,5 @@ class TurnLock:
         where: TracebackType | None,
     ) -> None:
         self._is_held = False
-        if (beside := current()) is not None:
-            beside.locks -= 1
+        if (steps := current()) is not None:
+            steps.locks -= 1

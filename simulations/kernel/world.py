@@ -51,9 +51,9 @@ class Counting(Protocol):
 
 
 class World:
-    def __init__(self, seed: int, *, planted: str = "") -> None:
+    def __init__(self, seed: int, *, mutated: str = "") -> None:
         self.seed = seed
-        self.planted = planted
+        self.mutated = mutated
         self.timeline = Timeline()
         self.trace = Trace()
         self.internet = Internet(self.timeline, self.stream("network"), self.trace)
@@ -109,7 +109,7 @@ class World:
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
 
-    def run(self, story: Callable[["World"], Awaitable[None]]) -> None:
+    def run(self, program: Callable[["World"], Awaitable[None]]) -> None:
         """The story is over, or a limit was reached; violations tell what was found."""
         with (
             seeded_scheduler(self.stream("scheduler")),
@@ -119,13 +119,13 @@ class World:
             swapped(sync_failure_marker, "Lock", lambda _: TurnLock),
             self._node_logs(),
         ):
-            trio.run(self._main, story, clock=self.timeline)
+            trio.run(self._main, program, clock=self.timeline)
 
-    async def _main(self, story: Callable[["World"], Awaitable[None]]) -> None:
+    async def _main(self, program: Callable[["World"], Awaitable[None]]) -> None:
         with trio.move_on_after(TIME_LIMIT_S) as limit:
             async with trio.open_nursery() as self._nursery:
                 try:
-                    await story(self)
+                    await program(self)
                 except Violation as violation:
                     self.violate(violation.invariant, violation.text)
                 except Exception as error:  # noqa: BLE001 - the story's own mistake is a finding too
@@ -200,8 +200,8 @@ def seldom_asked(get_events: Any) -> Any:
 
     def asks(io_manager: Any, timeout: float) -> Any:
         runner = _run.GLOBAL_RUN_CONTEXT.runner
-        told = runner.entry_queue
-        if runner.runq and not told.queue and not told.idempotent_queue:
+        queue = runner.entry_queue
+        if runner.runq and not queue.queue and not queue.idempotent_queue:
             return ()
         return get_events(io_manager, timeout)
 

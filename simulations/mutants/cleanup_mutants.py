@@ -9,7 +9,7 @@ from dataplane.log.segments.config import NEVER
 from dataplane.log.segments.index import TimeIndex
 from dataplane.maintenance import background_tasks, log_cleaner
 from dataplane.partition import batch_validation
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.records.batches import parse_header
 
@@ -79,9 +79,9 @@ def _index_kept_behind_cut() -> AbstractContextManager[None]:
     return swapped(TimeIndex, "truncate_to", wrong)
 
 
-CLEANUP_DEFECTS: Final = tuple(
-    Defect(name, about, "cleaned-replicas", found_as, plant)
-    for name, about, found_as, plant in (
+CLEANUP_MUTANTS: Final = tuple(
+    Mutant(name, about, "cleaned-replicas", found_as, apply)
+    for name, about, found_as, apply in (
         (
             "uncommitted-compacted",
             "compaction goes beyond the high watermark and what is synced",

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from dataplane.fetch.sessions import SessionPartition
 from dataplane.partition.partition import FetchWaiter
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 
 
 def _poll_heard_once() -> AbstractContextManager[None]:
@@ -30,9 +30,9 @@ def _session_poll_not_woken() -> AbstractContextManager[None]:
     return swapped(SessionPartition, "note", wrong)
 
 
-FETCH_DEFECTS: Final = tuple(
-    Defect(name, about, "long-polls", ("liveness",), plant)
-    for name, about, plant in (
+FETCH_MUTANTS: Final = tuple(
+    Mutant(name, about, "long-polls", ("liveness",), apply)
+    for name, about, apply in (
         (
             "poll-heard-once",
             "a long poll that still misses bytes after an append hears of no other",

@@ -12,14 +12,14 @@ import trio
 
 from dataplane.handlers import produce, produce_outcome
 from dataplane.log.partition_log import PartitionLog
-from dataplane.partition.leader_state import Leadership
+from dataplane.partition.leader_state import LeaderState
 from dataplane.partition.partition import Partition
 from dataplane.replication import follower_state
 from dataplane.replication.replica_fetcher import ReplicaFetcher
 from metaquorum.controller import alter_partition
 from metaquorum.metadata import loader
 from metaquorum.runtime.interfaces import StorageError
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 from wire.primitives.errors import ErrorCode, KafkaError
 
 
@@ -137,7 +137,7 @@ def _joins_behind_epoch_start() -> AbstractContextManager[None]:
 
         return joins
 
-    return swapped(Leadership, "joins", wrong)
+    return swapped(LeaderState, "joins", wrong)
 
 
 def _end_of_catching_up_told() -> AbstractContextManager[None]:
@@ -169,9 +169,9 @@ def _deletions_missed() -> AbstractContextManager[None]:
     return swapped(loader, "difference", wrong)
 
 
-CHECK_DEFECTS: Final = tuple(
-    Defect(name, about, "crossings", found_as, plant)
-    for name, about, found_as, plant in (
+CHECK_MUTANTS: Final = tuple(
+    Mutant(name, about, "crossings", found_as, apply)
+    for name, about, found_as, apply in (
         (
             "cut-for-another-leader",
             "a follower makes a cut though it has had another leader since it was asked for",

@@ -9,7 +9,7 @@ from dataplane.log.segments import producers
 from dataplane.log.segments.config import NEVER
 from dataplane.maintenance import log_cleaner
 from dataplane.partition.rejected_batches import RejectedBatches
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 
 
 def _unstable_cleaned() -> AbstractContextManager[None]:
@@ -72,9 +72,9 @@ def _refused_not_remembered() -> AbstractContextManager[None]:
     return swapped(RejectedBatches, "check", lambda _: lambda *_: None)
 
 
-LOG_DEFECTS: Final = tuple(
-    Defect(name, about, scenario, found_as, plant)
-    for name, about, scenario, found_as, plant in (
+LOG_MUTANTS: Final = tuple(
+    Mutant(name, about, scenario, found_as, apply)
+    for name, about, scenario, found_as, apply in (
         (
             "unstable-cleaned",
             "compaction removes what newer records replace before these are flushed",

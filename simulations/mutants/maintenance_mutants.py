@@ -13,13 +13,13 @@ from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
 from dataplane.log.local_log import LocalLog
 from dataplane.log.segments.names import LOG_START_CHECKPOINT
 from dataplane.log.segments.segment import Segment
-from dataplane.log.segments.sync_failure_marker import SyncMark
+from dataplane.log.segments.sync_failure_marker import SyncFailureMarker
 from dataplane.maintenance import background_tasks
-from dataplane.replication.replica_manager import Partitions
+from dataplane.replication.replica_manager import ReplicaManager
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.runtime.interfaces import StorageError
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 
 _CHECKSUM_AT: Final = 17
 
@@ -68,7 +68,7 @@ def _configs_not_in_snapshot() -> AbstractContextManager[None]:
 
 
 def _config_not_in_force() -> AbstractContextManager[None]:
-    return swapped(Partitions, "_reconfigure", lambda _: lambda *_: None)
+    return swapped(ReplicaManager, "_reconfigure", lambda _: lambda *_: None)
 
 
 def _session_forgets() -> AbstractContextManager[None]:
@@ -92,7 +92,7 @@ def _failed_sync_acknowledged() -> AbstractContextManager[None]:
 
 
 def _failed_sync_forgotten() -> AbstractContextManager[None]:
-    return swapped(SyncMark, "is_in_doubt", lambda _: lambda self: False)
+    return swapped(SyncFailureMarker, "is_in_doubt", lambda _: lambda self: False)
 
 
 def _time_index_late() -> AbstractContextManager[None]:
@@ -150,92 +150,92 @@ def _one_directory_fails_all() -> AbstractContextManager[None]:
     return swapped(LogDirs, "fail", wrong)
 
 
-UPKEEP_DEFECTS: Final = (
-    Defect(
+UPKEEP_MUTANTS: Final = (
+    Mutant(
         "retention-takes-one-more",
         "retention takes the first segment that is not due, too",
         "administration",
         ("L3",),
         _retention_takes_one_more,
     ),
-    Defect(
+    Mutant(
         "deleted-records-come-back",
         "after a start a log begins with its first segment again",
         "administration",
         ("L3",),
         _deleted_records_come_back,
     ),
-    Defect(
+    Mutant(
         "deletion-not-written",
         "DeleteRecords is acknowledged before the log's start is on disk",
         "administration",
         ("L3",),
         _deletion_not_written,
     ),
-    Defect(
+    Mutant(
         "configs-not-in-snapshot",
         "a snapshot of the metadata lacks the configs",
         "administration",
         ("M3", "M4"),
         _configs_not_in_snapshot,
     ),
-    Defect(
+    Mutant(
         "config-not-in-force",
         "a topic's partitions are not told of another config before the next start",
         "administration",
         ("M3",),
         _config_not_in_force,
     ),
-    Defect(
+    Mutant(
         "session-forgets",
         "a fetch session hears nothing of what comes between two of its requests",
         "administration",
         ("liveness",),
         _session_forgets,
     ),
-    Defect(
+    Mutant(
         "time-index-late",
         "an entry of the time index names the newest batch, not the youngest",
         "administration",
         ("L5",),
         _time_index_late,
     ),
-    Defect(
+    Mutant(
         "failed-sync-acknowledged",
         "a sync that fails counts as one that succeeded",
         "failing-disk",
         ("R6", "L2"),
         _failed_sync_acknowledged,
     ),
-    Defect(
+    Mutant(
         "failed-sync-forgotten",
         "recovery trusts what it can read after a sync has failed",
         "failing-disk",
         ("R6", "L1", "L2"),
         _failed_sync_forgotten,
     ),
-    Defect(
+    Mutant(
         "index-believed",
         "no batch has to bear out an entry of the offset index",
         "failing-disk",
         ("L1", "L5"),
         _index_believed,
     ),
-    Defect(
+    Mutant(
         "time-index-believed",
         "no batch has to bear out an entry of the time index",
         "failing-disk",
         ("L3", "L5"),
         _time_index_believed,
     ),
-    Defect(
+    Mutant(
         "rot-made-sound",
         "compaction copies damaged batches and gives them sound checksums",
         "failing-disk",
         ("L2", "L4"),
         _rot_made_sound,
     ),
-    Defect(
+    Mutant(
         "one-directory-fails-all",
         "a log directory that fails takes the others with it",
         "log-dirs",

@@ -15,26 +15,26 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import ConfigRecord
 from metaquorum.metadata.replay import Replay
 from metaquorum.raft.core import RaftCore
-from metaquorum.raft.messages import Append
+from metaquorum.raft.messages import AppendEntries
 from metaquorum.raft.progress import Sending
 from metaquorum.raft.replication import Replication
 from metaquorum.raft.state import DiskState
 from metaquorum.raft.voter import RaftVoter
-from metaquorum.rpc.controller_client import Gateway
+from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.runtime.interfaces import StorageError
 from metaquorum.storage import journal, snapshot
 from metaquorum.storage.framing import HEADER_BYTES, Frame, frame_bytes
 from metaquorum.storage.journal import Journal
 from metaquorum.storage.journal_ops import HardState, decode_ops
 from simulations.cluster.voter_group import WatchedLoader
-from simulations.kernel.mutation import Deaf, Defect, swapped
+from simulations.kernel.mutation import Mutant, WithoutEffect, swapped
 
 
 @contextmanager
-def _both(*plants: AbstractContextManager[None]) -> Iterator[None]:
+def _both(*mutations: AbstractContextManager[None]) -> Iterator[None]:
     with ExitStack() as stack:
-        for plant in plants:
-            stack.enter_context(plant)
+        for apply in mutations:
+            stack.enter_context(apply)
         yield
 
 
@@ -52,7 +52,8 @@ def sends_again() -> AbstractContextManager[None]:
                 again = ((entry.term, entry.payload),)
                 before = log.term_at(index - 1)
                 self._send(
-                    voter_id, Append(self._term, number, index - 1, before, commit_index, again)
+                    voter_id,
+                    AppendEntries(self._term, number, index - 1, before, commit_index, again),
                 )
 
         return replicate_to
@@ -162,7 +163,7 @@ def _deaf_append(chosen: Any) -> AbstractContextManager[None]:
         def append_frame(self: Any, frame: bytes) -> None:
             file = self._file
             if chosen(frame):
-                self._file = Deaf(file, "sync")
+                self._file = WithoutEffect(file, "sync")
             try:
                 right(self, frame)
             finally:
@@ -254,7 +255,7 @@ def _rot_believed() -> AbstractContextManager[None]:
 
 
 def _round_of_before() -> AbstractContextManager[None]:
-    return swapped(Replication, "want_round", lambda right: lambda self: right(self) - 1)
+    return swapped(Replication, "request_round", lambda right: lambda self: right(self) - 1)
 
 
 class _NotesFailedReads:
@@ -296,9 +297,9 @@ def _unreadable_journal_begun_anew() -> AbstractContextManager[None]:
     return swapped(Journal, "open", wrong)
 
 
-QUORUM_DEFECTS: Final = tuple(
-    Defect(name, about, "quorum", found_as, plant)
-    for name, about, found_as, plant in (
+QUORUM_MUTANTS: Final = tuple(
+    Mutant(name, about, "quorum", found_as, apply)
+    for name, about, found_as, apply in (
         (
             "append-truncates",
             "an append cuts off what follows on it, matching or not",
@@ -389,7 +390,7 @@ def _answered_before_visible() -> AbstractContextManager[None]:
 
         return seen
 
-    return swapped(Gateway, "_seen", wrong)
+    return swapped(ControllerClient, "_seen", wrong)
 
 
 def _snapshot_loses_a_record() -> AbstractContextManager[None]:
@@ -402,9 +403,9 @@ def _snapshot_loses_a_record() -> AbstractContextManager[None]:
     return swapped(MetadataLoader, "load", wrong)
 
 
-CLUSTER_DEFECTS: Final = tuple(
-    Defect(name, about, "cluster", found_as, plant)
-    for name, about, found_as, plant in (
+CLUSTER_MUTANTS: Final = tuple(
+    Mutant(name, about, "cluster", found_as, apply)
+    for name, about, found_as, apply in (
         (
             "answered-before-visible",
             "a worker answers before it shows what was made",

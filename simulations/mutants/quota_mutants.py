@@ -13,7 +13,7 @@ from dataplane.quotas.cpu_meter import CpuMeter
 from dataplane.quotas.muting import Mute
 from metaquorum.controller.mutation_quotas import TokenBucket
 from metaquorum.metadata.quota_lookup import rules_for
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 
 LARGE_BYTES: Final = 60_000
 
@@ -103,16 +103,16 @@ def _ended_connections_count() -> AbstractContextManager[None]:
             try:
                 await right(self, served)
             finally:
-                self._places.take(served)
+                self._limiter.add(served)
 
         return serve_one
 
     return swapped(Server, "_serve_one", wrong)
 
 
-QUOTA_DEFECTS: Final = tuple(
-    Defect(name, about, "quotas", found_as, plant)
-    for name, about, found_as, plant in (
+QUOTA_MUTANTS: Final = tuple(
+    Mutant(name, about, "quotas", found_as, apply)
+    for name, about, found_as, apply in (
         ("mute-ignored", "who is to wait is heard at once", ("Q1", "Q2"), _mute_ignored),
         ("mute-too-long", "who has waited is not yet heard", ("Q2",), _mute_too_long),
         (

@@ -28,28 +28,28 @@ from metaquorum.controller import leader_selection
 from metaquorum.metadata.image import PartitionImage
 from metaquorum.runtime.interfaces import Disk, write_atomically
 from metaquorum.storage.journal import Journal
-from simulations.kernel.mutation import Deaf, Defect, all_of, planted, swapped
-from simulations.mutants.cleanup_mutants import CLEANUP_DEFECTS
-from simulations.mutants.fetch_mutants import FETCH_DEFECTS
-from simulations.mutants.interleaving_mutants import CHECK_DEFECTS
-from simulations.mutants.log_mutants import LOG_DEFECTS
-from simulations.mutants.maintenance_mutants import UPKEEP_DEFECTS
-from simulations.mutants.quorum_mutants import CLUSTER_DEFECTS, QUORUM_DEFECTS
-from simulations.mutants.quota_mutants import QUOTA_DEFECTS
-from simulations.mutants.replica_fault_mutants import REPLICA_FAULT_DEFECTS
-from simulations.mutants.replication_mutants import REGISTRATION_DEFECTS, REPLICATION_DEFECTS
-from simulations.mutants.sync_mutants import FAULT_DEFECTS
-from simulations.mutants.throttling_mutants import THROTTLING_DEFECTS
-from simulations.mutants.truncation_mutants import CUT_DEFECTS
-from simulations.mutants.validation_mutants import VALIDATION_DEFECTS
+from simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, swapped
+from simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
+from simulations.mutants.fetch_mutants import FETCH_MUTANTS
+from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
+from simulations.mutants.log_mutants import LOG_MUTANTS
+from simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
+from simulations.mutants.quorum_mutants import CLUSTER_MUTANTS, QUORUM_MUTANTS
+from simulations.mutants.quota_mutants import QUOTA_MUTANTS
+from simulations.mutants.replica_fault_mutants import REPLICA_FAULT_MUTANTS
+from simulations.mutants.replication_mutants import REGISTRATION_MUTANTS, REPLICATION_MUTANTS
+from simulations.mutants.sync_mutants import FAULT_MUTANTS
+from simulations.mutants.throttling_mutants import THROTTLING_MUTANTS
+from simulations.mutants.truncation_mutants import CUT_MUTANTS
+from simulations.mutants.validation_mutants import VALIDATION_MUTANTS
 
-__all__ = ["DEFECTS", "Defect", "planted"]
+__all__ = ["MUTANTS", "Mutant", "mutated"]
 
 
 def _metadata_ack_before_fsync() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def append_frame(self: Any, frame: bytes) -> None:
-            file, self._file = self._file, Deaf(self._file, "sync")
+            file, self._file = self._file, WithoutEffect(self._file, "sync")
             try:
                 right(self, frame)
             finally:
@@ -63,7 +63,7 @@ def _metadata_ack_before_fsync() -> AbstractContextManager[None]:
 def _journal_folder_not_synced() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def make_segment(self: Any, sequence: int) -> None:
-            disk, self._disk = self._disk, Deaf(self._disk, "sync_dir")
+            disk, self._disk = self._disk, WithoutEffect(self._disk, "sync_dir")
             try:
                 right(self, sequence)
             finally:
@@ -115,7 +115,7 @@ def _clean_mark_kept() -> AbstractContextManager[None]:
 def _recovered_not_synced() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def scan(self: Any, base: int) -> Any:
-            disk, self.disk = self.disk, Deaf(self.disk, "sync")
+            disk, self.disk = self.disk, WithoutEffect(self.disk, "sync")
             try:
                 return right(self, base)
             finally:
@@ -240,7 +240,7 @@ def _swapped_without_sync() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def finish(self: Any) -> None:
             file, disk = self._file, self._disk
-            self._file, self._disk = Deaf(file, "sync"), Deaf(disk, "sync")
+            self._file, self._disk = WithoutEffect(file, "sync"), WithoutEffect(disk, "sync")
             try:
                 right(self)
             finally:
@@ -272,156 +272,156 @@ def _deleted_keys_come_back() -> AbstractContextManager[None]:
     return swapped(OffsetMap, "put", wrong)
 
 
-DEFECTS: Final[dict[str, Defect]] = {
-    defect.name: defect
-    for defect in (
-        Defect(
+MUTANTS: Final[dict[str, Mutant]] = {
+    mutant.name: mutant
+    for mutant in (
+        Mutant(
             "metadata-ack-before-fsync",
             "a change of metadata is acknowledged before its journal is on disk",
             "single-node-power",
             ("M2", "M3"),
             _metadata_ack_before_fsync,
         ),
-        Defect(
+        Mutant(
             "journal-folder-not-synced",
             "the name of a new journal segment is not made durable",
             "single-node-power",
             ("M2", "M3"),
             _journal_folder_not_synced,
         ),
-        Defect(
+        Mutant(
             "index-not-rebuilt",
             "after an unclean stop the indexes are taken as they are",
             "single-node-power",
             ("L5",),
             _index_not_rebuilt,
         ),
-        Defect(
+        Mutant(
             "torn-tail-served",
             "what is not a sound batch at the end of a log stays in it",
             "single-node-power",
             ("L4", "L5"),
             _torn_tail_served,
         ),
-        Defect(
+        Mutant(
             "clean-mark-kept",
             "the mark of a clean stop outlives the start (KAFKA-10471)",
             "single-node-power",
             ("L4", "L5", "R6"),
             _clean_mark_kept,
         ),
-        Defect(
+        Mutant(
             "recovered-not-synced",
             "recovered segments count as durable without a sync (KAFKA-10101)",
             "single-node-power",
             ("liveness", "R6"),
             _recovered_not_synced,
         ),
-        Defect(
+        Mutant(
             "recovered-folders-not-synced",
             "folders that a killed process made count as durable without a sync",
             "log-dirs",
             ("R6",),
             _names_not_synced,
         ),
-        Defect(
+        Mutant(
             "producers-forgotten",
             "the state of producers does not survive a start",
             "single-node-kill",
             ("T1",),
             _producers_forgotten,
         ),
-        Defect(
+        Mutant(
             "failed-append-kept",
             "the bytes of an append that failed stay in the log",
             "disk-full",
             ("L1", "L4", "L5"),
             _failed_append_kept,
         ),
-        Defect(
+        Mutant(
             "read-past-high-watermark",
             "readers get what the file holds, not what is committed",
             "hostile",
             ("R5",),
             _read_past_high_watermark,
         ),
-        Defect(
+        Mutant(
             "place-of-another-segment",
             "a place remembered from an older segment is looked up in the active one",
             "hostile",
             ("L1", "L4", "L5"),
             _place_of_another_segment,
         ),
-        Defect(
+        Mutant(
             "answers-out-of-order",
             "what need not wait is answered first",
             "hostile",
             ("P1",),
             _answers_out_of_order,
         ),
-        Defect(
+        Mutant(
             "ack-before-flush",
             "flush.messages does not hold back the acknowledgement",
             "single-node-power",
             ("R6",),
             _ack_before_flush,
         ),
-        Defect(
+        Mutant(
             "same-epoch-again",
             "a leader goes on in the epoch in which it crashed (KAFKA-10527)",
             "single-node-power",
             ("R4",),
             _same_epoch_again,
         ),
-        Defect(
+        Mutant(
             "live-key-dropped",
             "compaction takes the last record of a key",
             "compaction",
             ("L2",),
             _live_key_dropped,
         ),
-        Defect(
+        Mutant(
             "deletion-forgotten-early",
             "compaction does not wait delete.retention.ms before it forgets a deletion",
             "compaction",
             ("L2",),
             _deletion_forgotten_early,
         ),
-        Defect(
+        Mutant(
             "swapped-without-sync",
             "a cleaned segment takes its place before it is durable",
             "compaction",
             ("L2", "L4", "L5", "liveness"),
             _swapped_without_sync,
         ),
-        Defect(
+        Mutant(
             "names-swapped-without-sync",
             "the names of the segments that a cleaned one replaces go before its own is durable",
             "compaction",
             ("L2", "L5", "liveness"),
             _names_swapped_without_sync,
         ),
-        Defect(
+        Mutant(
             "deleted-keys-come-back",
             "some keys are not noted, so that a deletion goes before what it deletes",
             "compaction",
             ("L2",),
             _deleted_keys_come_back,
         ),
-        *UPKEEP_DEFECTS,
-        *FETCH_DEFECTS,
-        *LOG_DEFECTS,
-        *VALIDATION_DEFECTS,
-        *QUORUM_DEFECTS,
-        *CLUSTER_DEFECTS,
-        *QUOTA_DEFECTS,
-        *REPLICATION_DEFECTS,
-        *REGISTRATION_DEFECTS,
-        *CUT_DEFECTS,
-        *CLEANUP_DEFECTS,
-        *CHECK_DEFECTS,
-        *THROTTLING_DEFECTS,
-        *FAULT_DEFECTS,
-        *REPLICA_FAULT_DEFECTS,
+        *UPKEEP_MUTANTS,
+        *FETCH_MUTANTS,
+        *LOG_MUTANTS,
+        *VALIDATION_MUTANTS,
+        *QUORUM_MUTANTS,
+        *CLUSTER_MUTANTS,
+        *QUOTA_MUTANTS,
+        *REPLICATION_MUTANTS,
+        *REGISTRATION_MUTANTS,
+        *CUT_MUTANTS,
+        *CLEANUP_MUTANTS,
+        *CHECK_MUTANTS,
+        *THROTTLING_MUTANTS,
+        *FAULT_MUTANTS,
+        *REPLICA_FAULT_MUTANTS,
     )
 }

@@ -11,7 +11,7 @@ from dataplane.replication import follower_state
 from metaquorum.controller import worker_registration
 from metaquorum.raft.progress import Progress
 from metaquorum.runtime.interfaces import StorageError
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 from wire.records.batches import parse_header
 
 
@@ -72,7 +72,7 @@ def _unclean_for_ever() -> AbstractContextManager[None]:
     def wrong(right: Any) -> Any:
         def advance(self: Any) -> None:
             state = self.state
-            if self.leadership is not None and 0 <= state.unclean_epoch <= state.leader_epoch:
+            if self.leader_state is not None and 0 <= state.unclean_epoch <= state.leader_epoch:
                 self._commit(self.log.log_end_offset)
             right(self)
 
@@ -91,9 +91,9 @@ def _matched_for_ever() -> AbstractContextManager[None]:
     return swapped(Progress, "refused", wrong)
 
 
-REPLICA_FAULT_DEFECTS: Final = tuple(
-    Defect(name, about, scenario, found_as, plant)
-    for name, scenario, about, found_as, plant in (
+REPLICA_FAULT_MUTANTS: Final = tuple(
+    Mutant(name, about, scenario, found_as, apply)
+    for name, scenario, about, found_as, apply in (
         (
             "damage-taken-over",
             "damaged-replicas",

@@ -11,10 +11,10 @@ from dataplane.handlers.fetch_reader import FetchReader
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.local_log import LocalLog
 from dataplane.partition import batch_validation
-from dataplane.partition.leader_state import Leadership
+from dataplane.partition.leader_state import LeaderState
 from dataplane.partition.partition import Partition
 from dataplane.replication import follower_state, replica_authentication, replica_manager
-from dataplane.replication.isr_manager import Replication
+from dataplane.replication.isr_manager import IsrManager
 from metaquorum.controller import (
     alter_partition,
     leader_selection,
@@ -22,7 +22,7 @@ from metaquorum.controller import (
     worker_registration,
 )
 from metaquorum.metadata.image import NO_LEADER, MetadataImage
-from simulations.kernel.mutation import Defect, all_of, swapped
+from simulations.kernel.mutation import Mutant, all_of, swapped
 from wire.primitives.errors import ErrorCode, WireError
 
 
@@ -90,7 +90,7 @@ def _early_join() -> AbstractContextManager[None]:
 
         return joins
 
-    return swapped(Leadership, "joins", wrong)
+    return swapped(LeaderState, "joins", wrong)
 
 
 def _replicated_read_past() -> AbstractContextManager[None]:
@@ -137,7 +137,7 @@ def _min_isr_ignored() -> AbstractContextManager[None]:
 
         return committed
 
-    return swapped(Leadership, "committed", wrong)
+    return swapped(LeaderState, "committed", wrong)
 
 
 def _shrunk_before_committed() -> AbstractContextManager[None]:
@@ -150,7 +150,7 @@ def _shrunk_before_committed() -> AbstractContextManager[None]:
 
         return propose
 
-    return swapped(Leadership, "propose", wrong)
+    return swapped(LeaderState, "propose", wrong)
 
 
 def _eligible_after_power_loss() -> AbstractContextManager[None]:
@@ -175,9 +175,9 @@ def _eligible_beside_enough() -> AbstractContextManager[None]:
 
 def _maximal_isr_ignored() -> AbstractContextManager[None]:
     return all_of(
-        swapped(Leadership, "maximal_isr", lambda _: property(lambda self: frozenset(self.isr))),
+        swapped(LeaderState, "maximal_isr", lambda _: property(lambda self: frozenset(self.isr))),
         # Who is about to join is waited for as well, which hides it nearly always.
-        swapped(Leadership, "_waits_for", _always(False)),
+        swapped(LeaderState, "_waits_for", _always(False)),
     )
 
 
@@ -203,7 +203,7 @@ def _truncation_without_epochs() -> AbstractContextManager[None]:
 
 
 def _blank_replica_leads() -> AbstractContextManager[None]:
-    return swapped(worker_registration, "begun_anew", _always(None))
+    return swapped(worker_registration, "recreated", _always(None))
 
 
 def _lost_tail_stays() -> AbstractContextManager[None]:
@@ -223,7 +223,7 @@ def _cut_without_record() -> AbstractContextManager[None]:
 
         return _truncating
 
-    return swapped(Replication, "_truncating", wrong)
+    return swapped(IsrManager, "_truncating", wrong)
 
 
 def _claim_believed_without_proof() -> AbstractContextManager[None]:
@@ -248,7 +248,7 @@ def _first_broker_epoch_kept() -> AbstractContextManager[None]:
 
         return _broker_epoch
 
-    return swapped(Replication, "_broker_epoch", wrong)
+    return swapped(IsrManager, "_broker_epoch", wrong)
 
 
 def _live_worker_unregistered() -> AbstractContextManager[None]:
@@ -305,9 +305,9 @@ def _records_not_validated() -> AbstractContextManager[None]:
     return swapped(batch_validation, "check_records", wrong)
 
 
-REPLICATION_DEFECTS: Final = tuple(
-    Defect(name, about, "replication", found_as, plant)
-    for name, about, found_as, plant in (
+REPLICATION_MUTANTS: Final = tuple(
+    Mutant(name, about, "replication", found_as, apply)
+    for name, about, found_as, apply in (
         (
             "high-watermark-without-epoch",
             "a leader counts followers whose logs part from its own",
@@ -438,9 +438,9 @@ REPLICATION_DEFECTS: Final = tuple(
 )
 
 # Found where somebody registers again, at the very moment: worlds of their own have that.
-REGISTRATION_DEFECTS: Final = tuple(
-    Defect(name, about, "crossings", found_as, plant)
-    for name, about, found_as, plant in (
+REGISTRATION_MUTANTS: Final = tuple(
+    Mutant(name, about, "crossings", found_as, apply)
+    for name, about, found_as, apply in (
         (
             "stale-broker-epoch-accepted",
             "who has become another process since a leader saw it joins the ISR, as before KIP-903",

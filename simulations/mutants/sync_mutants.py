@@ -11,14 +11,14 @@ from dataplane.log import local_log
 from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.local_log import LocalLog
 from dataplane.log.segments import files
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 
 
 @contextmanager
-def _both(*plants: AbstractContextManager[None]) -> Iterator[None]:
+def _both(*mutations: AbstractContextManager[None]) -> Iterator[None]:
     with ExitStack() as stack:
-        for plant in plants:
-            stack.enter_context(plant)
+        for apply in mutations:
+            stack.enter_context(apply)
         yield
 
 
@@ -64,9 +64,9 @@ class _Then:
         self._log.recovery_point = max(self._log.recovery_point, self._log.log_end_offset)
 
 
-FAULT_DEFECTS: Final = tuple(
-    Defect(name, about, scenario, found_as, plant)
-    for name, about, scenario, found_as, plant in (
+FAULT_MUTANTS: Final = tuple(
+    Mutant(name, about, scenario, found_as, apply)
+    for name, about, scenario, found_as, apply in (
         (
             "failed-sync-is-a-bug",
             "a sync that fails raises KeyError instead of taking the directory offline",

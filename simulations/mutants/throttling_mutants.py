@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from dataplane.handlers import fetch
 from dataplane.handlers.produce_outcome import Outcome
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 
 
 def _replication_throttled() -> AbstractContextManager[None]:
@@ -30,9 +30,9 @@ def _awaited_commits_not_charged() -> AbstractContextManager[None]:
     return swapped(Outcome, "__init__", wrong)
 
 
-THROTTLING_DEFECTS: Final = tuple(
-    Defect(name, about, "throttled-replicas", found_as, plant)
-    for name, about, found_as, plant in (
+THROTTLING_MUTANTS: Final = tuple(
+    Mutant(name, about, "throttled-replicas", found_as, apply)
+    for name, about, found_as, apply in (
         (
             "replication-throttled",
             "the quota of all clients limits the fetches of followers, too",

@@ -8,7 +8,7 @@ import trio
 
 from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
 from dataplane.log.local_log import LocalLog
-from simulations.kernel.mutation import Defect, all_of, swapped
+from simulations.kernel.mutation import Mutant, all_of, swapped
 
 
 def _recovery_point_above_cut() -> AbstractContextManager[None]:
@@ -41,9 +41,9 @@ def _deleted_topics_noted() -> AbstractContextManager[None]:
     return swapped(OffsetCheckpoints, "write_deletions", wrong)
 
 
-CUT_DEFECTS: Final = tuple(
-    Defect(name, about, "crossings", found_as, plant)
-    for name, about, found_as, plant in (
+CUT_MUTANTS: Final = tuple(
+    Mutant(name, about, "crossings", found_as, apply)
+    for name, about, found_as, apply in (
         (
             "recovery-point-above-cut",
             "the recovery point on disk is not lowered before a follower cuts its log below it",

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from dataplane.handlers import produce
 from dataplane.partition import batch_validation
-from simulations.kernel.mutation import Defect, swapped
+from simulations.kernel.mutation import Mutant, swapped
 from wire.records.batches import CODEC_MASK
 from wire.records.record_walk import RecordWalk
 
@@ -62,9 +62,9 @@ def _control_batches_taken() -> AbstractContextManager[None]:
     return swapped(batches, "_NOT_FOR_PRODUCERS", lambda right: 0)
 
 
-VALIDATION_DEFECTS: Final = tuple(
-    Defect(name, about, "hostile", found_as, plant)
-    for name, about, found_as, plant in (
+VALIDATION_MUTANTS: Final = tuple(
+    Mutant(name, about, "hostile", found_as, apply)
+    for name, about, found_as, apply in (
         (
             "record-count-not-checked",
             "a batch may have fewer or more records than its header says",

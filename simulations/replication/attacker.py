@@ -21,7 +21,7 @@ from simulations.harness.client import BROKEN, ClientConnection
 from simulations.replication.replica_checkers import ClaimsAreRefused, LiesStayOut
 from simulations.replication.replica_clients import ALL, TOPIC_IDS_SINCE, ReplicaClient
 from simulations.replication.replicas import Place
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 from simulations.workloads.consumer import LATEST
 from simulations.workloads.lying_batches import REFUSAL, lying_batch
 from wire.messages.authenticate_replica import AuthenticateReplicaRequest
@@ -54,13 +54,13 @@ MADE_UP_ID: Final = 4711
 
 
 class ReplicaAttacker(ReplicaClient):
-    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
-        super().__init__(nation, name, draw)
-        self._checker = nation.checker(ClaimsAreRefused)
-        self._lies = nation.checker(LiesStayOut)
+    def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
+        super().__init__(cluster_state, name, draw)
+        self._checker = cluster_state.checker(ClaimsAreRefused)
+        self._lies = cluster_state.checker(LiesStayOut)
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.nation.closing and not self.nation.calm:
+        while not self.cluster_state.closing and not self.cluster_state.calm:
             at = self.place()
             if at is not None:
                 try:
@@ -72,7 +72,9 @@ class ReplicaAttacker(ReplicaClient):
 
     async def _attack(self, runtime: Runtime, name: str, place: Place) -> None:
         leader = await self.leader(runtime, name, place)
-        state = self.nation.chronicle.state(self.nation.chronicle.story(*place))
+        state = self.cluster_state.cluster_history.state(
+            self.cluster_state.cluster_history.history(*place)
+        )
         others = [] if state is None else [r for r in state.replicas if r != leader]
         async with self.connected(runtime, leader) as connection:
             if self._draw.random() < LIARS:
@@ -89,7 +91,9 @@ class ReplicaAttacker(ReplicaClient):
                     await self._fetch(connection, name, place, leader, proven, epoch, "late")
                 else:
                     await self._claim(connection, name, place, leader, others)
-                await sleep(runtime.clock, self._draw.random() * self.nation.settings.think_s)
+                await sleep(
+                    runtime.clock, self._draw.random() * self.cluster_state.settings.think_s
+                )
 
     async def _lie(
         self, runtime: Runtime, connection: ClientConnection, name: str, place: Place
@@ -109,8 +113,10 @@ class ReplicaAttacker(ReplicaClient):
             answer = await connection.call(ApiKey.PRODUCE, message)
             code = ErrorCode(answer.responses[0].partition_responses[0].error_code)
             self.say(f"a lying batch for {place}: {code.name}")
-            self.nation.world.count("lying batches refused", code is REFUSAL)
-            self._lies.answered(self.nation.chronicle.story(*place), header.crc, code.name)
+            self.cluster_state.world.count("lying batches refused", code is REFUSAL)
+            self._lies.answered(
+                self.cluster_state.cluster_history.history(*place), header.crc, code.name
+            )
 
     def _lying_batch(self, runtime: Runtime) -> tuple[bytes, BatchHeader]:
         while True:
@@ -122,7 +128,7 @@ class ReplicaAttacker(ReplicaClient):
 
     def _epoch(self, worker_id: int) -> int:
         """By the metadata: anybody can ask for it."""
-        known = self.nation.chronicle.image.workers.get(worker_id)
+        known = self.cluster_state.cluster_history.image.workers.get(worker_id)
         return -1 if known is None else known.broker_epoch
 
     async def _prove(
@@ -130,7 +136,7 @@ class ReplicaAttacker(ReplicaClient):
     ) -> None:
         """The connection is that worker's. EOFError where the leader does not take that."""
         endpoint = Endpoint(runtime, ChannelIdentity(CLUSTER_ID, worker_id, SECRET))
-        config = self.nation.members[leader].config
+        config = self.cluster_state.members[leader].config
         dialing = prove(endpoint, leader, (str(config.advertise[0]), config.listen[1]))
         while dialing.established is None:
             message = AuthenticateReplicaRequest(auth_bytes=dialing.data_to_send())
@@ -170,10 +176,10 @@ class ReplicaAttacker(ReplicaClient):
         epoch: int,
         who: str,
     ) -> None:
-        draw, story = self._draw, self.nation.chronicle.story(*place)
-        held = story.held.get(leader)
-        end = 0 if held is None else held.end
-        state = self.nation.chronicle.state(story)
+        draw, history = self._draw, self.cluster_state.cluster_history.history(*place)
+        replica = history.replicas.get(leader)
+        end = 0 if replica is None else replica.end
+        state = self.cluster_state.cluster_history.state(history)
         version = connection.version(ApiKey.FETCH)
         if who == "late" or draw.random() < 0.5:
             version = draw.randint(EPOCHS_SINCE, EPOCHS_SINCE + 3)
@@ -207,7 +213,7 @@ class ReplicaAttacker(ReplicaClient):
         rows = [each for topic in answer.responses for each in topic.partitions]
         codes = [answer.error_code] if answer.error_code else [each.error_code for each in rows]
         kind = "late process" if who == "late" else "stranger"
-        self._told(place, f"a fetch v{version} as {replica_id} by a {kind}", codes, rows)
+        self._check_refused(place, f"a fetch v{version} as {replica_id} by a {kind}", codes, rows)
 
     async def _list_offsets(
         self, connection: ClientConnection, name: str, place: Place, replica_id: int
@@ -218,7 +224,7 @@ class ReplicaAttacker(ReplicaClient):
         )
         answer = await connection.call(ApiKey.LIST_OFFSETS, message)
         codes = [answer.topics[0].partitions[0].error_code]
-        self._told(place, f"ListOffsets as {replica_id} by a stranger", codes)
+        self._check_refused(place, f"ListOffsets as {replica_id} by a stranger", codes)
 
     async def _epoch_end(
         self, connection: ClientConnection, name: str, place: Place, replica_id: int
@@ -229,12 +235,14 @@ class ReplicaAttacker(ReplicaClient):
         )
         answer = await connection.call(ApiKey.OFFSET_FOR_LEADER_EPOCH, message)
         codes = [answer.topics[0].partitions[0].error_code]
-        self._told(place, f"OffsetForLeaderEpoch as {replica_id} by a stranger", codes)
+        self._check_refused(place, f"OffsetForLeaderEpoch as {replica_id} by a stranger", codes)
 
-    def _told(self, place: Place, claim: str, codes: list[int], rows: Any = ()) -> None:
+    def _check_refused(self, place: Place, claim: str, codes: list[int], rows: Any = ()) -> None:
         names = [ErrorCode(code).name for code in codes]
         self.say(f"{claim} for {place}: {names}")
         is_late = claim.endswith("late process")
-        self.nation.world.count("claims of late processes" if is_late else "claims of strangers")
-        story = self.nation.chronicle.story(*place)
-        self._checker.claimed(story, claim, names, any(bytes(row.records or b"") for row in rows))
+        self.cluster_state.world.count(
+            "claims of late processes" if is_late else "claims of strangers"
+        )
+        history = self.cluster_state.cluster_history.history(*place)
+        self._checker.claimed(history, claim, names, any(bytes(row.records or b"") for row in rows))

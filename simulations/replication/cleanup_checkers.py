@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from simulations.checkers.log_files import Segment, naive_segments
-from simulations.cluster.cluster_state import ClusterChecker, Nation
+from simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from simulations.replication.replica_checkers import WatchingChecker
 from simulations.replication.replicas import (
     Content,
-    Held,
     LogStartMove,
     Name,
-    PartitionStory,
+    PartitionHistory,
     Place,
+    ReplicaLog,
 )
 from wire.records.compression import Codec
 
@@ -37,21 +37,23 @@ class CompactionKeepsLast(WatchingChecker):
 
     invariant = "L2"
 
-    def cleaned(self, story: PartitionStory, held: Held, names: Sequence[Name]) -> None:
-        self.compare(story.compacts, "{} is compacted, with {}", story, story.configs)
-        for name, is_superseded in self.chronicle.is_superseded(story, held, names):
+    def cleaned(
+        self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name]
+    ) -> None:
+        self.compare(history.compacts, "{} is compacted, with {}", history, history.configs)
+        for name, is_superseded in self.cluster_history.is_superseded(history, replica, names):
             self.compare(
-                is_superseded and name in story.ever_committed,
+                is_superseded and name in history.ever_committed,
                 "{}: worker {} compacts {} away, {} (committed: {}); its key has nothing later",
-                story,
-                held.worker_id,
+                history,
+                replica.worker_id,
                 name,
-                self._content(story, name),
-                name in story.ever_committed,
+                self._content(history, name),
+                name in history.ever_committed,
             )
 
-    def _content(self, story: PartitionStory, name: Name) -> Content | None:
-        return (self.chronicle.contents or {}).get(story.identities[name])
+    def _content(self, history: PartitionHistory, name: Name) -> Content | None:
+        return (self.cluster_history.contents or {}).get(history.identities[name])
 
 
 class LastOfEachKeyIsRead(WatchingChecker):
@@ -63,33 +65,33 @@ class LastOfEachKeyIsRead(WatchingChecker):
 
     invariant = "L2"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         # By offset, whether acknowledged or only perhaps written.
         self.acknowledged: dict[Place, dict[int, Content]] = {}
         self.sent: dict[Place, list[Content]] = {}
 
-    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
-        if not story.compacts:
+    def finals(self, history: PartitionHistory, found: Sequence[tuple[int, bytes]]) -> None:
+        if not history.compacts:
             return
         texts = {text: offset for offset, text in found}
-        sent = {content.text: content for content in self.sent.get(story.place, ())}
+        sent = {content.text: content for content in self.sent.get(history.place, ())}
         last_read: dict[bytes | None, int] = {}
         for text, offset in texts.items():
             key = sent[text].key if text in sent else None
             last_read[key] = max(last_read.get(key, -1), offset)
-        known = self.acknowledged.get(story.place, {})
+        known = self.acknowledged.get(history.place, {})
         tombstones = {content.key for content in sent.values() if content.is_tombstone}
-        contents = self.chronicle.contents or {}
+        contents = self.cluster_history.contents or {}
         # With a key's last record may be lost what it had superseded by then.
-        lost = {contents[identity].key for _, identity in story.lost_records}
+        lost = {contents[identity].key for _, identity in history.lost_records}
         for offset, content in known.items():
-            if offset < story.deleted_to or content.key in lost | tombstones:
+            if offset < history.deleted_to or content.key in lost | tombstones:
                 continue
             self.compare(
                 last_read.get(content.key, -1) >= offset,
                 "{}: {} was acknowledged at {}, and the last record of its key is at {}",
-                story,
+                history,
                 content,
                 offset,
                 last_read.get(content.key),
@@ -104,70 +106,70 @@ class ReplicaRetentionIsDue(WatchingChecker):
 
     invariant = "L3"
 
-    def retained(self, story: PartitionStory, held: Held, move: LogStartMove) -> None:
+    def retained(self, history: PartitionHistory, replica: ReplicaLog, move: LogStartMove) -> None:
         self.compare(
             move.new <= move.high_watermark,
             "{}: worker {} begins at {}, past its high watermark {}",
-            story,
-            held.worker_id,
+            history,
+            replica.worker_id,
             move.new,
             move.high_watermark,
         )
-        gone = [Name(e, o) for o, e in held.epochs.items() if o < move.new]
+        gone = [Name(e, o) for o, e in replica.epochs.items() if o < move.new]
         # Before what others have removed with good reason it may have records of a deposed leader.
         lacks = [
             name
             for name in gone
-            if name not in story.ever_committed and name.offset >= story.deleted_to
+            if name not in history.ever_committed and name.offset >= history.deleted_to
         ]
         self.compare(
             not lacks,
             "{}: worker {} begins at {}, and {} before it are not committed",
-            story,
-            held.worker_id,
+            history,
+            replica.worker_id,
             move.new,
             lacks[:3],
         )
-        if move.new <= story.deleted_to:
+        if move.new <= history.deleted_to:
             return
-        segments = naive_segments(held.machine.storage, move.folder, swapping=True)
+        segments = naive_segments(replica.machine.storage, move.folder, swapping=True)
         going = [
             (segment, segments[number + 1 :])
             for number, segment in enumerate(segments)
-            if segment.base_offset < move.new and self._end(held, segments, number) > move.old
+            if segment.base_offset < move.new and self._end(replica, segments, number) > move.old
         ]
         for segment, rest in going:
             self.compare(
                 move.retention_now_ms is not None
                 and (
-                    self._is_too_old(story, segment, move.retention_now_ms)
-                    or self._is_too_much(story, rest)
+                    self._is_too_old(history, segment, move.retention_now_ms)
+                    or self._is_too_much(history, rest)
                 ),
                 "{}: worker {} retains from {} on, not from {}, and segment {} is not due by {}",
-                story,
-                held.worker_id,
+                history,
+                replica.worker_id,
                 move.new,
                 move.old,
                 segment.base_offset,
-                story.configs,
+                history.configs,
             )
 
     @staticmethod
-    def _end(held: Held, segments: list[Segment], number: int) -> int:
-        return segments[number + 1].base_offset if number + 1 < len(segments) else held.end
+    def _end(replica: ReplicaLog, segments: list[Segment], number: int) -> int:
+        return segments[number + 1].base_offset if number + 1 < len(segments) else replica.end
 
     @staticmethod
-    def _limit(story: PartitionStory, key: str, default: int) -> int:
-        deletes = "delete" in story.configs.get("cleanup.policy", "delete")
-        return int(story.configs.get(key, default)) if deletes else _UNLIMITED
+    def _limit(history: PartitionHistory, key: str, default: int) -> int:
+        deletes = "delete" in history.configs.get("cleanup.policy", "delete")
+        return int(history.configs.get(key, default)) if deletes else _UNLIMITED
 
-    def _is_too_old(self, story: PartitionStory, segment: Segment, now_ms: int) -> bool:
-        limit = self._limit(story, "retention.ms", _WEEK_MS)
+    def _is_too_old(self, history: PartitionHistory, segment: Segment, now_ms: int) -> bool:
+        limit = self._limit(history, "retention.ms", _WEEK_MS)
         newest = max((batch.max_timestamp for batch in segment.batches), default=-1)
         return limit != _UNLIMITED and now_ms - newest > limit
 
-    def _is_too_much(self, story: PartitionStory, rest: Sequence[Segment]) -> bool:
-        limit = self._limit(story, "retention.bytes", _UNLIMITED)
+    def _is_too_much(self, history: PartitionHistory, rest: Sequence[Segment]) -> bool:
+        limit = self._limit(history, "retention.bytes", _UNLIMITED)
         return limit != _UNLIMITED and sum(segment.size for segment in rest) >= limit
 
 
@@ -176,15 +178,17 @@ class CompressionIsInForce(WatchingChecker):
 
     invariant = "M3"
 
-    def stored(self, story: PartitionStory, held: Held, codecs: Sequence[Codec]) -> None:
-        wanted = _CODECS.get(story.configs.get("compression.type", "producer"))
+    def stored(
+        self, history: PartitionHistory, replica: ReplicaLog, codecs: Sequence[Codec]
+    ) -> None:
+        wanted = _CODECS.get(history.configs.get("compression.type", "producer"))
         if wanted is None:
             return
         self.compare(
             set(codecs) == {wanted},
             "{}: worker {} stores batches of {}, not {}",
-            story,
-            held.worker_id,
+            history,
+            replica.worker_id,
             codecs,
             wanted,
         )

@@ -9,7 +9,7 @@ from simulations.replication.cleanup_checkers import LastOfEachKeyIsRead
 from simulations.replication.replica_checkers import MIN_ISR, AcknowledgedStays
 from simulations.replication.replica_clients import Batch, ReplicaAdministrator, ReplicaProducer
 from simulations.replication.replicas import TOMBSTONES_STAY_MS, Content, Identity, Place
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 from wire.protocol.apis import ApiKey
 from wire.records.compression import Codec
 from wire.records.records import Record
@@ -27,7 +27,7 @@ class CleanupAdministrator(ReplicaAdministrator):
     """Few topics, so that each log gets many segments; some are compacted, most lose records."""
 
     async def _create(self, connection: ClientConnection) -> None:
-        lasting = self.nation.told.lasting
+        lasting = self.cluster_state.topic_outcomes.lasting
         if len(lasting) < MOST_TOPICS:
             await super()._create(connection)
 
@@ -51,7 +51,7 @@ class CleanupAdministrator(ReplicaAdministrator):
         if "compact" in policy:
             overrides["min.cleanable.dirty.ratio"] = draw.choice(["0.01", "0.5"])
             overrides["delete.retention.ms"] = draw.choice(["100", str(2 * TOMBSTONES_STAY_MS)])
-        if draw.random() < self.nation.settings.flushed:
+        if draw.random() < self.cluster_state.settings.flushed:
             overrides["flush.messages"] = "1"
         partitions = draw.choice([1, 1, 2])
         topic_id = await self._ask_creation(connection, name, partitions, replicas, overrides)
@@ -62,10 +62,10 @@ class CleanupAdministrator(ReplicaAdministrator):
 class CleanupProducer(ReplicaProducer):
     """Writes few keys again and again, with a codec drawn for each batch, and deletes some."""
 
-    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
-        super().__init__(nation, name, draw)
+    def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
+        super().__init__(cluster_state, name, draw)
         # From a stream of its own: keys do not change what is sent when.
-        self._of_keys = nation.world.stream(f"keys {name}")
+        self._of_keys = cluster_state.world.stream(f"keys {name}")
         self._keys = self._of_keys.choice([1, 3, 10])
         self._tombstones = self._of_keys.choice([0.0, 0.1, 0.4])
         codecs = [codec for codec in Codec if codec is not Codec.ZSTD or self._takes_zstd]
@@ -82,7 +82,9 @@ class CleanupProducer(ReplicaProducer):
             Content(b"key %d" % draw.randrange(self._keys), value, draw.random() < self._tombstones)
             for value in batch.values
         ]
-        self.nation.checker(LastOfEachKeyIsRead).sent.setdefault(place, []).extend(batch.contents)
+        self.cluster_state.checker(LastOfEachKeyIsRead).sent.setdefault(place, []).extend(
+            batch.contents
+        )
         return batch
 
     def _records(self, batch: Batch) -> list[Record]:
@@ -101,8 +103,8 @@ class CleanupProducer(ReplicaProducer):
 
     def _acknowledged(self, place: Place, batch: Batch, crc: int, base_offset: int) -> None:
         super()._acknowledged(place, batch, crc, base_offset)
-        known = self.nation.checker(AcknowledgedStays).acked.get(place, {})
-        last = self.nation.checker(LastOfEachKeyIsRead).acknowledged.setdefault(place, {})
+        known = self.cluster_state.checker(AcknowledgedStays).acked.get(place, {})
+        last = self.cluster_state.checker(LastOfEachKeyIsRead).acknowledged.setdefault(place, {})
         for content in batch.contents:
             if (at := known.get(content.text)) is not None:
                 last[at[0]] = content

@@ -38,7 +38,7 @@ from simulations.checkers.log_files import naive_segments
 from simulations.cluster.cluster_checkers import AnswersHold
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.cluster.cluster_state import Member
-from simulations.cluster.faults import Act, Befalls, stop_machine
+from simulations.cluster.faults import ActiveFault, FaultFunction, stop_machine
 from simulations.harness.client import BROKEN
 from simulations.replication.replica_checkers import (
     MIN_ISR,
@@ -46,8 +46,8 @@ from simulations.replication.replica_checkers import (
     ReadsAreCommitted,
 )
 from simulations.replication.replica_clients import ALL, ReplicaReader
-from simulations.replication.replicas import Identity, PartitionStory, Place
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicas import Identity, PartitionHistory, Place
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 from simulations.replication.unregister_fault import unregister
 from simulations.workloads.consumer import LATEST
 from wire.messages.create_topics import (
@@ -85,15 +85,15 @@ NAMESAKE_NOTED_S: Final = 0.6
 BURST: Final = 4
 
 
-class Hand(ReplicaReader):
+class InterleavingClient(ReplicaReader):
     """Whoever makes the topics of a crossing, moves leaders, and sends single requests."""
 
-    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
-        super().__init__(nation, name, draw)
+    def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
+        super().__init__(cluster_state, name, draw)
         self._versions[ApiKey.ELECT_LEADERS] = max(1, self._versions[ApiKey.ELECT_LEADERS])
         self._versions[ApiKey.PRODUCE] = max(13, self._versions[ApiKey.PRODUCE])
         self._versions[ApiKey.DELETE_TOPICS] = max(6, self._versions[ApiKey.DELETE_TOPICS])
-        self._machine = nation.world.machine(name)
+        self._machine = cluster_state.world.machine(name)
         self._sent = 0
 
     async def does(self, work: Callable[[Runtime], Awaitable[None]]) -> None:
@@ -128,60 +128,66 @@ class Hand(ReplicaReader):
             assignments=assignments,
             configs=[CreatableTopicConfig(name=key, value=text) for key, text in configs.items()],
         )
-        told = self.nation.told
-        told.asked.add(name)
-        for outcomes in told.deletion_asked, told.deleted, told.refused:  # of an earlier one
+        topic_outcomes = self.cluster_state.topic_outcomes
+        topic_outcomes.asked.add(name)
+        for outcomes in (
+            topic_outcomes.deletion_asked,
+            topic_outcomes.deleted,
+            topic_outcomes.refused,
+        ):  # of an earlier one
             outcomes.discard(name)
-        told.created.pop(name, None)
+        topic_outcomes.created.pop(name, None)
 
         async def work(runtime: Runtime) -> None:
-            while name not in told.created:
+            while name not in topic_outcomes.created:
                 message = CreateTopicsRequest(topics=[topic], timeout_ms=3000)
                 async with self.connected(runtime, replicas[0][0]) as connection:
                     answer = (await connection.call(ApiKey.CREATE_TOPICS, message)).topics[0]
                 code = ErrorCode(answer.error_code)
                 self.say(f"creates {name}: {code.name} {answer.error_message}")
-                self.nation.checker(AnswersHold).answered(name, code)
+                self.cluster_state.checker(AnswersHold).answered(name, code)
                 assert code is ErrorCode.NONE or code in RETRIABLE, answer.error_message
                 if code is ErrorCode.NONE:
                     topic_id = bytes(answer.topic_id)
                     least = int(configs.get(MIN_ISR, "1"))
-                    self.nation.min_isrs.setdefault(topic_id, set()).add(least)
-                    told.created[name] = topic_id, len(replicas)
-                    self.nation.world.count("topics created")
+                    self.cluster_state.min_isrs.setdefault(topic_id, set()).add(least)
+                    topic_outcomes.created[name] = topic_id, len(replicas)
+                    self.cluster_state.world.count("topics created")
                 await sleep(runtime.clock, RETRY_S)
 
         await self.does(work)
-        known = told.created.get(name)
+        known = topic_outcomes.created.get(name)
         return None if known is None else Place(known[0], 0)
 
     async def delete(self, name: str, through: int) -> None:
-        told = self.nation.told
-        told.deletion_asked.add(name)
+        topic_outcomes = self.cluster_state.topic_outcomes
+        topic_outcomes.deletion_asked.add(name)
 
         async def work(runtime: Runtime) -> None:
-            state = DeleteTopicState(topic_id=told.created[name][0])
+            state = DeleteTopicState(topic_id=topic_outcomes.created[name][0])
             message = DeleteTopicsRequest(topics=[state], timeout_ms=3000)
             async with self.connected(runtime, through) as connection:
                 answer = (await connection.call(ApiKey.DELETE_TOPICS, message)).responses[0]
             code = ErrorCode(answer.error_code)
             self.say(f"deletes {name}: {code.name}")
             if code is ErrorCode.NONE:
-                told.deleted.add(name)
-                self.nation.world.count("topics deleted")
+                topic_outcomes.deleted.add(name)
+                self.cluster_state.world.count("topics deleted")
 
         await self.does(work)
 
-    async def elect(self, through: int, story: PartitionStory, *, unclean: bool = False) -> None:
+    async def elect(
+        self, through: int, history: PartitionHistory, *, unclean: bool = False
+    ) -> None:
         """The preferred leader leads, or anybody, as far as that is possible."""
-        at = story.topic, story.place.partition
+        at = history.topic, history.place.partition
         if unclean:
-            self.nation.chronicle.unclean_asked.add(at)
+            self.cluster_state.cluster_history.unclean_asked.add(at)
 
         async def work(runtime: Runtime) -> None:
-            wish = TopicPartitions(topic=at[0], partitions=[at[1]])
+            request = TopicPartitions(topic=at[0], partitions=[at[1]])
             message = ElectLeadersRequest(
-                election_type=int(unclean), topic_partitions=[wish], timeout_ms=3000
+                election_type=int(unclean), topic_partitions=[request], timeout_ms=3000
             )
             async with self.connected(runtime, through) as connection:
                 response = await connection.call(ApiKey.ELECT_LEADERS, message)
@@ -192,82 +198,82 @@ class Hand(ReplicaReader):
         await self.does(work)
 
     async def produce(
-        self, runtime: Runtime, worker_id: int, stories: Sequence[PartitionStory], acks: int
+        self, runtime: Runtime, worker_id: int, histories: Sequence[PartitionHistory], acks: int
     ) -> None:
         """One request to several partitions of a topic, answered; each has one record."""
-        identities, message = self._batch(runtime, stories, acks)
+        identities, message = self._batch(runtime, histories, acks)
         async with self.connected(runtime, worker_id) as connection:
             answer = await connection.call(ApiKey.PRODUCE, message)
         for row in answer.responses[0].partition_responses:
-            story, identity = identities[row.index]
-            self.say(f"{story}: {ErrorCode(row.error_code).name} at {row.base_offset}")
+            history, identity = identities[row.index]
+            self.say(f"{history}: {ErrorCode(row.error_code).name} at {row.base_offset}")
             if acks == ALL and not row.error_code:
-                checker = self.nation.checker(AcknowledgedIsCommitted)
-                checker.acknowledged(story, int(row.base_offset), identity)
+                checker = self.cluster_state.checker(AcknowledgedIsCommitted)
+                checker.acknowledged(history, int(row.base_offset), identity)
 
     def _batch(
-        self, runtime: Runtime, stories: Sequence[PartitionStory], acks: int
-    ) -> tuple[dict[int, tuple[PartitionStory, Identity]], ProduceRequest]:
+        self, runtime: Runtime, histories: Sequence[PartitionHistory], acks: int
+    ) -> tuple[dict[int, tuple[PartitionHistory, Identity]], ProduceRequest]:
         rows, identities = [], {}
-        for story in stories:
+        for history in histories:
             self._sent += 1
-            value = f"{story.place.topic_id.hex()} {self.name} {self._sent}".encode()
+            value = f"{history.place.topic_id.hex()} {self.name} {self._sent}".encode()
             now_ms = runtime.clock.now_ms()
             data = encode_batch([Record(0, now_ms, None, value, ())])
             crc = parse_header(memoryview(data), 0).crc
-            identities[story.place.partition] = story, Identity(crc, 0)
-            rows.append(PartitionProduceData(index=story.place.partition, records=data))
-        topic_id = stories[0].place.topic_id
-        topic = TopicProduceData(name=stories[0].topic, topic_id=topic_id, partition_data=rows)
+            identities[history.place.partition] = history, Identity(crc, 0)
+            rows.append(PartitionProduceData(index=history.place.partition, records=data))
+        topic_id = histories[0].place.topic_id
+        topic = TopicProduceData(name=histories[0].topic, topic_id=topic_id, partition_data=rows)
         message = ProduceRequest(
             transactional_id=None, acks=acks, timeout_ms=8000, topic_data=[topic]
         )
         return identities, message
 
     async def burst(
-        self, runtime: Runtime, worker_id: int, story: PartitionStory, count: int
+        self, runtime: Runtime, worker_id: int, history: PartitionHistory, count: int
     ) -> None:
         """So many batches, one behind the other, with acks=1."""
         async with self.connected(runtime, worker_id) as connection:
             for _ in range(count):
-                _, message = self._batch(runtime, [story], 1)
+                _, message = self._batch(runtime, [history], 1)
                 await connection.send(ApiKey.PRODUCE, message)
             for _ in range(count):
                 await connection.receive()
 
-    async def ask_end(self, runtime: Runtime, worker_id: int, story: PartitionStory) -> None:
+    async def ask_end(self, runtime: Runtime, worker_id: int, history: PartitionHistory) -> None:
         """Where that leader says that the partition ends, if it does."""
         async with self.connected(runtime, worker_id) as connection:
-            at = story.place.partition
-            offset = await self.list_offset(connection, story.topic, at, LATEST)
-        self.say(f"{story}: it ends at {offset}")
-        self.nation.checker(ReadsAreCommitted).told_end(story, offset, self.name)
+            at = history.place.partition
+            offset = await self.list_offset(connection, history.topic, at, LATEST)
+        self.say(f"{history}: it ends at {offset}")
+        self.cluster_state.checker(ReadsAreCommitted).end_offset_read(history, offset, self.name)
 
-    async def read(self, runtime: Runtime, worker_id: int, story: PartitionStory) -> None:
+    async def read(self, runtime: Runtime, worker_id: int, history: PartitionHistory) -> None:
         """The first records, of that worker."""
         async with self.connected(runtime, worker_id) as connection:
-            await self.fetch(connection, story.topic, story.place, 0, 0)
+            await self.fetch(connection, history.topic, history.place, 0, 0)
 
 
-class Crossing:
+class Interleaving:
     """One of them, as it happens: who is concerned, and what can be done to them."""
 
-    def __init__(self, nation: WatchedNation, act: Act) -> None:
-        self.nation = nation
-        self.act = act
-        self.draw = act.draw
-        self.world = act.world
-        self.hand = Hand(nation, "hand", act.draw)
-        self._internet = act.world.internet
+    def __init__(self, cluster_state: ReplicatedClusterState, fault: ActiveFault) -> None:
+        self.cluster_state = cluster_state
+        self.fault = fault
+        self.draw = fault.draw
+        self.world = fault.world
+        self.client = InterleavingClient(cluster_state, "hand", fault.draw)
+        self._internet = fault.world.internet
         self._held: list[Member] = []
-        for member in nation.workers:
-            member.kept.calm = True  # who is released is there soon
+        for member in cluster_state.workers:
+            member.supervisor.calm = True  # who is released is there soon
 
     # Who and what
 
     def workers(self) -> list[int]:
         """All of them, in an order that is drawn."""
-        ids = [member.config.node_id for member in self.nation.workers]
+        ids = [member.config.node_id for member in self.cluster_state.workers]
         self.draw.shuffle(ids)
         return ids
 
@@ -278,61 +284,69 @@ class Crossing:
         name: str = REPLICATED,
         records: int = 3,
         is_flushed: bool = False,
-    ) -> list[PartitionStory]:
+    ) -> list[PartitionHistory]:
         """A topic, all its replicas in sync, with some records committed that producers write."""
         configs = {MIN_ISR: str(least), "internal.segment.bytes": "1000000"}
         if is_flushed:
             configs["flush.messages"] = "1"
-        place = await self.hand.create(name, replicas, configs)
+        place = await self.client.create(name, replicas, configs)
         assert place is not None
-        chronicle = self.nation.chronicle
-        stories = [chronicle.story(place.topic_id, index) for index in range(len(replicas))]
+        cluster_history = self.cluster_state.cluster_history
+        histories = [
+            cluster_history.history(place.topic_id, index) for index in range(len(replicas))
+        ]
         await self.until(
             lambda: all(
-                set(self.state(story).isr) == set(each) and len(story.committed) >= records
-                for story, each in zip(stories, replicas, strict=True)
+                set(self.state(history).isr) == set(each) and len(history.committed) >= records
+                for history, each in zip(histories, replicas, strict=True)
             )
         )
-        return stories
+        return histories
 
     def all_serve(self) -> bool:
         """Clients reach every worker, and the controller gives it replicas."""
-        is_live = self.nation.chronicle.image.is_live
-        return all(each.serves and is_live(each.config.node_id) for each in self.nation.workers)
+        is_live = self.cluster_state.cluster_history.image.is_live
+        return all(
+            each.serves and is_live(each.config.node_id) for each in self.cluster_state.workers
+        )
 
-    def state(self, story: PartitionStory) -> PartitionImage:
-        state = self.nation.chronicle.state(story)
+    def state(self, history: PartitionHistory) -> PartitionImage:
+        state = self.cluster_state.cluster_history.state(history)
         assert state is not None
         return state
 
-    def partition(self, worker_id: int, story: PartitionStory) -> Partition | None:
+    def partition(self, worker_id: int, history: PartitionHistory) -> Partition | None:
         """As that worker has it now."""
-        node = self.nation.members[worker_id].running
+        node = self.cluster_state.members[worker_id].running
         if node is None or node.worker is None:
             return None
         with suppress(KafkaError):
-            return node.worker.partitions.by_id(story.place.topic_id, story.place.partition)
+            return node.worker.replica_manager.by_id(
+                history.place.topic_id, history.place.partition
+            )
         return None
 
-    def leads(self, worker_id: int, story: PartitionStory) -> bool:
+    def leads(self, worker_id: int, history: PartitionHistory) -> bool:
         """By the metadata, and as it knows itself."""
-        partition = self.partition(worker_id, story)
+        partition = self.partition(worker_id, history)
         return (
-            self.state(story).leader == worker_id and partition is not None and partition.is_leader
+            self.state(history).leader == worker_id
+            and partition is not None
+            and partition.is_leader
         )
 
-    def knows_leader(self, worker_id: int, story: PartitionStory) -> bool:
+    def knows_leader(self, worker_id: int, history: PartitionHistory) -> bool:
         """It has heard who leads by the metadata."""
-        partition = self.partition(worker_id, story)
-        return partition is not None and partition.leader_id == self.state(story).leader
+        partition = self.partition(worker_id, history)
+        return partition is not None and partition.leader_id == self.state(history).leader
 
-    def end(self, worker_id: int, story: PartitionStory) -> int:
-        held = story.held.get(worker_id)
-        return 0 if held is None else held.end
+    def end(self, worker_id: int, history: PartitionHistory) -> int:
+        replica = history.replicas.get(worker_id)
+        return 0 if replica is None else replica.end
 
-    def high_watermark(self, worker_id: int, story: PartitionStory) -> int:
+    def high_watermark(self, worker_id: int, history: PartitionHistory) -> int:
         """As that worker knows it; -1 where it is down."""
-        partition = self.partition(worker_id, story)
+        partition = self.partition(worker_id, history)
         return -1 if partition is None else partition.high_watermark
 
     # Time
@@ -350,21 +364,21 @@ class Crossing:
     # What is done
 
     def name(self, worker_id: int) -> str:
-        return self.nation.members[worker_id].name
+        return self.cluster_state.members[worker_id].name
 
     def kill(self, worker_id: int) -> None:
         """It stays down until it is released."""
-        member = self.nation.members[worker_id]
-        member.kept.hold()
+        member = self.cluster_state.members[worker_id]
+        member.supervisor.hold()
         self._held.append(member)
-        stop_machine(self.act, member.kept, "kill")
+        stop_machine(self.fault, member.supervisor, "kill")
 
     def release(self, *worker_ids: int) -> None:
         """Those that were killed come back; all, where none is named."""
         for member in [*self._held]:
             if not worker_ids or member.config.node_id in worker_ids:
                 self._held.remove(member)
-                member.kept.release()
+                member.supervisor.release()
 
     def stall(self, source: str, target: str) -> None:
         """What is sent that way does not arrive until it is healed."""
@@ -400,31 +414,31 @@ class Crossing:
         self._internet.heal_all()
 
     def slow_disk(self, worker_id: int, seconds: float) -> None:
-        self.nation.members[worker_id].kept.machine.faults.delay_s = seconds
+        self.cluster_state.members[worker_id].supervisor.machine.faults.delay_s = seconds
 
     def disk_as_before(self, worker_id: int) -> None:
-        self.slow_disk(worker_id, self.nation.settings.disk_delay_s)
+        self.slow_disk(worker_id, self.cluster_state.settings.disk_delay_s)
 
 
-async def cut_damage(this: Crossing) -> bool:
+async def cut_damage(this: Interleaving) -> bool:
     """A worker that is eligible cuts damage off its log, and is killed before it has told so.
 
     What it lacks then is not to be seen any more, and soon nobody else is left to lead.
     """
     leader, eligible, *_ = this.workers()
-    (story,) = await this.topic((leader, eligible), least=2, records=6)
+    (history,) = await this.topic((leader, eligible), least=2, records=6)
     this.kill(eligible)
-    if not await this.until(lambda: eligible in this.state(story).elr):
+    if not await this.until(lambda: eligible in this.state(history).elr):
         return False
-    machine = this.nation.members[eligible].kept.machine
-    folder = f"{DATA}/{story.topic}-{story.place.partition}"
+    machine = this.cluster_state.members[eligible].supervisor.machine
+    folder = f"{DATA}/{history.topic}-{history.place.partition}"
     batches = naive_segments(machine.storage, folder)[0].batches
     batch = this.draw.choice(batches[1:])
     path = f"{folder}/{file_name(0, LOG)}"
     machine.storage.flip(machine.storage.file(path), batch.position + HEADER_BYTES, 0)
     machine.say(f"a bit of {path} at {batch.position + HEADER_BYTES} flips")
-    held = story.held[eligible]
-    held.rotten = held.damaged = held.was_damaged = True
+    replica = history.replicas[eligible]
+    replica.rotten = replica.damaged = replica.was_damaged = True
     machine.stop_at_disk_change(this.draw.randint(1, 6), "kill", folder)
     runs = machine.runs
     this.release(eligible)
@@ -432,77 +446,79 @@ async def cut_damage(this: Crossing) -> bool:
     if not await this.until(lambda: machine.runs > runs + 1 and this.all_serve()):
         return False
     this.kill(leader)
-    await this.until(lambda: this.leads(eligible, story), 1.0)
+    await this.until(lambda: this.leads(eligible, history), 1.0)
     return is_cut
 
 
-class Crossings:
-    def __init__(self, nation: WatchedNation) -> None:
-        self.kinds: dict[str, Befalls] = {
-            name: partial(_play, nation, crossing)
-            for name, crossing in (CROSSINGS | LATER_CROSSINGS).items()
+class Interleavings:
+    def __init__(self, cluster_state: ReplicatedClusterState) -> None:
+        self.kinds: dict[str, FaultFunction] = {
+            name: partial(_play, cluster_state, interleaving)
+            for name, interleaving in (INTERLEAVINGS | LATER_CROSSINGS).items()
         }
 
 
 async def _play(
-    nation: WatchedNation, crossing: Callable[[Crossing], Awaitable[bool]], act: Act
+    cluster_state: ReplicatedClusterState,
+    interleaving: Callable[[Interleaving], Awaitable[bool]],
+    fault: ActiveFault,
 ) -> None:
-    this = Crossing(nation, act)
+    this = Interleaving(cluster_state, fault)
     await this.until(this.all_serve)
-    if await crossing(this):
-        act.count()
+    if await interleaving(this):
+        fault.count()
     this.heal()
     this.release()
 
 
-async def uneven(this: Crossing) -> bool:
+async def uneven(this: Interleaving) -> bool:
     """Who has fewer records leads, and writes none; who has more leads then, without a cut.
 
     leader dies -> short leads, of which long hears nothing -> short is fenced, long leads
     """
     leader, short, long, *_ = this.workers()
-    (story,) = await this.topic((leader, short, long))
+    (history,) = await this.topic((leader, short, long))
     this.stall_replication(leader, short)
-    if not await this.until(lambda: this.end(long, story) > this.end(short, story)):
+    if not await this.until(lambda: this.end(long, history) > this.end(short, history)):
         return False
     this.part(this.name(short), this.name(long))
     for client in this.clients():
         this.part(this.name(short), client)
     this.kill(leader)
-    if not await this.until(lambda: this.leads(short, story)):
+    if not await this.until(lambda: this.leads(short, history)):
         return False
     this.part_from_controller(short)
-    if not await this.until(lambda: this.leads(long, story)):
+    if not await this.until(lambda: this.leads(long, history)):
         return False
     this.join(this.name(short), CONTROLLER)  # it hears that first
-    await this.until(lambda: this.knows_leader(short, story))
+    await this.until(lambda: this.knows_leader(short, history))
     return True
 
 
-async def unwanted_cut(this: Crossing) -> bool:
+async def unwanted_cut(this: Interleaving) -> bool:
     """A follower that is about to cut its log comes to lead, as its leader's log cannot be read.
 
     leader dies -> short leads, and tells long to cut -> short is offline, long leads -> the cut
     """
     leader, short, long, *_ = this.workers()
     await this.topic((short, long), name="beside")  # the connection stays, for the sake of this
-    (story,) = await this.topic((leader, short, long))
+    (history,) = await this.topic((leader, short, long))
     this.stall_replication(leader, short)
-    if not await this.until(lambda: this.end(long, story) > this.end(short, story)):
+    if not await this.until(lambda: this.end(long, history) > this.end(short, history)):
         return False
     slow_s = this.draw.choice([0.2, 0.5])
     this.slow_disk(long, slow_s)
     this.kill(leader)
-    if not await this.until(lambda: this.leads(short, story)):
+    if not await this.until(lambda: this.leads(short, history)):
         return False
     await this.some(0.02)
-    faults = this.nation.members[short].kept.machine.faults
+    faults = this.cluster_state.members[short].supervisor.machine.faults
     faults.failing_read = lambda path: f"/{REPLICATED}-0/" in path
     with trio.move_on_after(WITHIN_S):
-        while this.state(story).leader == short:
-            await this.hand.does(lambda r: this.hand.read(r, short, story))
+        while this.state(history).leader == short:
+            await this.client.does(lambda r: this.client.read(r, short, history))
     faults.failing_read = None
-    if not await this.until(lambda: this.leads(long, story)):
+    if not await this.until(lambda: this.leads(long, history)):
         return False
     # What is lost is written down, then what checkpoints may say, and then the cut is due.
     await this.world.sleep(2 * slow_s)
@@ -511,27 +527,27 @@ async def unwanted_cut(this: Crossing) -> bool:
     return True
 
 
-async def impatient(this: Crossing) -> bool:
+async def impatient(this: Interleaving) -> bool:
     """Records are appended and not committed for longer than producers wait; then all is lost."""
     leader, one, other, *_ = this.workers()
-    (story,) = await this.topic((leader, one, other), least=this.draw.choice([1, 2]))
+    (history,) = await this.topic((leader, one, other), least=this.draw.choice([1, 2]))
     for _ in range(this.draw.randint(1, 3)):
         this.stall_replication(leader, one)
         this.stall_replication(leader, other)
-        end = this.end(leader, story)
-        if not await this.until(lambda end=end: this.end(leader, story) > end):  # type: ignore[misc]
+        end = this.end(leader, history)
+        if not await this.until(lambda end=end: this.end(leader, history) > end):  # type: ignore[misc]
             return False
         await this.world.sleep(this.draw.uniform(0.2, 0.9))
         if this.draw.random() < 0.5:
             this.kill(leader)
-            await this.until(lambda: this.state(story).leader != leader)
+            await this.until(lambda: this.state(history).leader != leader)
             return True
         this.heal()
         await this.some(0.2)
     return True
 
 
-async def pair(this: Crossing) -> bool:
+async def pair(this: Interleaving) -> bool:
     """Of a request to two partitions one is not committed, and the other changes hands twice.
 
     first leads anew -> another record in the place of what was sent -> the old leader leads again
@@ -545,14 +561,14 @@ async def pair(this: Crossing) -> bool:
     if not await this.until(lambda: set(this.state(moving).isr) == {first, leader}):
         return False
     for client in this.clients():  # no records but those of this crossing, in either
-        if client != this.hand.name:
+        if client != this.client.name:
             for worker in (first, leader):
                 this.part(this.name(worker), client)
     await this.world.sleep(NOTICED_S)
     end = this.end(leader, moving)
     this.slow_replication(leader, first, 0.5)
     this.stall_replication(leader, slow)
-    sender = Hand(this.nation, "sender", this.draw)
+    sender = InterleavingClient(this.cluster_state, "sender", this.draw)
     done = trio.Event()
 
     async def send() -> None:
@@ -562,10 +578,10 @@ async def pair(this: Crossing) -> bool:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
         if await this.until(lambda: this.end(leader, moving) > end):
-            await this.hand.elect(leader, moving)
+            await this.client.elect(leader, moving)
             if await this.until(lambda: this.leads(first, moving)):
-                this.slow_replication(leader, first, this.nation.settings.delay_s)
-                await this.hand.does(lambda r: this.hand.produce(r, first, [moving], 1))
+                this.slow_replication(leader, first, this.cluster_state.settings.delay_s)
+                await this.client.does(lambda r: this.client.produce(r, first, [moving], 1))
                 await this.until(lambda: _same_at(moving, end, first, leader), 1.0)
                 this.kill(first)
                 await this.until(lambda: this.leads(leader, moving), 1.0)
@@ -574,83 +590,83 @@ async def pair(this: Crossing) -> bool:
     return True
 
 
-def _same_at(story: PartitionStory, offset: int, one: int, other: int) -> bool:
-    held = [story.held[worker].epochs.get(offset) for worker in (one, other)]
-    return held[0] is not None and held[0] == held[1]
+def _same_at(history: PartitionHistory, offset: int, one: int, other: int) -> bool:
+    replica = [history.replicas[worker].epochs.get(offset) for worker in (one, other)]
+    return replica[0] is not None and replica[0] == replica[1]
 
 
-async def unclean(this: Crossing) -> bool:
+async def unclean(this: Interleaving) -> bool:
     """Who has most is away while another is elected uncleanly; back, it follows, and leads."""
     longest, other, *_ = this.workers()
-    (story,) = await this.topic((longest, other))
+    (history,) = await this.topic((longest, other))
     this.kill(other)
-    end = this.end(longest, story)
-    if not await this.until(lambda: this.high_watermark(longest, story) > end + 3):
+    end = this.end(longest, history)
+    if not await this.until(lambda: this.high_watermark(longest, history) > end + 3):
         return False
     await this.world.sleep(NOTICED_S)  # for checkpoints
     this.kill(longest)
-    if not await _led_uncleanly(this, story, other):
+    if not await _led_uncleanly(this, history, other):
         return False
     for client in this.clients():  # mostly nothing is written behind
         if this.draw.random() < 0.8:
             this.part(this.name(other), client)
     this.release(longest)
-    if not await this.until(lambda: longest in this.state(story).isr):
+    if not await this.until(lambda: longest in this.state(history).isr):
         return False
     await this.some(0.1)
     this.kill(other)
-    return await this.until(lambda: this.leads(longest, story))
+    return await this.until(lambda: this.leads(longest, history))
 
 
-async def half_way(this: Crossing) -> bool:
+async def half_way(this: Interleaving) -> bool:
     """Who catches up, and knows how much there is, is elected uncleanly, or killed, before it has.
 
     It is sent one batch at a time.
     """
     longest, other, *_ = this.workers()
-    (story,) = await this.topic((longest, other))
+    (history,) = await this.topic((longest, other))
     this.kill(other)
-    end = this.end(longest, story)
-    if not await this.until(lambda: this.high_watermark(longest, story) > end + 8):
+    end = this.end(longest, history)
+    if not await this.until(lambda: this.high_watermark(longest, history) > end + 8):
         return False
     for client in this.clients():
         this.part(this.name(longest), client)
     this.slow_replication(longest, other, 0.05)
     this.release(other)
-    if not await this.until(lambda: this.end(other, story) > end):
+    if not await this.until(lambda: this.end(other, history) > end):
         return False
     is_killed = this.draw.random() < 0.5
     await this.world.sleep(NOTICED_S if is_killed else this.draw.uniform(0.0, 0.2))
-    is_half_way = this.end(other, story) < this.end(longest, story)
+    is_half_way = this.end(other, history) < this.end(longest, history)
     if is_killed:
         this.kill(other)
         await this.some(0.2)
         this.release(other)
         return is_half_way
     this.kill(longest)
-    return await _led_uncleanly(this, story, other) and is_half_way
+    return await _led_uncleanly(this, history, other) and is_half_way
 
 
-async def _led_uncleanly(this: Crossing, story: PartitionStory, worker_id: int) -> bool:
+async def _led_uncleanly(this: Interleaving, history: PartitionHistory, worker_id: int) -> bool:
     """Nobody else is there who could lead."""
-    if not await this.until(lambda: this.state(story).leader < 0):
+    if not await this.until(lambda: this.state(history).leader < 0):
         return False
     this.release(worker_id)
-    await this.until(lambda: this.nation.chronicle.image.is_live(worker_id))
-    await this.hand.elect(worker_id, story, unclean=True)
-    return await this.until(lambda: this.leads(worker_id, story))
+    await this.until(lambda: this.cluster_state.cluster_history.image.is_live(worker_id))
+    await this.client.elect(worker_id, history, unclean=True)
+    return await this.until(lambda: this.leads(worker_id, history))
 
 
-async def late_wish(this: Crossing) -> bool:
+async def late_isr_request(this: Interleaving) -> bool:
     """What a leader asked for arrives after another worker has left the ISR, and come back."""
     leader, staying, joining, *_ = this.workers()
-    (story,) = await this.topic((leader, staying, joining))
-    if not await _about_to_join(this, story, leader, joining):
+    (history,) = await this.topic((leader, staying, joining))
+    if not await _about_to_join(this, history, leader, joining):
         return False
     this.stall_replication(leader, joining)
     this.stall_replication(leader, staying)
     this.part_from_controller(staying)
-    if not await this.until(lambda: staying not in this.state(story).isr):
+    if not await this.until(lambda: staying not in this.state(history).isr):
         return False
     await this.some(0.1)
     this.join(this.name(staying), CONTROLLER)
@@ -658,25 +674,27 @@ async def late_wish(this: Crossing) -> bool:
     return True
 
 
-async def dead_wish(this: Crossing) -> bool:
+async def fenced_isr_request(this: Interleaving) -> bool:
     """What a leader asked for arrives when the worker that it asked it for is fenced."""
     leader, staying, joining, *_ = this.workers()
-    (story,) = await this.topic((leader, staying, joining))
-    if not await _about_to_join(this, story, leader, joining):
+    (history,) = await this.topic((leader, staying, joining))
+    if not await _about_to_join(this, history, leader, joining):
         return False
     this.kill(joining)
     await this.world.sleep(LATE_S + 0.2)
     return True
 
 
-async def _about_to_join(this: Crossing, story: PartitionStory, leader: int, joining: int) -> bool:
+async def _about_to_join(
+    this: Interleaving, history: PartitionHistory, leader: int, joining: int
+) -> bool:
     """The leader's wish is on its way to the controller, for `LATE_S`; nothing before it was."""
     this.kill(joining)
-    if not await this.until(lambda: joining not in this.state(story).isr):
+    if not await this.until(lambda: joining not in this.state(history).isr):
         return False
     this.stall_replication(leader, joining)
     this.release(joining)
-    if not await this.until(lambda: this.nation.chronicle.image.is_live(joining)):
+    if not await this.until(lambda: this.cluster_state.cluster_history.image.is_live(joining)):
         return False
     await this.world.sleep(0.1)  # the leader has heard of it, and waits for more
     link = this.world.internet.link(this.name(leader), CONTROLLER)
@@ -684,11 +702,13 @@ async def _about_to_join(this: Crossing, story: PartitionStory, leader: int, joi
     this.heal_replication(leader, joining)
 
     def is_asked_for() -> bool:
-        partition = this.partition(leader, story)
-        wish = (
-            None if partition is None or not partition.leadership else partition.leadership.proposed
+        partition = this.partition(leader, history)
+        request = (
+            None
+            if partition is None or not partition.leader_state
+            else partition.leader_state.proposed
         )
-        return wish is not None and joining in wish.isr
+        return request is not None and joining in request.isr
 
     asked = await this.until(is_asked_for, 1.0)
     await this.world.sleep(LOOK_S)
@@ -696,32 +716,32 @@ async def _about_to_join(this: Crossing, story: PartitionStory, leader: int, joi
     return asked
 
 
-async def heir(this: Crossing) -> bool:
+async def heir(this: Interleaving) -> bool:
     """A leader dies that has committed more than its successor has heard of.
 
     One that is not in sync has all that the successor knows to be committed, and not all that is.
     """
     leader, successor, witness, late = this.workers()
-    (story,) = await this.topic((leader, successor, witness, late))
+    (history,) = await this.topic((leader, successor, witness, late))
     this.kill(late)
-    if not await this.until(lambda: late not in this.state(story).isr):
+    if not await this.until(lambda: late not in this.state(history).isr):
         return False
     this.stall_replication(leader, late)
     this.release(late)
     for client in this.clients():
-        if client != this.hand.name:
+        if client != this.client.name:
             this.part(this.name(leader), client)
 
     def known(worker_id: int) -> int:
-        return this.high_watermark(worker_id, story)
+        return this.high_watermark(worker_id, history)
 
     def end(worker_id: int) -> int:
-        return this.end(worker_id, story)
+        return this.end(worker_id, history)
 
     everything = (leader, successor, witness)
     if not await this.until(lambda: len({*map(known, everything), *map(end, everything)}) == 1):
         return False
-    await this.hand.does(lambda r: this.hand.burst(r, leader, story, BURST))
+    await this.client.does(lambda r: this.client.burst(r, leader, history, BURST))
     if not await this.until(lambda: end(successor) == end(leader)):
         return False
     this.stall_replication(leader, successor)  # it has all, and does not hear that it is committed
@@ -737,15 +757,15 @@ async def heir(this: Crossing) -> bool:
         this.part(this.name(successor), client)
     is_behind = end(late) < end(successor)
     this.kill(leader)
-    if not await this.until(lambda: this.leads(successor, story)):
+    if not await this.until(lambda: this.leads(successor, history)):
         return False
-    this.join(this.name(successor), this.hand.name)
-    await this.hand.does(lambda r: this.hand.ask_end(r, successor, story))
-    await this.until(lambda: late in this.state(story).isr, 2.0)
+    this.join(this.name(successor), this.client.name)
+    await this.client.does(lambda r: this.client.ask_end(r, successor, history))
+    await this.until(lambda: late in this.state(history).isr, 2.0)
     return is_behind
 
 
-async def left_behind(this: Crossing) -> bool:
+async def left_behind(this: Interleaving) -> bool:
     """A worker is told of nothing while topics that it has replicas of are deleted."""
     behind, one, other, *_ = this.workers()
     names = [f"gone-{number}" for number in range(GONE)]
@@ -754,15 +774,15 @@ async def left_behind(this: Crossing) -> bool:
         await this.topic((behind, one), name=name, records=0)
     this.part(this.name(behind), CONTROLLER)
     for name in names[2:]:
-        await this.hand.create(name, [(one, other)], {})
+        await this.client.create(name, [(one, other)], {})
     for name in names:
         if this.draw.random() < 0.8:
-            await this.hand.delete(name, one)
+            await this.client.delete(name, one)
     await this.some(0.5)
     return True
 
 
-async def unregistered(this: Crossing) -> bool:
+async def unregistered(this: Interleaving) -> bool:
     """A worker that alone has some partition registers again, and is killed then or a little later.
 
     What its next process says of its logs is compared with all registrations before.
@@ -770,131 +790,135 @@ async def unregistered(this: Crossing) -> bool:
     alone, *others = this.workers()
     await this.topic((alone, *others))
     await this.topic((alone,), name="alone")
-    await unregister(this.nation, this.act)
+    await unregister(this.cluster_state, this.fault)
     if this.draw.random() < 0.7:
-        await this.until(lambda: this.nation.chronicle.image.is_live(alone))
+        await this.until(lambda: this.cluster_state.cluster_history.image.is_live(alone))
         await this.some(0.3)
         this.kill(alone)
     return False  # it counts itself
 
 
-async def reborn_wish(this: Crossing) -> bool:
+async def rebooted_isr_request(this: Interleaving) -> bool:
     """What a leader asked for arrives when the worker that is to join is another process.
 
     That one has less than the process for which it was asked, as power went between.
     """
     leader, staying, joining, *_ = this.workers()
-    (story,) = await this.topic((leader, staying, joining))
-    if not await _about_to_join(this, story, leader, joining):
+    (history,) = await this.topic((leader, staying, joining))
+    if not await _about_to_join(this, history, leader, joining):
         return False
     this.stall_replication(leader, joining)
-    kept = this.nation.members[joining].kept
+    supervisor = this.cluster_state.members[joining].supervisor
     this.kill(joining)
-    stop_machine(this.act, kept, "power")
+    stop_machine(this.fault, supervisor, "power")
     this.release(joining)
     await this.world.sleep(LATE_S + 0.2)
     return True
 
 
-async def cut_back(this: Crossing) -> bool:
+async def cut_back(this: Interleaving) -> bool:
     """A leader that is replaced has synced more than its successor; it is stopped after its cut.
 
     What checkpoints say of it, and what a loss of power may bring back, is for the next start.
     """
     leader, successor, other, *_ = this.workers()
-    (story,) = await this.topic((leader, successor, other), is_flushed=True)
+    (history,) = await this.topic((leader, successor, other), is_flushed=True)
     for client in this.clients():
-        if client != this.hand.name:
+        if client != this.client.name:
             for worker in (leader, successor, other):
                 this.part(this.name(worker), client)
     for worker in (successor, other):
         this.part(this.name(leader), this.name(worker))
-    await this.hand.does(lambda r: this.hand.burst(r, leader, story, BURST))
+    await this.client.does(lambda r: this.client.burst(r, leader, history, BURST))
     await this.world.sleep(NOTICED_S)  # that is synced, and noted
     this.part_from_controller(leader)
-    if not await this.until(lambda: this.leads(successor, story)):
+    if not await this.until(lambda: this.leads(successor, history)):
         return False
-    await this.hand.does(lambda r: this.hand.burst(r, successor, story, BURST))
+    await this.client.does(lambda r: this.client.burst(r, successor, history, BURST))
     this.join(this.name(leader), CONTROLLER)
-    if not await this.until(lambda: this.knows_leader(leader, story)):
+    if not await this.until(lambda: this.knows_leader(leader, history)):
         return False
-    end = this.end(leader, story)
-    last = story.held[leader].epochs.get(end - 1)
+    end = this.end(leader, history)
+    last = history.replicas[leader].epochs.get(end - 1)
     this.slow_disk(leader, 0.1)  # a while passes between what is changed and its sync
     for worker in (successor, other):
         this.join(this.name(leader), this.name(worker))
-    if not await this.until(lambda: story.held[leader].epochs.get(end - 1) != last):
+    if not await this.until(lambda: history.replicas[leader].epochs.get(end - 1) != last):
         return False
     stop_machine(
-        this.act, this.nation.members[leader].kept, this.draw.choice(["kill", "kill", "power"])
+        this.fault,
+        this.cluster_state.members[leader].supervisor,
+        this.draw.choice(["kill", "kill", "power"]),
     )
     this.disk_as_before(leader)
     return True
 
 
-async def handover(this: Crossing) -> bool:
+async def handover(this: Interleaving) -> bool:
     """Appends queue at a leader while it hears that another leads, before and behind the news."""
     successor, leader, other, *_ = this.workers()
-    (story,) = await this.topic((successor, leader, other), is_flushed=True)
+    (history,) = await this.topic((successor, leader, other), is_flushed=True)
     this.kill(successor)
-    if not await this.until(lambda: this.leads(leader, story)):
+    if not await this.until(lambda: this.leads(leader, history)):
         return False
     this.release(successor)
-    if not await this.until(lambda: successor in this.state(story).isr):
+    if not await this.until(lambda: successor in this.state(history).isr):
         return False
     this.slow_disk(leader, this.draw.choice([0.05, 0.2]))
-    senders = [Hand(this.nation, f"sender-{n}", this.draw) for n in range(SENDERS)]
+    senders = [
+        InterleavingClient(this.cluster_state, f"sender-{n}", this.draw) for n in range(SENDERS)
+    ]
 
-    async def send(sender: Hand) -> None:
+    async def send(sender: InterleavingClient) -> None:
         await this.some(0.2)
-        await sender.does(lambda r: sender.burst(r, leader, story, BURST))
+        await sender.does(lambda r: sender.burst(r, leader, history, BURST))
 
     async with trio.open_nursery() as nursery:
         for sender in senders:
             nursery.start_soon(send, sender)
         await this.some(0.1)
-        await this.hand.elect(other, story)
-        await this.until(lambda: this.leads(successor, story), 1.0)
+        await this.client.elect(other, history)
+        await this.until(lambda: this.leads(successor, history), 1.0)
     this.disk_as_before(leader)
     await this.some(0.3)
     return True
 
 
-async def namesake(this: Crossing) -> bool:
+async def namesake(this: Interleaving) -> bool:
     """A topic is made again under its name, and a worker is killed before it has noted anything."""
     one, other, *_ = this.workers()
     await this.topic((other, one))
     await this.topic((one, other), name="again", records=8)
     await this.world.sleep(NAMESAKE_NOTED_S)
-    await this.hand.delete("again", one)
-    if "again" not in this.nation.told.deleted:
+    await this.client.delete("again", one)
+    if "again" not in this.cluster_state.topic_outcomes.deleted:
         return False
-    (story,) = await this.topic((one, other), name="again", records=0)
-    await this.hand.does(lambda r: this.hand.burst(r, one, story, 1))
+    (history,) = await this.topic((one, other), name="again", records=0)
+    await this.client.does(lambda r: this.client.burst(r, one, history, 1))
     this.kill(one)
     this.release(one)
     await this.some(0.1)
     return True
 
 
-CROSSINGS: Final[dict[str, Callable[[Crossing], Awaitable[bool]]]] = {
+INTERLEAVINGS: Final[dict[str, Callable[[Interleaving], Awaitable[bool]]]] = {
     "uneven": uneven,
     "unwanted cut": unwanted_cut,
     "impatient": impatient,
     "pair": pair,
     "unclean": unclean,
     "half way": half_way,
-    "late wish": late_wish,
-    "dead wish": dead_wish,
+    "late wish": late_isr_request,
+    "dead wish": fenced_isr_request,
     "heir": heir,
     "left behind": left_behind,
-    "reborn wish": reborn_wish,
+    "reborn wish": rebooted_isr_request,
     "cut back": cut_back,
     "namesake": namesake,
     "handover": handover,
     "unregister": unregistered,
 }
 # Drawn apart, so that the others stay the worlds that they are.
-LATER_CROSSINGS: Final[dict[str, Callable[[Crossing], Awaitable[bool]]]] = {
+LATER_CROSSINGS: Final[dict[str, Callable[[Interleaving], Awaitable[bool]]]] = {
     "cut damage": cut_damage,
 }

@@ -9,13 +9,13 @@ from collections.abc import Collection
 from random import Random
 from typing import Final
 
-from simulations.cluster.fault_plan import Trouble, without
+from simulations.cluster.fault_plan import PlannedFault, without
 from simulations.harness.observing import few_recent_batches
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
-from simulations.replication.crossing_faults import CROSSINGS, LATER_CROSSINGS, Crossings
+from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS, Interleavings
 from simulations.replication.replica_clients import ReplicaConsumer, ReplicaProducer
-from simulations.replication.replicated_cluster import ReplicationSettings, WatchedNation
+from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
 from simulations.replication.replication_scenario import CHECKERS, Clients, play_settings
 
 # Producers with acks=all are told so soon that not all in sync have it, and send it again.
@@ -30,7 +30,7 @@ SMALL_ANSWERS: Final = ("heir", "half way")
 
 def draw_settings(draw: Random, kind: str | None = None) -> ReplicationSettings:
     """`kind`: the crossing, where it is not to be drawn."""
-    drawn = draw.choice(list(CROSSINGS))
+    drawn = draw.choice(list(INTERLEAVINGS))
     kind = kind or drawn
     return ReplicationSettings(
         controllers=1,
@@ -42,7 +42,7 @@ def draw_settings(draw: Random, kind: str | None = None) -> ReplicationSettings:
         administrators=0,
         changes=0,
         think_s=draw.choice([0.02, 0.1]),
-        trouble_s=1.0,
+        fault_s=1.0,
         peace_s=0.2,
         delay_s=0.005 if kind == "heir" else draw.choice([0.0005, 0.005]),
         disk_delay_s=draw.choice([0.0005, 0.005]),
@@ -59,7 +59,7 @@ def draw_settings(draw: Random, kind: str | None = None) -> ReplicationSettings:
             "log.flush.offset.checkpoint.interval.ms": "100" if kind == "cut back" else "60000",
             "log.segment.delete.delay.ms": "0",
         },
-        troubles=(Trouble(0, kind, 0.0, round(draw.uniform(0.02, 0.5), 3)),),
+        faults=(PlannedFault(0, kind, 0.0, round(draw.uniform(0.02, 0.5), 3)),),
     )
 
 
@@ -72,32 +72,41 @@ async def play_kind(world: World, kind: str | None, leave_out: Collection[int] =
     if kind is None and later.random() < LATER:
         kind = later.choice(list(LATER_CROSSINGS))
     settings = draw_settings(world.stream("settings crossings"), kind)
-    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
-    settings.troubles = without(settings.troubles, leave_out)
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
     with few_recent_batches(world.stream("recent").choice(RECENT_BATCHES)):
-        await play_settings(world, settings, lambda nation: Crossings(nation).kinds, _clients_of)
+        await play_settings(
+            world, settings, lambda cluster_state: Interleavings(cluster_state).kinds, _clients_of
+        )
 
 
-def _clients_of(nation: WatchedNation) -> Clients:
-    world, clients = nation.world, Clients()
-    is_impatient = nation.settings.troubles[:1] and nation.settings.troubles[0].kind == "impatient"
-    for number in range(nation.settings.producers):
+def _clients_of(cluster_state: ReplicatedClusterState) -> Clients:
+    world, clients = cluster_state.world, Clients()
+    is_impatient = (
+        cluster_state.settings.faults[:1] and cluster_state.settings.faults[0].kind == "impatient"
+    )
+    for number in range(cluster_state.settings.producers):
         name = f"producer-{number}"
         is_idempotent = True if is_impatient and not number else None
-        producer = ReplicaProducer(nation, name, world.stream(name), is_idempotent=is_idempotent)
+        producer = ReplicaProducer(
+            cluster_state, name, world.stream(name), is_idempotent=is_idempotent
+        )
         timeouts_ms = TIMEOUTS_MS[:2] if is_impatient else TIMEOUTS_MS
         producer.timeout_ms = world.stream(f"timeout {name}").choice(timeouts_ms)
         clients.producers.append(producer)
-    for number in range(nation.settings.consumers):
+    for number in range(cluster_state.settings.consumers):
         name = f"consumer-{number}"
-        clients.consumers.append(ReplicaConsumer(nation, name, world.stream(name)))
+        clients.consumers.append(ReplicaConsumer(cluster_state, name, world.stream(name)))
     return clients
 
 
-CROSSINGS_SCENARIO: Final = Scenario(
+INTERLEAVINGS_SCENARIO: Final = Scenario(
     "crossings",
     "clusters with replicated topics: one interleaving at a time that chance hardly comes to",
     play,
     CHECKERS,
-    gates=("acknowledged records", *(f"fault: {kind}" for kind in (*CROSSINGS, *LATER_CROSSINGS))),
+    gates=(
+        "acknowledged records",
+        *(f"fault: {kind}" for kind in (*INTERLEAVINGS, *LATER_CROSSINGS)),
+    ),
 )

@@ -13,18 +13,18 @@ from dataplane.replication.truncation_ledger import (
 )
 from dataplane.replication.truncation_ledger import Entry as Line
 from metaquorum.metadata.records import RegisterWorkerRecord
-from simulations.cluster.cluster_state import ClusterChecker, Nation
+from simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from simulations.kernel.storage import Inode, Storage
 from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicas import Held, Name, PartitionStory, Role
+from simulations.replication.replicas import Name, PartitionHistory, ReplicaLog, Role
 
 _DATA: Final = "/data"
 _OF_UNCLEAN_ELECTIONS: Final = (Reason.UNCLEAN_ELECTION, Reason.LEADER_LOST_IT)
 
 
 class LedgerChecker(WatchingChecker):
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self._known: dict[Inode, tuple[int, list[Line]]] = {}
 
     def _lines(self, storage: Storage) -> list[Line]:
@@ -48,39 +48,41 @@ class LossesAreRecorded(LedgerChecker):
 
     invariant = "R9"
 
-    def cut(self, story: PartitionStory, held: Held, names: Sequence[Name], role: Role) -> None:
-        if not names or self.nation.members[held.worker_id].kept.impaired:
+    def cut(
+        self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name], role: Role
+    ) -> None:
+        if not names or self.cluster_state.members[replica.worker_id].supervisor.impaired:
             return
-        lines = self._lines(held.machine.storage)
-        lacks = [name for name in names if not any(_covers(line, story, name) for line in lines)]
+        lines = self._lines(replica.machine.storage)
+        lacks = [name for name in names if not any(_covers(line, history, name) for line in lines)]
         self.compare(
             not lacks,
             "{}: worker {} cuts {}, of which its ledger says nothing",
-            story,
-            held.worker_id,
+            history,
+            replica.worker_id,
             lacks[:3],
         )
 
     def finals(self) -> None:
         """All is well again: what was committed and is gone was said to be so by who leads."""
-        for story in self.chronicle.stories.values():
-            if self.chronicle.state(story) is None:
+        for history in self.cluster_history.histories.values():
+            if self.cluster_history.state(history) is None:
                 continue
-            for name, (worker_id, storage) in story.gone.items():
-                kept = self.nation.members[worker_id].kept
-                if kept.machine.storage is not storage or name.offset < story.deleted_to:
+            for name, (worker_id, storage) in history.gone.items():
+                supervisor = self.cluster_state.members[worker_id].supervisor
+                if supervisor.machine.storage is not storage or name.offset < history.deleted_to:
                     continue  # the ledger went with the disk; somebody deleted it
                 lines = self._lines(storage)
                 self.compare(
                     any(
-                        _covers(line, story, name) and line.acknowledged is not Acknowledged.NO
+                        _covers(line, history, name) and line.acknowledged is not Acknowledged.NO
                         for line in lines
                     ),
                     "{}: {} was committed, worker {} led without it, and its ledger has only {}",
-                    story,
+                    history,
                     name,
                     worker_id,
-                    [line.range_text for line in lines if line.topic_id == story.place.topic_id],
+                    [line.range_text for line in lines if line.topic_id == history.place.topic_id],
                 )
 
 
@@ -100,25 +102,31 @@ class RecordedWasLost(LedgerChecker):
     invariant = "R9"
 
     def finals(self) -> None:
-        for story in self.chronicle.stories.values():
-            at = story.topic, story.place.partition
+        for history in self.cluster_history.histories.values():
+            at = history.topic, history.place.partition
             if any(
-                held.may_have_lost or (worker_id, at) in self.chronicle.moved_away
-                for worker_id, held in story.held.items()
+                replica.may_have_lost or (worker_id, at) in self.cluster_history.moved_away
+                for worker_id, replica in history.replicas.items()
             ):
                 continue
-            told = [
-                (kept.name, line.reason.value, line.range_text, line.detail)
-                for kept in (self.nation.members[worker_id].kept for worker_id in story.held)
-                for line in self._lines(kept.machine.storage)
-                if (line.topic_id, line.partition) == story.place
+            recorded = [
+                (supervisor.name, line.reason.value, line.range_text, line.detail)
+                for supervisor in (
+                    self.cluster_state.members[worker_id].supervisor
+                    for worker_id in history.replicas
+                )
+                for line in self._lines(supervisor.machine.storage)
+                if (line.topic_id, line.partition) == history.place
                 and line.acknowledged is not Acknowledged.NO
                 and not (line.reason is Reason.LOST_LOG and line.high_watermark < 0)
-                and not (story.was_unclean and line.reason in _OF_UNCLEAN_ELECTIONS)
+                and not (history.was_unclean and line.reason in _OF_UNCLEAN_ELECTIONS)
                 and not _is_torn_tail(line)
             ]
             self.compare(
-                not told, "{}: nobody can have lost anything, and ledgers tell of {}", story, told
+                not recorded,
+                "{}: nobody can have lost anything, and ledgers tell of {}",
+                history,
+                recorded,
             )
 
 
@@ -142,9 +150,9 @@ class LiveWorkersStay(WatchingChecker):
         )
 
 
-def _covers(line: Line, story: PartitionStory, name: Name) -> bool:
+def _covers(line: Line, history: PartitionHistory, name: Name) -> bool:
     return (
-        (line.topic_id, line.partition) == story.place
+        (line.topic_id, line.partition) == history.place
         and line.offset <= name.offset
         and (line.end_offset < 0 or name.offset < line.end_offset)
     )
@@ -155,21 +163,21 @@ class DamageStaysWhereItIs(WatchingChecker):
 
     invariant = "L4"
 
-    def took(self, story: PartitionStory, held: Held, damaged: Sequence[int]) -> None:
+    def took(self, history: PartitionHistory, replica: ReplicaLog, damaged: Sequence[int]) -> None:
         self.compare(
             not damaged,
             "{}: worker {} takes damaged batches at {}",
-            story,
-            held.worker_id,
+            history,
+            replica.worker_id,
             damaged,
         )
 
-    def read_damaged(self, story: PartitionStory, offset: int, who: str) -> None:
-        self.nation.world.count("damaged batches read")
+    def read_damaged(self, history: PartitionHistory, offset: int, who: str) -> None:
+        self.cluster_state.world.count("damaged batches read")
         self.compare(
-            any(held.damaged for held in story.held.values()),
+            any(replica.damaged for replica in history.replicas.values()),
             "{}: {} reads a damaged batch at {}, and no disk has changed it",
-            story,
+            history,
             who,
             offset,
         )
@@ -184,24 +192,28 @@ class SoundLogsOpen(WatchingChecker):
 
     invariant = "L4"
 
-    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
+    def opened(
+        self, history: PartitionHistory, replica: ReplicaLog, missing: Sequence[Name]
+    ) -> None:
         self.compare(True, "")
 
     def refused(self, worker_id: int, folder: str, reason: str) -> None:
-        kept = self.nation.members[worker_id].kept
+        supervisor = self.cluster_state.members[worker_id].supervisor
         at = parse_partition_folder(folder.rsplit("/", 1)[1])
         replicas = [
-            held
-            for story in self.chronicle.stories.values()
-            if (story.topic, story.place.partition) == at
-            and (held := story.held.get(worker_id)) is not None
+            replica
+            for history in self.cluster_history.histories.values()
+            if (history.topic, history.place.partition) == at
+            and (replica := history.replicas.get(worker_id)) is not None
         ]
         has_changed = any(
-            held.damaged or held.rotten or held.sync_failures > held.earlier_sync_failures
-            for held in replicas
+            replica.damaged
+            or replica.rotten
+            or replica.sync_failures > replica.earlier_sync_failures
+            for replica in replicas
         )
         self.compare(
-            has_changed or kept.impaired,
+            has_changed or supervisor.impaired,
             "worker {} refuses {}, whose disk did nothing wrong: {}",
             worker_id,
             folder,

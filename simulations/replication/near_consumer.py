@@ -15,8 +15,8 @@ from simulations.cluster.cluster_state import ClusterChecker
 from simulations.harness.client import ClientConnection
 from simulations.replication.replica_checkers import WatchingChecker
 from simulations.replication.replica_clients import Read, ReplicaConsumer
-from simulations.replication.replicas import PartitionStory, Place
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicas import PartitionHistory, Place
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 from simulations.workloads.consumer import EARLIEST, LATEST
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
@@ -31,15 +31,15 @@ class PreferredIsNear(WatchingChecker):
     invariant = "R13"
 
     def named(
-        self, story: PartitionStory, leader: int, preferred: int, rack: str, racks: int
+        self, history: PartitionHistory, leader: int, preferred: int, rack: str, racks: int
     ) -> None:
-        state = self.chronicle.state(story)
+        state = self.cluster_history.state(history)
         self.compare(
             preferred != leader
             and rack_of(preferred, racks) == rack
             and (state is None or preferred in state.replicas),
             "{}: worker {} sends a consumer in {} to worker {}; {}",
-            story,
+            history,
             leader,
             rack,
             preferred,
@@ -56,14 +56,14 @@ class PositionsStayValid(WatchingChecker):
 
     invariant = "R13"
 
-    def out_of_range(self, story: PartitionStory, leader: int, offset: int) -> None:
+    def out_of_range(self, history: PartitionHistory, leader: int, offset: int) -> None:
         self.compare(
-            offset < story.deleted_to or bool(story.lost_records) or story.was_unclean,
+            offset < history.deleted_to or bool(history.lost_records) or history.was_unclean,
             "{}: worker {} refuses the position {} of a consumer, deleted before {}",
-            story,
+            history,
             leader,
             offset,
-            story.deleted_to,
+            history.deleted_to,
         )
 
 
@@ -73,11 +73,11 @@ NEAR_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (PreferredIsNear, Posit
 class NearConsumer(ReplicaConsumer):
     """Follows one partition for a while, wherever the leader says, and then another."""
 
-    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
-        super().__init__(nation, name, draw)
+    def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
+        super().__init__(cluster_state, name, draw)
         versions = self._versions
         versions[ApiKey.FETCH] = max(versions[ApiKey.FETCH], _RACKS_SINCE)
-        self._rack = f"rack-{draw.randrange(nation.settings.racks)}"
+        self._rack = f"rack-{draw.randrange(cluster_state.settings.racks)}"
         self._epochs: dict[Place, int] = {}  # of the newest leader that it has heard of
         # Offsets that it has come to by reading, not by asking where a log begins or ends.
         self._has_read: set[Place] = set()
@@ -102,7 +102,7 @@ class NearConsumer(ReplicaConsumer):
             await self._at_follower(runtime, name, place, preferred, epoch)
 
     def _is_done(self, name: str, place: Place) -> bool:
-        return self.nation.calm or self.is_over(name, place)
+        return self.cluster_state.calm or self.is_over(name, place)
 
     async def _read(
         self,
@@ -129,8 +129,8 @@ class NearConsumer(ReplicaConsumer):
         self, runtime: Runtime, name: str, place: Place, leader: int, epoch: int
     ) -> int:
         """The replica that it is to read from; -1: none."""
-        nation = self.nation
-        story = nation.chronicle.story(*place)
+        cluster_state = self.cluster_state
+        history = cluster_state.cluster_history.history(*place)
         async with self.connected(runtime, leader) as connection:
             for _ in range(_FETCHES):
                 if self._is_done(name, place):
@@ -138,13 +138,17 @@ class NearConsumer(ReplicaConsumer):
                 read = await self._read(connection, runtime, name, place, epoch)
                 if read.preferred_read_replica >= 0:
                     preferred = read.preferred_read_replica
-                    checker = nation.checker(PreferredIsNear)
-                    checker.named(story, leader, preferred, self._rack, nation.settings.racks)
+                    checker = cluster_state.checker(PreferredIsNear)
+                    checker.named(
+                        history, leader, preferred, self._rack, cluster_state.settings.racks
+                    )
                     return preferred
                 if read.code is ErrorCode.OFFSET_OUT_OF_RANGE:
                     if place in self._has_read and not self.is_over(name, place):
                         offset = self._offsets[place]
-                        nation.checker(PositionsStayValid).out_of_range(story, leader, offset)
+                        cluster_state.checker(PositionsStayValid).out_of_range(
+                            history, leader, offset
+                        )
                     first = self._draw.choice([EARLIEST, LATEST])
                     start = await self.list_offset(connection, name, place.partition, first)
                     self._offsets[place] = start
@@ -163,8 +167,8 @@ class NearConsumer(ReplicaConsumer):
                 before = self._offsets.get(place, 0)
                 read = await self._read(connection, runtime, name, place, epoch)
                 if read.code is not ErrorCode.NONE:
-                    self.nation.world.count("followers left for the leader")
+                    self.cluster_state.world.count("followers left for the leader")
                     self.say(f"{name}/{place} at worker {worker_id}: {read.code.name}")
                     return
                 if read.next_offset > before:
-                    self.nation.world.count("fetches from followers that gave records")
+                    self.cluster_state.world.count("fetches from followers that gave records")

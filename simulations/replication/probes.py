@@ -14,7 +14,7 @@ from dataplane.log.partition_log import AppendResult, PartitionLog
 from dataplane.log.segments.files import DiskFullError
 from dataplane.log.segments.names import LOG, SWAP, file_name, parse_partition_folder
 from dataplane.log.segments.segment import Segment, SegmentState
-from dataplane.maintenance.background_tasks import Upkeep
+from dataplane.maintenance.background_tasks import BackgroundTasks
 from dataplane.partition.partition import Partition
 from metaquorum.runtime.interfaces import StorageError
 from simulations.checkers.log_files import naive_segments
@@ -22,14 +22,14 @@ from simulations.kernel.machine import running_on
 from simulations.kernel.mutation import swapped
 from simulations.kernel.storage import Storage
 from simulations.replication.replicas import (
-    Chronicle,
+    ClusterHistory,
     Content,
     Entry,
-    Held,
     Identity,
     LogStartMove,
     Name,
-    PartitionStory,
+    PartitionHistory,
+    ReplicaLog,
     Role,
 )
 from wire.primitives.types import ZERO_UUID
@@ -91,12 +91,12 @@ def entries_on_disk(storage: Storage, folder: str, *, damaged: bool = False) -> 
     return found
 
 
-def seen_entries(chronicle: Chronicle, records: Any) -> list[Entry]:
+def seen_entries(cluster_history: ClusterHistory, records: Any) -> list[Entry]:
     """Every record of these batches, known as all records of that world are."""
-    if chronicle.contents is None:
+    if cluster_history.contents is None:
         return entries_of(records)
     found = records_of(records)
-    chronicle.contents.update((content.identity, content) for _, content in found)
+    cluster_history.contents.update((content.identity, content) for _, content in found)
     return [Entry(name, content.identity) for name, content in found]
 
 
@@ -104,14 +104,14 @@ def codecs_of(records: Any) -> list[Codec]:
     return [header.codec for _, header in batches(records)]
 
 
-class Eyes:
-    def __init__(self, chronicle: Chronicle) -> None:
-        self._chronicle = chronicle
+class Probes:
+    def __init__(self, cluster_history: ClusterHistory) -> None:
+        self._cluster_history = cluster_history
         # The wall clock that retention goes by at this moment, by log.
         self._retaining: dict[PartitionLog, int] = {}
-        self._members = {m.name: m for m in chronicle.nation.members.values()}
+        self._members = {m.name: m for m in cluster_history.cluster_state.members.values()}
         # Which replica that log is; and which partition, once a worker has said so.
-        self._logs: dict[PartitionLog, tuple[PartitionStory, Held]] = {}
+        self._logs: dict[PartitionLog, tuple[PartitionHistory, ReplicaLog]] = {}
         self._partitions: dict[PartitionLog, Partition] = {}
 
     # Logs
@@ -121,20 +121,20 @@ class Eyes:
         folder = log.folder.rsplit("/", 1)[1]
         if member is None or log.topic_id == ZERO_UUID or parse_partition_folder(folder) is None:
             return
-        chronicle = self._chronicle
-        story = chronicle.story(log.topic_id, log.partition)
-        story.topic = log.topic
-        held = chronicle.held(story, member.config.node_id)
-        self._logs[log] = story, held
+        cluster_history = self._cluster_history
+        history = cluster_history.history(log.topic_id, log.partition)
+        history.topic = log.topic
+        replica = cluster_history.replica(history, member.config.node_id)
+        self._logs[log] = history, replica
         start, end = log.log_start_offset, log.log_end_offset
-        storage = member.kept.machine.storage
-        damaged = held.damaged and held.storage is storage
-        if chronicle.contents is None:
+        storage = member.supervisor.machine.storage
+        damaged = replica.damaged and replica.storage is storage
+        if cluster_history.contents is None:
             found = entries_on_disk(storage, log.folder, damaged=damaged)
         else:
             found = self._on_disk(storage, log.folder)
         entries = [entry for entry in found if start <= entry.name.offset < end]
-        chronicle.opened(story, held, start, end, entries)
+        cluster_history.opened(history, replica, start, end, entries)
 
     def _on_disk(self, storage: Storage, folder: str) -> list[Entry]:
         """Records of all sound batches, known by their contents."""
@@ -142,7 +142,7 @@ class Eyes:
             entry
             for segment in naive_segments(storage, folder)
             for entry in seen_entries(
-                self._chronicle,
+                self._cluster_history,
                 memoryview(bytes(storage.file(f"{segment.path}.log").data))[
                     : sum(batch.size for batch in segment.batches)
                 ],
@@ -153,19 +153,19 @@ class Eyes:
         """A process could not open the log in that folder."""
         member = self._members.get(running_on.get())
         if member is not None and not isinstance(error, DiskFullError):
-            self._chronicle.refused(member.config.node_id, folder, str(error))
+            self._cluster_history.refused(member.config.node_id, folder, str(error))
 
     def appended(self, log: PartitionLog, records: Any, result: AppendResult) -> None:
         known = self._logs.get(log)
         if known is None or result.is_duplicate:
             return
         role = self._role(log)
-        self._chronicle.appended(*known, seen_entries(self._chronicle, records), role)
+        self._cluster_history.appended(*known, seen_entries(self._cluster_history, records), role)
         known[1].end = log.log_end_offset  # compaction may have taken the last records of a batch
         if not role.leads:
-            self._chronicle.took(*known, damaged_in(records))
-        elif self._chronicle.contents is not None:
-            self._chronicle.stored(*known, codecs_of(records))
+            self._cluster_history.took(*known, damaged_in(records))
+        elif self._cluster_history.contents is not None:
+            self._cluster_history.stored(*known, codecs_of(records))
 
     def _role(self, log: PartitionLog) -> Role:
         partition = self._partitions[log]
@@ -175,14 +175,14 @@ class Eyes:
         known = self._logs.get(log)
         if known is not None:
             start = min(log.log_start_offset, end)
-            self._chronicle.cut(*known, end, start, self._role(log))
+            self._cluster_history.cut(*known, end, start, self._role(log))
 
     def starts_at(self, log: PartitionLog, before: int) -> None:
         known = self._logs.get(log)
         if known is None:
             return
-        if self._chronicle.contents is None:
-            self._chronicle.started(known[1], log.log_start_offset)
+        if self._cluster_history.contents is None:
+            self._cluster_history.started(known[1], log.log_start_offset)
             return
         move = LogStartMove(
             before,
@@ -191,7 +191,7 @@ class Eyes:
             log.folder,
             self._retaining.get(log),
         )
-        self._chronicle.moved(*known, move)
+        self._cluster_history.moved(*known, move)
 
     @contextmanager
     def retaining(self, log: PartitionLog, now_ms: int) -> Iterator[None]:
@@ -204,17 +204,19 @@ class Eyes:
     def swapping(self, log: PartitionLog, old: Sequence[Segment], base_offset: int) -> None:
         """A cleaned segment is about to take the place of these."""
         known = self._logs.get(log)
-        if known is None or self._chronicle.contents is None:
+        if known is None or self._cluster_history.contents is None:
             return
-        story, held = known
+        history, replica = known
         segments = log.segments
         after = segments.index(old[-1]) + 1
         first, end = old[0].base_offset, segments[after].base_offset
         path = f"{log.folder}/{file_name(base_offset, LOG)}{SWAP}"
-        data = held.machine.storage.file(path).data
+        data = replica.machine.storage.file(path).data
         left = {name.offset for name, _ in records_of(memoryview(bytes(data)))}
-        names = [Name(e, o) for o, e in held.epochs.items() if first <= o < end and o not in left]
-        self._chronicle.cleaned(story, held, names)
+        names = [
+            Name(e, o) for o, e in replica.epochs.items() if first <= o < end and o not in left
+        ]
+        self._cluster_history.cleaned(history, replica, names)
 
     # Partitions
 
@@ -224,21 +226,21 @@ class Eyes:
     def advanced(self, partition: Partition, old: int) -> None:
         known = self._logs.get(partition.log)
         if known is not None and partition.is_leader and partition.high_watermark > old:
-            self._chronicle.advanced(*known, old, partition.high_watermark, partition.state)
+            self._cluster_history.advanced(*known, old, partition.high_watermark, partition.state)
 
     def assigned(self, partition: Partition, before: tuple[int, int], old: int) -> None:
         known = self._logs.get(partition.log)
         if known is None or not partition.is_leader or partition.offline is not None:
             return
         if (partition.leader_id, partition.leader_epoch) != before:
-            self._chronicle.leads(*known, partition.leader_epoch, old)
+            self._cluster_history.leads(*known, partition.leader_epoch, old)
         self.advanced(partition, old)
 
 
 @contextmanager
-def watched_replicas(chronicle: Chronicle) -> Iterator[None]:
+def watched_replicas(cluster_history: ClusterHistory) -> Iterator[None]:
     """What happens to any replica is told to the chronicle."""
-    eyes = Eyes(chronicle)
+    probes = Probes(cluster_history)
     with ExitStack() as stack:
         for owner, name, wrapped in (
             (log_dir, "load_log", _loads),
@@ -249,26 +251,26 @@ def watched_replicas(chronicle: Chronicle) -> Iterator[None]:
             (PartitionLog, "_end_at", _ends_at),
             (PartitionLog, "advance_log_start", _starts_at),
             (LocalLog, "_swap", _swaps),
-            (Upkeep, "_retain_one", _retains),
+            (BackgroundTasks, "_retain_one", _retains),
             (Partition, "__init__", _made),
             (Partition, "assign", _assigned),
             (Partition, "advance", _advances),
             (Partition, "appended", _advances),
         ):
-            stack.enter_context(swapped(owner, name, wrapped(eyes)))
+            stack.enter_context(swapped(owner, name, wrapped(probes)))
         yield
 
 
 Wrap = Callable[[Any], Any]
 
 
-def _loads(eyes: Eyes) -> Wrap:
+def _loads(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def load_log(disk: Any, folder: str, *args: Any, **kwargs: Any) -> Any:
             try:
                 return right(disk, folder, *args, **kwargs)
             except StorageError as error:
-                eyes.refused(folder, error)
+                probes.refused(folder, error)
                 raise
 
         return load_log
@@ -276,22 +278,22 @@ def _loads(eyes: Eyes) -> Wrap:
     return wrap
 
 
-def _opens(eyes: Eyes) -> Wrap:
+def _opens(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def __init__(self: PartitionLog, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             right(self, *args, **kwargs)
-            eyes.opened(self)
+            probes.opened(self)
 
         return __init__
 
     return wrap
 
 
-def _appends(eyes: Eyes) -> Wrap:
+def _appends(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def append(self: PartitionLog, records: Any, *args: Any) -> AppendResult:
             result: AppendResult = right(self, records, *args)
-            eyes.appended(self, records, result)
+            probes.appended(self, records, result)
             return result
 
         return append
@@ -299,13 +301,13 @@ def _appends(eyes: Eyes) -> Wrap:
     return wrap
 
 
-def _appends_beside(eyes: Eyes) -> Wrap:
+def _appends_beside(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         async def append_beside(
             self: PartitionLog, disk: Any, records: Any, *args: Any
         ) -> AppendResult:
             result: AppendResult = await right(self, disk, records, *args)
-            eyes.appended(self, records, result)
+            probes.appended(self, records, result)
             return result
 
         return append_beside
@@ -313,10 +315,10 @@ def _appends_beside(eyes: Eyes) -> Wrap:
     return wrap
 
 
-def _ends_at(eyes: Eyes) -> Wrap:
+def _ends_at(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def _end_at(self: PartitionLog, offset: int) -> None:
-            eyes.ends_at(self, offset)
+            probes.ends_at(self, offset)
             right(self, offset)
 
         return _end_at
@@ -324,12 +326,12 @@ def _ends_at(eyes: Eyes) -> Wrap:
     return wrap
 
 
-def _starts_at(eyes: Eyes) -> Wrap:
+def _starts_at(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def advance_log_start(self: PartitionLog, offset: int) -> bool:
             before = self.log_start_offset
             moved: bool = right(self, offset)
-            eyes.starts_at(self, before)
+            probes.starts_at(self, before)
             return moved
 
         return advance_log_start
@@ -337,10 +339,10 @@ def _starts_at(eyes: Eyes) -> Wrap:
     return wrap
 
 
-def _swaps(eyes: Eyes) -> Wrap:
+def _swaps(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def _swap(self: PartitionLog, old: Sequence[Segment], state: SegmentState) -> Segment:
-            eyes.swapping(self, old, state.base_offset)
+            probes.swapping(self, old, state.base_offset)
             swapped_in: Segment = right(self, old, state)
             return swapped_in
 
@@ -349,10 +351,10 @@ def _swaps(eyes: Eyes) -> Wrap:
     return wrap
 
 
-def _retains(eyes: Eyes) -> Wrap:
+def _retains(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
-        async def _retain_one(self: Upkeep, partition: Partition, now_ms: int) -> None:
-            with eyes.retaining(partition.log, now_ms):
+        async def _retain_one(self: BackgroundTasks, partition: Partition, now_ms: int) -> None:
+            with probes.retaining(partition.log, now_ms):
                 await right(self, partition, now_ms)
 
         return _retain_one
@@ -360,35 +362,35 @@ def _retains(eyes: Eyes) -> Wrap:
     return wrap
 
 
-def _made(eyes: Eyes) -> Wrap:
+def _made(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def __init__(self: Partition, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             right(self, *args, **kwargs)
-            eyes.made(self)
+            probes.made(self)
 
         return __init__
 
     return wrap
 
 
-def _assigned(eyes: Eyes) -> Wrap:
+def _assigned(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def assign(self: Partition, state: Any) -> None:
             before, old = (self.leader_id, self.leader_epoch), self.high_watermark
             right(self, state)
-            eyes.assigned(self, before, old)
+            probes.assigned(self, before, old)
 
         return assign
 
     return wrap
 
 
-def _advances(eyes: Eyes) -> Wrap:
+def _advances(probes: Probes) -> Wrap:
     def wrap(right: Any) -> Any:
         def advance(self: Partition, *args: Any) -> None:
             old = self.high_watermark
             right(self, *args)
-            eyes.advanced(self, old)
+            probes.advanced(self, old)
 
         return advance
 

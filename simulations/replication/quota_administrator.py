@@ -13,7 +13,7 @@ from metaquorum.runtime.interfaces import Runtime, sleep
 from simulations.cluster.cluster_clients import RETRY_S
 from simulations.harness.client import BROKEN, ClientConnection
 from simulations.replication.replica_clients import ReplicaClient
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 from simulations.replication.throttling import DEFAULT, ClientRatesHold
 from wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
@@ -32,11 +32,11 @@ INSPECTOR: Final = "inspector"  # who reads everything in the end, and has all t
 class QuotaAdministrator(ReplicaClient):
     """Sets quotas before anybody else asks for anything; they go when all is calm, in half."""
 
-    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
-        super().__init__(nation, name, draw)
+    def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
+        super().__init__(cluster_state, name, draw)
         self._leaves = draw.random() < 0.5
         self.quotas: dict[str | None, dict[str, float]] = {DEFAULT: self._drawn()}
-        for number in range(nation.settings.producers):
+        for number in range(cluster_state.settings.producers):
             if draw.random() < 0.5:
                 self.quotas[f"producer-{number}"] = self._drawn()
         self.quotas[INSPECTOR] = dict.fromkeys(self.quotas[DEFAULT], UNLIMITED)
@@ -50,12 +50,12 @@ class QuotaAdministrator(ReplicaClient):
         return quotas if percentage is None else quotas | {REQUEST_PERCENTAGE: percentage}
 
     async def run(self, runtime: Runtime) -> None:
-        rates = self.nation.checker(ClientRatesHold)
+        rates = self.cluster_state.checker(ClientRatesHold)
         rates.quotas = self.quotas
         await self._change(runtime, is_removed=False)
         rates.is_in_force = True
         self.say(f"quotas: {self.quotas}")
-        while not self.nation.calm:
+        while not self.cluster_state.calm:
             await sleep(runtime.clock, RETRY_S)
         if not self._leaves:
             rates.is_in_force = False
@@ -74,8 +74,8 @@ class QuotaAdministrator(ReplicaClient):
             except BROKEN as error:
                 self.say(repr(error))
                 await sleep(runtime.clock, RETRY_S)
-        changed = self.nation.chronicle.image.end_offset
-        for member in self.nation.workers:
+        changed = self.cluster_state.cluster_history.image.end_offset
+        for member in self.cluster_state.workers:
             while member.running is not None and (
                 member.loader is None or member.image.end_offset < changed
             ):

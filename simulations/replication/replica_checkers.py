@@ -18,33 +18,33 @@ from simulations.cluster.cluster_checkers import (
     ClusterIsOneLog,
     CreatedIsVisible,
 )
-from simulations.cluster.cluster_state import ClusterChecker, Nation
+from simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from simulations.replication.replicas import (
     FROM_DISK,
-    Chronicle,
+    ClusterHistory,
     Entry,
-    Held,
     Identity,
     Name,
-    PartitionStory,
+    PartitionHistory,
     Place,
     ReplicaChecker,
+    ReplicaLog,
     Role,
     Term,
     changed_partitions,
 )
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 
 MIN_ISR: Final = "min.insync.replicas"
 UNCLEAN: Final = "unclean.leader.election.enable"
 
 
 class WatchingChecker(ReplicaChecker):
-    nation: WatchedNation
+    cluster_state: ReplicatedClusterState
 
     @property
-    def chronicle(self) -> Chronicle:
-        return self.nation.chronicle
+    def cluster_history(self) -> ClusterHistory:
+        return self.cluster_state.cluster_history
 
 
 class LeadersIsrAgrees(WatchingChecker):
@@ -53,29 +53,34 @@ class LeadersIsrAgrees(WatchingChecker):
     invariant = "R1"
 
     def advanced(
-        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        old: int,
+        new: int,
+        view: PartitionImage,
     ) -> None:
-        for worker_id in () if self.chronicle.is_deposed(story, view) else view.isr:
-            self._agrees(story, held, worker_id, old, new)
+        for worker_id in () if self.cluster_history.is_deposed(history, view) else view.isr:
+            self._agrees(history, replica, worker_id, old, new)
 
     def _agrees(
-        self, story: PartitionStory, held: Held, worker_id: int, old: int, new: int
+        self, history: PartitionHistory, replica: ReplicaLog, worker_id: int, old: int, new: int
     ) -> None:
-        other = story.held.get(worker_id)
-        for offset in range(max(old, story.deleted_to), new):
-            epoch = held.epochs.get(offset)
+        other = history.replicas.get(worker_id)
+        for offset in range(max(old, history.deleted_to), new):
+            epoch = replica.epochs.get(offset)
             if epoch is None:
                 continue  # below where the log begins, of which the deletion will be told
             name = Name(epoch, offset)
-            if name in story.cleaned:
+            if name in history.cleaned:
                 self.comparisons += 1
             elif other is None or other.epochs.get(offset) != epoch:
-                excused = other is not None and self.chronicle.may_lack(story, other, name)
+                excused = other is not None and self.cluster_history.may_lack(history, other, name)
                 self.compare(
                     excused,
                     "{}: worker {} says that {} is committed, and worker {}, in sync, has {}",
-                    story,
-                    held.worker_id,
+                    history,
+                    replica.worker_id,
                     name,
                     worker_id,
                     None if other is None else other.epochs.get(offset),
@@ -90,32 +95,37 @@ class QuorumsIsrAgrees(LeadersIsrAgrees):
     invariant = "R2"
 
     def advanced(
-        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        old: int,
+        new: int,
+        view: PartitionImage,
     ) -> None:
-        if self.chronicle.is_deposed(story, view):
+        if self.cluster_history.is_deposed(history, view):
             return
-        for worker_id in self.chronicle.isr(story):
-            self._agrees(story, held, worker_id, old, new)
+        for worker_id in self.cluster_history.isr(history):
+            self._agrees(history, replica, worker_id, old, new)
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         """Who comes into an ISR has all that is committed."""
         for topic_id, index, was, now in changed_partitions(before, image):
-            story = self.chronicle.story(topic_id, index)
+            history = self.cluster_history.history(topic_id, index)
             known = () if was is None else was.isr
             for worker_id in now.isr:
                 if worker_id not in known:
-                    self._has_all(story, worker_id)
+                    self._has_all(history, worker_id)
 
-    def _has_all(self, story: PartitionStory, worker_id: int) -> None:
-        held = story.held.get(worker_id)
-        for name in story.committed_names:
+    def _has_all(self, history: PartitionHistory, worker_id: int) -> None:
+        replica = history.replicas.get(worker_id)
+        for name in history.committed_names:
             self.compare(
-                held is not None
-                and (held.holds(name) or self.chronicle.may_lack(story, held, name)),
+                replica is not None
+                and (replica.holds(name) or self.cluster_history.may_lack(history, replica, name)),
                 "{}: worker {} is in sync or eligible now, and has {} where {} is committed",
-                story,
+                history,
                 worker_id,
-                None if held is None else held.epochs.get(name.offset),
+                None if replica is None else replica.epochs.get(name.offset),
                 name,
             )
 
@@ -126,18 +136,23 @@ class EligibleHaveAll(QuorumsIsrAgrees):
     invariant = "R2"
 
     def advanced(
-        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        old: int,
+        new: int,
+        view: PartitionImage,
     ) -> None:
-        if self.chronicle.is_deposed(story, view):
+        if self.cluster_history.is_deposed(history, view):
             return
-        for worker_id in self.chronicle.elr(story):
-            self._agrees(story, held, worker_id, old, new)
+        for worker_id in self.cluster_history.elr(history):
+            self._agrees(history, replica, worker_id, old, new)
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         for topic_id, index, was, now in changed_partitions(before, image):
             for worker_id in now.elr:
                 if was is None or worker_id not in was.elr:
-                    self._has_all(self.chronicle.story(topic_id, index), worker_id)
+                    self._has_all(self.cluster_history.history(topic_id, index), worker_id)
 
 
 class CommittedIsOneSequence(WatchingChecker):
@@ -146,36 +161,43 @@ class CommittedIsOneSequence(WatchingChecker):
     invariant = "R2"
 
     def advanced(
-        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        old: int,
+        new: int,
+        view: PartitionImage,
     ) -> None:
-        if self.chronicle.is_deposed(story, view):
+        if self.cluster_history.is_deposed(history, view):
             return
-        for offset in range(max(old, story.deleted_to), new):
-            known = story.committed.get(offset)
-            epoch = held.epochs.get(offset)
+        for offset in range(max(old, history.deleted_to), new):
+            known = history.committed.get(offset)
+            epoch = replica.epochs.get(offset)
             if known is not None and epoch is not None:
                 self.compare(
                     known == epoch,
                     "{}: at {} the record of epoch {} was committed, and worker {} has that of {}",
-                    story,
+                    history,
                     offset,
                     known,
-                    held.worker_id,
+                    replica.worker_id,
                     epoch,
                 )
 
-    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+    def leads(self, history: PartitionHistory, replica: ReplicaLog, epoch: int, term: Term) -> None:
         """What a new leader takes for committed is."""
-        cleaned = {name.offset for name in story.cleaned}
-        for offset in range(max(held.start, story.deleted_to), min(term.high_watermark, held.end)):
-            name = Name(held.epochs.get(offset, -1), offset)
+        cleaned = {name.offset for name in history.cleaned}
+        for offset in range(
+            max(replica.start, history.deleted_to), min(term.high_watermark, replica.end)
+        ):
+            name = Name(replica.epochs.get(offset, -1), offset)
             if name.leader_epoch < 0 and offset in cleaned:
                 continue
             self.compare(
-                name in story.ever_committed,
+                name in history.ever_committed,
                 "{}: worker {} begins to lead with high watermark {}, and {} never was committed",
-                story,
-                held.worker_id,
+                history,
+                replica.worker_id,
                 term.high_watermark,
                 name,
             )
@@ -191,7 +213,7 @@ class LeadersAreInSync(WatchingChecker):
             self.compare(
                 now.leader < 0 or now.leader in now.isr,
                 "{}: worker {} leads, and in sync are {}",
-                self.chronicle.story(topic_id, index),
+                self.cluster_history.history(topic_id, index),
                 now.leader,
                 now.isr,
             )
@@ -203,28 +225,28 @@ class NamesAreForEver(WatchingChecker):
     invariant = "R4"
 
     def appended(
-        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+        self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
         for name, identity in entries:
-            known = story.identities.setdefault(name, identity)
-            if known != identity and not held.rotten:
+            known = history.identities.setdefault(name, identity)
+            if known != identity and not replica.rotten:
                 self.compare(
                     False,
                     "{}: worker {} has {} as {}, which was {}",
-                    story,
-                    held.worker_id,
+                    history,
+                    replica.worker_id,
                     name,
                     identity,
                     known,
                 )
             self.comparisons += 1
 
-    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
-        known = story.terms.get(epoch, term)
+    def leads(self, history: PartitionHistory, replica: ReplicaLog, epoch: int, term: Term) -> None:
+        known = history.terms.get(epoch, term)
         self.compare(
             (known.worker_id, known.run) == (term.worker_id, term.run),
             "{}: epoch {} was led by worker {} in its run {}, and is by {} in its run {}",
-            story,
+            history,
             epoch,
             known.worker_id,
             known.run,
@@ -239,9 +261,9 @@ class LogsMatch(WatchingChecker):
     invariant = "R7"
 
     def appended(
-        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+        self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
-        epochs = {} if role == FROM_DISK else held.epochs
+        epochs = {} if role == FROM_DISK else replica.epochs
         last: Name | None = None
         for name, _ in entries:
             if last is not None and last.offset == name.offset - 1:
@@ -251,14 +273,14 @@ class LogsMatch(WatchingChecker):
             last = name
             # A leader that begins behind that record cannot tell that a follower has another: the
             # follower takes what follows, and begins where its leader does.
-            if previous is None or name.offset - 1 < story.deleted_to:
+            if previous is None or name.offset - 1 < history.deleted_to:
                 continue
-            known = story.before.setdefault(name, previous)
+            known = history.before.setdefault(name, previous)
             self.compare(
                 known == previous,
                 "{}: worker {} has {} behind a record of epoch {}, and others behind one of {}",
-                story,
-                held.worker_id,
+                history,
+                replica.worker_id,
                 name,
                 previous,
                 known,
@@ -270,26 +292,31 @@ class CutByEpoch(WatchingChecker):
 
     invariant = "R7"
 
-    def cut(self, story: PartitionStory, held: Held, names: Sequence[Name], role: Role) -> None:
-        term = story.terms.get(role.leader_epoch)
+    def cut(
+        self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name], role: Role
+    ) -> None:
+        term = history.terms.get(role.leader_epoch)
         for name in names:
             self.compare(
                 term is None
-                or name.offset < max(term.log_start_offset, story.expired_to)
+                or name.offset < max(term.log_start_offset, history.expired_to)
                 or not term.has(role.leader_epoch, name),
                 "{}: worker {} cuts {}, which the leader of epoch {} has",
-                story,
-                held.worker_id,
+                history,
+                replica.worker_id,
                 name,
                 role.leader_epoch,
             )
-            if held.worker_id in (*self.chronicle.isr(story), *self.chronicle.elr(story)):
+            if replica.worker_id in (
+                *self.cluster_history.isr(history),
+                *self.cluster_history.elr(history),
+            ):
                 self.compare(
-                    story.committed.get(name.offset) != name.leader_epoch
-                    or name.offset < story.deleted_to,
+                    history.committed.get(name.offset) != name.leader_epoch
+                    or name.offset < history.deleted_to,
                     "{}: worker {}, in sync or eligible, cuts {}, which is committed",
-                    story,
-                    held.worker_id,
+                    history,
+                    replica.worker_id,
                     name,
                 )
 
@@ -300,12 +327,12 @@ class FencedByEpoch(WatchingChecker):
     invariant = "R7"
 
     def appended(
-        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+        self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
         if role == FROM_DISK:
             return
         epoch = role.leader_epoch
-        term = story.terms.get(epoch)
+        term = history.terms.get(epoch)
         for name, _ in entries:
             if role.leads:
                 holds = name.leader_epoch == epoch
@@ -314,8 +341,8 @@ class FencedByEpoch(WatchingChecker):
             self.compare(
                 holds,
                 "{}: worker {} appends {} in epoch {}, of which that is not",
-                story,
-                held.worker_id,
+                history,
+                replica.worker_id,
                 name,
                 epoch,
             )
@@ -329,8 +356,8 @@ class HighWatermarkNeedsIsr(WatchingChecker):
 
     invariant = "R5"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self._least: dict[tuple[Place, int], int] = {}  # by partition epoch
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
@@ -345,16 +372,21 @@ class HighWatermarkNeedsIsr(WatchingChecker):
                 self._least[at] = min(least, self._least.get(at, least))
 
     def advanced(
-        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        old: int,
+        new: int,
+        view: PartitionImage,
     ) -> None:
-        least = self._least.get((story.place, view.partition_epoch))
+        least = self._least.get((history.place, view.partition_epoch))
         if least is None or len(view.replicas) < 2 or old >= new:
             return
         self.compare(
             len(view.isr) >= min(least, len(view.replicas)),
             "{}: worker {} commits {} to {} with ISR {} and {} {}",
-            story,
-            held.worker_id,
+            history,
+            replica.worker_id,
             old,
             new,
             view.isr,
@@ -373,30 +405,35 @@ class HighWatermarkStays(WatchingChecker):
 
     invariant = "R5"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self._last: dict[tuple[Place, int], int] = {}
 
     def advanced(
-        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        old: int,
+        new: int,
+        view: PartitionImage,
     ) -> None:
-        of_term = story.place, view.leader_epoch
+        of_term = history.place, view.leader_epoch
         last = self._last.get(of_term, 0)
         self.compare(
-            new >= last, "{}: worker {}: {}, and it was {}", story, held.worker_id, new, last
+            new >= last, "{}: worker {}: {}, and it was {}", history, replica.worker_id, new, last
         )
         self._last[of_term] = new
 
-    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+    def leads(self, history: PartitionHistory, replica: ReplicaLog, epoch: int, term: Term) -> None:
         """A leader that knew more to be committed than it has would commit the next as it comes."""
         self.compare(
-            term.high_watermark <= held.end,
+            term.high_watermark <= replica.end,
             "{}: worker {} leads in epoch {} with the high watermark {} and {} records",
-            story,
-            held.worker_id,
+            history,
+            replica.worker_id,
             epoch,
             term.high_watermark,
-            held.end,
+            replica.end,
         )
 
 
@@ -406,35 +443,35 @@ class ReadsAreCommitted(WatchingChecker):
     invariant = "R5"
 
     def read(
-        self, story: PartitionStory, high_watermark: int, entries: Sequence[Entry], who: str
+        self, history: PartitionHistory, high_watermark: int, entries: Sequence[Entry], who: str
     ) -> None:
         for name, identity in entries:
             self.compare(
-                name.offset < high_watermark and name in story.ever_committed,
+                name.offset < high_watermark and name in history.ever_committed,
                 "{}: {} reads {} below high watermark {}, and nobody has committed it",
-                story,
+                history,
                 who,
                 name,
                 high_watermark,
             )
             self.compare(
-                story.identities.get(name) == identity,
+                history.identities.get(name) == identity,
                 "{}: {} reads {} as {}, which is {}",
-                story,
+                history,
                 who,
                 name,
                 identity,
-                story.identities.get(name),
+                history.identities.get(name),
             )
 
-    def told_end(self, story: PartitionStory, offset: int, who: str) -> None:
+    def end_offset_read(self, history: PartitionHistory, offset: int, who: str) -> None:
         """Whoever asks a leader for the end is told of all that was ever committed (KIP-207)."""
-        if not story.was_unclean and not story.gone:
-            end = max(story.committed, default=-1) + 1
+        if not history.was_unclean and not history.gone:
+            end = max(history.committed, default=-1) + 1
             self.compare(
                 offset >= end,
                 "{}: {} is told that it ends at {}, and {} was committed",
-                story,
+                history,
                 who,
                 offset,
                 end,
@@ -447,12 +484,12 @@ class ClaimsAreRefused(WatchingChecker):
     invariant = "R5"
 
     def claimed(
-        self, story: PartitionStory, claim: str, codes: Sequence[str], has_records: bool
+        self, history: PartitionHistory, claim: str, codes: Sequence[str], has_records: bool
     ) -> None:
         self.compare(
             bool(codes) and "NONE" not in codes and not has_records,
             "{}: {} is answered with {}",
-            story,
+            history,
             claim,
             codes,
         )
@@ -463,22 +500,24 @@ class LiesStayOut(WatchingChecker):
 
     invariant = "L4"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self.crcs: set[int] = set()  # of such batches
 
-    def answered(self, story: PartitionStory, crc: int, code: str) -> None:
-        self.compare(code != "NONE", "{}: the lying batch {} is answered with {}", story, crc, code)
+    def answered(self, history: PartitionHistory, crc: int, code: str) -> None:
+        self.compare(
+            code != "NONE", "{}: the lying batch {} is answered with {}", history, crc, code
+        )
 
     def appended(
-        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+        self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
         for name, (crc, _) in entries if self.crcs else ():
             self.compare(
                 crc not in self.crcs,
                 "{}: worker {} has {} of the lying batch {}",
-                story,
-                held.worker_id,
+                history,
+                replica.worker_id,
                 name,
                 crc,
             )
@@ -489,23 +528,23 @@ class AcknowledgedIsCommitted(WatchingChecker):
 
     invariant = "R6"
 
-    def acknowledged(self, story: PartitionStory, offset: int, identity: Identity) -> None:
+    def acknowledged(self, history: PartitionHistory, offset: int, identity: Identity) -> None:
         self.compare(
             any(
-                name.offset == offset and story.identities.get(name) == identity
-                for name in self._names(story, offset)
+                name.offset == offset and history.identities.get(name) == identity
+                for name in self._names(history, offset)
             ),
             "{}: {} was acknowledged at {}, where {} was ever committed",
-            story,
+            history,
             identity,
             offset,
-            list(self._names(story, offset)),
+            list(self._names(history, offset)),
         )
 
     @staticmethod
-    def _names(story: PartitionStory, offset: int) -> list[Name]:
-        epochs = sorted(story.terms)
-        return [Name(e, offset) for e in epochs if Name(e, offset) in story.ever_committed]
+    def _names(history: PartitionHistory, offset: int) -> list[Name]:
+        epochs = sorted(history.terms)
+        return [Name(e, offset) for e in epochs if Name(e, offset) in history.ever_committed]
 
 
 class SyncedIsKept(WatchingChecker):
@@ -513,22 +552,24 @@ class SyncedIsKept(WatchingChecker):
 
     invariant = "R6"
 
-    def acknowledged(self, story: PartitionStory, offset: int, identity: Identity) -> None:
-        if not story.is_flushed:
+    def acknowledged(self, history: PartitionHistory, offset: int, identity: Identity) -> None:
+        if not history.is_flushed:
             return
-        for worker_id in self.chronicle.isr(story):
-            held = story.held.get(worker_id)
-            name = Name(held.epochs.get(offset, -1) if held else -1, offset)
-            if held and not held.is_dark and story.identities.get(name) == identity:
-                held.promised.add(name)
+        for worker_id in self.cluster_history.isr(history):
+            replica = history.replicas.get(worker_id)
+            name = Name(replica.epochs.get(offset, -1) if replica else -1, offset)
+            if replica and not replica.is_dark and history.identities.get(name) == identity:
+                replica.promised.add(name)
 
-    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
-        lacks = [name for name in missing if name in held.promised]
+    def opened(
+        self, history: PartitionHistory, replica: ReplicaLog, missing: Sequence[Name]
+    ) -> None:
+        lacks = [name for name in missing if name in replica.promised]
         self.compare(
-            not lacks or held.has_new_disk,
+            not lacks or replica.has_new_disk,
             "{}: worker {} had synced {}, and has not",
-            story,
-            held.worker_id,
+            history,
+            replica.worker_id,
             lacks[:3],
         )
 
@@ -538,23 +579,23 @@ class AcknowledgedStays(WatchingChecker):
 
     invariant = "R6"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self.acked: dict[Place, dict[bytes, tuple[int, Identity]]] = {}  # value: offset
         self.idempotent: dict[Place, set[bytes]] = {}
 
-    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
+    def finals(self, history: PartitionHistory, found: Sequence[tuple[int, bytes]]) -> None:
         places: dict[bytes, list[int]] = {}
         for offset, value in found:
             places.setdefault(value, []).append(offset)
-        lost = story.lost_records
-        lost |= {(name.offset, story.identities[name]) for name in story.cleaned}
-        for value, (offset, identity) in self.acked.get(story.place, {}).items():
-            if offset >= story.deleted_to and (offset, identity) not in lost:
+        lost = history.lost_records
+        lost |= {(name.offset, history.identities[name]) for name in history.cleaned}
+        for value, (offset, identity) in self.acked.get(history.place, {}).items():
+            if offset >= history.deleted_to and (offset, identity) not in lost:
                 self.compare(
                     offset in places.get(value, []),
                     "{}: {} was acknowledged at {}, and is at {}",
-                    story,
+                    history,
                     value,
                     offset,
                     places.get(value),
@@ -566,34 +607,34 @@ class DeliveredOnce(WatchingChecker):
 
     invariant = "T1"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self._sent: dict[tuple[Place, int], set[int]] = {}  # checksums, by producer id
 
     def sent(self, place: Place, producer_id: int, crcs: Set[int]) -> None:
         """In that place, records of these identities (`Identity.crc`)."""
         self._sent.setdefault((place, producer_id), set()).update(crcs)
 
-    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
-        stays = self.nation.checker(AcknowledgedStays)
-        idempotent = stays.idempotent.get(story.place, set())
+    def finals(self, history: PartitionHistory, found: Sequence[tuple[int, bytes]]) -> None:
+        stays = self.cluster_state.checker(AcknowledgedStays)
+        idempotent = stays.idempotent.get(history.place, set())
         places: dict[bytes, list[int]] = {}
         for offset, value in found:
             places.setdefault(value, []).append(offset)
         for value, offsets in places.items():
             if value in idempotent:
-                self.compare(len(offsets) == 1, "{}: {} is at {}", story, value, offsets)
+                self.compare(len(offsets) == 1, "{}: {} is at {}", history, value, offsets)
 
-    def lost_track(self, story: PartitionStory, producer_id: int, text: str) -> None:
+    def lost_track(self, history: PartitionHistory, producer_id: int, text: str) -> None:
         """A producer with one batch under way was told that its sequence does not follow.
 
         So it may be where the leader was elected without a record of that producer.
         """
-        identities = (story.identities.get(name) for name in story.gone_unneeded)
-        lost = {identity.crc for _, identity in story.lost_records}
+        identities = (history.identities.get(name) for name in history.gone_unneeded)
+        lost = {identity.crc for _, identity in history.lost_records}
         lost |= {identity.crc for identity in identities if identity is not None}
-        own = self._sent.get((story.place, producer_id), set())
-        self.compare(not lost.isdisjoint(own), "{}: {}", story, text)
+        own = self._sent.get((history.place, producer_id), set())
+        self.compare(not lost.isdisjoint(own), "{}: {}", history, text)
 
 
 class JoinsAreEarned(WatchingChecker):
@@ -603,42 +644,44 @@ class JoinsAreEarned(WatchingChecker):
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         for topic_id, index, was, now in changed_partitions(before, image):
-            story = self.chronicle.story(topic_id, index)
-            term = story.terms.get(now.leader_epoch)
+            history = self.cluster_history.history(topic_id, index)
+            term = history.terms.get(now.leader_epoch)
             for worker_id in now.isr:
                 if was is None or worker_id in was.isr or worker_id == now.leader or term is None:
                     continue
                 if now.leader < 0:
                     continue  # nobody joins: they count as in sync as there is no ELR any more
-                held = story.held.get(worker_id)
+                replica = history.replicas.get(worker_id)
                 self.compare(
-                    held is not None and (held.end >= term.start_offset or held.is_dark),
+                    replica is not None and (replica.end >= term.start_offset or replica.is_dark),
                     "{}: worker {} is in sync at {}, and epoch {} began at {}",
-                    story,
+                    history,
                     worker_id,
-                    None if held is None else held.end,
+                    None if replica is None else replica.end,
                     now.leader_epoch,
                     term.start_offset,
                 )
                 self.compare(
-                    image.is_live(worker_id), "{}: worker {} is not live", story, worker_id
+                    image.is_live(worker_id), "{}: worker {} is not live", history, worker_id
                 )
 
-    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
+    def opened(
+        self, history: PartitionHistory, replica: ReplicaLog, missing: Sequence[Name]
+    ) -> None:
         """A process that is in sync with others, as the one before it was, has lost nothing.
 
         Nor has one that is eligible, be it alone.
         """
-        isr, elr = self.chronicle.isr(story), self.chronicle.elr(story)
-        if held.rotten:
+        isr, elr = self.cluster_history.isr(history), self.cluster_history.elr(history)
+        if replica.rotten:
             return  # of which it has to tell first
-        if (held.worker_id in isr and len(isr) > 1) or held.worker_id in elr:
-            lacks = [name for name in missing if name in story.ever_committed]
+        if (replica.worker_id in isr and len(isr) > 1) or replica.worker_id in elr:
+            lacks = [name for name in missing if name in history.ever_committed]
             self.compare(
                 not lacks,
                 "{}: worker {} is another process, in ISR {} or ELR {}, and has lost {}",
-                story,
-                held.worker_id,
+                history,
+                replica.worker_id,
                 isr,
                 elr,
                 lacks[:3],
@@ -655,14 +698,14 @@ class ElectionsAreClean(WatchingChecker):
 
     def metadata(self, before: MetadataImage, image: MetadataImage, delta: MetadataDelta) -> None:
         for topic_id, index, was, now in changed_partitions(before, image):
-            story = self.chronicle.story(topic_id, index)
+            history = self.cluster_history.history(topic_id, index)
             if was is None:
                 continue
             self.compare(
                 now.partition_epoch == was.partition_epoch + 1
                 and now.leader_epoch == was.leader_epoch + (now.leader != was.leader),
                 "{}: {} and then {}",
-                story,
+                history,
                 was,
                 now,
             )
@@ -672,12 +715,12 @@ class ElectionsAreClean(WatchingChecker):
             is_last = nobody_left and now.leader == was.last_leader
             topic = image.topic_names.get(topic_id, "")
             self.compare(
-                (topic, index) in self.chronicle.unclean_asked
+                (topic, index) in self.cluster_history.unclean_asked
                 # All logs are gone: there is nothing to choose.
                 or set(now.replicas) <= {*now.blank, now.leader}
                 or (is_last and now.unclean_epoch == now.leader_epoch),
                 "{}: worker {} is elected, in sync were {}, eligible {}",
-                story,
+                history,
                 now.leader,
                 was.isr,
                 was.elr,
@@ -689,31 +732,31 @@ class TopicsAreTheirOwn(WatchingChecker):
 
     invariant = "R10"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self._of_batch: dict[int, Place] = {}
         # Batches sent by name may land in whatever has the name by then, and once more later.
         self.by_name: set[int] = set()
 
     def appended(
-        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+        self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
         for _, (crc, number) in entries:
             if number == 0 and crc not in self.by_name:
-                known = self._of_batch.setdefault(crc, story.place)
+                known = self._of_batch.setdefault(crc, history.place)
                 self.compare(
-                    known == story.place,
+                    known == history.place,
                     "worker {} has a batch of {} in {}",
-                    held.worker_id,
+                    replica.worker_id,
                     known,
-                    story,
+                    history,
                 )
 
-    def finals(self, story: PartitionStory, found: Sequence[tuple[int, bytes]]) -> None:
-        own = story.place.topic_id.hex().encode()
+    def finals(self, history: PartitionHistory, found: Sequence[tuple[int, bytes]]) -> None:
+        own = history.place.topic_id.hex().encode()
         for offset, value in found:
             self.compare(
-                value.startswith((own, b"by name ")), "{} has {} at {}", story, value, offset
+                value.startswith((own, b"by name ")), "{} has {} at {}", history, value, offset
             )
 
     def hosted(self, worker_id: int, topics: dict[str, bytes], image: MetadataImage) -> None:
@@ -737,7 +780,7 @@ class TimesAreFound(WatchingChecker):
 
     def looked_up(
         self,
-        story: PartitionStory,
+        history: PartitionHistory,
         timestamp_ms: int,
         found: int,
         times: Sequence[tuple[int, int]],
@@ -747,7 +790,7 @@ class TimesAreFound(WatchingChecker):
         self.compare(
             found == first,
             "{}: the first record of {} or later is at {}, the leader says {}",
-            story,
+            history,
             timestamp_ms,
             first,
             found,

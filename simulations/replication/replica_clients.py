@@ -29,7 +29,7 @@ from simulations.replication.replica_checkers import (
     TopicsAreTheirOwn,
 )
 from simulations.replication.replicas import Content, Identity, Place
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 from simulations.replication.throttling import FASTEST, ClientRatesHold, MutesHold
 from simulations.workloads.consumer import EARLIEST, LATEST
 from wire.messages.delete_records import (
@@ -74,13 +74,13 @@ _LOST_TRACK: Final = (
 
 
 class ReplicaClient(ClusterClient):
-    nation: WatchedNation
+    cluster_state: ReplicatedClusterState
     # By which of its connections, until when, for how long.
     _to_wait: tuple[int, float, float] = (-1, 0.0, 0.0)
 
     def place(self) -> tuple[str, Place] | None:
         """A partition of a topic that is to be there."""
-        lasting = self.nation.told.lasting
+        lasting = self.cluster_state.topic_outcomes.lasting
         if not lasting:
             return None
         name = self._draw.choice(sorted(lasting))
@@ -89,10 +89,12 @@ class ReplicaClient(ClusterClient):
 
     def is_over(self, name: str, place: Place) -> bool:
         """The topic is not to be there any more, or nobody will ever lead the partition."""
-        told = self.nation.told.lasting.get(name)
-        if told is None or told[0] != place.topic_id:
+        outcome = self.cluster_state.topic_outcomes.lasting.get(name)
+        if outcome is None or outcome[0] != place.topic_id:
             return True
-        return self.nation.calm and self.nation.is_stuck(self.nation.chronicle.story(*place))
+        return self.cluster_state.calm and self.cluster_state.is_stuck(
+            self.cluster_state.cluster_history.history(*place)
+        )
 
     def throttled(self, api: ApiKey, size_bytes: int, throttle_ms: int, asked_at: float) -> None:
         """Its last connection was answered: so much was moved, and so long it is to wait.
@@ -100,19 +102,19 @@ class ReplicaClient(ClusterClient):
         `asked_at` is when it asked; the wait begins no earlier. When the worker answered, it does
         not know: a network may hold an answer for longer than the wait.
         """
-        nation = self.nation
-        if not nation.settings.throttles:
+        cluster_state = self.cluster_state
+        if not cluster_state.settings.throttles:
             return
         known, not_before, throttle_s = self._to_wait
         if known == self.connections and throttle_s:
-            early_s = not_before - nation.world.now
-            nation.checker(MutesHold).answered(self.name, early_s, throttle_s)
+            early_s = not_before - cluster_state.world.now
+            cluster_state.checker(MutesHold).answered(self.name, early_s, throttle_s)
         # By the worker's clock, which may be fast.
         throttle_s = throttle_ms / 1000
         self._to_wait = self.connections, asked_at + throttle_s / FASTEST, throttle_s
-        checker = nation.checker(ClientRatesHold)
+        checker = cluster_state.checker(ClientRatesHold)
         checker.used(self.name, api, self.worker_id, self.connections, size_bytes)
-        nation.world.count("answers that throttle", throttle_ms > 0)
+        cluster_state.world.count("answers that throttle", throttle_ms > 0)
 
     async def leader(self, runtime: Runtime, name: str, place: Place) -> int:
         async with self.connected(runtime) as connection:
@@ -126,9 +128,9 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
 
     async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
         self._runtime = runtime
-        settings = self.nation.settings
+        settings = self.cluster_state.settings
         for _ in range(self._draw.randint(1, 5)):
-            lasting = self.nation.told.lasting
+            lasting = self.cluster_state.topic_outcomes.lasting
             if self._made < settings.changes or not lasting:
                 await self._change(connection, sorted(lasting))
             await sleep(runtime.clock, self._draw.random() * settings.think_s)
@@ -162,7 +164,7 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
             MIN_ISR: str(least),
             "internal.segment.bytes": draw.choice(["1000", "1000000"]),
         }
-        if draw.random() < self.nation.settings.flushed:
+        if draw.random() < self.cluster_state.settings.flushed:
             overrides["flush.messages"] = "1"
         partitions = draw.choice([1, 1, 2, 4])
         topic_id = await self._ask_creation(connection, name, partitions, replicas, overrides)
@@ -172,16 +174,16 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
     def _made_as(
         self, topic_id: bytes, partitions: int, least: int, overrides: Mapping[str, str]
     ) -> None:
-        self.nation.min_isrs.setdefault(topic_id, set()).add(least)
+        self.cluster_state.min_isrs.setdefault(topic_id, set()).add(least)
         for index in range(partitions):
-            story = self.nation.chronicle.story(topic_id, index)
-            story.is_flushed = "flush.messages" in overrides
+            history = self.cluster_state.cluster_history.history(topic_id, index)
+            history.is_flushed = "flush.messages" in overrides
 
     async def _recreate(self, connection: ClientConnection, name: str) -> None:
         await self._delete(connection, name)
-        if name in self.nation.told.deleted:
+        if name in self.cluster_state.topic_outcomes.deleted:
             await self._create_as(connection, name)
-            self.nation.world.count("topics made again")
+            self.cluster_state.world.count("topics made again")
 
     async def _set(self, connection: ClientConnection, name: str, key: str, value: str) -> None:
         config = AlterableConfig(name=key, config_operation=0, value=value)
@@ -190,22 +192,26 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
         response = await connection.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, message)
         code = ErrorCode(response.responses[0].error_code)
         self.say(f"{key} of {name} {value}: {code.name}")
-        self.nation.world.count("configs changed", code is ErrorCode.NONE)
+        self.cluster_state.world.count("configs changed", code is ErrorCode.NONE)
 
     async def _set_unclean(self, connection: ClientConnection, name: str) -> None:
-        may_be = self._draw.random() < self.nation.settings.unclean
+        may_be = self._draw.random() < self.cluster_state.settings.unclean
         if may_be:
-            partitions = range(self.nation.told.created[name][1])
-            self.nation.chronicle.unclean_asked.update((name, index) for index in partitions)
+            partitions = range(self.cluster_state.topic_outcomes.created[name][1])
+            self.cluster_state.cluster_history.unclean_asked.update(
+                (name, index) for index in partitions
+            )
         await self._set(connection, name, UNCLEAN, str(may_be).lower())
 
     async def _set_min_isr(self, connection: ClientConnection, name: str) -> None:
-        topic_id = self.nation.told.created[name][0]
-        state = self.nation.chronicle.state(self.nation.chronicle.story(topic_id, 0))
+        topic_id = self.cluster_state.topic_outcomes.created[name][0]
+        state = self.cluster_state.cluster_history.state(
+            self.cluster_state.cluster_history.history(topic_id, 0)
+        )
         if state is None or len(state.replicas) == 1:
             return
         least = self._draw.choice([1, 2])
-        self.nation.min_isrs.setdefault(topic_id, set()).add(least)
+        self.cluster_state.min_isrs.setdefault(topic_id, set()).add(least)
         await self._set(connection, name, MIN_ISR, str(least))
 
     async def _set_eligible_leaders(self, connection: ClientConnection, _name: str) -> None:
@@ -220,20 +226,22 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
         response = await connection.call(ApiKey.UPDATE_FEATURES, message)
         code = ErrorCode(response.error_code)
         self.say(f"{ELIGIBLE_LEADERS} {level}: {code.name}")
-        self.nation.world.count("feature levels set", code is ErrorCode.NONE)
+        self.cluster_state.world.count("feature levels set", code is ErrorCode.NONE)
 
     async def _elect(self, connection: ClientConnection, name: str) -> None:
-        is_unclean = self._draw.random() < self.nation.settings.unclean
-        partitions = range(self.nation.told.created[name][1])
+        is_unclean = self._draw.random() < self.cluster_state.settings.unclean
+        partitions = range(self.cluster_state.topic_outcomes.created[name][1])
         if is_unclean and connection.version(ApiKey.ELECT_LEADERS) == 0:
             return
         if is_unclean:
             name = self._draw.choice(self._leaderless() or [name])
-            partitions = range(self.nation.told.created[name][1])
-            self.nation.chronicle.unclean_asked.update((name, index) for index in partitions)
-        wish = TopicPartitions(topic=name, partitions=list(partitions))
+            partitions = range(self.cluster_state.topic_outcomes.created[name][1])
+            self.cluster_state.cluster_history.unclean_asked.update(
+                (name, index) for index in partitions
+            )
+        request = TopicPartitions(topic=name, partitions=list(partitions))
         message = ElectLeadersRequest(
-            election_type=int(is_unclean), topic_partitions=[wish], timeout_ms=3000
+            election_type=int(is_unclean), topic_partitions=[request], timeout_ms=3000
         )
         response = await connection.call(ApiKey.ELECT_LEADERS, message)
         for topic in response.replica_election_results:
@@ -241,23 +249,23 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
                 code = ErrorCode(row.error_code)
                 kind = "unclean" if is_unclean else "preferred"
                 self.say(f"elects, {kind}, for {name}-{row.partition_id}: {code.name}")
-                self.nation.world.count(f"elected, {kind}", code is ErrorCode.NONE)
+                self.cluster_state.world.count(f"elected, {kind}", code is ErrorCode.NONE)
 
     def _leaderless(self) -> list[str]:
-        image = self.nation.chronicle.image
+        image = self.cluster_state.cluster_history.image
         return [
             name
-            for name in sorted(self.nation.told.lasting)
+            for name in sorted(self.cluster_state.topic_outcomes.lasting)
             if (topic := image.topic(name)) and any(p.leader < 0 for p in topic.partitions)
         ]
 
     async def _delete_records(self, connection: ClientConnection, name: str) -> None:
-        topic_id, partitions = self.nation.told.created[name]
+        topic_id, partitions = self.cluster_state.topic_outcomes.created[name]
         index = self._draw.randrange(partitions)
-        story = self.nation.chronicle.story(topic_id, index)
-        end = max(story.committed, default=0)
+        history = self.cluster_state.cluster_history.history(topic_id, index)
+        end = max(history.committed, default=0)
         offset = self._draw.randint(0, end)
-        asked = self.nation.chronicle.deletions
+        asked = self.cluster_state.cluster_history.deletions
         asked[name, index] = max(asked.get((name, index), 0), offset)
         row = DeleteRecordsTopic(
             name=name, partitions=[DeleteRecordsPartition(partition_index=index, offset=offset)]
@@ -268,7 +276,7 @@ class ReplicaAdministrator(ReplicaClient, Administrator):
             response = await at_leader.call(ApiKey.DELETE_RECORDS, message)
         code = ErrorCode(response.topics[0].partitions[0].error_code)
         self.say(f"deletes records of {name}-{index} before {offset}: {code.name}")
-        self.nation.world.count("records deleted", code is ErrorCode.NONE)
+        self.cluster_state.world.count("records deleted", code is ErrorCode.NONE)
 
 
 @dataclass(slots=True, eq=False)
@@ -284,10 +292,15 @@ class ReplicaProducer(ReplicaClient):
     """Sends several batches ahead to one partition, then to another."""
 
     def __init__(
-        self, nation: WatchedNation, name: str, draw: Random, *, is_idempotent: bool | None = None
+        self,
+        cluster_state: ReplicatedClusterState,
+        name: str,
+        draw: Random,
+        *,
+        is_idempotent: bool | None = None,
     ) -> None:
         """`is_idempotent`: where it is not to be drawn."""
-        super().__init__(nation, name, draw)
+        super().__init__(cluster_state, name, draw)
         drawn = draw.random() < 0.5
         self._idempotent = drawn if is_idempotent is None else is_idempotent
         self._acks = ALL if self._idempotent else draw.choice([ALL, ALL, 1, 0])
@@ -300,13 +313,13 @@ class ReplicaProducer(ReplicaClient):
         self._sequences: dict[Place, int] = {}
         self._at: tuple[str, Place] | None = None
         self._queue: deque[Batch] = deque()
-        self._left = nation.settings.records
+        self._left = cluster_state.settings.records
         self._written = 0
         self.timeout_ms = 3000  # for acks=all, until it is told that not all in sync have it
 
     async def run(self, runtime: Runtime) -> None:
         while self._left > 0 or self._queue:
-            if self.nation.closing:
+            if self.cluster_state.closing:
                 break
             try:
                 await self._work(runtime)
@@ -330,7 +343,7 @@ class ReplicaProducer(ReplicaClient):
         name, place = self._at
         if self.is_over(name, place):
             self._give_up()
-            if self.nation.calm:  # perhaps no partition is left that can be written to
+            if self.cluster_state.calm:  # perhaps no partition is left that can be written to
                 self._left = 0
             return
         leader = await self.leader(runtime, name, place)
@@ -341,7 +354,9 @@ class ReplicaProducer(ReplicaClient):
                 while self._left > 0 and len(self._queue) < self._draw.choice([1, 1, 2, 4]):
                     self._queue.append(self._next(runtime, place))
                 await self._send_all(connection, name, place)
-                await sleep(runtime.clock, self._draw.random() * self.nation.settings.think_s)
+                await sleep(
+                    runtime.clock, self._draw.random() * self.cluster_state.settings.think_s
+                )
 
     def _give_up(self) -> None:
         """What is open may be there or not: its sequences cannot be used any more."""
@@ -368,7 +383,7 @@ class ReplicaProducer(ReplicaClient):
             of = BY_NAME if self._by_name else place.topic_id.hex()
             text = f"{of} {self._where} {self.name} {self._written} "
             values.append(text.encode() + b"x" * self._draw.choice([0, 30, 300]))
-        stays = self.nation.checker(AcknowledgedStays)
+        stays = self.cluster_state.checker(AcknowledgedStays)
         if self._idempotent:
             stays.idempotent.setdefault(place, set()).update(values)
         return Batch(values, -1, runtime.clock.now_ms())
@@ -409,11 +424,11 @@ class ReplicaProducer(ReplicaClient):
             crcs.append(parse_header(memoryview(data), 0).crc)
             known_as = {identity.crc for identity in self._identities(batch, crcs[-1])}
             if self._by_name:
-                self.nation.checker(TopicsAreTheirOwn).by_name |= known_as
-            self.nation.world.count("batches sent again", batch.times_sent > 0)
+                self.cluster_state.checker(TopicsAreTheirOwn).by_name |= known_as
+            self.cluster_state.world.count("batches sent again", batch.times_sent > 0)
             batch.times_sent += 1
             if self._idempotent:
-                self.nation.checker(DeliveredOnce).sent(place, self._producer_id, known_as)
+                self.cluster_state.checker(DeliveredOnce).sent(place, self._producer_id, known_as)
             row = PartitionProduceData(index=place.partition, records=data)
             topic = TopicProduceData(name=name, topic_id=place.topic_id, partition_data=[row])
             message = ProduceRequest(
@@ -422,10 +437,10 @@ class ReplicaProducer(ReplicaClient):
                 timeout_ms=self.timeout_ms,
                 topic_data=[topic],
             )
-            asked_at.append(self.nation.world.now)
+            asked_at.append(self.cluster_state.world.now)
             await connection.send(ApiKey.PRODUCE, message, answered=self._acks != 0)
         if self._acks == 0:
-            self.nation.world.count(
+            self.cluster_state.world.count(
                 "records sent with acks=0", sum(len(b.values) for b in self._queue)
             )
             self._queue.clear()
@@ -435,12 +450,12 @@ class ReplicaProducer(ReplicaClient):
             response = await connection.receive()
             answer = response.responses[0].partition_responses[0]
             code = ErrorCode(answer.error_code)
-            self.nation.world.count(f"produce: {code.name}")
+            self.cluster_state.world.count(f"produce: {code.name}")
             self.throttled(
                 ApiKey.PRODUCE, sizes[number], response.throttle_time_ms, asked_at[number]
             )
             if self._acks == ALL and response.throttle_time_ms and code is ErrorCode.NONE:
-                self.nation.world.count("acknowledged with acks=all, and throttled")
+                self.cluster_state.world.count("acknowledged with acks=all, and throttled")
             if failed is not None:
                 continue  # behind one that failed: all go again, in order
             if code is ErrorCode.NONE:
@@ -459,27 +474,29 @@ class ReplicaProducer(ReplicaClient):
     def _acknowledged(self, place: Place, batch: Batch, crc: int, base_offset: int) -> None:
         count = len(batch.values)
         self.say(f"wrote {self._where} {base_offset}+{count} with acks={self._acks}")
-        self.nation.world.count(f"acknowledged with acks={self._acks}", count)
+        self.cluster_state.world.count(f"acknowledged with acks={self._acks}", count)
         if self._acks != ALL:
             return
-        self.nation.world.count("acknowledged records", count)
+        self.cluster_state.world.count("acknowledged records", count)
         if self._by_name:
             return  # which topic of that name it is in cannot be known
-        story = self.nation.chronicle.story(*place)
-        stays = self.nation.checker(AcknowledgedStays).acked.setdefault(place, {})
+        history = self.cluster_state.cluster_history.history(*place)
+        stays = self.cluster_state.checker(AcknowledgedStays).acked.setdefault(place, {})
         identities = self._identities(batch, crc)
         for number, (value, identity) in enumerate(zip(batch.values, identities, strict=True)):
             offset = base_offset + number
-            self.nation.checker(AcknowledgedIsCommitted).acknowledged(story, offset, identity)
-            self.nation.checker(SyncedIsKept).acknowledged(story, offset, identity)
+            self.cluster_state.checker(AcknowledgedIsCommitted).acknowledged(
+                history, offset, identity
+            )
+            self.cluster_state.checker(SyncedIsKept).acknowledged(history, offset, identity)
             stays[value] = offset, identity
 
     def _refused(self, place: Place, code: ErrorCode) -> None:
         if self._idempotent and code in _LOST_TRACK:
-            story = self.nation.chronicle.story(*place)
+            history = self.cluster_state.cluster_history.history(*place)
             text = f"producer {self._producer_id}, sequence {self._queue[0].base_sequence}"
-            checker = self.nation.checker(DeliveredOnce)
-            checker.lost_track(story, self._producer_id, f"{text}: {code.name}")
+            checker = self.cluster_state.checker(DeliveredOnce)
+            checker.lost_track(history, self._producer_id, f"{text}: {code.name}")
             self._give_up()
         elif not self._retries or code not in RETRIABLE:
             self._give_up()
@@ -536,7 +553,7 @@ class ReplicaReader(ReplicaClient):
         message = FetchRequest(
             max_wait_ms=wait_ms, min_bytes=1, max_bytes=1 << 20, topics=[topic], rack_id=rack
         )
-        asked_at = self.nation.world.now
+        asked_at = self.cluster_state.world.now
         response = await connection.call(ApiKey.FETCH, message)
         rows = [row for topic in response.responses for row in topic.partitions]
         size_bytes = sum(len(row.records or b"") for row in rows)
@@ -550,16 +567,18 @@ class ReplicaReader(ReplicaClient):
             raise EOFError(code.name)
         data = response.responses[0].partitions[0]
         buffer = memoryview(data.records or b"")
-        chronicle = self.nation.chronicle
-        story = chronicle.story(*place)
+        cluster_history = self.cluster_state.cluster_history
+        history = cluster_history.history(*place)
         for damaged in damaged_in(buffer):
-            self.nation.checker(DamageStaysWhereItIs).read_damaged(story, damaged, self.name)
+            self.cluster_state.checker(DamageStaysWhereItIs).read_damaged(
+                history, damaged, self.name
+            )
             raise EOFError(f"the batch at {damaged} is damaged")
-        found = seen_entries(chronicle, buffer)
+        found = seen_entries(cluster_history, buffer)
         entries = [entry for entry in found if entry.name.offset >= offset]
         if connection.version(ApiKey.FETCH) >= TOPIC_IDS_SINCE:
-            checker = self.nation.checker(ReadsAreCommitted)
-            checker.read(story, int(data.high_watermark), entries, self.name)
+            checker = self.cluster_state.checker(ReadsAreCommitted)
+            checker.read(history, int(data.high_watermark), entries, self.name)
         read = Read(code, next_offset=offset, preferred_read_replica=data.preferred_read_replica)
         for position, header in batches(buffer):
             read.next_offset = max(offset, header.next_offset)
@@ -567,19 +586,19 @@ class ReplicaReader(ReplicaClient):
                 if record.offset >= offset:
                     read.records.append((record.offset, contents_of(record).text))
                     read.times.append((record.timestamp_ms, record.offset))
-        self.nation.world.count("records read", len(read.records))
+        self.cluster_state.world.count("records read", len(read.records))
         return read
 
 
 class ReplicaConsumer(ReplicaReader):
     """Follows one partition for a while, then another; comes back to where it was."""
 
-    def __init__(self, nation: WatchedNation, name: str, draw: Random) -> None:
-        super().__init__(nation, name, draw)
+    def __init__(self, cluster_state: ReplicatedClusterState, name: str, draw: Random) -> None:
+        super().__init__(cluster_state, name, draw)
         self._offsets: dict[Place, int] = {}
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.nation.closing and not self.nation.calm:
+        while not self.cluster_state.closing and not self.cluster_state.calm:
             at = self.place()
             if at is not None:
                 try:
@@ -593,7 +612,7 @@ class ReplicaConsumer(ReplicaReader):
         leader = await self.leader(runtime, name, place)
         async with self.connected(runtime, leader) as connection:
             for _ in range(self._draw.randint(1, 10)):
-                if self.nation.calm or self.is_over(name, place):
+                if self.cluster_state.calm or self.is_over(name, place):
                     return
                 if self._draw.random() < 0.1:
                     self._offsets[place] = 0
@@ -613,18 +632,20 @@ class ReplicaConsumer(ReplicaReader):
 class ReplicaInspector(ReplicaReader):
     """Reads all partitions of all topics that are to be there, from their starts to their ends."""
 
-    def __init__(self, nation: WatchedNation, draw: Random) -> None:
-        super().__init__(nation, "inspector", draw)
+    def __init__(self, cluster_state: ReplicatedClusterState, draw: Random) -> None:
+        super().__init__(cluster_state, "inspector", draw)
         versions = self._versions
         versions[ApiKey.FETCH] = max(versions[ApiKey.FETCH], TOPIC_IDS_SINCE)
         self.found: dict[Place, list[tuple[int, bytes]]] = {}
 
     async def run(self, runtime: Runtime) -> None:
-        for name, (topic_id, partitions) in self.nation.told.lasting.items():
+        for name, (topic_id, partitions) in self.cluster_state.topic_outcomes.lasting.items():
             for partition in range(partitions):
                 place = Place(topic_id, partition)
-                while place not in self.found and not self.nation.world.violations:
-                    if self.nation.is_lost(self.nation.chronicle.story(*place)):
+                while place not in self.found and not self.cluster_state.world.violations:
+                    if self.cluster_state.is_lost(
+                        self.cluster_state.cluster_history.history(*place)
+                    ):
                         break
                     try:
                         self.found[place] = await self._read(runtime, name, place)
@@ -661,10 +682,10 @@ class ReplicaInspector(ReplicaReader):
         times: list[tuple[int, int]],
     ) -> None:
         """Some timestamps are found where they were read, unless the log has changed meanwhile."""
-        story = self.nation.chronicle.story(*place)
-        if story.compacts:
+        history = self.cluster_state.cluster_history.history(*place)
+        if history.compacts:
             return
-        draw = self.nation.world.stream(f"lookups {story}")
+        draw = self.cluster_state.world.stream(f"lookups {history}")
         asked = [timestamp for timestamp, _ in draw.sample(times, min(len(times), LOOKUPS))]
         found = [
             await self.list_offset(connection, name, place.partition, timestamp)
@@ -672,4 +693,6 @@ class ReplicaInspector(ReplicaReader):
         ]
         if await self.list_offset(connection, name, place.partition, EARLIEST) == start:
             for timestamp, offset in zip(asked, found, strict=True):
-                self.nation.checker(TimesAreFound).looked_up(story, timestamp, offset, times)
+                self.cluster_state.checker(TimesAreFound).looked_up(
+                    history, timestamp, offset, times
+                )

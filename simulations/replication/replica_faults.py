@@ -21,11 +21,17 @@ from dataplane.log.segments.names import (
 )
 from simulations.checkers.log_files import NaiveBatch, naive_segments
 from simulations.cluster.cluster_state import Member
-from simulations.cluster.faults import STOP_WITHIN_S, TROUBLES, Act, Befalls, stop_machine
-from simulations.cluster.supervisor import Kept
+from simulations.cluster.faults import (
+    CLUSTER_FAULTS,
+    STOP_WITHIN_S,
+    ActiveFault,
+    FaultFunction,
+    stop_machine,
+)
+from simulations.cluster.supervisor import Supervisor
 from simulations.kernel.storage import Storage
-from simulations.replication.replicas import Held, PartitionStory
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicas import PartitionHistory, ReplicaLog
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 from simulations.replication.unregister_fault import unregister
 from wire.records.batches import HEADER_BYTES
 
@@ -45,7 +51,7 @@ SLOW_S: Final = 2.2
 AT_ONCE_S: Final = 0.0005
 NEAR_WITHIN_S: Final = 4.0
 # Mostly that is waited for.
-WISHED_WITHIN_S: Final = (0.05, 2.0, 2.0)
+REQUESTED_WITHIN_S: Final = (0.05, 2.0, 2.0)
 # So long a leader that was cut off is waited for to be replaced, and then to cut its log.
 REPLACED_WITHIN_S: Final = 3.0
 CUT_WITHIN_S: Final = 4.0
@@ -62,84 +68,84 @@ class _Rot(NamedTuple):
     folder: str
     topic_id: bytes
     at: tuple[str, int]
-    held: Held
+    replica: ReplicaLog
 
 
 _Found: TypeAlias = tuple[_Rot, str, NaiveBatch]
 
 
-class ReplicaTroubles:
-    def __init__(self, nation: WatchedNation) -> None:
-        self._nation = nation
+class ReplicaFaults:
+    def __init__(self, cluster_state: ReplicatedClusterState) -> None:
+        self._cluster_state = cluster_state
         self._stumbles = False  # somebody, at this moment
-        self.kinds: dict[str, Befalls] = {
-            **TROUBLES,
+        self.kinds: dict[str, FaultFunction] = {
+            **CLUSTER_FAULTS,
             "data rot": self.data_rot,
             "alone": self.alone,
             "dark workers": self.dark_workers,
             "stumble": self.stumble,
             "overtaken": self.overtaken,
-            "unregister": partial(unregister, nation),
+            "unregister": partial(unregister, cluster_state),
             "old image": self.old_image,
         }
 
     # Damaged segments
 
-    async def data_rot(self, act: Act) -> None:
+    async def data_rot(self, fault: ActiveFault) -> None:
         """Bits of records flip while a worker is down. Later somebody does what its log says:
 
         the damaged folders are moved away, so that they are filled again from other replicas.
         """
-        member = act.draw.choice(self._nation.workers)
-        kept = member.kept
+        member = fault.draw.choice(self._cluster_state.workers)
+        supervisor = member.supervisor
         behind: list[Member] = []
-        if act.draw.random() < 0.5:  # somebody will have to be sent what is damaged
-            others = [other for other in self._nation.workers if other is not member]
-            behind = [act.draw.choice(others)]
-            behind[0].kept.hold()
-            stop_machine(act, behind[0].kept, "kill")
-            await act.world.sleep(FENCED_S)
-        kept.hold()
-        await self._stop(act, kept)
-        storage = kept.machine.storage
-        batches = self._newest(list(self._batches(kept)), member.config.node_id)
+        if fault.draw.random() < 0.5:  # somebody will have to be sent what is damaged
+            others = [other for other in self._cluster_state.workers if other is not member]
+            behind = [fault.draw.choice(others)]
+            behind[0].supervisor.hold()
+            stop_machine(fault, behind[0].supervisor, "kill")
+            await fault.world.sleep(FENCED_S)
+        supervisor.hold()
+        await self._stop(fault, supervisor)
+        storage = supervisor.machine.storage
+        batches = self._newest(list(self._batches(supervisor)), member.config.node_id)
         rotten: dict[str, _Rot] = {}
-        for rot, path, batch in act.draw.sample(
-            batches, min(len(batches), act.draw.choice([1, 3, 10]))
+        for rot, path, batch in fault.draw.sample(
+            batches, min(len(batches), fault.draw.choice([1, 3, 10]))
         ):
             inode = storage.file(path)
-            position = batch.position + act.draw.randrange(HEADER_BYTES, batch.size)
-            storage.flip(inode, position, act.draw.randrange(8))
-            kept.machine.say(f"a bit of {path} at {position} flips")
-            rot.held.rotten = rot.held.damaged = rot.held.was_damaged = True
+            position = batch.position + fault.draw.randrange(HEADER_BYTES, batch.size)
+            storage.flip(inode, position, fault.draw.randrange(8))
+            supervisor.machine.say(f"a bit of {path} at {position} flips")
+            rot.replica.rotten = rot.replica.damaged = rot.replica.was_damaged = True
             rotten[rot.folder] = rot
-        kept.release()
-        await act.world.sleep(act.draw.uniform(0.0, 0.5))
+        supervisor.release()
+        await fault.world.sleep(fault.draw.uniform(0.0, 0.5))
         self._release(behind)
         if rotten:
-            act.count()
-            await act.world.sleep(NOTICED_S)
-            await act.last()
-            await self._repair(act, kept, storage, rotten)
+            fault.count()
+            await fault.world.sleep(NOTICED_S)
+            await fault.last()
+            await self._repair(fault, supervisor, storage, rotten)
 
-    async def _stop(self, act: Act, kept: Kept) -> None:
-        how = act.draw.choice(["kill", "power", "stop", "stop"])
+    async def _stop(self, fault: ActiveFault, supervisor: Supervisor) -> None:
+        how = fault.draw.choice(["kill", "power", "stop", "stop"])
         if how != "stop":
-            stop_machine(act, kept, "kill" if how == "kill" else "power")
+            stop_machine(fault, supervisor, "kill" if how == "kill" else "power")
             return
-        await self._stop_well(kept)
+        await self._stop_well(supervisor)
 
-    async def _stop_well(self, kept: Kept) -> None:
-        if kept.machine.running:
-            kept.stop()
+    async def _stop_well(self, supervisor: Supervisor) -> None:
+        if supervisor.machine.running:
+            supervisor.stop()
             with trio.move_on_after(STOP_WITHIN_S):
-                await kept.machine.fate.done.wait()
-        kept.machine.kill()
+                await supervisor.machine.fate.done.wait()
+        supervisor.machine.kill()
 
-    def _batches(self, kept: Kept) -> Iterator[_Found]:
+    def _batches(self, supervisor: Supervisor) -> Iterator[_Found]:
         """Of all logs of topics that are known, with what they are in."""
-        storage = kept.machine.storage
-        worker_id = self._worker_id(kept)
+        storage = supervisor.machine.storage
+        worker_id = self._worker_id(supervisor)
         with suppress(OSError):
             for name in sorted(storage.folder(DATA).entries):
                 at = parse_partition_folder(name)
@@ -147,39 +153,44 @@ class ReplicaTroubles:
                 topic_id = None if at is None else topic_id_of(storage, folder)
                 if at is None or topic_id is None:
                     continue
-                held = self._nation.chronicle.story(topic_id, at[1]).held.get(worker_id)
-                for segment in naive_segments(storage, folder) if held else ():
+                replica = self._cluster_state.cluster_history.history(topic_id, at[1]).replicas.get(
+                    worker_id
+                )
+                for segment in naive_segments(storage, folder) if replica else ():
                     for batch in segment.batches:
-                        if held is not None and batch.size > HEADER_BYTES:
-                            rot = _Rot(folder, topic_id, at, held)
+                        if replica is not None and batch.size > HEADER_BYTES:
+                            rot = _Rot(folder, topic_id, at, replica)
                             yield rot, f"{segment.path}.log", batch
 
     def _newest(self, batches: list[_Found], worker_id: int) -> list[_Found]:
         """The last ones of each log, of those that only this worker can lead, if there are any."""
-        chronicle = self._nation.chronicle
+        cluster_history = self._cluster_state.cluster_history
         logs: dict[str, list[_Found]] = {}
         for found in batches:
             logs.setdefault(found[0].folder, []).append(found)
         alone = [
             each
             for each in logs.values()
-            if chronicle.isr(chronicle.story(each[0][0].topic_id, each[0][0].at[1])) == (worker_id,)
+            if cluster_history.isr(cluster_history.history(each[0][0].topic_id, each[0][0].at[1]))
+            == (worker_id,)
         ]
         return [found for each in alone or logs.values() for found in each[-3:]]
 
-    def _worker_id(self, kept: Kept) -> int:
-        return next(m.config.node_id for m in self._nation.workers if m.kept is kept)
+    def _worker_id(self, supervisor: Supervisor) -> int:
+        return next(
+            m.config.node_id for m in self._cluster_state.workers if m.supervisor is supervisor
+        )
 
     async def _repair(
-        self, act: Act, kept: Kept, storage: Storage, rotten: dict[str, _Rot]
+        self, fault: ActiveFault, supervisor: Supervisor, storage: Storage, rotten: dict[str, _Rot]
     ) -> None:
         for _ in range(LOOKS):
-            kept.hold()
-            await self._stop_well(kept)
+            supervisor.hold()
+            await self._stop_well(supervisor)
             rotten = {
                 folder: rot
                 for folder, rot in rotten.items()
-                if kept.machine.storage is storage
+                if supervisor.machine.storage is storage
                 and topic_id_of(storage, folder) == rot.topic_id
                 and _is_damaged(storage, folder)
             }
@@ -188,162 +199,166 @@ class ReplicaTroubles:
                 # had anything.
                 if _noted(storage, rot.at):
                     _remove(storage, rot.folder)
-                    kept.machine.say(f"{rot.folder} is moved away")
-                    self._nation.chronicle.moved_away.add((rot.held.worker_id, rot.at))
-                    rot.held.rotten, rot.held.storage = True, Storage()
+                    supervisor.machine.say(f"{rot.folder} is moved away")
+                    self._cluster_state.cluster_history.moved_away.add(
+                        (rot.replica.worker_id, rot.at)
+                    )
+                    rot.replica.rotten, rot.replica.storage = True, Storage()
             storage.sync_dir(DATA)
-            kept.release()
+            supervisor.release()
             if all(topic_id_of(storage, folder) is None for folder in rotten):
                 return
-            await act.world.sleep(LOOK_AGAIN_S)
+            await fault.world.sleep(LOOK_AGAIN_S)
 
     # An older disk
 
-    async def old_image(self, act: Act) -> None:
+    async def old_image(self, fault: ActiveFault) -> None:
         """A worker's virtual machine is put back to an image of its disk from some time ago.
 
         The image was made while it ran, or, in half of these, between a clean stop and a start.
         """
-        workers = [m for m in self._nation.workers if not m.config.is_controller]
+        workers = [m for m in self._cluster_state.workers if not m.config.is_controller]
         if not workers:
             return
-        kept = act.draw.choice(workers).kept
-        if act.draw.random() < 0.5:
-            kept.hold()
-            await self._stop_well(kept)
-            image = kept.machine.storage.image()
-            kept.release()
+        supervisor = fault.draw.choice(workers).supervisor
+        if fault.draw.random() < 0.5:
+            supervisor.hold()
+            await self._stop_well(supervisor)
+            image = supervisor.machine.storage.image()
+            supervisor.release()
         else:
-            image = kept.machine.storage.image()
-        kept.machine.say("an image of its disk is made")
-        storage = kept.machine.storage
-        await act.world.sleep(OLDER_S + act.trouble.lasts_s)
-        if kept.machine.storage is not storage:
+            image = supervisor.machine.storage.image()
+        supervisor.machine.say("an image of its disk is made")
+        storage = supervisor.machine.storage
+        await fault.world.sleep(OLDER_S + fault.plan.lasts_s)
+        if supervisor.machine.storage is not storage:
             # An older image was put back meanwhile: what this one has, others have replaced since.
             # The ledger says so, and not from which offset on.
             return
-        kept.hold()
-        await self._stop(act, kept)
-        kept.machine.put_back(image)
-        kept.ruined = True
-        act.count()
-        kept.release()
+        supervisor.hold()
+        await self._stop(fault, supervisor)
+        supervisor.machine.put_back(image)
+        supervisor.ruined = True
+        fault.count()
+        supervisor.release()
 
     # Several things in a row
 
-    async def alone(self, act: Act) -> None:
+    async def alone(self, fault: ActiveFault) -> None:
         """One worker is alone in sync for a while, and then loses its disk, or power, or dies."""
-        workers = self._nation.workers
-        survivor = act.draw.choice(workers)
+        workers = self._cluster_state.workers
+        survivor = fault.draw.choice(workers)
         others = [member for member in workers if member is not survivor]
-        if self._nation.settings.is_combined:  # most voters stay
+        if self._cluster_state.settings.is_combined:  # most voters stay
             voters = [member for member in others if member.config.is_controller]
             others = [m for m in others if not m.config.is_controller]
-            others += act.draw.sample(voters, min(1, len(voters)))
+            others += fault.draw.sample(voters, min(1, len(voters)))
         for member in others:
-            member.kept.hold()
-            stop_machine(act, member.kept, act.draw.choice(["kill", "power"]))
-        await act.world.sleep(FENCED_S)
-        await act.last()
-        act.count()
-        returns_later = act.draw.random() < 0.5
+            member.supervisor.hold()
+            stop_machine(fault, member.supervisor, fault.draw.choice(["kill", "power"]))
+        await fault.world.sleep(FENCED_S)
+        await fault.last()
+        fault.count()
+        returns_later = fault.draw.random() < 0.5
         if not returns_later:
             self._release(others)
-            await act.world.sleep(act.draw.uniform(0.0, 1.0))
-        self._befall(act, survivor)
+            await fault.world.sleep(fault.draw.uniform(0.0, 1.0))
+        self._inject(fault, survivor)
         if returns_later:
-            await act.world.sleep(act.draw.uniform(0.0, 1.0))
+            await fault.world.sleep(fault.draw.uniform(0.0, 1.0))
             self._release(others)
 
-    def _befall(self, act: Act, member: Member) -> None:
-        what = act.draw.choice(["kill", "power", "disk", "disk", "nothing"])
+    def _inject(self, fault: ActiveFault, member: Member) -> None:
+        what = fault.draw.choice(["kill", "power", "disk", "disk", "nothing"])
         if what == "disk" and not member.config.is_controller:
-            stop_machine(act, member.kept, "power")
-            member.kept.machine.lose_disk()
-            member.kept.ruined = True
+            stop_machine(fault, member.supervisor, "power")
+            member.supervisor.machine.lose_disk()
+            member.supervisor.ruined = True
         elif what in ("disk", "power"):
-            stop_machine(act, member.kept, "power")
+            stop_machine(fault, member.supervisor, "power")
         elif what == "kill":
-            stop_machine(act, member.kept, "kill")
+            stop_machine(fault, member.supervisor, "kill")
 
     @staticmethod
     def _release(members: list[Member]) -> None:
         for member in members:
-            member.kept.release()
+            member.supervisor.release()
 
-    async def dark_workers(self, act: Act) -> None:
+    async def dark_workers(self, fault: ActiveFault) -> None:
         """All workers lose power at once, and the controllers notice before they are back."""
-        if self._nation.settings.is_combined:
+        if self._cluster_state.settings.is_combined:
             return
-        workers = list(self._nation.workers)
+        workers = list(self._cluster_state.workers)
         for member in workers:
-            member.kept.hold()
-            stop_machine(act, member.kept, "power")
-        act.count()
-        await act.world.sleep(FENCED_S)
-        act.draw.shuffle(workers)
+            member.supervisor.hold()
+            stop_machine(fault, member.supervisor, "power")
+        fault.count()
+        await fault.world.sleep(FENCED_S)
+        fault.draw.shuffle(workers)
         for member in workers:
-            member.kept.release()
-            await act.world.sleep(act.draw.choice([0.0, 0.2, 1.0]))
+            member.supervisor.release()
+            await fault.world.sleep(fault.draw.choice([0.0, 0.2, 1.0]))
 
-    async def stumble(self, act: Act) -> None:
+    async def stumble(self, fault: ActiveFault) -> None:
         """A worker that is back, and about to join an ISR, becomes another process, with less.
 
         What leaders have asked for it meanwhile reaches the controllers only then; and in half of
         these nobody sends it again what it has lost before that.
         """
-        if self._nation.settings.is_combined or self._stumbles:
+        if self._cluster_state.settings.is_combined or self._stumbles:
             return
         self._stumbles = True
-        member = act.draw.choice(self._nation.workers)
-        kept = member.kept
-        kept.hold()
-        stop_machine(act, kept, act.draw.choice(["kill", "power"]))
-        await act.world.sleep(FENCED_S)
-        internet, settings = act.world.internet, self._nation.settings
+        member = fault.draw.choice(self._cluster_state.workers)
+        supervisor = member.supervisor
+        supervisor.hold()
+        stop_machine(fault, supervisor, fault.draw.choice(["kill", "power"]))
+        await fault.world.sleep(FENCED_S)
+        internet, settings = fault.world.internet, self._cluster_state.settings
         slow_s = min(SLOW_OF_A_SESSION * settings.session_timeout_ms / 1000, SLOW_S)
         links = [
             internet.link(other.name, f"node-{voter}")
-            for other in self._nation.workers
+            for other in self._cluster_state.workers
             if other is not member
             for voter in range(1, settings.controllers + 1)
         ]
         for link in links:
             link.delay_s = slow_s
-        kept.release()
+        supervisor.release()
         with trio.move_on_after(NEAR_WITHIN_S):
             while not self._is_near(member):
-                await act.world.sleep(0.01)
-            act.count()
-            with trio.move_on_after(act.draw.choice(WISHED_WITHIN_S)):
-                while not self._is_wished(member):
-                    await act.world.sleep(0.003)
-        cut = self._cut_from_workers(act, member) if act.draw.random() < 0.7 else []
-        faults, was_calm = kept.machine.faults, kept.calm
-        kept.calm, faults.delay_s = True, AT_ONCE_S  # it is back before the wish is heard
-        stop_machine(act, kept, "power")
-        if act.draw.random() < 0.2 and not member.config.is_controller:
-            kept.machine.lose_disk()
-            kept.ruined = True
-        await act.world.sleep(slow_s)
-        kept.calm, faults.delay_s = was_calm, settings.disk_delay_s
+                await fault.world.sleep(0.01)
+            fault.count()
+            with trio.move_on_after(fault.draw.choice(REQUESTED_WITHIN_S)):
+                while not self._is_requested(member):
+                    await fault.world.sleep(0.003)
+        cut = self._cut_from_workers(fault, member) if fault.draw.random() < 0.7 else []
+        faults, was_calm = supervisor.machine.faults, supervisor.calm
+        supervisor.calm, faults.delay_s = True, AT_ONCE_S  # it is back before the wish is heard
+        stop_machine(fault, supervisor, "power")
+        if fault.draw.random() < 0.2 and not member.config.is_controller:
+            supervisor.machine.lose_disk()
+            supervisor.ruined = True
+        await fault.world.sleep(slow_s)
+        supervisor.calm, faults.delay_s = was_calm, settings.disk_delay_s
         for link in links:
             link.delay_s = internet.default.delay_s
         for source, target in cut:
             internet.heal(source, target)
         self._stumbles = False
 
-    async def overtaken(self, act: Act) -> None:
+    async def overtaken(self, fault: ActiveFault) -> None:
         """A leader is replaced without hearing of it, and takes records from clients meanwhile.
 
         Power goes soon after it is back and has cut them, while it appends what others have.
         """
-        leading = [member for member in self._nation.workers if self._led_with_others(member)]
+        leading = [
+            member for member in self._cluster_state.workers if self._led_with_others(member)
+        ]
         if not leading:
             return
-        member = act.draw.choice(leading)
-        kept, internet = member.kept, act.world.internet
-        others = [one.name for one in self._nation.members.values() if one is not member]
+        member = fault.draw.choice(leading)
+        supervisor, internet = member.supervisor, fault.world.internet
+        others = [one.name for one in self._cluster_state.members.values() if one is not member]
         pairs = [pair for name in others for pair in ((name, member.name), (member.name, name))]
         for source, target in pairs:
             internet.cut(source, target)
@@ -352,88 +367,96 @@ class ReplicaTroubles:
         led = self._led_with_others(member)
         with trio.move_on_after(REPLACED_WITHIN_S):
             while led and led == self._led_with_others(member):
-                await act.world.sleep(0.05)
-        await act.world.sleep(act.draw.uniform(0.2, 1.2))
+                await fault.world.sleep(0.05)
+        await fault.world.sleep(fault.draw.uniform(0.2, 1.2))
         ends = self._ends(member)
         for source, target in pairs:
             internet.heal(source, target)
-        machine = kept.machine
+        machine = supervisor.machine
         with trio.move_on_after(CUT_WITHIN_S):
             while not (cut := self._have_been_cut(member, ends)):
                 ends = self._ends(member)
-                await act.world.sleep(0.002)
+                await fault.world.sleep(0.002)
         if not cut or not machine.running or machine.faults.stop_in is not None:
             return
-        act.count()
+        fault.count()
         fate = machine.fate
         machine.stop_at_disk_change(
-            act.draw.choice([1, 2, 3, 5, 8]),
+            fault.draw.choice([1, 2, 3, 5, 8]),
             "power",
-            act.draw.choice([".log", act.draw.choice(cut)]),
+            fault.draw.choice([".log", fault.draw.choice(cut)]),
         )
         with trio.move_on_after(STOP_WITHIN_S):
             await fate.done.wait()
         if not fate.done.is_set():
             machine.faults.stop_in = None
 
-    def _led_with_others(self, member: Member) -> set[PartitionStory]:
+    def _led_with_others(self, member: Member) -> set[PartitionHistory]:
         """By the metadata, where it is not alone."""
-        chronicle, worker_id = self._nation.chronicle, member.config.node_id
+        cluster_history, worker_id = self._cluster_state.cluster_history, member.config.node_id
         return {
-            story
-            for story in chronicle.stories.values()
-            if (state := chronicle.state(story)) is not None
+            history
+            for history in cluster_history.histories.values()
+            if (state := cluster_history.state(history)) is not None
             and state.leader == worker_id
             and len(state.isr) > 1
         }
 
-    def _ends(self, member: Member) -> dict[PartitionStory, int]:
+    def _ends(self, member: Member) -> dict[PartitionHistory, int]:
         worker_id = member.config.node_id
         return {
-            story: story.held[worker_id].end
-            for story in self._nation.chronicle.stories.values()
-            if worker_id in story.held
+            history: history.replicas[worker_id].end
+            for history in self._cluster_state.cluster_history.histories.values()
+            if worker_id in history.replicas
         }
 
-    def _have_been_cut(self, member: Member, ends: dict[PartitionStory, int]) -> list[str]:
+    def _have_been_cut(self, member: Member, ends: dict[PartitionHistory, int]) -> list[str]:
         """The folders of logs that end before where they did."""
         now = self._ends(member)
         return [
-            f"{DATA}/{story.topic}-{story.place.partition}/"
-            for story, end in ends.items()
-            if now.get(story, end) < end
+            f"{DATA}/{history.topic}-{history.place.partition}/"
+            for history, end in ends.items()
+            if now.get(history, end) < end
         ]
 
-    def _cut_from_workers(self, act: Act, member: Member) -> list[tuple[str, str]]:
-        names = [other.name for other in self._nation.workers if other is not member]
+    def _cut_from_workers(self, fault: ActiveFault, member: Member) -> list[tuple[str, str]]:
+        names = [other.name for other in self._cluster_state.workers if other is not member]
         pairs = [pair for name in names for pair in ((name, member.name), (member.name, name))]
         for source, target in pairs:
-            act.world.internet.cut(source, target)
+            fault.world.internet.cut(source, target)
         return pairs
 
     def _is_near(self, member: Member) -> bool:
         """It lives, and has all that is committed of a partition, without being in sync."""
-        chronicle, worker_id = self._nation.chronicle, member.config.node_id
-        if not chronicle.image.is_live(worker_id):
+        cluster_history, worker_id = self._cluster_state.cluster_history, member.config.node_id
+        if not cluster_history.image.is_live(worker_id):
             return False
-        for story in chronicle.stories.values():
-            state, held = chronicle.state(story), story.held.get(worker_id)
-            if state is None or held is None or not story.committed or worker_id in state.isr:
+        for history in cluster_history.histories.values():
+            state, replica = cluster_history.state(history), history.replicas.get(worker_id)
+            if state is None or replica is None or not history.committed or worker_id in state.isr:
                 continue
-            if worker_id in state.replicas and held.end > max(story.committed):
+            if worker_id in state.replicas and replica.end > max(history.committed):
                 return True
         return False
 
-    def _is_wished(self, member: Member) -> bool:
+    def _is_requested(self, member: Member) -> bool:
         """A leader has asked for it, and has no answer; what it has there a loss of power takes."""
-        for other in self._nation.workers:
+        for other in self._cluster_state.workers:
             worker = None if other.running is None else other.running.worker
-            for partition in () if worker is None else worker.partitions:
-                wish = None if partition.leadership is None else partition.leadership.proposed
-                if wish is None or member.config.node_id in partition.state.isr:
+            for partition in () if worker is None else worker.replica_manager:
+                request = (
+                    None if partition.leader_state is None else partition.leader_state.proposed
+                )
+                if request is None or member.config.node_id in partition.state.isr:
                     continue
-                story = self._nation.chronicle.story(partition.topic_id, partition.index)
-                if member.config.node_id in wish.isr and story.committed and not story.is_flushed:
+                history = self._cluster_state.cluster_history.history(
+                    partition.topic_id, partition.index
+                )
+                if (
+                    member.config.node_id in request.isr
+                    and history.committed
+                    and not history.is_flushed
+                ):
                     return True
         return False
 

@@ -7,8 +7,8 @@ from simulations.checkers.log_files import ScansLogs, naive_segments
 from simulations.cluster.cluster_state import Member
 from simulations.replication.replica_checkers import WatchingChecker
 from simulations.replication.replica_faults import DATA, topic_id_of
-from simulations.replication.replicas import Held, PartitionStory
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicas import PartitionHistory, ReplicaLog
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 
 _INTERVAL: Final = "index.interval.bytes"
 _INTERVAL_BYTES: Final = 4096  # by default
@@ -22,50 +22,50 @@ class ReplicaIndexIsScan(ScansLogs, WatchingChecker):
 
     invariant = "L5"
 
-    def stopped(self, story: PartitionStory, held: Held, folder: str) -> None:
-        name = f"worker {held.worker_id}: {story}"
-        segments = naive_segments(held.machine.storage, folder)
-        configs = self.nation.settings.configs
-        interval = story.configs.get(_INTERVAL, configs.get(f"log.{_INTERVAL}", _INTERVAL_BYTES))
+    def stopped(self, history: PartitionHistory, replica: ReplicaLog, folder: str) -> None:
+        name = f"worker {replica.worker_id}: {history}"
+        segments = naive_segments(replica.machine.storage, folder)
+        configs = self.cluster_state.settings.configs
+        interval = history.configs.get(_INTERVAL, configs.get(f"log.{_INTERVAL}", _INTERVAL_BYTES))
         end = self.scan(
             name,
             segments,
-            may_skip=story.compacts,
+            may_skip=history.compacts,
             sparse_bytes=int(interval),
-            restarts=held.machine.runs + held.cuts,
+            restarts=replica.machine.runs + replica.cuts,
         )
         if segments:
             self.compare(
-                end == held.end and segments[0].base_offset <= held.start,
+                end == replica.end and segments[0].base_offset <= replica.start,
                 "{} has {} to {} on disk, and had {} to {}",
                 name,
                 segments[0].base_offset,
                 end,
-                held.start,
-                held.end,
+                replica.start,
+                replica.end,
             )
-        if held.cuts:
-            self.nation.world.count("logs scanned that had been cut")
+        if replica.cuts:
+            self.cluster_state.world.count("logs scanned that had been cut")
 
 
-def scan_replicas(nation: WatchedNation) -> None:
+def scan_replicas(cluster_state: ReplicatedClusterState) -> None:
     """Every log of each worker that has stopped, and whose disk did nothing wrong to it."""
-    if nation.world.violations:
+    if cluster_state.world.violations:
         return
-    for member in nation.workers:
-        if not member.kept.impaired:
-            _scan_worker(nation, member)
+    for member in cluster_state.workers:
+        if not member.supervisor.impaired:
+            _scan_worker(cluster_state, member)
 
 
-def _scan_worker(nation: WatchedNation, member: Member) -> None:
-    checker = nation.checker(ReplicaIndexIsScan)
-    storage, worker_id = member.kept.machine.storage, member.config.node_id
+def _scan_worker(cluster_state: ReplicatedClusterState, member: Member) -> None:
+    checker = cluster_state.checker(ReplicaIndexIsScan)
+    storage, worker_id = member.supervisor.machine.storage, member.config.node_id
     for name in sorted(storage.folder(DATA).entries):
         at, folder = parse_partition_folder(name), f"{DATA}/{name}"
         topic_id = None if at is None else topic_id_of(storage, folder)
         if at is None or topic_id is None:
             continue
-        story = nation.chronicle.story(topic_id, at[1])
-        held = story.held.get(worker_id)
-        if held is not None and held.storage is storage and not held.damaged:
-            checker.stopped(story, held, folder)
+        history = cluster_state.cluster_history.history(topic_id, at[1])
+        replica = history.replicas.get(worker_id)
+        if replica is not None and replica.storage is storage and not replica.damaged:
+            checker.stopped(history, replica, folder)

@@ -11,8 +11,9 @@ agree where their epochs do.
     cleaned, retained        compaction took records of one replica, or retention its oldest ones
 
 Replicas compact and retain on their own, so that what one of them rightly gave up the others need
-not have (`PartitionStory.cleaned`, `expired_to`). Where batches are changed by workers (compaction,
-`compression.type`), a record is known by its contents and not by the checksum of its batch.
+not have (`PartitionHistory.cleaned`, `expired_to`). Where batches are changed by workers
+(compaction, `compression.type`), a record is known by its contents and not by the checksum of its
+batch.
 
 A replica may *lose* records that it had: its machine lost power before they were synced, or its
 disk. What it cuts because its leader has them not it has not lost, and neither what it does not
@@ -29,7 +30,7 @@ from metaquorum.metadata.batch import Batch
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, RegisterWorkerRecord, UnregisterWorkerRecord
 from metaquorum.metadata.replay import Replay, replay
-from simulations.cluster.cluster_state import ClusterChecker, Nation
+from simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from simulations.cluster.voter_group import CLUSTER_ID
 from simulations.kernel.machine import Machine
 from simulations.kernel.storage import Storage
@@ -90,7 +91,7 @@ FROM_DISK: Final = Role(-1, leads=False)
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class ReplicaLog:
     """What one worker's replica of a partition holds."""
 
     worker_id: int
@@ -172,11 +173,11 @@ class LogStartMove(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class PartitionStory:
+class PartitionHistory:
     place: Place
     deletions: dict[tuple[str, int], int]  # somebody asked for that of all before the offset
     topic: str = ""
-    held: dict[int, Held] = field(default_factory=dict)
+    replicas: dict[int, ReplicaLog] = field(default_factory=dict)
     identities: dict[Name, Identity] = field(default_factory=dict)
     before: dict[Name, int | None] = field(default_factory=dict)  # the epoch at the offset before
     terms: dict[int, Term] = field(default_factory=dict)
@@ -192,7 +193,7 @@ class PartitionStory:
     # Committed by a leader that had not heard yet of another, elected uncleanly.
     deposed: set[Name] = field(default_factory=set)
     # By worker, before the topic was made: losses of power, and syncs that failed.
-    earlier_troubles: dict[int, tuple[int, int]] = field(default_factory=dict)
+    earlier_faults: dict[int, tuple[int, int]] = field(default_factory=dict)
     is_flushed: bool = False  # each record is synced before it counts, since the topic was made
     # Overrides of the topic's configs when it was made.
     configs: Mapping[str, str] = field(default_factory=dict)
@@ -234,37 +235,52 @@ class ReplicaChecker(ClusterChecker):
     """Told of all that happens to replicas, in the order of the world."""
 
     def appended(
-        self, story: PartitionStory, held: Held, entries: Sequence[Entry], role: Role
+        self, history: PartitionHistory, replica: ReplicaLog, entries: Sequence[Entry], role: Role
     ) -> None:
         """The replica is about to have these records, as what it is."""
 
-    def cut(self, story: PartitionStory, held: Held, names: Sequence[Name], role: Role) -> None:
+    def cut(
+        self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name], role: Role
+    ) -> None:
         """The replica is about to give up these records."""
 
-    def opened(self, story: PartitionStory, held: Held, missing: Sequence[Name]) -> None:
+    def opened(
+        self, history: PartitionHistory, replica: ReplicaLog, missing: Sequence[Name]
+    ) -> None:
         """A process has read the log from its disk; `missing` were there before."""
 
     def refused(self, worker_id: int, folder: str, reason: str) -> None:
         """A process has not opened the log there, as it is damaged or incomplete."""
 
-    def leads(self, story: PartitionStory, held: Held, epoch: int, term: Term) -> None:
+    def leads(self, history: PartitionHistory, replica: ReplicaLog, epoch: int, term: Term) -> None:
         """That replica says that it leads."""
 
     def advanced(
-        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        old: int,
+        new: int,
+        view: PartitionImage,
     ) -> None:
         """A leader says that all before `new` is committed, as the partition stands in `view`."""
 
-    def took(self, story: PartitionStory, held: Held, damaged: Sequence[int]) -> None:
+    def took(self, history: PartitionHistory, replica: ReplicaLog, damaged: Sequence[int]) -> None:
         """A follower has taken batches of its leader; those at `damaged` are not as they were."""
 
-    def cleaned(self, story: PartitionStory, held: Held, names: Sequence[Name]) -> None:
+    def cleaned(
+        self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name]
+    ) -> None:
         """Compaction is about to take these records from the replica."""
 
-    def retained(self, story: PartitionStory, held: Held, moved: "LogStartMove") -> None:
+    def retained(
+        self, history: PartitionHistory, replica: ReplicaLog, moved: "LogStartMove"
+    ) -> None:
         """The replica's log start has moved."""
 
-    def stored(self, story: PartitionStory, held: Held, codecs: Sequence[Codec]) -> None:
+    def stored(
+        self, history: PartitionHistory, replica: ReplicaLog, codecs: Sequence[Codec]
+    ) -> None:
         """A leader has appended batches compressed so."""
 
     def unregistered(self, worker: RegisterWorkerRecord) -> None:
@@ -274,14 +290,14 @@ class ReplicaChecker(ClusterChecker):
         """The quorum has committed a batch."""
 
 
-class Chronicle:
+class ClusterHistory:
     """All partitions of one world, and the metadata that is committed."""
 
-    def __init__(self, nation: Nation) -> None:
-        self.nation = nation
-        self.world = nation.world
+    def __init__(self, cluster_state: ClusterState) -> None:
+        self.cluster_state = cluster_state
+        self.world = cluster_state.world
         self.image = MetadataImage.empty(CLUSTER_ID)
-        self.stories: dict[Place, PartitionStory] = {}
+        self.histories: dict[Place, PartitionHistory] = {}
         # Of all records that were seen, where records are known by their contents; else None.
         self.contents: dict[Identity, Content] | None = None
         # By worker and (topic, partition): damaged logs that somebody has moved away, as workers'
@@ -294,69 +310,69 @@ class Chronicle:
 
     @property
     def checkers(self) -> list[ReplicaChecker]:
-        return [each for each in self.nation.checkers if isinstance(each, ReplicaChecker)]
+        return [each for each in self.cluster_state.checkers if isinstance(each, ReplicaChecker)]
 
-    def story(self, topic_id: bytes, partition: int) -> PartitionStory:
+    def history(self, topic_id: bytes, partition: int) -> PartitionHistory:
         place = Place(topic_id, partition)
-        story = self.stories.get(place)
-        if story is None:
-            story = self.stories[place] = PartitionStory(place, self.deletions)
-            story.earlier_troubles = self._told_troubles()
-        story.topic = story.topic or self.image.topic_names.get(topic_id, "")
-        if self.contents is not None and not story.configs and topic_id in self.image.topic_names:
-            story.configs = dict(self.image.topic_configs(story.topic))
-        return story
+        history = self.histories.get(place)
+        if history is None:
+            history = self.histories[place] = PartitionHistory(place, self.deletions)
+            history.earlier_faults = self._reported_faults()
+        history.topic = history.topic or self.image.topic_names.get(topic_id, "")
+        if self.contents is not None and not history.configs and topic_id in self.image.topic_names:
+            history.configs = dict(self.image.topic_configs(history.topic))
+        return history
 
-    def _told_troubles(self) -> dict[int, tuple[int, int]]:
+    def _reported_faults(self) -> dict[int, tuple[int, int]]:
         """By worker: how often it lost power, and failed to sync, and has registered since."""
         return {
             member.config.node_id: (
                 len(machine.power_cuts),
                 machine.faults.happened.get("sync failed", 0),
             )
-            for member in self.nation.workers
-            if (machine := member.kept.machine).running
+            for member in self.cluster_state.workers
+            if (machine := member.supervisor.machine).running
             and self._registered_at.get(member.config.node_id, -1.0)
             > max(machine.power_cuts, default=-2.0)
         }
 
-    def state(self, story: PartitionStory) -> PartitionImage | None:
+    def state(self, history: PartitionHistory) -> PartitionImage | None:
         """As the quorum has it; None when the topic is not there (any more)."""
-        topic = self.image.topic_by_id(story.place.topic_id)
-        if topic is None or story.place.partition >= len(topic.partitions):
+        topic = self.image.topic_by_id(history.place.topic_id)
+        if topic is None or history.place.partition >= len(topic.partitions):
             return None
-        return topic.partitions[story.place.partition]
+        return topic.partitions[history.place.partition]
 
-    def isr(self, story: PartitionStory) -> tuple[int, ...]:
-        state = self.state(story)
+    def isr(self, history: PartitionHistory) -> tuple[int, ...]:
+        state = self.state(history)
         return () if state is None else state.isr
 
-    def elr(self, story: PartitionStory) -> tuple[int, ...]:
-        state = self.state(story)
+    def elr(self, history: PartitionHistory) -> tuple[int, ...]:
+        state = self.state(history)
         return () if state is None else state.elr
 
-    def held(self, story: PartitionStory, worker_id: int) -> Held:
-        held = story.held.get(worker_id)
-        if held is None:
-            machine = self.nation.members[worker_id].kept.machine
-            held = story.held[worker_id] = Held(worker_id, machine)
-            held.power_cuts = len(machine.power_cuts)
-            earlier = story.earlier_troubles.get(worker_id, (0, 0))
-            held.earlier_power_cuts, held.earlier_sync_failures = earlier
-        return held
+    def replica(self, history: PartitionHistory, worker_id: int) -> ReplicaLog:
+        replica = history.replicas.get(worker_id)
+        if replica is None:
+            machine = self.cluster_state.members[worker_id].supervisor.machine
+            replica = history.replicas[worker_id] = ReplicaLog(worker_id, machine)
+            replica.power_cuts = len(machine.power_cuts)
+            earlier = history.earlier_faults.get(worker_id, (0, 0))
+            replica.earlier_power_cuts, replica.earlier_sync_failures = earlier
+        return replica
 
-    def may_lack(self, story: PartitionStory, held: Held, name: Name) -> bool:
+    def may_lack(self, history: PartitionHistory, replica: ReplicaLog, name: Name) -> bool:
         """It lost that; the quorum takes it for the process that had it, or has no other."""
-        if not held.is_dark and not held.rotten and name not in held.lost:
+        if not replica.is_dark and not replica.rotten and name not in replica.lost:
             return False
-        if held.has_to_tell and not self.image.is_live(held.worker_id):
+        if replica.has_to_tell and not self.image.is_live(replica.worker_id):
             return True
-        if held.is_dark and self._incarnation(held.worker_id) == held.incarnation:
+        if replica.is_dark and self._incarnation(replica.worker_id) == replica.incarnation:
             return True
-        state = self.state(story)
+        state = self.state(history)
         return (
             state is not None
-            and state.isr == (held.worker_id,)
+            and state.isr == (replica.worker_id,)
             and state.unclean_epoch >= state.leader_epoch
         )
 
@@ -365,65 +381,71 @@ class Chronicle:
         last = self.image.last_registration(worker_id)
         return b"" if last is None else last.incarnation_id
 
-    def is_deposed(self, story: PartitionStory, view: PartitionImage) -> bool:
+    def is_deposed(self, history: PartitionHistory, view: PartitionImage) -> bool:
         """Another leads by an unclean election, of which who says `view` has not heard.
 
         What it commits is lost with the rest, as whoever allows such elections has chosen.
         """
-        state = self.state(story)
+        state = self.state(history)
         return state is not None and state.unclean_epoch > view.leader_epoch
 
     # What happens
 
     def appended(
         self,
-        story: PartitionStory,
-        held: Held,
+        history: PartitionHistory,
+        replica: ReplicaLog,
         entries: Sequence[Entry],
         role: Role,
     ) -> None:
         for checker in self.checkers:
-            checker.appended(story, held, entries, role)
+            checker.appended(history, replica, entries, role)
         for name, _ in entries:
-            held.epochs[name.offset] = name.leader_epoch
-            held.lost.discard(name)
-            held.rotted.discard(name)
-            held.end = name.offset + 1
+            replica.epochs[name.offset] = name.leader_epoch
+            replica.lost.discard(name)
+            replica.rotted.discard(name)
+            replica.end = name.offset + 1
 
-    def took(self, story: PartitionStory, held: Held, damaged: Sequence[int]) -> None:
+    def took(self, history: PartitionHistory, replica: ReplicaLog, damaged: Sequence[int]) -> None:
         for checker in self.checkers:
-            checker.took(story, held, damaged)
+            checker.took(history, replica, damaged)
 
-    def cut(self, story: PartitionStory, held: Held, end: int, start: int, role: Role) -> None:
-        names = [Name(e, o) for o, e in held.epochs.items() if o >= end]
+    def cut(
+        self, history: PartitionHistory, replica: ReplicaLog, end: int, start: int, role: Role
+    ) -> None:
+        names = [Name(e, o) for o, e in replica.epochs.items() if o >= end]
         for checker in self.checkers:
-            checker.cut(story, held, names, role)
+            checker.cut(history, replica, names, role)
         for name in names:
-            del held.epochs[name.offset]
-            held.promised.discard(name)
-        held.end = end
-        held.cuts += 1
-        self.started(held, start)
+            del replica.epochs[name.offset]
+            replica.promised.discard(name)
+        replica.end = end
+        replica.cuts += 1
+        self.started(replica, start)
         if names:
             self.world.count("truncations")
             self.world.count("records cut by followers", len(names))
 
-    def cleaned(self, story: PartitionStory, held: Held, names: Sequence[Name]) -> None:
+    def cleaned(
+        self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name]
+    ) -> None:
         """Compaction takes these records: what remains is all that the replica has."""
         for checker in self.checkers:
-            checker.cleaned(story, held, names)
-        self._forget_cleaned(story, held, names)
+            checker.cleaned(history, replica, names)
+        self._forget_cleaned(history, replica, names)
 
-    def _forget_cleaned(self, story: PartitionStory, held: Held, names: Sequence[Name]) -> None:
+    def _forget_cleaned(
+        self, history: PartitionHistory, replica: ReplicaLog, names: Sequence[Name]
+    ) -> None:
         for name in names:
-            held.epochs.pop(name.offset, None)
-            held.promised.discard(name)
-        story.cleaned.update(names)
+            replica.epochs.pop(name.offset, None)
+            replica.promised.discard(name)
+        history.cleaned.update(names)
         if names:
             self.world.count("records compacted away", len(names))
 
     def is_superseded(
-        self, story: PartitionStory, held: Held, names: Collection[Name]
+        self, history: PartitionHistory, replica: ReplicaLog, names: Collection[Name]
     ) -> list[tuple[Name, bool]]:
         """Of each of these records of a compacted topic: whether compaction may take it.
 
@@ -434,103 +456,121 @@ class Chronicle:
         assert self.contents is not None
         taken = set(names)
         last: dict[bytes | None, int] = {}
-        for offset, epoch in held.epochs.items():
+        for offset, epoch in replica.epochs.items():
             name = Name(epoch, offset)
-            if name not in taken and name in story.ever_committed:
-                key = self.contents[story.identities[name]].key
+            if name not in taken and name in history.ever_committed:
+                key = self.contents[history.identities[name]].key
                 last[key] = max(last.get(key, -1), offset)
-        if int(story.configs.get("delete.retention.ms", 0)) < TOMBSTONES_STAY_MS:
-            for name in (*story.cleaned, *taken):
-                content = self.contents[story.identities[name]]
+        if int(history.configs.get("delete.retention.ms", 0)) < TOMBSTONES_STAY_MS:
+            for name in (*history.cleaned, *taken):
+                content = self.contents[history.identities[name]]
                 if content.is_tombstone:  # which may take itself along
                     last[content.key] = max(last.get(content.key, -1), name.offset + 1)
         return [
-            (name, last.get(self.contents[story.identities[name]].key, -1) > name.offset)
+            (name, last.get(self.contents[history.identities[name]].key, -1) > name.offset)
             for name in names
         ]
 
-    def moved(self, story: PartitionStory, held: Held, move: LogStartMove) -> None:
+    def moved(self, history: PartitionHistory, replica: ReplicaLog, move: LogStartMove) -> None:
         """The replica's log begins later; what is before that is gone."""
         if move.new > move.old:
             for checker in self.checkers:
-                checker.retained(story, held, move)
+                checker.retained(history, replica, move)
             if move.retention_now_ms is not None:
-                story.expired_to = max(story.expired_to, move.new)
+                history.expired_to = max(history.expired_to, move.new)
                 self.world.count("log starts moved by retention")
-        self.started(held, move.new)
+        self.started(replica, move.new)
 
-    def stored(self, story: PartitionStory, held: Held, codecs: Sequence[Codec]) -> None:
+    def stored(
+        self, history: PartitionHistory, replica: ReplicaLog, codecs: Sequence[Codec]
+    ) -> None:
         for checker in self.checkers:
-            checker.stored(story, held, codecs)
+            checker.stored(history, replica, codecs)
 
-    def started(self, held: Held, start: int) -> None:
+    def started(self, replica: ReplicaLog, start: int) -> None:
         """Nothing before `start` is there any more."""
-        if start > held.start:
-            for offset in [offset for offset in held.epochs if offset < start]:
-                del held.epochs[offset]
-        held.start = start
+        if start > replica.start:
+            for offset in [offset for offset in replica.epochs if offset < start]:
+                del replica.epochs[offset]
+        replica.start = start
 
     def opened(
-        self, story: PartitionStory, held: Held, start: int, end: int, entries: Sequence[Entry]
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        start: int,
+        end: int,
+        entries: Sequence[Entry],
     ) -> None:
         now = {name.offset: name.leader_epoch for name, _ in entries}
-        missing = [Name(e, o) for o, e in held.epochs.items() if o >= start and now.get(o) != e]
-        if missing and self.contents is not None and story.compacts:
+        missing = [Name(e, o) for o, e in replica.epochs.items() if o >= start and now.get(o) != e]
+        if missing and self.contents is not None and history.compacts:
             # A cleaning that a stop has interrupted is completed by the next start.
             cleaned = [
                 name
-                for name, is_superseded in self.is_superseded(story, held, missing)
-                if is_superseded and name.offset < end and name in story.ever_committed
+                for name, is_superseded in self.is_superseded(history, replica, missing)
+                if is_superseded and name.offset < end and name in history.ever_committed
             ]
-            self._forget_cleaned(story, held, cleaned)
-            missing = [name for name in missing if name not in story.cleaned]
-        if held.is_dark or held.rotten:
-            held.lost.update(missing)
-            if held.rotten:
-                held.rotted.update(missing)
+            self._forget_cleaned(history, replica, cleaned)
+            missing = [name for name in missing if name not in history.cleaned]
+        if replica.is_dark or replica.rotten:
+            replica.lost.update(missing)
+            if replica.rotten:
+                replica.rotted.update(missing)
             self.world.count("records lost by replicas", len(missing))
-        held.power_cuts = len(held.machine.power_cuts)
-        has_other_disk = held.storage not in (None, held.machine.storage)
+        replica.power_cuts = len(replica.machine.power_cuts)
+        has_other_disk = replica.storage not in (None, replica.machine.storage)
         # Of an older image nobody can tell, as of an empty disk, that it is not the one before.
-        is_older = has_other_disk and held.images_put_back != held.machine.storage.images_put_back
-        held.has_new_disk = has_other_disk and not is_older
-        held.storage = held.machine.storage
-        held.images_put_back = held.storage.images_put_back
-        if has_other_disk or held.rotten:
-            held.promised.clear()
-        held.damaged = held.damaged and not held.has_new_disk
-        held.incarnation = self._incarnation(held.worker_id)
+        is_older = (
+            has_other_disk and replica.images_put_back != replica.machine.storage.images_put_back
+        )
+        replica.has_new_disk = has_other_disk and not is_older
+        replica.storage = replica.machine.storage
+        replica.images_put_back = replica.storage.images_put_back
+        if has_other_disk or replica.rotten:
+            replica.promised.clear()
+        replica.damaged = replica.damaged and not replica.has_new_disk
+        replica.incarnation = self._incarnation(replica.worker_id)
         for checker in self.checkers:
-            checker.opened(story, held, missing)
-            checker.appended(story, held, entries, FROM_DISK)
-        held.has_to_tell, held.rotten = held.rotten, False
-        held.lost.difference_update(name for name, _ in entries)
-        held.epochs, held.start, held.end = now, start, end
+            checker.opened(history, replica, missing)
+            checker.appended(history, replica, entries, FROM_DISK)
+        replica.has_to_tell, replica.rotten = replica.rotten, False
+        replica.lost.difference_update(name for name, _ in entries)
+        replica.epochs, replica.start, replica.end = now, start, end
 
     def refused(self, worker_id: int, folder: str, reason: str) -> None:
         for checker in self.checkers:
             checker.refused(worker_id, folder, reason)
 
-    def leads(self, story: PartitionStory, held: Held, epoch: int, high_watermark: int) -> None:
-        run = held.machine.runs
-        term = Term(held.worker_id, run, held.end, high_watermark, held.start, dict(held.epochs))
+    def leads(
+        self, history: PartitionHistory, replica: ReplicaLog, epoch: int, high_watermark: int
+    ) -> None:
+        run = replica.machine.runs
+        term = Term(
+            replica.worker_id, run, replica.end, high_watermark, replica.start, dict(replica.epochs)
+        )
         for checker in self.checkers:
-            checker.leads(story, held, epoch, term)
-        story.terms.setdefault(epoch, term)
+            checker.leads(history, replica, epoch, term)
+        history.terms.setdefault(epoch, term)
 
     def advanced(
-        self, story: PartitionStory, held: Held, old: int, new: int, view: PartitionImage
+        self,
+        history: PartitionHistory,
+        replica: ReplicaLog,
+        old: int,
+        new: int,
+        view: PartitionImage,
     ) -> None:
         for checker in self.checkers:
-            checker.advanced(story, held, old, new, view)
+            checker.advanced(history, replica, old, new, view)
         for offset in range(old, new):
-            epoch = held.epochs.get(offset)
+            epoch = replica.epochs.get(offset)
             if epoch is not None:
-                if self.is_deposed(story, view):
-                    story.deposed.add(Name(epoch, offset))
+                if self.is_deposed(history, view):
+                    history.deposed.add(Name(epoch, offset))
                 else:
-                    story.committed[offset] = epoch
-                story.ever_committed.add(Name(epoch, offset))
+                    history.committed[offset] = epoch
+                history.ever_committed.add(Name(epoch, offset))
 
     def applied(self, batch: Batch) -> None:
         """Some node has taken this batch in: it is committed."""
@@ -560,8 +600,10 @@ class Chronicle:
     def _elected(self, before: MetadataImage) -> None:
         """A leader that has lost something, with good reason, takes it along from everybody."""
         for topic, index, was, now in changed_partitions(before, self.image):
-            story = self.story(topic, index)
-            self.world.say("metadata", f"{self.image.topic_names.get(topic)}/{story.place}: {now}")
+            history = self.history(topic, index)
+            self.world.say(
+                "metadata", f"{self.image.topic_names.get(topic)}/{history.place}: {now}"
+            )
             if was is None or now.leader == was.leader or now.leader < 0:
                 continue
             is_unclean = False
@@ -572,38 +614,38 @@ class Chronicle:
             elif now.leader == was.last_leader:
                 self.world.count("last leaders elected")
             else:
-                is_unclean = story.was_unclean = True
+                is_unclean = history.was_unclean = True
                 self.world.count("unclean elections")
-            held = self.held(story, now.leader)
+            replica = self.replica(history, now.leader)
             # Nobody else could lead, who might have what is damaged here.
             is_alone = {*was.isr, *was.elr} <= {now.leader}
             is_doubtful = now.unclean_epoch == now.leader_epoch
-            if not (is_doubtful or is_alone) or (held.is_dark and not is_unclean):
+            if not (is_doubtful or is_alone) or (replica.is_dark and not is_unclean):
                 continue
-            for name in list(story.committed_names):
-                is_elsewhere = any(other.holds(name) for other in story.held.values())
-                if not held.holds(name) and (
-                    (is_alone and name in held.rotted)
+            for name in list(history.committed_names):
+                is_elsewhere = any(other.holds(name) for other in history.replicas.values())
+                if not replica.holds(name) and (
+                    (is_alone and name in replica.rotted)
                     or (is_doubtful and is_unclean)
                     # With a new disk it must not lead, where another has what it has not.
                     or (
                         is_doubtful
-                        and name in held.lost
-                        and not (held.has_new_disk and is_elsewhere)
+                        and name in replica.lost
+                        and not (replica.has_new_disk and is_elsewhere)
                     )
                 ):
-                    del story.committed[name.offset]
-                    story.gone[name] = held.worker_id, held.machine.storage
+                    del history.committed[name.offset]
+                    history.gone[name] = replica.worker_id, replica.machine.storage
                     self.world.count("committed records lost by the last replica in sync")
-            for offset, epoch in list(story.committed.items()):
+            for offset, epoch in list(history.committed.items()):
                 name = Name(epoch, offset)
-                if offset < held.end or name in story.gone:
+                if offset < replica.end or name in history.gone:
                     continue
-                if name in story.cleaned:
-                    del story.committed[offset]  # compacted away before, and behind what is left
-                    story.gone_unneeded.add(name)
-                elif offset < story.deleted_to:
-                    story.gone_unneeded.add(name)
+                if name in history.cleaned:
+                    del history.committed[offset]  # compacted away before, and behind what is left
+                    history.gone_unneeded.add(name)
+                elif offset < history.deleted_to:
+                    history.gone_unneeded.add(name)
 
 
 def changed_partitions(

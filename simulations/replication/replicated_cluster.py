@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simulations.cluster.cluster_state import ClusterChecker, ClusterSettings, Nation
+from simulations.cluster.cluster_state import ClusterChecker, ClusterSettings, ClusterState
 from simulations.kernel.world import World
-from simulations.replication.replicas import Chronicle, PartitionStory
+from simulations.replication.replicas import ClusterHistory, PartitionHistory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class ReplicationSettings(ClusterSettings):
     near_consumers: int = 0  # that read from the replica in their rack
 
 
-class WatchedNation(Nation):
+class ReplicatedClusterState(ClusterState):
     settings: ReplicationSettings
 
     def __init__(
@@ -37,66 +37,68 @@ class WatchedNation(Nation):
         checkers: Sequence[type[ClusterChecker]],
     ) -> None:
         super().__init__(world, settings, checkers)
-        self.chronicle = Chronicle(self)
+        self.cluster_history = ClusterHistory(self)
         if settings.cleans:
-            self.chronicle.contents = {}
+            self.cluster_history.contents = {}
         # Every value of min.insync.replicas that may have been in force, by topic id.
         self.min_isrs: dict[bytes, set[int]] = {}
 
     def is_gone(self, worker_id: int) -> bool:
         """It will never be back."""
-        return self.members[worker_id].kept.is_out
+        return self.members[worker_id].supervisor.is_out
 
-    def is_out_of_use(self, story: PartitionStory, worker_id: int) -> bool:
+    def is_out_of_use(self, history: PartitionHistory, worker_id: int) -> bool:
         """That replica cannot come back to the ISR, and its disk is why.
 
         It is offline for as long as the process runs that met the disk's failure, or as its files
         are damaged. A worker that says that it is offline without either is not excused.
         """
-        state = self.chronicle.state(story)
+        state = self.cluster_history.state(history)
         if self.is_gone(worker_id) or state is None:
             return True
-        held = story.held.get(worker_id)
-        has_cause = self.members[worker_id].kept.impaired or (held is not None and held.damaged)
+        replica = history.replicas.get(worker_id)
+        has_cause = self.members[worker_id].supervisor.impaired or (
+            replica is not None and replica.damaged
+        )
         return worker_id in state.offline and has_cause
 
-    def is_lost(self, story: PartitionStory) -> bool:
+    def is_lost(self, history: PartitionHistory) -> bool:
         """Nobody is left who would lead: nobody does until somebody asks for it."""
-        state = self.chronicle.state(story)
+        state = self.cluster_history.state(history)
         if state is None:
             return True
         last = () if state.last_leader < 0 else (state.last_leader,)
         awaited = state.isr or state.elr or last
-        return state.leader < 0 and all(self.is_out_of_use(story, r) for r in awaited)
+        return state.leader < 0 and all(self.is_out_of_use(history, r) for r in awaited)
 
-    def is_stuck(self, story: PartitionStory) -> bool:
+    def is_stuck(self, history: PartitionHistory) -> bool:
         """Nobody leads, or too few will ever be in sync."""
-        state = self.chronicle.state(story)
-        if state is None or self.is_lost(story):
+        state = self.cluster_history.state(history)
+        if state is None or self.is_lost(history):
             return True
-        left = [r for r in state.replicas if not self.is_out_of_use(story, r)]
-        return len(left) < max(self.min_isrs.get(story.place.topic_id, {1}))
+        left = [r for r in state.replicas if not self.is_out_of_use(history, r)]
+        return len(left) < max(self.min_isrs.get(history.place.topic_id, {1}))
 
     def is_in_sync(self) -> bool:
         """Every partition is led, and all replicas that can be are in its ISR."""
         if not self.is_whole():
             return False
-        for name, topic in self.chronicle.image.topics.items():
-            if name in self.told.deletion_asked:
+        for name, topic in self.cluster_history.image.topics.items():
+            if name in self.topic_outcomes.deletion_asked:
                 continue
             for index, state in enumerate(topic.partitions):
-                story = self.chronicle.story(topic.topic_id, index)
-                if self.is_lost(story):
+                history = self.cluster_history.history(topic.topic_id, index)
+                if self.is_lost(history):
                     continue
                 missing = set(state.replicas) - set(state.isr)
-                if state.leader < 0 or any(not self.is_out_of_use(story, r) for r in missing):
+                if state.leader < 0 or any(not self.is_out_of_use(history, r) for r in missing):
                     return False
         return True
 
     def stands(self) -> str:
         behind = [
             f"{name}-{index} {state}"
-            for name, topic in self.chronicle.image.topics.items()
+            for name, topic in self.cluster_history.image.topics.items()
             for index, state in enumerate(topic.partitions)
             if state.leader < 0 or len(state.isr) < len(state.replicas)
         ]

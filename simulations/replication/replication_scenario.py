@@ -24,16 +24,22 @@ from simulations.cluster.cluster_setup import (
     compare,
     finish_clients,
     recover,
-    scene,
     settle,
     start_client,
     stop,
+    targets,
     watched,
     within,
 )
 from simulations.cluster.cluster_state import ClusterChecker
-from simulations.cluster.fault_plan import SPLITS, Trouble, draw_troubles, without
-from simulations.cluster.faults import STOP_WITHIN_S, TROUBLES, Befalls, calm, play_troubles
+from simulations.cluster.fault_plan import SPLITS, PlannedFault, draw_faults, without
+from simulations.cluster.faults import (
+    CLUSTER_FAULTS,
+    STOP_WITHIN_S,
+    FaultFunction,
+    calm,
+    play_faults,
+)
 from simulations.harness.observing import small_sizes
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
@@ -56,12 +62,12 @@ from simulations.replication.replica_clients import (
     ReplicaInspector,
     ReplicaProducer,
 )
-from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS, ReplicaTroubles
+from simulations.replication.replica_faults import DAMAGE_KINDS, REPLICA_KINDS, ReplicaFaults
 from simulations.replication.replica_files import ReplicaIndexIsScan, scan_replicas
-from simulations.replication.replicated_cluster import ReplicationSettings, WatchedNation
+from simulations.replication.replicated_cluster import ReplicatedClusterState, ReplicationSettings
 from simulations.replication.throttling import QUOTA_CHECKERS, watched_quotas
 
-KindsOf: TypeAlias = Callable[[WatchedNation], Mapping[str, Befalls]]
+KindsOf: TypeAlias = Callable[[ReplicatedClusterState], Mapping[str, FaultFunction]]
 CHECKERS: Final = (*REPLICATION_CHECKERS, *LOSS_CHECKERS, ReplicaIndexIsScan)
 # Bytes between two entries of an index: with Kafka's 4096 the small segments here have hardly any.
 # None: as it was before, so that half of the worlds are what they were.
@@ -72,12 +78,12 @@ THROTTLED_S: Final = 90.0
 CLEANED_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *NEAR_CHECKERS)
 # Bits that rot in journals are `quorum`'s; for reads that fail see `draw_failing_reads`.
 _ELSEWHERE: Final = ("bit rot", "stop in snapshot", "failing read")
-KINDS: Final = (*(kind for kind in TROUBLES if kind not in _ELSEWHERE), *REPLICA_KINDS)
+KINDS: Final = (*(kind for kind in CLUSTER_FAULTS if kind not in _ELSEWHERE), *REPLICA_KINDS)
 # These come about only where workers are processes of their own, or where somebody reads.
 _OFTEN: Final = ("lost disk", "stumble")
 # How many worlds have only what goes for replicas: it comes to what it wants where little else is.
 AIMED: Final = 0.2
-AIMED_TROUBLES: Final = 4
+AIMED_FAULTS: Final = 4
 OVERTAKEN: Final = 0.4  # of those
 OPERATORS: Final = 0.5  # of worlds whose disks fail
 FAILING_READS: Final = 0.25  # of all worlds
@@ -86,7 +92,7 @@ FIRST_FAILING_READ: Final = 100  # the number of that trouble
 
 
 def draw_settings(draw: Random) -> ReplicationSettings:
-    trouble_s = draw.choice([3.0, 6.0])
+    fault_s = draw.choice([3.0, 6.0])
     settings = ReplicationSettings(
         controllers=3,
         is_combined=draw.random() < 0.6,
@@ -97,7 +103,7 @@ def draw_settings(draw: Random) -> ReplicationSettings:
         administrators=draw.randint(1, 2),
         changes=draw.choice([3, 8, 20]),
         think_s=draw.choice([0.0, 0.05, 0.3]),
-        trouble_s=trouble_s,
+        fault_s=fault_s,
         peace_s=draw.choice([0.6, 1.8]),
         delay_s=draw.choice([0.0002, 0.002, 0.02]),
         disk_delay_s=draw.choice([0.0005, 0.005, 0.03]),
@@ -113,7 +119,7 @@ def draw_settings(draw: Random) -> ReplicationSettings:
             "replica.high.watermark.checkpoint.interval.ms": draw.choice(["100", "5000"]),
             "log.segment.delete.delay.ms": draw.choice(["0", "1000"]),
         },
-        troubles=draw_troubles(draw, (*KINDS, *_OFTEN), over_s=trouble_s, most=16),
+        faults=draw_faults(draw, (*KINDS, *_OFTEN), over_s=fault_s, most=16),
     )
     # What is synced is noted soon, or not before the stop: both come with large clusters.
     often = draw.choice(["200", "60000"])
@@ -121,7 +127,7 @@ def draw_settings(draw: Random) -> ReplicationSettings:
     if draw.random() < AIMED:
         # Of cuts many are harmless, so that some worlds have nothing but what leads to them.
         kinds = ("overtaken",) if draw.random() < OVERTAKEN else REPLICA_KINDS
-        settings.troubles = draw_troubles(draw, kinds, over_s=trouble_s, most=AIMED_TROUBLES)
+        settings.faults = draw_faults(draw, kinds, over_s=fault_s, most=AIMED_FAULTS)
         # Somebody is to write all the while, and not all of it is synced.
         settings.records, settings.think_s = 150, 0.05
         settings.flushed = min(settings.flushed, 0.5)
@@ -134,8 +140,8 @@ def draw_damaged_settings(draw: Random) -> ReplicationSettings:
     settings.is_combined = False
     settings.records, settings.think_s = 150, 0.05
     kind = (draw.choice(DAMAGE_KINDS),)
-    most = AIMED_TROUBLES
-    settings.troubles = draw_troubles(draw, kind, over_s=settings.trouble_s, most=most)
+    most = AIMED_FAULTS
+    settings.faults = draw_faults(draw, kind, over_s=settings.fault_s, most=most)
     return settings
 
 
@@ -173,13 +179,13 @@ def draw_throttled_settings(draw: Random) -> ReplicationSettings:
     return settings
 
 
-def draw_failing_reads(draw: Random, over_s: float) -> tuple[Trouble, ...]:
+def draw_failing_reads(draw: Random, over_s: float) -> tuple[PlannedFault, ...]:
     """In a quarter of the worlds, besides what else befalls them."""
     if draw.random() >= FAILING_READS:
         return ()
     begins = sorted(draw.uniform(0.2, over_s) for _ in range(draw.randint(1, MOST_FAILING_READS)))
     return tuple(
-        Trouble(
+        PlannedFault(
             FIRST_FAILING_READ + number, "failing read", round(at_s, 3), draw.choice([0.3, 1.5])
         )
         for number, at_s in enumerate(begins)
@@ -188,8 +194,8 @@ def draw_failing_reads(draw: Random, over_s: float) -> tuple[Trouble, ...]:
 
 async def play(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_settings(world.stream("settings replication"))
-    failing = draw_failing_reads(world.stream("failing reads"), settings.trouble_s)
-    settings.troubles += failing
+    failing = draw_failing_reads(world.stream("failing reads"), settings.fault_s)
+    settings.faults += failing
     # A read that fails takes its partition offline until the worker is restarted.
     settings.has_operator = bool(failing)
     await _play_drawn(world, settings, leave_out)
@@ -203,8 +209,8 @@ async def play_damaged(world: World, leave_out: Collection[int] = ()) -> None:
 async def _play_drawn(
     world: World, settings: ReplicationSettings, leave_out: Collection[int]
 ) -> None:
-    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
-    settings.troubles = without(settings.troubles, leave_out)
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
     # From a stream of their own: all else is drawn as it was before there were any.
     settings.attackers = world.stream("attackers").choice([0, 0, 1, 2])
     await play_settings(world, settings)
@@ -212,22 +218,22 @@ async def _play_drawn(
 
 async def play_throttled(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_throttled_settings(world.stream("settings throttled-replicas"))
-    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
-    settings.troubles = without(settings.troubles, leave_out)
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
     await play_settings(world, settings, checkers=THROTTLED_CHECKERS)
 
 
 async def play_cleaned(world: World, leave_out: Collection[int] = ()) -> None:
     settings = draw_cleaned_settings(world.stream("settings cleaned-replicas"))
-    world.faults = {trouble.number: str(trouble) for trouble in settings.troubles}
-    settings.troubles = without(settings.troubles, leave_out)
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
     await play_settings(world, settings, checkers=CLEANED_CHECKERS)
 
 
 async def play_settings(
     world: World,
     settings: ReplicationSettings,
-    kinds_of: KindsOf = lambda nation: ReplicaTroubles(nation).kinds,
+    kinds_of: KindsOf = lambda cluster_state: ReplicaFaults(cluster_state).kinds,
     clients_of: "ClientsOf | None" = None,
     checkers: Sequence[type[ClusterChecker]] = CHECKERS,
 ) -> None:
@@ -238,54 +244,56 @@ async def play_settings(
     world.say("story", f"{settings}")
     world.internet.default.delay_s = settings.delay_s
     world.internet.default.split = world.stream("links").choice(SPLITS)
-    nation = WatchedNation(world, settings, checkers)
-    settle(nation, settings.workers, settings.configs, racks=settings.racks)
+    cluster_state = ReplicatedClusterState(world, settings, checkers)
+    settle(cluster_state, settings.workers, settings.configs, racks=settings.racks)
     with (
         small_sizes(world.stream("sizes")),
-        watched(nation, nation.chronicle.applied),
-        watched_replicas(nation.chronicle),
-        watched_quotas(nation) if settings.throttles else nullcontext(),
+        watched(cluster_state, cluster_state.cluster_history.applied),
+        watched_replicas(cluster_state.cluster_history),
+        watched_quotas(cluster_state) if settings.throttles else nullcontext(),
     ):
         async with trio.open_nursery() as nursery:
-            for member in nation.members.values():
-                nursery.start_soon(member.kept.run)
-            clients = _start_clients(nation, (clients_of or _clients_of)(nation))
+            for member in cluster_state.members.values():
+                nursery.start_soon(member.supervisor.run)
+            clients = _start_clients(cluster_state, (clients_of or _clients_of)(cluster_state))
             await world.sleep(settings.peace_s)
             # Who is no voter may lose its disk.
-            weak = [m.kept for m in nation.members.values() if not m.config.is_controller]
-            stage = scene(nation, clients.names, weak)
-            await play_troubles(stage, settings.troubles, kinds_of(nation))
-            await calm(stage)
+            weak = [
+                m.supervisor for m in cluster_state.members.values() if not m.config.is_controller
+            ]
+            fault_context = targets(cluster_state, clients.names, weak)
+            await play_faults(fault_context, settings.faults, kinds_of(cluster_state))
+            await calm(fault_context)
             if settings.has_operator:
-                await restart_impaired(nation)
-            await recover(nation)
+                await restart_impaired(cluster_state)
+            await recover(cluster_state)
             throttled_s = THROTTLED_S if settings.throttles else 0.0
-            await finish_clients(nation, lambda: clients.are_done, throttled_s=throttled_s)
-            await within(nation, LIVENESS_S, "all in sync", nation.is_in_sync)
-            await _inspect(nation)
-            _look_at_hosts(nation)
-            nation.checker(LossesAreRecorded).finals()
-            nation.checker(RecordedWasLost).finals()
-            await stop(nation, nursery)
-    compare(nation)
-    scan_replicas(nation)
+            await finish_clients(cluster_state, lambda: clients.are_done, throttled_s=throttled_s)
+            await within(cluster_state, LIVENESS_S, "all in sync", cluster_state.is_in_sync)
+            await _inspect(cluster_state)
+            _look_at_hosts(cluster_state)
+            cluster_state.checker(LossesAreRecorded).finals()
+            cluster_state.checker(RecordedWasLost).finals()
+            await stop(cluster_state, nursery)
+    compare(cluster_state)
+    scan_replicas(cluster_state)
     world.count("events", len(world.trace.events))
 
 
-async def restart_impaired(nation: WatchedNation) -> None:
+async def restart_impaired(cluster_state: ReplicatedClusterState) -> None:
     """An operator has done as the logs say: workers whose disks failed them are other processes."""
-    for member in nation.workers:
-        kept = member.kept
-        if not kept.impaired or not kept.machine.running:
+    for member in cluster_state.workers:
+        supervisor = member.supervisor
+        if not supervisor.impaired or not supervisor.machine.running:
             continue
-        kept.machine.say("is restarted by an operator, as its disk has failed it")
-        nation.world.count("workers restarted by an operator")
-        fate = kept.machine.fate
-        kept.stop()
+        supervisor.machine.say("is restarted by an operator, as its disk has failed it")
+        cluster_state.world.count("workers restarted by an operator")
+        fate = supervisor.machine.fate
+        supervisor.stop()
         with trio.move_on_after(STOP_WITHIN_S):
             await fate.done.wait()
         if not fate.done.is_set():
-            kept.machine.kill()
+            supervisor.machine.kill()
 
 
 AnyClient: TypeAlias = (
@@ -313,76 +321,78 @@ class Clients:
         return [client.name for client in self.all]
 
 
-ClientsOf: TypeAlias = Callable[[WatchedNation], Clients]
+ClientsOf: TypeAlias = Callable[[ReplicatedClusterState], Clients]
 
 
-def _start_clients(nation: WatchedNation, clients: Clients) -> Clients:
+def _start_clients(cluster_state: ReplicatedClusterState, clients: Clients) -> Clients:
     for client in clients.all:
-        start_client(nation, client.name, client.run)
+        start_client(cluster_state, client.name, client.run)
     return clients
 
 
-def _clients_of(nation: WatchedNation) -> Clients:
-    world, settings = nation.world, nation.settings
+def _clients_of(cluster_state: ReplicatedClusterState) -> Clients:
+    world, settings = cluster_state.world, cluster_state.settings
     clients = Clients()
     for number in range(settings.administrators):
         name = f"admin-{number}"
         administrator = CleanupAdministrator if settings.cleans else ReplicaAdministrator
-        clients.administrators.append(administrator(nation, name, world.stream(name)))
+        clients.administrators.append(administrator(cluster_state, name, world.stream(name)))
     for number in range(settings.producers):
         name = f"producer-{number}"
         producer = CleanupProducer if settings.cleans else ReplicaProducer
-        clients.producers.append(producer(nation, name, world.stream(name)))
+        clients.producers.append(producer(cluster_state, name, world.stream(name)))
     for number in range(settings.consumers):
         name = f"consumer-{number}"
-        clients.consumers.append(ReplicaConsumer(nation, name, world.stream(name)))
+        clients.consumers.append(ReplicaConsumer(cluster_state, name, world.stream(name)))
     if settings.throttles:
-        clients.administrators.append(QuotaAdministrator(nation, "quotas", world.stream("quotas")))
+        clients.administrators.append(
+            QuotaAdministrator(cluster_state, "quotas", world.stream("quotas"))
+        )
     for number in range(settings.near_consumers):
         name = f"near-{number}"
-        clients.consumers.append(NearConsumer(nation, name, world.stream(name)))
+        clients.consumers.append(NearConsumer(cluster_state, name, world.stream(name)))
     for number in range(settings.attackers):
         name = f"attacker-{number}"
-        clients.attackers.append(ReplicaAttacker(nation, name, world.stream(name)))
+        clients.attackers.append(ReplicaAttacker(cluster_state, name, world.stream(name)))
     return clients
 
 
-async def _inspect(nation: WatchedNation) -> None:
+async def _inspect(cluster_state: ReplicatedClusterState) -> None:
     """Everything that was acknowledged can be read."""
-    if nation.world.violations:
+    if cluster_state.world.violations:
         return
-    inspector = ReplicaInspector(nation, nation.world.stream("inspector"))
-    fate = nation.world.machine("inspector").start(inspector.run)
+    inspector = ReplicaInspector(cluster_state, cluster_state.world.stream("inspector"))
+    fate = cluster_state.world.machine("inspector").start(inspector.run)
     with trio.move_on_after(LIVENESS_S) as limit:
         await fate.done.wait()
         if fate.error is not None:
             raise fate.error
     if limit.cancelled_caught:
-        text = f"not all could be read in {LIVENESS_S:.0f} s; {nation.stands()}"
-        nation.world.violate("liveness", text)
+        text = f"not all could be read in {LIVENESS_S:.0f} s; {cluster_state.stands()}"
+        cluster_state.world.violate("liveness", text)
         return
     for place, found in inspector.found.items():
-        story = nation.chronicle.story(*place)
-        nation.checker(AcknowledgedStays).finals(story, found)
-        nation.checker(DeliveredOnce).finals(story, found)
-        nation.checker(TopicsAreTheirOwn).finals(story, found)
-        if nation.settings.cleans:
-            nation.checker(LastOfEachKeyIsRead).finals(story, found)
+        history = cluster_state.cluster_history.history(*place)
+        cluster_state.checker(AcknowledgedStays).finals(history, found)
+        cluster_state.checker(DeliveredOnce).finals(history, found)
+        cluster_state.checker(TopicsAreTheirOwn).finals(history, found)
+        if cluster_state.settings.cleans:
+            cluster_state.checker(LastOfEachKeyIsRead).finals(history, found)
 
 
-def _look_at_hosts(nation: WatchedNation) -> None:
+def _look_at_hosts(cluster_state: ReplicatedClusterState) -> None:
     """What workers have, on disk and in memory, is of topics that are there."""
-    if nation.world.violations:
+    if cluster_state.world.violations:
         return
-    checker, image = nation.checker(TopicsAreTheirOwn), nation.chronicle.image
-    for member in nation.workers:
+    checker, image = cluster_state.checker(TopicsAreTheirOwn), cluster_state.cluster_history.image
+    for member in cluster_state.workers:
         worker = None if member.running is None else member.running.worker
         if worker is None:
             continue
-        hosted = {str(p): (p.topic, p.topic_id) for p in worker.partitions}
+        hosted = {str(p): (p.topic, p.topic_id) for p in worker.replica_manager}
         checker.hosted(member.config.node_id, dict(hosted.values()), image)
         known = {f"{name}-{index}" for name, t in image.topics.items() for index in range(4)}
-        folders = member.kept.machine.storage.folder("/data").entries
+        folders = member.supervisor.machine.storage.folder("/data").entries
         for folder in folders:
             if parse_partition_folder(folder) is not None:
                 checker.compare(

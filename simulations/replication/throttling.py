@@ -15,10 +15,10 @@ from dataplane.handlers.fetch_reader import replica_of
 from dataplane.network.client import Client
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
-from simulations.cluster.cluster_state import ClusterChecker, Nation
+from simulations.cluster.cluster_state import ClusterChecker, ClusterState
 from simulations.kernel.mutation import swapped
 from simulations.replication.replica_checkers import WatchingChecker
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 from wire.protocol.apis import ApiKey
 
 SLACK_S: Final = 0.5
@@ -43,12 +43,12 @@ class ClientRatesHold(WatchingChecker):
 
     invariant = "Q1"
 
-    def __init__(self, nation: Nation) -> None:
-        super().__init__(nation)
+    def __init__(self, cluster_state: ClusterState) -> None:
+        super().__init__(cluster_state)
         self.quotas: dict[str | None, dict[str, float]] = {}
         self.is_in_force = False
         # Seconds: quota.window.size.seconds is 1.
-        self._window_s = int(self.nation.settings.configs["quota.window.num"])
+        self._window_s = int(self.cluster_state.settings.configs["quota.window.num"])
         self._accounts: dict[tuple[int, int, str, int], _Account] = {}
 
     def used(self, who: str, api: ApiKey, worker_id: int, connection: int, size_bytes: int) -> None:
@@ -57,7 +57,7 @@ class ClientRatesHold(WatchingChecker):
         if quota is None or not self.is_in_force:
             return
         now = self.world.now
-        run = self.nation.members[worker_id].kept.machine.runs
+        run = self.cluster_state.members[worker_id].supervisor.machine.runs
         account = self._accounts.setdefault((worker_id, run, who, api), _Account(now))
         account.bytes += size_bytes
         account.largest = max(account.largest, size_bytes)
@@ -83,7 +83,7 @@ class MutesHold(WatchingChecker):
 
     def answered(self, who: str, early_s: float, throttle_s: float) -> None:
         self.compare(
-            early_s <= SLACK_S or not self.nation.checker(ClientRatesHold).is_in_force,
+            early_s <= SLACK_S or not self.cluster_state.checker(ClientRatesHold).is_in_force,
             "{} was to wait {:.3f} s, and was heard {:.3f} s too early",
             who,
             throttle_s,
@@ -102,7 +102,7 @@ class ReplicationIsNotThrottled(WatchingChecker):
         )
 
     def muted(self, client: Client, key: str, seconds: float) -> None:
-        self.nation.world.count(f"muted by {key}")
+        self.cluster_state.world.count(f"muted by {key}")
         self.compare(
             not client.is_follower,
             "the connection of worker {} is muted for {:.3f} s by {}",
@@ -120,9 +120,9 @@ QUOTA_CHECKERS: Final[tuple[type[ClusterChecker], ...]] = (
 
 
 @contextmanager
-def watched_quotas(nation: WatchedNation) -> Iterator[None]:
+def watched_quotas(cluster_state: ReplicatedClusterState) -> Iterator[None]:
     """What quotas do to connections, and to fetches of followers, is told to the checker."""
-    checker = nation.checker(ReplicationIsNotThrottled)
+    checker = cluster_state.checker(ReplicationIsNotThrottled)
 
     def mutes(right: Any) -> Callable[..., None]:
         def _mute(self: Any, client: Client, key: str, name: Any, seconds: float) -> None:

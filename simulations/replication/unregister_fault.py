@@ -14,9 +14,9 @@ import trio
 from metaquorum.runtime.interfaces import Runtime
 from simulations.cluster.cluster_clients import ClusterClient
 from simulations.cluster.cluster_state import Member
-from simulations.cluster.faults import Act, stop_machine
+from simulations.cluster.faults import ActiveFault, stop_machine
 from simulations.harness.client import BROKEN
-from simulations.replication.replicated_cluster import WatchedNation
+from simulations.replication.replicated_cluster import ReplicatedClusterState
 from wire.messages.unregister_broker import UnregisterBrokerRequest
 from wire.protocol.apis import ApiKey
 
@@ -34,7 +34,7 @@ class Operator(ClusterClient):
 
     async def ask(self, runtime: Runtime, worker_id: int) -> None:
         """The request is answered, or it was lost."""
-        others = [member.config.node_id for member in self.nation.workers]
+        others = [member.config.node_id for member in self.cluster_state.workers]
         through = self._draw.choice([other for other in others if other != worker_id])
         try:
             async with self.connected(runtime, through) as connection:
@@ -46,12 +46,12 @@ class Operator(ClusterClient):
             self.say(f"unregisters worker {worker_id}: {answer.error_code}")
 
 
-async def unregister(nation: WatchedNation, act: Act) -> None:
+async def unregister(cluster_state: ReplicatedClusterState, fault: ActiveFault) -> None:
     """A worker is gone for long enough to be unregistered, and comes back."""
-    member = _choose(nation, act)
-    kept, worker_id = member.kept, member.config.node_id
-    operator = Operator(nation, f"operator-{act.trouble.number}", act.draw)
-    machine = act.world.machine(operator.name)
+    member = _choose(cluster_state, fault)
+    kept, worker_id = member.supervisor, member.config.node_id
+    operator = Operator(cluster_state, f"operator-{fault.plan.number}", fault.draw)
+    machine = fault.world.machine(operator.name)
 
     async def ask(asked: int) -> None:
         async def run(runtime: Runtime) -> None:
@@ -60,40 +60,42 @@ async def unregister(nation: WatchedNation, act: Act) -> None:
         await machine.start(run).done.wait()
 
     def registered() -> int:
-        return nation.chronicle.image.broker_epoch(worker_id)
+        return cluster_state.cluster_history.image.broker_epoch(worker_id)
 
-    await ask(act.draw.choice(nation.workers).config.node_id)
+    await ask(fault.draw.choice(cluster_state.workers).config.node_id)
     before = registered()
-    go_on = _begin(nation, act, worker_id)
-    with trio.move_on_after(2 * nation.settings.session_timeout_ms / 1000 + PATIENCE_S):
+    go_on = _begin(cluster_state, fault, worker_id)
+    with trio.move_on_after(2 * cluster_state.settings.session_timeout_ms / 1000 + PATIENCE_S):
         while registered() == before >= 0:
-            await act.world.sleep(RETRY_S)
+            await fault.world.sleep(RETRY_S)
             await ask(worker_id)
     if registered() < 0 <= before:
-        act.count()
-    await act.last()
+        fault.count()
+    await fault.last()
     go_on()
-    if act.draw.random() < 0.4:
-        await act.world.sleep(act.draw.uniform(0.0, KILLED_WITHIN_S))
-        stop_machine(act, kept, "kill")
+    if fault.draw.random() < 0.4:
+        await fault.world.sleep(fault.draw.uniform(0.0, KILLED_WITHIN_S))
+        stop_machine(fault, kept, "kill")
 
 
-def _choose(nation: WatchedNation, act: Act) -> Member:
+def _choose(cluster_state: ReplicatedClusterState, fault: ActiveFault) -> Member:
     """Rather a worker that alone has some partition: its comeback is where losses are written."""
     alone = {
         state.replicas[0]
-        for topic in nation.chronicle.image.topics.values()
+        for topic in cluster_state.cluster_history.image.topics.values()
         for state in topic.partitions
         if len(state.replicas) == 1
     }
-    some = [member for member in nation.workers if member.config.node_id in alone]
-    return act.draw.choice(some if some and act.draw.random() < 0.7 else nation.workers)
+    some = [member for member in cluster_state.workers if member.config.node_id in alone]
+    return fault.draw.choice(some if some and fault.draw.random() < 0.7 else cluster_state.workers)
 
 
-def _begin(nation: WatchedNation, act: Act, worker_id: int) -> Callable[[], None]:
+def _begin(
+    cluster_state: ReplicatedClusterState, fault: ActiveFault, worker_id: int
+) -> Callable[[], None]:
     """Nothing is heard of the worker until the result is called."""
-    kept = nation.members[worker_id].kept
-    how = act.draw.choice(_HOW)
+    kept = cluster_state.members[worker_id].supervisor
+    how = fault.draw.choice(_HOW)
     process = kept.machine.process
     if how == "pause" and process is not None and not process.paused:
         kept.machine.pause()
@@ -106,18 +108,18 @@ def _begin(nation: WatchedNation, act: Act, worker_id: int) -> Callable[[], None
     if how == "cut off":
         pairs = [
             pair
-            for host in act.scene.hosts
+            for host in fault.targets.hosts
             if host != kept.name
             for pair in ((host, kept.name), (kept.name, host))
         ]
         for pair in pairs:
-            act.world.internet.cut(*pair)
+            fault.world.internet.cut(*pair)
 
         def heal() -> None:
             for pair in pairs:
-                act.world.internet.heal(*pair)
+                fault.world.internet.heal(*pair)
 
         return heal
     kept.hold()
-    stop_machine(act, kept, "kill")
+    stop_machine(fault, kept, "kill")
     return kept.release

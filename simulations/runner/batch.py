@@ -26,7 +26,7 @@ class Job:
     scenario: str
     seeds: list[int]
     hash_seed: int
-    defect: str | None = None
+    mutant: str | None = None
     always: int = 0  # so many of the first seeds are played whatever the time
     enough: int | None = None  # the job ends once so many seeds have found the defect
 
@@ -128,8 +128,8 @@ def run_jobs(
 
 def _start(job: Job, seconds: float | None) -> "subprocess.Popen[str]":
     command = [*own_command("simulations"), "work", "--scenario", job.scenario]
-    if job.defect is not None:
-        command += ["--defect", job.defect]
+    if job.mutant is not None:
+        command += ["--defect", job.mutant]
         command += [] if job.enough is None else ["--enough", str(job.enough)]
     if seconds is not None:
         command += ["--seconds", str(seconds), "--always", str(job.always)]

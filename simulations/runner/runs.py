@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from simulations.kernel.world import World
-from simulations.mutants.registry import DEFECTS, planted
+from simulations.mutants.registry import MUTANTS, mutated
 from simulations.scenarios.registry import SCENARIOS
 
 
@@ -31,14 +31,14 @@ class Outcome:
 
 
 def run_seed(
-    scenario_name: str, seed: int, *, defect: str | None = None, leave_out: Collection[int] = ()
+    scenario_name: str, seed: int, *, mutant: str | None = None, leave_out: Collection[int] = ()
 ) -> tuple[Outcome, World]:
     """One world from its beginning to its end. The same arguments give the same digest."""
     scenario = SCENARIOS[scenario_name]
     world = World(seed)
     began = time.process_time()
-    with planted(DEFECTS[defect] if defect else None):
-        world.run(lambda world: scenario.tell(world, leave_out))
+    with mutated(MUTANTS[mutant] if mutant else None):
+        world.run(lambda world: scenario.play(world, leave_out))
     outcome = Outcome(
         scenario_name,
         seed,

@@ -28,7 +28,7 @@ class Shrunk:
     def left_out(self) -> list[int]:
         return [number for number in self.faults if number not in self.needed]
 
-    def story(self, last: int) -> list[Event]:
+    def events(self, last: int) -> list[Event]:
         """The faults, and so many events before the violation."""
         events = self.world.trace.events
         at = next((n for n, event in enumerate(events) if event.who == "VIOLATION"), len(events))
@@ -37,10 +37,10 @@ class Shrunk:
 
 
 class _Shrinker:
-    def __init__(self, scenario: str, seed: int, defect: str | None) -> None:
+    def __init__(self, scenario: str, seed: int, mutant: str | None) -> None:
         self._scenario = scenario
         self._seed = seed
-        self._defect = defect
+        self._mutant = mutant
         self.runs = 0
         self.world, self.violated = self._run(set())
         self.faults = dict(self.world.faults)
@@ -48,7 +48,7 @@ class _Shrinker:
     def _run(self, left_out: set[int]) -> tuple[World, str]:
         self.runs += 1
         outcome, world = run_seed(
-            self._scenario, self._seed, defect=self._defect, leave_out=left_out
+            self._scenario, self._seed, mutant=self._mutant, leave_out=left_out
         )
         name, text = outcome.violations[0] if outcome.violations else ("", "")
         return world, f"{name}: {text}"
@@ -64,9 +64,9 @@ class _Shrinker:
         return True
 
 
-def shrink_seed(scenario: str, seed: int, *, defect: str | None = None) -> Shrunk | None:
+def shrink_seed(scenario: str, seed: int, *, mutant: str | None = None) -> Shrunk | None:
     """None: the seed violates nothing."""
-    shrinker = _Shrinker(scenario, seed, defect)
+    shrinker = _Shrinker(scenario, seed, mutant)
     if not shrinker.world.violations:
         return None
     needed, parts = list(shrinker.faults), 1

@@ -11,11 +11,11 @@ from simulations.checkers.retention import RetentionIsDue
 from simulations.cluster.cluster_scenario import CLUSTER
 from simulations.cluster.quorum_scenario import QUORUM
 from simulations.cluster.rebuilt_voter import REBUILT_VOTER
-from simulations.harness.environment import Checker, Room, Settings, draw_settings
+from simulations.harness.environment import Checker, Environment, Settings, draw_settings
 from simulations.harness.observing import small_sizes, watched, watched_retirement
 from simulations.harness.scenario import Scenario
 from simulations.kernel.world import World
-from simulations.replication.crossings import CROSSINGS_SCENARIO
+from simulations.replication.crossings import INTERLEAVINGS_SCENARIO
 from simulations.replication.replication_scenario import (
     CLEANED_REPLICAS,
     DAMAGED_REPLICAS,
@@ -37,7 +37,7 @@ def _single_node(
 ) -> Scenario:
     """One node; `shape` changes what a seed has drawn to what the scenario is about."""
 
-    async def tell(world: World, leave_out: Collection[int]) -> None:
+    async def play_world(world: World, leave_out: Collection[int]) -> None:
         draw = world.stream(f"settings {name}")
         settings = draw_settings(draw)
         shape(settings, draw)
@@ -47,15 +47,15 @@ def _single_node(
             world.count(f"narrow: {purpose}")
         world.faults = dict(enumerate(settings.faults))
         settings.faults = [f for number, f in world.faults.items() if number not in leave_out]
-        room = Room(world, settings, checkers)
+        environment = Environment(world, settings, checkers)
         with (
-            watched(room.checker(AppliedStays).seen),
-            watched_retirement(room.checker(RetentionIsDue).retired),
+            watched(environment.checker(AppliedStays).seen),
+            watched_retirement(environment.checker(RetentionIsDue).retired),
             small_sizes(world.stream("sizes"), many_logs=settings.many_logs),
         ):
-            await play(room)
+            await play(environment)
 
-    return Scenario(name, about, tell, checkers, gates)
+    return Scenario(name, about, play_world, checkers, gates)
 
 
 _WORKED: Final = ("acknowledged records", "records read", "topics created")
@@ -318,7 +318,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         REPLICATION,
         DAMAGED_REPLICAS,
         CLEANED_REPLICAS,
-        CROSSINGS_SCENARIO,
+        INTERLEAVINGS_SCENARIO,
         THROTTLED_REPLICAS,
         QUOTAS,
     )

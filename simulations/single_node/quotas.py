@@ -415,8 +415,8 @@ class Quotas:
         if size_bytes:
             self.checker(RateHolds).used(limit, self.window_s, self._sharing(limit), size_bytes)
         if throttle_ms:
-            told = self.checker(MutesEnd).told
-            told(group.client_id, throttle_ms / 1000, self._most_owed(limit), limit.quota)
+            throttled = self.checker(MutesEnd).throttled
+            throttled(group.client_id, throttle_ms / 1000, self._most_owed(limit), limit.quota)
 
     def _most_owed(self, limit: Resolved) -> float:
         """Bytes: a delay is at most these at the quota.
@@ -669,14 +669,14 @@ class Quotas:
             connection.close()
 
 
-async def _tell(world: World, leave_out: Collection[int]) -> None:
+async def _play_world(world: World, leave_out: Collection[int]) -> None:
     await Quotas(world, leave_out).play()
 
 
 QUOTAS: Final = Scenario(
     "quotas",
     "greedy, bursty and many clients, quotas that come, change and go, a kill",
-    _tell,
+    _play_world,
     QUOTA_CHECKERS,
     ("throttled", "quotas changed", "freed by a change", "changes refused", "fault: kill"),
 )

@@ -23,9 +23,9 @@ from simulations.checkers.log_files import (
     naive_segments,
 )
 from simulations.checkers.metadata import AppliedStays, ImageIsFold
-from simulations.faults.device_faults import TROUBLES
-from simulations.faults.node_faults import FAULTS, Stage
-from simulations.harness.environment import PORT, Room
+from simulations.faults.device_faults import DEVICE_FAULTS
+from simulations.faults.node_faults import FAULTS, FaultContext
+from simulations.harness.environment import PORT, Environment
 from simulations.harness.history import PartitionOf
 from simulations.harness.node import DATA_DIR, LOG_DIRS, NodeOnMachine, log_folder
 from simulations.kernel.machine import Fate
@@ -42,36 +42,36 @@ from simulations.workloads.session_consumer import SessionConsumer
 CLIENTS_LIMIT_S: Final = 120.0
 
 
-async def play(room: Room) -> None:
-    world, settings = room.world, room.settings
+async def play(environment: Environment) -> None:
+    world, settings = environment.world, environment.settings
     configs = {
         "log.retention.check.interval.ms": "300",
         "log.flush.offset.checkpoint.interval.ms": "200",
         **settings.node_configs,
     }
     log_dirs = LOG_DIRS if settings.several_log_dirs else ()
-    node = NodeOnMachine(world, room.node, PORT, configs, log_dirs=log_dirs)
-    stage = Stage(room, node, world.stream("faults"))
+    node = NodeOnMachine(world, environment.node, PORT, configs, log_dirs=log_dirs)
+    fault_context = FaultContext(environment, node, world.stream("faults"))
     world.say("story", f"{settings}")
-    await stage.up()
-    clients = _start_clients(room)
+    await fault_context.up()
+    clients = _start_clients(environment)
     for name in settings.faults:
-        await stage.pause_between()
+        await fault_context.pause_between()
         if world.violations:
             break
         world.say("fault", name)
-        await (FAULTS | TROUBLES)[name](stage)
-    await stage.up()
-    await _finish_clients(room, clients)
-    await stage.up()
-    await room.run("auditor", Auditor(room).run)
+        await (FAULTS | DEVICE_FAULTS)[name](fault_context)
+    await fault_context.up()
+    await _finish_clients(environment, clients)
+    await fault_context.up()
+    await environment.run("auditor", Auditor(environment).run)
     if settings.hostiles:
-        await room.run("prober", Prober(room, world.stream("prober")).run)
+        await environment.run("prober", Prober(environment, world.stream("prober")).run)
     await node.stop()
-    await _compare_images(room, node)
-    _scan_files(room)
-    room.finished()
-    _count(room)
+    await _compare_images(environment, node)
+    _scan_files(environment)
+    environment.finished()
+    _count(environment)
 
 
 @dataclass(slots=True)
@@ -81,56 +81,56 @@ class Clients:
     sessions: list[SessionConsumer] = field(default_factory=list)
 
 
-def _start_clients(room: Room) -> Clients:
-    settings, world = room.settings, room.world
+def _start_clients(environment: Environment) -> Clients:
+    settings, world = environment.settings, environment.world
     clients = Clients()
 
     def start(name: str, program: Callable[[Runtime], Awaitable[None]]) -> None:
         clients.fates.append(world.machine(name).start(program))
 
-    start("admin", Admin(room, world.stream("admin")).run)
+    start("admin", Admin(environment, world.stream("admin")).run)
     for number in range(settings.producers):
         name = f"producer-{number}"
-        clients.producers.append(Producer(room, name, world.stream(name)))
+        clients.producers.append(Producer(environment, name, world.stream(name)))
         start(name, clients.producers[-1].run)
     for number in range(settings.consumers):
         name = f"consumer-{number}"
-        start(name, Consumer(room, name, world.stream(name)).run)
+        start(name, Consumer(environment, name, world.stream(name)).run)
     for number in range(settings.sessions):
         name = f"session-{number}"
-        clients.sessions.append(SessionConsumer(room, name, world.stream(name)))
+        clients.sessions.append(SessionConsumer(environment, name, world.stream(name)))
         start(name, clients.sessions[-1].run)
     for number in range(settings.long_pollers):
         name = f"long-poller-{number}"
-        start(name, LongPoller(room, name, world.stream(name)).run)
+        start(name, LongPoller(environment, name, world.stream(name)).run)
     for number in range(settings.hostiles):
         name = f"hostile-{number}"
-        start(name, Hostile(room, name, world.stream(name)).run)
+        start(name, Hostile(environment, name, world.stream(name)).run)
         name = f"liar-{number}"
-        start(name, Liar(room, name, world.stream(name)).run)
+        start(name, Liar(environment, name, world.stream(name)).run)
     return clients
 
 
-async def _finish_clients(room: Room, clients: Clients) -> None:
+async def _finish_clients(environment: Environment, clients: Clients) -> None:
     with trio.move_on_after(CLIENTS_LIMIT_S) as limit:
-        while not all(p.done for p in clients.producers) and not room.world.violations:
-            await room.world.sleep(0.1)
-        await room.world.sleep(room.settings.linger_s)
-        if clients.sessions and not room.world.violations:
-            await room.run("overseer", Overseer(room, clients.sessions).run)
-        room.closing = True
+        while not all(p.done for p in clients.producers) and not environment.world.violations:
+            await environment.world.sleep(0.1)
+        await environment.world.sleep(environment.settings.linger_s)
+        if clients.sessions and not environment.world.violations:
+            await environment.run("overseer", Overseer(environment, clients.sessions).run)
+        environment.closing = True
         for fate in clients.fates:
             await fate.done.wait()
             if fate.error is not None:
                 raise fate.error
-    room.closing = True
+    environment.closing = True
     if limit.cancelled_caught:
-        room.world.violate("liveness", f"clients do not finish in {CLIENTS_LIMIT_S:.0f} s")
+        environment.world.violate("liveness", f"clients do not finish in {CLIENTS_LIMIT_S:.0f} s")
 
 
-async def _compare_images(room: Room, node: NodeOnMachine) -> None:
+async def _compare_images(environment: Environment, node: NodeOnMachine) -> None:
     """The image when the node stopped, beside what its disk and its history say."""
-    if node.node is None or node.node.worker is None or room.world.violations:
+    if node.node is None or node.node.worker is None or environment.world.violations:
         return
     image, reloaded = node.node.worker.loader.image, MetadataLoader(node.node.cluster_id)
 
@@ -145,22 +145,25 @@ async def _compare_images(room: Room, node: NodeOnMachine) -> None:
             nursery.cancel_scope.cancel()
         await voter.close()
 
-    fate = room.node.start(reload)
+    fate = environment.node.start(reload)
     await fate.done.wait()
     if fate.error is not None:
         raise fate.error
-    fold = room.checker(AppliedStays).fold(image.cluster_id)
-    room.checker(ImageIsFold).images(image, fold, reloaded.image)
+    fold = environment.checker(AppliedStays).fold(image.cluster_id)
+    environment.checker(ImageIsFold).images(image, fold, reloaded.image)
 
 
-def _scan_files(room: Room) -> None:
-    index, retention = room.checker(IndexIsScan), room.checker(RetentionLeavesTheActive)
-    starts = _log_starts(room.node.storage)
-    for final in room.history.finals.values():
-        if PartitionOf(final.topic.topic_id, final.partition) in room.history.rotten:
+def _scan_files(environment: Environment) -> None:
+    index, retention = (
+        environment.checker(IndexIsScan),
+        environment.checker(RetentionLeavesTheActive),
+    )
+    starts = _log_starts(environment.node.storage)
+    for final in environment.history.finals.values():
+        if PartitionOf(final.topic.topic_id, final.partition) in environment.history.rotten:
             continue
-        folder = log_folder(room.node.storage, final.topic.name, final.partition)
-        segments = naive_segments(room.node.storage, folder)
+        folder = log_folder(environment.node.storage, final.topic.name, final.partition)
+        segments = naive_segments(environment.node.storage, folder)
         index.scanned(final, segments)
         # Retention may have moved it since the audit.
         noted = starts.get((final.topic.name, final.partition), 0)
@@ -177,10 +180,10 @@ def _log_starts(storage: Storage) -> dict[tuple[str, int], int]:
     return found
 
 
-def _count(room: Room) -> None:
-    world = room.world
-    for name, number in room.node.faults.happened.items():
+def _count(environment: Environment) -> None:
+    world = environment.world
+    for name, number in environment.node.faults.happened.items():
         world.count(name, number)
-    for final in room.history.finals.values():
+    for final in environment.history.finals.values():
         world.count("records at the end", len(final.reads))
     world.count("events", len(world.trace.events))

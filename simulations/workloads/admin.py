@@ -8,7 +8,7 @@ from metaquorum.runtime import Runtime, sleep
 from simulations.checkers.configs import ConfigsStay
 from simulations.checkers.metadata import AcknowledgedChangesStay
 from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.harness.history import Topic
 from simulations.workloads.changes import Changes, topic_ids
 from wire.messages.create_topics import (
@@ -31,8 +31,8 @@ class Plan:
     configs: dict[str, str] = field(default_factory=dict)
 
 
-def draw_plan(room: Room, draw: Random, number: int) -> Plan:
-    settings = room.settings
+def draw_plan(environment: Environment, draw: Random, number: int) -> Plan:
+    settings = environment.settings
     configs = {
         "internal.segment.bytes": str(settings.segment_bytes),
         "index.interval.bytes": str(settings.index_interval_bytes),
@@ -55,46 +55,48 @@ def draw_plan(room: Room, draw: Random, number: int) -> Plan:
 
 
 class Admin:
-    def __init__(self, room: Room, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, draw: Random) -> None:
+        self.environment = environment
         self._draw = draw
-        self._kept = room.checker(AcknowledgedChangesStay)
-        self._configs = room.checker(ConfigsStay)
-        self._changes = Changes(room, draw)
-        self._plans = [draw_plan(room, draw, number) for number in range(room.settings.topics)]
-        self._made = room.settings.topics
+        self._kept = environment.checker(AcknowledgedChangesStay)
+        self._configs = environment.checker(ConfigsStay)
+        self._changes = Changes(environment, draw)
+        self._plans = [
+            draw_plan(environment, draw, number) for number in range(environment.settings.topics)
+        ]
+        self._made = environment.settings.topics
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.room.closing:
+        while not self.environment.closing:
             try:
-                connection = await self.room.connect(runtime, "admin", self._draw)
+                connection = await self.environment.connect(runtime, "admin", self._draw)
             except BROKEN:
                 await sleep(runtime.clock, RETRY_S)
                 continue
             try:
                 await self._use(runtime, connection)
             except BROKEN as error:
-                self.room.world.say("admin", f"connection lost: {error!r}")
+                self.environment.world.say("admin", f"connection lost: {error!r}")
             finally:
                 connection.close()
             await sleep(runtime.clock, RETRY_S)
 
     async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
-        while not self.room.closing:
+        while not self.environment.closing:
             await self._look(connection)
             while self._plans:
                 await self._create(connection, self._plans[0])
                 self._plans.pop(0)
             await sleep(runtime.clock, self._draw.uniform(0.05, 0.5))
-            if self._draw.random() < self.room.settings.delete_topics:
+            if self._draw.random() < self.environment.settings.delete_topics:
                 await self._delete_one(connection)
-            if self._draw.random() < self.room.settings.changes:
+            if self._draw.random() < self.environment.settings.changes:
                 await self._changes.make_one(connection)
                 await self._changes.compare(connection)
             if self._draw.random() < 0.3:
-                self._plans.append(draw_plan(self.room, self._draw, self._made))
+                self._plans.append(draw_plan(self.environment, self._draw, self._made))
                 self._made += 1
-                if self._made > 4 * self.room.settings.topics:
+                if self._made > 4 * self.environment.settings.topics:
                     self._plans.clear()
 
     async def _create(self, connection: ClientConnection, plan: Plan) -> None:
@@ -110,7 +112,9 @@ class Admin:
         message = CreateTopicsRequest(topics=[topic], timeout_ms=5000)
         answer = (await connection.call(ApiKey.CREATE_TOPICS, message)).topics[0]
         code = ErrorCode(answer.error_code)
-        self.room.world.say("admin", f"creates {plan.name}: {code.name} {answer.error_message}")
+        self.environment.world.say(
+            "admin", f"creates {plan.name}: {code.name} {answer.error_message}"
+        )
         if code is ErrorCode.NONE:
             topic_id = bytes(answer.topic_id)
             self.created(plan, topic_id)
@@ -118,15 +122,15 @@ class Admin:
             topic_id = await self._id_of(connection, plan.name)
             self.created(plan, topic_id)
         else:
-            self.room.world.count(f"create refused: {code.name}")
+            self.environment.world.count(f"create refused: {code.name}")
             raise EOFError(f"create: {code.name}")
 
     def created(self, plan: Plan, topic_id: bytes) -> None:
         topic = Topic(plan.name, topic_id, plan.partitions, plan.configs)
-        self.room.history.topics[topic_id] = topic
+        self.environment.history.topics[topic_id] = topic
         self._kept.created(topic)
         self._configs.created(topic.name, plan.configs)
-        self.room.world.count("topics created")
+        self.environment.world.count("topics created")
 
     async def _id_of(self, connection: ClientConnection, name: str) -> bytes:
         try:
@@ -135,7 +139,7 @@ class Admin:
             raise EOFError(f"{name} exists, and does not") from None
 
     async def _delete_one(self, connection: ClientConnection) -> None:
-        topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
+        topics = [t for t in self.environment.history.topics.values() if not t.delete_asked]
         if len(topics) < 2:
             return
         topic = self._draw.choice(topics)
@@ -149,10 +153,10 @@ class Admin:
         )
         answer = (await connection.call(ApiKey.DELETE_TOPICS, message)).responses[0]
         code = ErrorCode(answer.error_code)
-        self.room.world.say("admin", f"deletes {topic}: {code.name}")
+        self.environment.world.say("admin", f"deletes {topic}: {code.name}")
         if code is ErrorCode.NONE:
             self._kept.deleted(topic)
-            self.room.world.count("topics deleted")
+            self.environment.world.count("topics deleted")
             if self._draw.random() < 0.5:  # the same name again, as another topic
                 self._plans.append(Plan(topic.name, topic.partitions, dict(topic.configs)))
 

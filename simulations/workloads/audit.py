@@ -7,7 +7,7 @@ from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.delivery import SessionsDeliverEverything
 from simulations.checkers.log_files import LookupsFindEverything
 from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.harness.history import Final, PartitionOf, Read, Topic
 from simulations.workloads.consumer import (
     EARLIEST,
@@ -37,49 +37,51 @@ LOOKUPS = 30
 
 
 class Auditor:
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self._draw = room.world.stream("audit")
-        self._lookups = room.checker(LookupsFindEverything)
-        self._deleted = room.checker(DeletedStaysDeleted)
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self._draw = environment.world.stream("audit")
+        self._lookups = environment.checker(LookupsFindEverything)
+        self._deleted = environment.checker(DeletedStaysDeleted)
 
     async def run(self, runtime: Runtime) -> None:
         with trio.move_on_after(LIVENESS_S) as limit:
-            for topic in list(self.room.history.topics.values()):
+            for topic in list(self.environment.history.topics.values()):
                 for partition in range(topic.partitions):
                     if not topic.delete_asked:
                         await self._audit(runtime, topic, partition)
         if limit.cancelled_caught:
-            self.room.world.violate("liveness", f"not readable {LIVENESS_S:.0f} s after the faults")
+            self.environment.world.violate(
+                "liveness", f"not readable {LIVENESS_S:.0f} s after the faults"
+            )
 
     async def _audit(self, runtime: Runtime, topic: Topic, partition: int) -> None:
-        rotten = self.room.history.rotten.get(PartitionOf(topic.topic_id, partition), [])
+        rotten = self.environment.history.rotten.get(PartitionOf(topic.topic_id, partition), [])
         if any(rot.in_header for rot in rotten):
             return  # nobody knows where to go on behind it
-        while not self.room.world.violations:
+        while not self.environment.world.violations:
             try:
-                connection = await self.room.connect(runtime, "auditor", self._draw)
+                connection = await self.environment.connect(runtime, "auditor", self._draw)
                 try:
                     if await self._audit_over(connection, topic, partition):
                         return
                     if rotten:  # damage may take a whole log out of service
-                        self.room.world.count("rotten partitions out of service")
+                        self.environment.world.count("rotten partitions out of service")
                         return
                 finally:
                     connection.close()
             except BROKEN as error:
-                self.room.world.say("auditor", f"{topic}-{partition}: {error!r}")
+                self.environment.world.say("auditor", f"{topic}-{partition}: {error!r}")
             await sleep(runtime.clock, _RETRY_S)
 
     async def _audit_over(self, connection: ClientConnection, topic: Topic, partition: int) -> bool:
-        asked = Asked.now(self.room)
+        asked = Asked.now(self.environment)
         start = await self._list(connection, topic, partition, EARLIEST)
         if start is not None:
             self._deleted.begins(topic.topic_id, topic.name, partition, start, *asked)
         end = await self._list(connection, topic, partition, LATEST)
         if start is None or end is None:
             return False
-        final = Final(topic, partition, start, end, began_at=self.room.world.now)
+        final = Final(topic, partition, start, end, began_at=self.environment.world.now)
         offset = start
         while offset < end:
             reads, next_offset = await self._fetch(connection, topic, partition, offset, 1 << 20)
@@ -87,13 +89,15 @@ class Auditor:
                 return False
             final.reads += reads
             offset = next_offset
-        final.ended_at = self.room.world.now
+        final.ended_at = self.environment.world.now
         place = PartitionOf(topic.topic_id, partition)
         # The cleaner may be at work; and damaged batches are not found by their times.
-        if not topic.is_compacted and place not in self.room.history.rotten:
+        if not topic.is_compacted and place not in self.environment.history.rotten:
             await self._look_up(connection, final)
-        self.room.history.finals[place] = final
-        self.room.world.say("auditor", f"{topic}-{partition}: {len(final.reads)} in {start}..{end}")
+        self.environment.history.finals[place] = final
+        self.environment.world.say(
+            "auditor", f"{topic}-{partition}: {len(final.reads)} in {start}..{end}"
+        )
         return True
 
     async def _list(
@@ -107,7 +111,7 @@ class Auditor:
         answer = response.topics[0].partitions[0]
         if answer.error_code:
             code = ErrorCode(answer.error_code).name
-            self.room.world.say("auditor", f"list offsets of {topic}-{partition}: {code}")
+            self.environment.world.say("auditor", f"list offsets of {topic}-{partition}: {code}")
             return None
         return int(answer.offset)
 
@@ -127,16 +131,18 @@ class Auditor:
             max_bytes=max_bytes,
             partition_max_bytes=max_bytes,
         )
-        asked = Asked.now(self.room)
+        asked = Asked.now(self.environment)
         response = await connection.call(ApiKey.FETCH, request)
         if response.error_code or not response.responses:
             return [], offset
         data = response.responses[0].partitions[0]
         if data.error_code:
             code = ErrorCode(data.error_code).name
-            self.room.world.say("auditor", f"fetch of {topic}-{partition} at {offset}: {code}")
+            self.environment.world.say(
+                "auditor", f"fetch of {topic}-{partition} at {offset}: {code}"
+            )
             return [], offset
-        reads = take_records(self.room, topic, partition, offset, data, asked)
+        reads = take_records(self.environment, topic, partition, offset, data, asked)
         return reads, end_of(data, offset)
 
     async def _look_up(self, connection: ClientConnection, final: Final) -> None:
@@ -144,7 +150,7 @@ class Auditor:
         draw, topic, partition = self._draw, final.topic, final.partition
         by_offset: list[tuple[int, list[Read]]] = []
         by_time: list[tuple[int, int | None]] = []
-        count = LOOKUPS if self.room.history.rotten_indexes else 3
+        count = LOOKUPS if self.environment.history.rotten_indexes else 3
         for _ in range(min(count, len(final.reads))):
             offset = draw.choice(final.reads).offset
             reads, _ = await self._fetch(connection, topic, partition, offset, 1)
@@ -171,33 +177,33 @@ class Auditor:
 class Overseer:
     """Sees to it that consumers with sessions get all that can be read, once nobody writes."""
 
-    def __init__(self, room: Room, consumers: list[SessionConsumer]) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, consumers: list[SessionConsumer]) -> None:
+        self.environment = environment
         self._consumers = consumers
-        self._draw = room.world.stream("overseer")
-        self._delivered = room.checker(SessionsDeliverEverything)
+        self._draw = environment.world.stream("overseer")
+        self._delivered = environment.checker(SessionsDeliverEverything)
 
     async def run(self, runtime: Runtime) -> None:
         missing: list[str] = ["all"]
         with trio.move_on_after(LIVENESS_S):
-            while missing and not self.room.world.violations:
+            while missing and not self.environment.world.violations:
                 try:
-                    connection = await self.room.connect(runtime, "overseer", self._draw)
+                    connection = await self.environment.connect(runtime, "overseer", self._draw)
                     try:
                         missing = await self._missing(connection)
                     finally:
                         connection.close()
                 except BROKEN as error:
-                    self.room.world.say("overseer", repr(error))
+                    self.environment.world.say("overseer", repr(error))
                 await sleep(runtime.clock, _RETRY_S)
         self._delivered.waited(missing, LIVENESS_S)
 
     async def _missing(self, connection: ClientConnection) -> list[str]:
         missing = []
-        for topic in self.room.history.live_topics:
+        for topic in self.environment.history.live_topics:
             for partition in range(topic.partitions):
                 place = PartitionOf(topic.topic_id, partition)
-                if place in self.room.history.rotten:
+                if place in self.environment.history.rotten:
                     continue
                 end = await list_offset(connection, topic, partition, LATEST)
                 missing += [

@@ -14,7 +14,7 @@ from simulations.checkers.configs import (
 from simulations.checkers.deletion import DeletedStaysDeleted
 from simulations.checkers.metadata import AcknowledgedChangesStay
 from simulations.harness.client import ClientConnection
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.harness.history import Topic
 from simulations.workloads.consumer import EARLIEST, LATEST, list_offset
 from wire.messages import alter_configs, incremental_alter_configs
@@ -73,13 +73,13 @@ async def topic_ids(connection: ClientConnection) -> dict[str, bytes]:
 
 
 class Changes:
-    def __init__(self, room: Room, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, draw: Random) -> None:
+        self.environment = environment
         self._draw = draw
-        self._configs = room.checker(ConfigsStay)
-        self._in_force = room.checker(ConfigsInForce)
-        self._deleted = room.checker(DeletedStaysDeleted)
-        self._kept = room.checker(AcknowledgedChangesStay)
+        self._configs = environment.checker(ConfigsStay)
+        self._in_force = environment.checker(ConfigsInForce)
+        self._deleted = environment.checker(DeletedStaysDeleted)
+        self._kept = environment.checker(AcknowledgedChangesStay)
 
     async def make_one(self, connection: ClientConnection) -> None:
         """Something that no other administrator does meanwhile; EOFError when it went wrong."""
@@ -99,11 +99,11 @@ class Changes:
         await self._describe(connection, self._draw.choice(self._resources()))
 
     def _resources(self) -> list[Resource]:
-        topics = [Resource(TOPIC, topic.name) for topic in self.room.history.live_topics]
+        topics = [Resource(TOPIC, topic.name) for topic in self.environment.history.live_topics]
         return [*topics, Resource(WORKER, NODE_ID), Resource(WORKER, ALL_WORKERS)]
 
     def _say(self, text: str) -> None:
-        self.room.world.say("admin", text)
+        self.environment.world.say("admin", text)
 
     # Configs
 
@@ -111,7 +111,7 @@ class Changes:
         asked = DescribeConfigsResource(
             resource_type=resource.kind, resource_name=resource.name, configuration_keys=None
         )
-        run = self.room.node.runs
+        run = self.environment.node.runs
         message = DescribeConfigsRequest(resources=[asked])
         answer = (await connection.call(ApiKey.DESCRIBE_CONFIGS, message)).results[0]
         if answer.error_code:
@@ -122,12 +122,12 @@ class Changes:
 
     async def _change_config(self, connection: ClientConnection) -> None:
         draw = self._draw
-        topics = self.room.history.live_topics
+        topics = self.environment.history.live_topics
         choices = [(Resource(WORKER, name), _WORKER_CONFIGS) for name in (NODE_ID, ALL_WORKERS)]
         choices.append((Resource(TOPIC, LIMITED), _LIMITED_CONFIGS))
         if topics:
             configs = dict(_TOPIC_CONFIGS)
-            if self.room.settings.retention:
+            if self.environment.settings.retention:
                 configs |= _RETENTION_CONFIGS
             choices += [(Resource(TOPIC, draw.choice(topics).name), configs)] * 3
         resource, configs = draw.choice(choices)
@@ -167,11 +167,11 @@ class Changes:
         if done or code in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST):
             self._configs.answered(resource, key, value, done=done)
         if not done:
-            self.room.world.count(f"config refused: {code.name}")
+            self.environment.world.count(f"config refused: {code.name}")
             raise EOFError(f"config: {code.name}")
-        self.room.world.count("configs changed")
+        self.environment.world.count("configs changed")
         if topic is not None and key == "flush.messages" and value == "1":
-            topic.flushes_since = self.room.world.now
+            topic.flushes_since = self.environment.world.now
 
     async def _alter(
         self, connection: ClientConnection, resource: Resource, key: str, value: str | None
@@ -260,7 +260,7 @@ class Changes:
     # Partitions and records
 
     async def _add_partitions(self, connection: ClientConnection) -> None:
-        topics = self.room.history.live_topics
+        topics = self.environment.history.live_topics
         if not topics:
             return
         topic = self._draw.choice(topics)
@@ -268,18 +268,18 @@ class Changes:
         if count > _MORE_PARTITIONS_MAX:
             return
         self._kept.partitions_asked(topic.name, count)
-        wish = CreatePartitionsTopic(name=topic.name, count=count, assignments=None)
-        message = CreatePartitionsRequest(topics=[wish], timeout_ms=TIMEOUT_MS)
+        request = CreatePartitionsTopic(name=topic.name, count=count, assignments=None)
+        message = CreatePartitionsRequest(topics=[request], timeout_ms=TIMEOUT_MS)
         answer = (await connection.call(ApiKey.CREATE_PARTITIONS, message)).results[0]
         code = ErrorCode(answer.error_code)
         self._say(f"{topic} is to have {count} partitions: {code.name}")
         if code is not ErrorCode.NONE:
             raise EOFError(f"partitions: {code.name}")
         topic.partitions = count
-        self.room.world.count("partitions added")
+        self.environment.world.count("partitions added")
 
     async def _delete_records(self, connection: ClientConnection) -> None:
-        topics = self.room.history.live_topics
+        topics = self.environment.history.live_topics
         if not topics:
             return
         topic = self._draw.choice(topics)
@@ -302,7 +302,7 @@ class Changes:
         self._say(f"{topic}-{partition} records before {upto}: {code.name} {answer.low_watermark}")
         if code is ErrorCode.NONE:
             self._deleted.answered(topic.topic_id, topic.name, partition, answer.low_watermark)
-            self.room.world.count("records deleted")
+            self.environment.world.count("records deleted")
 
     async def _list(
         self, connection: ClientConnection, topic: Topic, partition: int, timestamp: int

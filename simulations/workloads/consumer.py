@@ -7,7 +7,7 @@ import trio
 
 from metaquorum.runtime import Runtime, sleep
 from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.harness.history import Fetched, PartitionOf, Read, Topic
 from simulations.workloads.producer import DELETED
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -64,12 +64,12 @@ class Asked(NamedTuple):
     run: int
 
     @classmethod
-    def now(cls, room: Room) -> "Asked":
-        return cls(room.world.now, room.node.runs)
+    def now(cls, environment: Environment) -> "Asked":
+        return cls(environment.world.now, environment.node.runs)
 
 
 def take_records(
-    room: Room, topic: Topic, partition: int, offset: int, data: Any, asked: Asked
+    environment: Environment, topic: Topic, partition: int, offset: int, data: Any, asked: Asked
 ) -> list[Read]:
     """The records of one partition's answer from `offset` on; damage is a finding.
 
@@ -84,22 +84,22 @@ def take_records(
         if found.state is BatchState.TORN and position:
             break  # a limit may cut the last batch, never the first
         if found.state is not BatchState.WHOLE or found.header is None:
-            if found.header and room.history.is_rotten(place, found.header.base_offset):
-                room.world.count("rotten batches seen through")
+            if found.header and environment.history.is_rotten(place, found.header.base_offset):
+                environment.world.count("rotten batches seen through")
                 position += found.header.batch_bytes
                 continue
             text = f"{topic}-{partition} from {offset}: {found.problem} at byte {position}"
-            room.world.violate("L4 ServedBatchesAreSound", text)
+            environment.world.violate("L4 ServedBatchesAreSound", text)
             break
         try:
             records = decode_records(buffer, position)
         except (WireError, KafkaError) as error:
-            room.world.violate("L4 ServedBatchesAreSound", f"{topic}-{partition}: {error}")
+            environment.world.violate("L4 ServedBatchesAreSound", f"{topic}-{partition}: {error}")
             break
         largest = max((record.timestamp_ms for record in records), default=None)
         if largest is not None and largest != found.header.max_timestamp:
             text = f"largest timestamp {found.header.max_timestamp}, that of a record {largest}"
-            room.world.violate("L4 ServedBatchesAreSound", f"{topic}-{partition}: {text}")
+            environment.world.violate("L4 ServedBatchesAreSound", f"{topic}-{partition}: {text}")
             break
         epoch = found.header.leader_epoch
         reads += [
@@ -115,10 +115,10 @@ def take_records(
         data.high_watermark,
         data.log_start_offset,
         reads,
-        room.world.now,
+        environment.world.now,
         *asked,
     )
-    room.fetched(fetched)
+    environment.fetched(fetched)
     return reads
 
 
@@ -157,31 +157,31 @@ def _of(place: tuple[Topic, int, int]) -> PartitionOf:
 
 
 class Consumer:
-    def __init__(self, room: Room, name: str, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, name: str, draw: Random) -> None:
+        self.environment = environment
         self.name = name
         self._draw = draw
         self._offsets: dict[PartitionOf, int] = {}
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.room.closing:
+        while not self.environment.closing:
             try:
-                connection = await self.room.connect(runtime, self.name, self._draw)
+                connection = await self.environment.connect(runtime, self.name, self._draw)
             except BROKEN:
                 await sleep(runtime.clock, RETRY_S)
                 continue
             try:
-                while not self.room.closing:
+                while not self.environment.closing:
                     await self._poll(runtime, connection)
             except BROKEN as error:
-                self.room.world.say(self.name, f"connection lost: {error!r}")
+                self.environment.world.say(self.name, f"connection lost: {error!r}")
             finally:
                 connection.close()
             await sleep(runtime.clock, RETRY_S)
 
     async def _poll(self, runtime: Runtime, connection: ClientConnection) -> None:
         draw = self._draw
-        topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
+        topics = [t for t in self.environment.history.topics.values() if not t.delete_asked]
         places = [
             (topic, index, max(self._offsets.get(PartitionOf(topic.topic_id, index), 0), 0))
             for topic in topics
@@ -201,7 +201,7 @@ class Consumer:
             max_bytes=draw.choice([1, 1000, 1 << 20]),
             partition_max_bytes=draw.choice([1, 500, 1 << 20]),
         )
-        asked = Asked.now(self.room)
+        asked = Asked.now(self.environment)
         await connection.send(ApiKey.FETCH, request)
         if draw.random() < 0.1:
             await trio.sleep(draw.random())  # a slow reader
@@ -225,7 +225,9 @@ class Consumer:
                 key = data.partition_index
                 place = asked.get((answer.topic, key)) or asked_by_id.get((answer.topic_id, key))
                 if place is None:
-                    self.room.world.violate("P1 AnswersWhatWasAsked", f"{answer.topic}-{key}")
+                    self.environment.world.violate(
+                        "P1 AnswersWhatWasAsked", f"{answer.topic}-{key}"
+                    )
                     continue
                 got += self._take_one(*place, data, sent)
         return got
@@ -235,15 +237,15 @@ class Consumer:
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             # Behind the log start offset, or ahead of a log that lost its unflushed end.
             self._offsets[place] = LOST
-            self.room.world.count("offset out of range")
+            self.environment.world.count("offset out of range")
             return 0
         if data.error_code or topic.delete_asked:  # another topic may have the name by now
             return 0
-        reads = take_records(self.room, topic, partition, offset, data, asked)
+        reads = take_records(self.environment, topic, partition, offset, data, asked)
         if (end := end_of(data, offset)) > offset:
             self._offsets[place] = end
         if reads:
-            self.room.world.say(
+            self.environment.world.say(
                 self.name,
                 f"reads {topic}-{partition} {reads[0].offset}..{reads[-1].offset}, "
                 f"high watermark {data.high_watermark}",

@@ -13,7 +13,7 @@ from simulations.checkers.protocol import (
     LiesAreRefused,
 )
 from simulations.harness.client import BROKEN, ClientConnection, draw_versions
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.workloads.lying_batches import LIES, lying_batch
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -27,16 +27,16 @@ _PAUSE_S: Final = 0.1
 
 
 class Hostile:
-    def __init__(self, room: Room, name: str, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, name: str, draw: Random) -> None:
+        self.environment = environment
         self.name = name
         self._draw = draw
-        self._garbage = room.checker(GarbageEndsItsConnection)
+        self._garbage = environment.checker(GarbageEndsItsConnection)
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.room.closing:
+        while not self.environment.closing:
             try:
-                connection = await runtime.network.connect(*self.room.address)
+                connection = await runtime.network.connect(*self.environment.address)
             except OSError:
                 await sleep(runtime.clock, _PAUSE_S)
                 continue
@@ -50,9 +50,9 @@ class Hostile:
 
     async def _annoy(self, connection: Connection) -> None:
         kind, data = self._nonsense()
-        runs = self.room.node.runs
-        self.room.world.say(self.name, f"sends {kind}")
-        self.room.world.count(f"garbage: {kind}")
+        runs = self.environment.node.runs
+        self.environment.world.say(self.name, f"sends {kind}")
+        self.environment.world.count(f"garbage: {kind}")
         await connection.send(data)
         if kind == "half a request":
             await trio.sleep(self._draw.random())
@@ -65,12 +65,16 @@ class Hostile:
             except OSError:
                 pass
             ended = True
-        if self.room.node.running and self.room.node.runs == runs and not self._disturbed():
+        if (
+            self.environment.node.running
+            and self.environment.node.runs == runs
+            and not self._disturbed()
+        ):
             self._garbage.sent_garbage(kind, ended)
 
     def _disturbed(self) -> bool:
         """The network or a pause may keep the end from coming: nothing to compare then."""
-        return any(fault in self.room.settings.faults for fault in ("cut", "pause"))
+        return any(fault in self.environment.settings.faults for fault in ("cut", "pause"))
 
     def _nonsense(self) -> tuple[str, bytes]:
         draw = self._draw
@@ -96,18 +100,18 @@ class Hostile:
 class Liar:
     """Produces batches that cannot be read, though their checksums fit; none may be taken."""
 
-    def __init__(self, room: Room, name: str, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, name: str, draw: Random) -> None:
+        self.environment = environment
         self.name = name
         self._draw = draw
-        self._lies = room.checker(LiesAreRefused)
+        self._lies = environment.checker(LiesAreRefused)
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.room.closing:
+        while not self.environment.closing:
             try:
-                connection = await self.room.connect(runtime, self.name, self._draw)
+                connection = await self.environment.connect(runtime, self.name, self._draw)
                 try:
-                    while not self.room.closing:
+                    while not self.environment.closing:
                         await self._lie(runtime, connection)
                         await sleep(runtime.clock, _PAUSE_S * self._draw.random())
                 finally:
@@ -116,7 +120,7 @@ class Liar:
                 await sleep(runtime.clock, _PAUSE_S)
 
     async def _lie(self, runtime: Runtime, connection: ClientConnection) -> None:
-        topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
+        topics = [t for t in self.environment.history.topics.values() if not t.delete_asked]
         if not topics:
             return
         draw = self._draw
@@ -133,17 +137,17 @@ class Liar:
         )
         answer = await connection.call(ApiKey.PRODUCE, message)
         code = answer.responses[0].partition_responses[0].error_code
-        self.room.world.count(f"lies: {kind}")
+        self.environment.world.count(f"lies: {kind}")
         self._lies.answered(kind, str(topic), code)
 
 
 class Prober:
     """Asks what is served, then sends a minimal valid request of every API and version."""
 
-    def __init__(self, room: Room, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, draw: Random) -> None:
+        self.environment = environment
         self._draw = draw
-        self._announced = room.checker(AnnouncedIsServed)
+        self._announced = environment.checker(AnnouncedIsServed)
 
     async def run(self, runtime: Runtime) -> None:
         try:
@@ -160,8 +164,10 @@ class Prober:
             self._announced.asked("?", 0, f"the connection ended: {error!r}")
 
     async def _connect(self, runtime: Runtime) -> ClientConnection:
-        connection = await runtime.network.connect(*self.room.address)
-        return ClientConnection(connection, "prober", draw_versions(self._draw), self.room.order)
+        connection = await runtime.network.connect(*self.environment.address)
+        return ClientConnection(
+            connection, "prober", draw_versions(self._draw), self.environment.order
+        )
 
     async def _probe(self, connection: ClientConnection, key: int, version: int) -> None:
         api = APIS.get(key)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from metaquorum.runtime import Runtime, sleep
 from simulations.checkers.delivery import LongPollsAreWoken
 from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.harness.history import PartitionOf, Topic
 from simulations.workloads.consumer import RETRY_S, Asked, end_of, take_records
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -27,8 +27,8 @@ NO_SESSION: Final = -1
 class LongPoller:
     """A program of one machine. `rows` is how many partitions a request names at least."""
 
-    def __init__(self, room: Room, name: str, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, name: str, draw: Random) -> None:
+        self.environment = environment
         self.name = name
         self._rows = draw.choice([1, 100, 1000])
         self._min_bytes = draw.choice([1, 1, 400])
@@ -38,29 +38,29 @@ class LongPoller:
         self._offsets: dict[PartitionOf, int] = {}
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.room.closing:
+        while not self.environment.closing:
             try:
-                connection = await self.room.connect(runtime, self.name, self._draw)
+                connection = await self.environment.connect(runtime, self.name, self._draw)
             except BROKEN:
                 await sleep(runtime.clock, RETRY_S)
                 continue
             connection.use_version(ApiKey.FETCH, max(connection.version(ApiKey.FETCH), 7))
             self._session, self._epoch = 0, 0
             try:
-                while not self.room.closing:
+                while not self.environment.closing:
                     await self._poll(runtime, connection)
             except BROKEN as error:
-                self.room.world.say(self.name, f"connection lost: {error!r}")
+                self.environment.world.say(self.name, f"connection lost: {error!r}")
             finally:
                 connection.close()
             await sleep(runtime.clock, RETRY_S)
 
     async def _poll(self, runtime: Runtime, connection: ClientConnection) -> None:
-        topics = self.room.history.live_topics
+        topics = self.environment.history.live_topics
         if not topics:
             await sleep(runtime.clock, RETRY_S)
             return
-        asked = Asked.now(self.room)
+        asked = Asked.now(self.environment)
         await connection.send(ApiKey.FETCH, self._request(topics))
         response = await connection.receive(2 * WAIT_S)
         if response.error_code:
@@ -70,8 +70,10 @@ class LongPoller:
             self._session = response.session_id
             self._epoch = self._epoch + 1 if self._session else 0
         late = self._late(topics, asked)
-        self.room.checker(LongPollsAreWoken).answered(self.name, late)
-        self.room.world.count("long polls", self.room.world.now - asked.at >= WAIT_S / 2)
+        self.environment.checker(LongPollsAreWoken).answered(self.name, late)
+        self.environment.world.count(
+            "long polls", self.environment.world.now - asked.at >= WAIT_S / 2
+        )
         self._take(topics, response, asked)
 
     def _request(self, topics: list[Topic]) -> FetchRequest:
@@ -102,12 +104,12 @@ class LongPoller:
 
     def _late(self, topics: list[Topic], asked: Asked) -> list[str]:
         """Records that were to end the wait long before now, if they are enough for that."""
-        world = self.room.world
+        world = self.environment.world
         if world.now - asked.at < WOKEN_WITHIN_S:
             return []
         late = [
             attempt
-            for place, attempts in self.room.history.attempts_by_place().items()
+            for place, attempts in self.environment.history.attempts_by_place().items()
             for attempt in attempts
             if attempt.acked_at is not None
             and attempt.topic in topics
@@ -129,5 +131,5 @@ class LongPoller:
                 if data.error_code:
                     continue
                 offset = self._offsets.get(place, 0)
-                take_records(self.room, topic, data.partition_index, offset, data, asked)
+                take_records(self.environment, topic, data.partition_index, offset, data, asked)
                 self._offsets[place] = end_of(data, offset)

@@ -12,7 +12,7 @@ from typing import Final
 
 from metaquorum.runtime import Runtime, sleep
 from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.harness.history import Attempt, PartitionOf, Topic
 from simulations.workloads.lying_batches import wrong_max_timestamp
 from wire.messages.init_producer_id import InitProducerIdRequest
@@ -75,25 +75,25 @@ class Batch:
 
 
 class Producer:
-    def __init__(self, room: Room, name: str, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, name: str, draw: Random) -> None:
+        self.environment = environment
         self.name = name
         self.done = False
         self._draw = draw
-        self._idempotent = draw.random() < room.settings.idempotent
+        self._idempotent = draw.random() < environment.settings.idempotent
         self._acks = -1 if self._idempotent else draw.choice([-1, 1, 1, 0])
         self._retries = self._idempotent or draw.random() < 0.5
-        self._codec = draw.choice(room.settings.codecs)
+        self._codec = draw.choice(environment.settings.codecs)
         self._producer_id, self._epoch = -1, -1
         self._sequences: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
-        self._left = room.settings.records
+        self._left = environment.settings.records
         self._unanswered: deque[Batch] = deque()
 
     async def run(self, runtime: Runtime) -> None:
         while self._left > 0 or self._unanswered:
             try:
-                connection = await self.room.connect(runtime, self.name, self._draw)
+                connection = await self.environment.connect(runtime, self.name, self._draw)
             except BROKEN:
                 await sleep(runtime.clock, RETRY_S)
                 continue
@@ -106,23 +106,23 @@ class Producer:
             finally:
                 connection.close()
             await sleep(runtime.clock, RETRY_S * self._draw.random())
-            if self.room.closing:
+            if self.environment.closing:
                 break
         self._give_up(*self._unanswered)
         self.done = True
 
     def _say(self, text: str) -> None:
-        self.room.world.say(self.name, text)
+        self.environment.world.say(self.name, text)
 
     async def _use(self, runtime: Runtime, connection: ClientConnection) -> None:
         if self._idempotent and self._producer_id < 0:
             await self._begin(connection)
         for batch in list(self._unanswered):
             self._say(f"sends again: {batch}")
-            self.room.world.count("batches sent again")
+            self.environment.world.count("batches sent again")
             await self._send(connection, batch)
         while self._left > 0 or self._unanswered:
-            while self._left > 0 and len(self._unanswered) < self.room.settings.pipeline:
+            while self._left > 0 and len(self._unanswered) < self.environment.settings.pipeline:
                 fresh = self._next_batch(runtime, connection)
                 if fresh is None:
                     break
@@ -134,10 +134,10 @@ class Producer:
             if self._unanswered:
                 await self._answer(connection)
                 self._perhaps_begin_anew()
-            elif not self.room.history.topics:
+            elif not self.environment.history.topics:
                 await sleep(runtime.clock, RETRY_S)
-            await sleep(runtime.clock, self._draw.random() * self.room.settings.think_s)
-            if self.room.closing:
+            await sleep(runtime.clock, self._draw.random() * self.environment.settings.think_s)
+            if self.environment.closing:
                 self._left = 0
 
     async def _begin(self, connection: ClientConnection) -> None:
@@ -159,18 +159,18 @@ class Producer:
 
     def _perhaps_begin_anew(self) -> None:
         """As a client that was restarted. EOFError if so."""
-        share = self.room.settings.begins_anew
+        share = self.environment.settings.begins_anew
         if share and self._idempotent and not self._unanswered and self._draw.random() < share:
             self._producer_id = -1
             raise EOFError("begins anew")
 
     def _next_batch(self, runtime: Runtime, connection: ClientConnection) -> Batch | None:
-        topics = [t for t in self.room.history.topics.values() if not t.delete_asked]
+        topics = [t for t in self.environment.history.topics.values() if not t.delete_asked]
         if not topics:
             return None
         topic = self._draw.choice(topics)
         place = topic.topic_id, self._draw.randrange(topic.partitions)
-        settings = self.room.settings
+        settings = self.environment.settings
         count = min(self._draw.randint(1, settings.max_batch_records), self._left)
         self._left -= count
         now_ms = runtime.clock.now_ms()
@@ -187,7 +187,7 @@ class Producer:
         return Batch(topic, place[1], attempts, sequence, codec)
 
     def _attempt(self, topic: Topic, place: tuple[bytes, int], now_ms: int) -> Attempt:
-        draw, settings = self._draw, self.room.settings
+        draw, settings = self._draw, self.environment.settings
         number = self._numbers.get(place, 0)
         self._numbers[place] = number + 1
         big = draw.random() < settings.big_value
@@ -210,13 +210,13 @@ class Producer:
         if topic.is_compacted:
             attempt.key = b"key %d" % draw.randrange(settings.keys)
             attempt.is_deletion = draw.random() < settings.deletions
-        self.room.history.attempts[attempt.value] = attempt
+        self.environment.history.attempts[attempt.value] = attempt
         return attempt
 
     async def _send(self, connection: ClientConnection, batch: Batch) -> None:
         for attempt in batch.attempts:
             if attempt.times_sent == 0:
-                attempt.first_sent_at = self.room.world.now
+                attempt.first_sent_at = self.environment.world.now
             attempt.times_sent += 1
             if connection.version(ApiKey.PRODUCE) < _TOPIC_IDS_SINCE:
                 attempt.sent_by_name = True
@@ -242,12 +242,12 @@ class Producer:
         if code is ErrorCode.NONE:
             self._unanswered.popleft()
             self._say(f"acknowledged: {batch} at {answer.base_offset}")
-            self.room.acked(batch.attempts, answer.base_offset)
+            self.environment.acked(batch.attempts, answer.base_offset)
             return
         self._say(f"refused: {batch}: {code.name} {answer.error_message or ''}")
-        self.room.world.count(f"refused: {code.name}")
+        self.environment.world.count(f"refused: {code.name}")
         if self._is_out_of_service(batch, code):
-            self.room.world.count("producers that gave up a rotten partition")
+            self.environment.world.count("producers that gave up a rotten partition")
             self._left = 0
         elif code in RETRIABLE and self._retries and not batch.topic.delete_asked:
             # Those behind it cannot succeed before it does: all of them go again, in order.
@@ -258,7 +258,7 @@ class Producer:
         if self._idempotent:
             # The sequence behind a hole is refused for ever: a new id, and what is open is lost.
             if code in _LOST_TRACK:
-                self.room.world.count("producers that lost track")
+                self.environment.world.count("producers that lost track")
             self._unanswered.clear()
             self._producer_id = -1
             raise EOFError(f"begins anew: {code.name}")
@@ -268,6 +268,6 @@ class Producer:
         place = PartitionOf(batch.topic.topic_id, batch.partition)
         return (
             code is ErrorCode.KAFKA_STORAGE_ERROR
-            and place in self.room.history.rotten
-            and self.room.world.now - batch.attempts[0].first_sent_at > DELIVERY_TIMEOUT_S
+            and place in self.environment.history.rotten
+            and self.environment.world.now - batch.attempts[0].first_sent_at > DELIVERY_TIMEOUT_S
         )

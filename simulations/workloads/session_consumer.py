@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from metaquorum.runtime import Runtime, sleep
 from simulations.harness.client import BROKEN, ClientConnection
-from simulations.harness.environment import Room
+from simulations.harness.environment import Environment
 from simulations.harness.history import PartitionOf, Topic
 from simulations.workloads.consumer import (
     EARLIEST,
@@ -34,8 +34,8 @@ _BEGIN_ANEW: Final = (
 
 
 class SessionConsumer:
-    def __init__(self, room: Room, name: str, draw: Random) -> None:
-        self.room = room
+    def __init__(self, environment: Environment, name: str, draw: Random) -> None:
+        self.environment = environment
         self.name = name
         self._draw = draw
         self._offsets: dict[PartitionOf, int] = {}
@@ -52,9 +52,9 @@ class SessionConsumer:
         return self._offsets.get(place, 0)
 
     async def run(self, runtime: Runtime) -> None:
-        while not self.room.closing:
+        while not self.environment.closing:
             try:
-                connection = await self.room.connect(runtime, self.name, self._draw)
+                connection = await self.environment.connect(runtime, self.name, self._draw)
             except BROKEN:
                 await sleep(runtime.clock, RETRY_S)
                 continue
@@ -63,10 +63,10 @@ class SessionConsumer:
             if self._draw.random() < 0.5:  # else it goes on with its session
                 self._reset()
             try:
-                while not self.room.closing:
+                while not self.environment.closing:
                     await self._poll(runtime, connection)
             except BROKEN as error:
-                self.room.world.say(self.name, f"connection lost: {error!r}")
+                self.environment.world.say(self.name, f"connection lost: {error!r}")
             finally:
                 connection.close()
             await sleep(runtime.clock, RETRY_S)
@@ -97,7 +97,7 @@ class SessionConsumer:
             topics=[self._row(place, offset) for place, offset in changed.items()],
             forgotten_topics_data=[self._forgotten(place) for place in gone],
         )
-        asked = Asked.now(self.room)
+        asked = Asked.now(self.environment)
         await connection.send(ApiKey.FETCH, message)
         self._asked = dict(wanted)
         response = await connection.receive()
@@ -105,8 +105,8 @@ class SessionConsumer:
             code = ErrorCode(response.error_code)
             if code not in _BEGIN_ANEW:
                 raise EOFError(f"fetch: {code.name}")
-            self.room.world.say(self.name, f"begins a new session: {code.name}")
-            self.room.world.count("fetch sessions lost")
+            self.environment.world.say(self.name, f"begins a new session: {code.name}")
+            self.environment.world.count("fetch sessions lost")
             self._reset()
             return
         self._next_epoch(response.session_id)
@@ -123,14 +123,14 @@ class SessionConsumer:
             self._reset()
             return
         if self._epoch == 0:
-            self.room.world.count("fetch sessions")
+            self.environment.world.count("fetch sessions")
         else:
-            self.room.world.count("fetches of sessions")
+            self.environment.world.count("fetches of sessions")
         self._session, self._epoch = session_id, self._epoch + 1
 
     def _wanted(self) -> dict[PartitionOf, int]:
         wanted = {}
-        for topic in self.room.history.live_topics:
+        for topic in self.environment.history.live_topics:
             self._topics[topic.topic_id] = topic
             for index in range(topic.partitions):
                 place = PartitionOf(topic.topic_id, index)
@@ -160,7 +160,7 @@ class SessionConsumer:
                 place = places.get((name, data.partition_index))
                 if place is None:
                     text = f"{answer.topic}-{data.partition_index}"
-                    self.room.world.violate("P1 AnswersWhatWasAsked", text)
+                    self.environment.world.violate("P1 AnswersWhatWasAsked", text)
                 else:
                     got += self._take_one(place, data, asked)
         return got
@@ -177,10 +177,10 @@ class SessionConsumer:
         if data.error_code or topic.delete_asked:
             return 0
         offset = self._offsets[place]
-        reads = take_records(self.room, topic, place.partition, offset, data, asked)
+        reads = take_records(self.environment, topic, place.partition, offset, data, asked)
         self._offsets[place] = end_of(data, offset)
         if reads:
             first, last = reads[0].offset, reads[-1].offset
             where = f"{topic}-{place.partition} {first}..{last}"
-            self.room.world.say(self.name, f"reads {where} in session {self._session}")
+            self.environment.world.say(self.name, f"reads {where} in session {self._session}")
         return 1

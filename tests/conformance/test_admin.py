@@ -177,8 +177,8 @@ def test_a_brokers_configs_show_through_in_topics_and_survive_kill(start_node: N
 
 def test_read_only_configs_of_a_broker_are_refused(node: Peer) -> None:
     for name in ("node.id", "num.partitions", "auto.create.topics.enable"):
-        wish: Change = (SET, name, "1")
-        assert refused(partial(change, node, BROKER, "1", wish)) == KafkaError.INVALID_REQUEST
+        spec: Change = (SET, name, "1")
+        assert refused(partial(change, node, BROKER, "1", spec)) == KafkaError.INVALID_REQUEST
     assert configs(node, BROKER, "1")["node.id"].is_read_only
     assert not configs(node, BROKER, "1")["log.retention.ms"].is_read_only
 
@@ -194,8 +194,8 @@ def test_kafka_python_changes_and_lists_configs(
         found = client.describe_configs(asked, config_filter="modified")["topic"][topic]
         return {name: entry["value"] for name, entry in found.items() if name == "flush.ms"}
 
-    wish = kafka.admin.ConfigResource(type_, topic, {"flush.ms": "1000"})
-    client.alter_configs([wish])
+    spec = kafka.admin.ConfigResource(type_, topic, {"flush.ms": "1000"})
+    client.alter_configs([spec])
     wait_until(lambda: own() == {"flush.ms": "1000"})
     client.reset_configs([kafka.admin.ConfigResource(type_, topic, ["flush.ms"])])
     wait_until(lambda: own() == {})

@@ -416,7 +416,7 @@ class Simulated:
 
 
 def simulated(
-    story: Callable[[Simulated], Awaitable[None]],
+    scenario: Callable[[Simulated], Awaitable[None]],
     *,
     seed: int = 1,
     log_dirs: Sequence[str] = (),
@@ -440,7 +440,7 @@ def simulated(
         assert not fate.done.is_set(), fate.error
 
         async def client(runtime: Runtime) -> None:
-            await story(Simulated(world, node, runtime, 9092))
+            await scenario(Simulated(world, node, runtime, 9092))
 
         told = other.start(client)
         await told.done.wait()

@@ -16,7 +16,7 @@ async def roll(cluster: Together) -> list[int]:
 
 
 def test_after_a_rolling_restart_leaders_return() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await roll(cluster)
         await cluster.until(
             lambda: [cluster.state(topic, 1).leader for topic in "abc"] == [1, 2, 3], 25.0
@@ -26,16 +26,16 @@ def test_after_a_rolling_restart_leaders_return() -> None:
         client = await cluster.connect(3)
         await client.produce("c", batch_of(b"x"))
 
-    together(story, leader_imbalance_check_interval_seconds=20)
+    together(scenario, leader_imbalance_check_interval_seconds=20)
 
 
 def test_leaders_stay_where_that_is_wanted() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         leaders = await roll(cluster)
         assert leaders != [1, 2, 3]
         await cluster.world.sleep(60.0)
         assert [cluster.state(topic, 1).leader for topic in "abc"] == leaders
 
     together(
-        story, leader_imbalance_check_interval_seconds=20, auto_leader_rebalance_enable="false"
+        scenario, leader_imbalance_check_interval_seconds=20, auto_leader_rebalance_enable="false"
     )

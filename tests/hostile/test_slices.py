@@ -70,7 +70,7 @@ async def watched_answer(watch: Watch, served: Served, frame: bytes) -> bytes:
     """`watch` has seen all slices of the request, and of what is freed behind its answer."""
     watch.start()
     found = await trio.to_thread.run_sync(answer, served.node.address, frame)
-    while served.worker.turns.has_unawaited:
+    while served.worker.slicer.has_background_work:
         await trio.lowlevel.checkpoint()
     return found
 

@@ -131,7 +131,7 @@ class Session:
 
     # Errors
 
-    def tell(self, error: Exception) -> None:
+    def report(self, error: Exception) -> None:
         """It is told; the exit code will say that something was refused."""
         self.has_failed = True
         click.echo(f"mq-admin: {printable(_sentence(error))}", err=True)
@@ -141,12 +141,12 @@ class Session:
     def keep(self, outcome: T | BrokerError) -> T | None:
         """The outcome unless it is an error, which is told."""
         if isinstance(outcome, BrokerError):
-            self.tell(outcome)
+            self.report(outcome)
             return None
         return outcome
 
-    def leave(self, error: Exception) -> NoReturn:
-        self.tell(error)
+    def fail(self, error: Exception) -> NoReturn:
+        self.report(error)
         if isinstance(error, UnreachableError):
             where = f"asked at {self.settings.bootstrap} ({self.settings.source})"
             click.echo(f"  {where}; --bootstrap, MQ_BOOTSTRAP or a profile names another", err=True)
@@ -208,7 +208,7 @@ def session_command(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(session, **arguments)
         except (KafkaError, AdminError, WireError) as error:
-            session.leave(error)
+            session.fail(error)
         if session.has_failed:
             sys.exit(REFUSED)
 

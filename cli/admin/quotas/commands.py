@@ -222,7 +222,7 @@ def _alter(
     outcomes = session.admin.alter_client_quotas(changes, validate_only=dry_run)
     for entity, error in outcomes.items():
         if error is not None:
-            session.tell(error)
+            session.report(error)
             continue
         whom, would = plain(str(entity)), "would be " if dry_run else ""
         if deletes:

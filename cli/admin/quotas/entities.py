@@ -31,8 +31,8 @@ from metaquorum.metadata.quota_lookup import (
     USER,
     EntityPart,
     Name,
-    Part,
     QuotaEntity,
+    SpecialName,
 )
 from wire.protocol.apis import ApiKey
 
@@ -102,7 +102,7 @@ def the_parts(options: Mapping[str, Any]) -> dict[str, Name]:
             raise click.UsageError(f"--{option} takes a name, not nothing")
         if text is not None or is_default:
             found[name] = (
-                Part.DEFAULT if text is None else canonical_ip(text) if name == IP else text
+                SpecialName.DEFAULT if text is None else canonical_ip(text) if name == IP else text
             )
     return found
 
@@ -168,7 +168,13 @@ def amount_text(key: str, value: float) -> str:
 
 
 def name_text(name: Name) -> str:
-    return name if isinstance(name, str) else "" if name is Part.ABSENT else Part.DEFAULT.value
+    return (
+        name
+        if isinstance(name, str)
+        else ""
+        if name is SpecialName.ABSENT
+        else SpecialName.DEFAULT.value
+    )
 
 
 def entity_data(entity: QuotaEntity) -> dict[str, str | None]:

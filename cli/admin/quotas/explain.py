@@ -26,16 +26,16 @@ from metaquorum.metadata.quota_lookup import (
     CONNECTION_CREATION_RATE,
     CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
-    Part,
     QuotaEntity,
     Rule,
     Sharers,
+    SpecialName,
     rules_for,
 )
 from wire.primitives.frozen import frozen
 
 _BY_CLIENT_ID: Final = (1, 4, 7)
-_NO_IP: Final = Part.ABSENT
+_NO_IP: Final = SpecialName.ABSENT
 ANONYMOUS: Final = "ANONYMOUS"  # who has not logged in
 _RULES: Final = (
     Column("mark", "applies"),
@@ -81,7 +81,10 @@ def rules_of(key: str, there: Quotas, client: QuotaClient) -> list[Rule]:
     if key != CONNECTION_CREATION_RATE:
         return list(rules_for(there, key, client.user, client.client_id))
     nobody = Sharers(None, None)
-    entities = (QuotaEntity(ip=client.ip or Part.DEFAULT), QuotaEntity(ip=Part.DEFAULT))
+    entities = (
+        QuotaEntity(ip=client.ip or SpecialName.DEFAULT),
+        QuotaEntity(ip=SpecialName.DEFAULT),
+    )
     return [
         Rule(number, entity, there.get(entity, {}).get(key), nobody)
         for number, entity in enumerate(entities, 1)
@@ -138,12 +141,12 @@ def command(
 def _relevant(session: Session, client: QuotaClient) -> Quotas:
     """All quotas that could concern the client."""
     describe = session.admin.describe_client_quotas
-    found = describe(user=client.user) | describe(user=Part.DEFAULT)
-    found |= describe(client_id=Part.DEFAULT, strict=True)
+    found = describe(user=client.user) | describe(user=SpecialName.DEFAULT)
+    found |= describe(client_id=SpecialName.DEFAULT, strict=True)
     if client.client_id:
         found |= describe(client_id=client.client_id, strict=True)
     if client.ip is not None:
-        found |= describe(ip=client.ip) | describe(ip=Part.DEFAULT)
+        found |= describe(ip=client.ip) | describe(ip=SpecialName.DEFAULT)
     return found
 
 
@@ -155,9 +158,9 @@ def _live(
     muted: dict[tuple[int, str], list[float]] = {}
     try:
         for node in session.admin.describe_cluster().nodes:
-            told = session.admin.describe_quota_use(node.node_id, [client], include_muted=True)
-            uses += told.of_clients[0]
-            for one in told.muted:
+            described = session.admin.describe_quota_use(node.node_id, [client], include_muted=True)
+            uses += described.of_clients[0]
+            for one in described.muted:
                 if (one.user, one.client_id) == (client.user, client.client_id):
                     muted.setdefault((one.worker, one.key), []).append(one.left_s)
     except NotServedError:

@@ -127,7 +127,7 @@ def _alter(
     done = session.admin.alter_client_quotas(changes, validate_only=validate_only)
     errors = [error for error in done.values() if error is not None]
     for error in errors:
-        session.tell(error)
+        session.report(error)
     return not errors
 
 

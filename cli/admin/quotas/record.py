@@ -74,8 +74,8 @@ def _totals(session: Session, client: QuotaClient, key: str) -> dict[int, float]
     """What each worker has counted so far; none where no quota applies."""
     totals: dict[int, float] = {}
     for node in session.admin.describe_cluster().nodes:
-        told = session.admin.describe_quota_use(node.node_id, [client])
-        by_key = {use.key: use.used_total for use in told.of_clients[0]}
+        described = session.admin.describe_quota_use(node.node_id, [client])
+        by_key = {use.key: use.used_total for use in described.of_clients[0]}
         total = by_key.get(key, by_key.get(OBSERVED + key))
         if total is not None:
             totals[node.node_id] = total

@@ -85,10 +85,12 @@ def _look(session: Session, limit: int) -> tuple[list[QuotaUse], list[MutedConne
     muted: list[MutedConnection] = []
     left_out = 0
     for node in session.admin.describe_cluster().nodes:
-        told = session.admin.describe_quota_use(node.node_id, most_used=limit, include_muted=True)
-        uses += told.most_used
-        muted += told.muted
-        left_out += told.left_out
+        described = session.admin.describe_quota_use(
+            node.node_id, most_used=limit, include_muted=True
+        )
+        uses += described.most_used
+        muted += described.muted
+        left_out += described.left_out
     uses = list({_place(use): use for use in uses}.values())
     uses.sort(key=lambda use: -use.utilization)
     muted.sort(key=lambda one: -one.left_s)

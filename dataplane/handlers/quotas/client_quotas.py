@@ -8,7 +8,7 @@ import trio
 from dataplane.scheduling.time_slices import in_pieces
 from dataplane.worker.context import Request, Worker
 from metaquorum.controller.quota_changes import FilterPart, QuotaChange, QuotaFilter, QuotaOp
-from metaquorum.controller.topics import MAX_WISHES, TOO_MANY
+from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import EntityPart
 from wire.messages import alter_client_quotas, describe_client_quotas
@@ -33,27 +33,27 @@ SLICE_ENTITIES: Final = 1000  # looked at before the loop gets its turn
 async def handle_alter_client_quotas(
     worker: Worker, request: Request, message: AlterClientQuotasRequest
 ) -> AlterClientQuotasResponse:
-    turns, entries = worker.turns, message.entries
+    slicer, entries = worker.slicer, message.entries
     changes: list[QuotaChange] = []
     errors: list[KafkaError | None] = []
     try:
-        if any(await turns.each(entries, _is_too_long)):
+        if any(await slicer.each(entries, _is_too_long)):
             errors = [TOO_MANY] * len(entries)
         else:
             for entry in entries:
                 changes.append(_change(entry))
-                await turns.pause()
-            errors = await worker.gateway.change_quotas(
-                request.asker, changes, validate_only=message.validate_only, timeout_s=CHANGE_S
+                await slicer.pause()
+            errors = await worker.controller_client.change_quotas(
+                request.context, changes, validate_only=message.validate_only, timeout_s=CHANGE_S
             )
         work = in_pieces(zip(entries, errors, strict=True), _altered)
-        return AlterClientQuotasResponse(entries=await turns.do(work, len(entries)))
+        return AlterClientQuotasResponse(entries=await slicer.do(work, len(entries)))
     finally:
-        turns.discard(changes)
+        slicer.discard(changes)
 
 
 def _is_too_long(entry: alter_client_quotas.EntryData) -> bool:
-    return max(len(entry.entity), len(entry.ops)) > MAX_WISHES
+    return max(len(entry.entity), len(entry.ops)) > MAX_SPECS
 
 
 def _altered(outcome: tuple[alter_client_quotas.EntryData, KafkaError | None]) -> AlteredEntry:

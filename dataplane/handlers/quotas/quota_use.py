@@ -7,8 +7,8 @@ from typing import Final
 
 import trio
 
-from dataplane.quotas.muting import Name
-from dataplane.quotas.quota_status import QuotaStatus, Use
+from dataplane.quotas.muting import ClientName
+from dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
 from dataplane.worker.context import Request, Worker
 from metaquorum.config.addresses import canonical
 from metaquorum.controller.mutation_quotas import MutationUse
@@ -106,11 +106,11 @@ def _of_client(
 
 async def _mutations(worker: Worker, number: int, client: AskedClient) -> list[DescribedUse]:
     """As the active controller counts them, for all workers; not told where it does not answer."""
-    name = Name(f"User:{client.user}", client.client_id)
+    name = ClientName(f"User:{client.user}", client.client_id)
     if not worker.quotas.limits_mutations(name):
         return []
     try:
-        uses = await worker.gateway.describe_mutations(
+        uses = await worker.controller_client.describe_mutations(
             client.user, client.client_id, timeout_s=ASK_S
         )
     except KafkaError:
@@ -123,7 +123,9 @@ async def _most_mutations(worker: Worker, count: int) -> list[DescribedUse]:
     if not worker.quotas.limits_any_mutations:
         return []
     try:
-        uses = await worker.gateway.describe_mutations("", None, most_used=count, timeout_s=ASK_S)
+        uses = await worker.controller_client.describe_mutations(
+            "", None, most_used=count, timeout_s=ASK_S
+        )
     except KafkaError:
         return []
     return [_mutation_row(use) for use in uses]
@@ -144,7 +146,7 @@ def _mutation_row(use: MutationUse, asked: int = -1) -> DescribedUse:
     )
 
 
-def _row(use: Use) -> DescribedUse:
+def _row(use: QuotaUsage) -> DescribedUse:
     return DescribedUse(
         quota_key=use.key,
         user=use.rule.sharers.user,

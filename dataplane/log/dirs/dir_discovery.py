@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final
 
-from dataplane.log.dirs.dir_registry import known_dirs_path, read_known_dirs, write_known_dirs
+from dataplane.log.dirs.dir_registry import dir_registry_path, read_dir_registry, write_dir_registry
 from dataplane.log.dirs.log_dir import LogDir
 from dataplane.log.segments.files import storage_error, storage_errors
 from dataplane.log.segments.names import parse_partition_folder
@@ -50,10 +50,10 @@ def open_dirs(
 ) -> tuple[list[LogDir], list[AbsentDir], list[Storage]]:
     """The directories that can be used, those that cannot, and what has to be closed in the end."""
     check_paths(paths, storage.metadata_dir)
-    with storage_errors("read", known_dirs_path(storage.data_dir)):
-        written = read_known_dirs(disk, storage.data_dir)
+    with storage_errors("read", dir_registry_path(storage.data_dir)):
+        written = read_dir_registry(disk, storage.data_dir)
     max_open_files_each = max(max_open_files // len(paths), LEAST_OPEN_FILES)
-    opening = _Opening(disk, storage, written, max_open_files_each)
+    opening = _DirDiscovery(disk, storage, written, max_open_files_each)
     try:
         opening.open_all(paths, random, owner)
     except OSError as error:
@@ -82,7 +82,7 @@ def check_paths(paths: Sequence[str], metadata_dir: str) -> None:
             )
 
 
-class _Opening:
+class _DirDiscovery:
     def __init__(
         self,
         disk: Disk,
@@ -90,14 +90,14 @@ class _Opening:
         written: Mapping[str, str] | None,
         max_open_files: int,
     ) -> None:
-        """`written`: the directories that are known so far, as `read_known_dirs` gives them."""
+        """`written`: the directories that are known so far, as `read_dir_registry` gives them."""
         self.online: list[LogDir] = []
         self.absent: list[AbsentDir] = []
         self.storages: list[Storage] = []
         self._disk = disk
         self._data = storage
         self._max_open_files = max_open_files
-        self._known_path = known_dirs_path(storage.data_dir)
+        self._registry_path = dir_registry_path(storage.data_dir)
         self._alone = {storage.properties.directory_id: storage.data_dir}
         self._written = written
         known = {} if storage.is_new else self._alone
@@ -121,12 +121,12 @@ class _Opening:
         if not self.online:
             raise StorageError(f"no log directory can be used: {failures[0]}")
         self._look_for_others(paths)
-        self._write_known()
+        self._write_registry()
 
     def _known_id(self, path: str) -> Uuid | None:
         for directory_id, known in self._known.items():
             if known == path:
-                return _uuid(self._known_path, directory_id)
+                return _uuid(self._registry_path, directory_id)
         return None
 
     def _open(self, path: str, random: Random, owner: str) -> None:
@@ -164,7 +164,7 @@ class _Opening:
         raise StorageError(
             f"it is missing or empty, but logs were kept there: mount its disk; or, if that disk "
             f"is gone for good, remove the line of {uuid_to_text(known)} from "
-            f"{self._known_path} to begin anew there"
+            f"{self._registry_path} to begin anew there"
         )
 
     def _look_for_others(self, paths: Sequence[str]) -> None:
@@ -184,9 +184,9 @@ class _Opening:
                 path,
                 directory_id,
                 "another one stands there" if path in paths else "log.dirs does not name it",
-                self._known_path,
+                self._registry_path,
             )
-            uuid = _uuid(self._known_path, directory_id)
+            uuid = _uuid(self._registry_path, directory_id)
             self.absent.append(AbsentDir(path, uuid, path in paths))
 
     def _holds_nothing(self, path: str) -> bool:
@@ -197,11 +197,11 @@ class _Opening:
         except OSError:
             return False
 
-    def _write_known(self) -> None:
+    def _write_registry(self) -> None:
         for log_dir in self.online:
             self._known[uuid_to_text(log_dir.directory_id)] = log_dir.path
         if self._known != (self._alone if self._written is None else self._written):
-            write_known_dirs(self._disk, self._data.data_dir, self._known)
+            write_dir_registry(self._disk, self._data.data_dir, self._known)
 
 
 def _uuid(path: str, text: str) -> Uuid:

@@ -15,18 +15,18 @@ from typing import Final
 
 from metaquorum.runtime.interfaces import Disk, StorageError, write_atomically
 
-KNOWN_DIRS: Final = "log-dirs.properties"
+DIR_REGISTRY: Final = "log-dirs.properties"
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_ID_CHARS: Final = 64
 
 
-def known_dirs_path(data_dir: str) -> str:
-    return os.path.join(data_dir, KNOWN_DIRS)
+def dir_registry_path(data_dir: str) -> str:
+    return os.path.join(data_dir, DIR_REGISTRY)
 
 
-def read_known_dirs(disk: Disk, data_dir: str) -> dict[str, str] | None:
+def read_dir_registry(disk: Disk, data_dir: str) -> dict[str, str] | None:
     """Paths by directory id; None where there is no such file. StorageError, OSError."""
-    path = known_dirs_path(data_dir)
+    path = dir_registry_path(data_dir)
     if not disk.exists(path):
         return None
     if disk.size(path) > MAX_FILE_BYTES:
@@ -42,8 +42,8 @@ def read_known_dirs(disk: Disk, data_dir: str) -> dict[str, str] | None:
     return known
 
 
-def write_known_dirs(disk: Disk, data_dir: str, known: Mapping[str, str]) -> None:
+def write_dir_registry(disk: Disk, data_dir: str, known: Mapping[str, str]) -> None:
     """They are known, through a loss of power. OSError. Slow: for `Disk.run`."""
     lines = ["#", *(f"{directory_id}={path}" for directory_id, path in known.items())]
     data = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
-    write_atomically(disk, known_dirs_path(data_dir), data)
+    write_atomically(disk, dir_registry_path(data_dir), data)

@@ -3,11 +3,11 @@
     .lock                             held while a node runs on it
     .kafka_cleanshutdown              how the last process began and ended (`start_marks`)
     .metaquorum_started
-    .metaquorum_syncing               whether a sync is under way, or has failed (`sync_mark`)
-    *-offset-checkpoint               offsets of all logs (`offset_checkpoints`)
-    <topic>-<partition>/              one log
-    <topic>-<p>.<unique>-delete/      a log being deleted: readers may still be in it
-    <topic>-<p>.<unique>-stray/       a log the cluster does not know; kept for a week, not served
+    .metaquorum_syncing               whether a sync is under way, or has failed
+    (`sync_failure_marker`) *-offset-checkpoint               offsets of all logs
+    (`offset_checkpoints`) <topic>-<partition>/              one log <topic>-<p>.<unique>-delete/
+    a log being deleted: readers may still be in it <topic>-<p>.<unique>-stray/       a log the
+    cluster does not know; kept for a week, not served
 
 The clean-shutdown mark is removed, and its removal synced, before any log is looked at
 (KAFKA-10471): a crash at any later point is then recovered from as a crash. A log that cannot be
@@ -27,7 +27,7 @@ import trio
 
 from dataplane.log.dirs.offset_checkpoints import HighWatermarks, OffsetCheckpoints
 from dataplane.log.partition_log import PartitionLog
-from dataplane.log.recovery.boot_markers import StartMarks
+from dataplane.log.recovery.boot_markers import BootMarkers
 from dataplane.log.recovery.checkpoints import LogOffsets, Partition
 from dataplane.log.recovery.folder import Unsynced
 from dataplane.log.recovery.recovery import LoadedLog, load_log
@@ -98,10 +98,10 @@ class LogDir:
         self.files = OpenFiles(disk, path, max_open_files)
         self._disk = disk
         self._lock = lock
-        self._marks = StartMarks(disk, path)
+        self._boot_markers = BootMarkers(disk, path)
         self._deleted: list[str] = []
         self._strays: list[str] = []
-        self._tells_of_deleted = False  # checkpoints on disk do, and it has been logged
+        self._has_stale_checkpoints = False  # checkpoints on disk do, and it has been logged
 
     @classmethod
     def open(
@@ -121,7 +121,7 @@ class LogDir:
         if is_locked:
             log_dir = cls(disk, path, None, max_open_files)
             with storage_errors("read", path):
-                log_dir.previous_broker_epoch = log_dir._marks.intact_broker_epoch()
+                log_dir.previous_broker_epoch = log_dir._boot_markers.intact_broker_epoch()
                 log_dir.is_new = log_dir._has_nothing()
             return log_dir
         lock_path = os.path.join(path, LOCK)
@@ -146,14 +146,14 @@ class LogDir:
             parse_partition_folder(name) for name in self._disk.list(self.path)
         )
 
-    async def settle(self, begun_anew: Iterable[Partition] = ()) -> None:
+    async def settle(self, recreated: Iterable[Partition] = ()) -> None:
         """What was lost is known: this directory's word counts from now on.
 
-        `begun_anew`: logs that were noted here, and have begun anew, here or in another directory.
+        `recreated`: logs that were noted here, and have begun anew, here or in another directory.
         Their old recovery points would keep the new logs from opening after a kill.
         It is synced before anything is written to a log here. StorageError.
         """
-        for partition in begun_anew:
+        for partition in recreated:
             self.checkpoints.forget(partition)
         known = self.checkpoints.high_watermarks
         await self.checkpoints.write(self.partitions, lambda: known)
@@ -161,7 +161,7 @@ class LogDir:
 
     def note_start(self, broker_epoch: int) -> None:
         """The next process can tell whether all is here that this one writes. StorageError."""
-        self._marks.note_start(broker_epoch)
+        self._boot_markers.note_start(broker_epoch)
 
     async def load(
         self, config_of: ConfigOf, now_ms: int, *, concurrent: int = CONCURRENT_CALLS
@@ -170,7 +170,7 @@ class LogDir:
 
         `concurrent`: logs recovered side by side.
         """
-        mark = self.files.sync_mark
+        mark = self.files.sync_failure_marker
         with storage_errors("read", self.path):
             offsets = await self._disk.run(self._begin)
             folders = await self._disk.run(self._partition_folders)
@@ -203,7 +203,7 @@ class LogDir:
         mark.end()
 
     def _begin(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        broker_epoch = self._marks.take_clean()
+        broker_epoch = self._boot_markers.take_clean()
         if broker_epoch is not None:
             self.last_broker_epoch = broker_epoch
             self.was_clean = True
@@ -309,13 +309,13 @@ class LogDir:
         """
         try:
             await self.checkpoints.write_deletions(self.partitions)
-            self._tells_of_deleted = False
+            self._has_stale_checkpoints = False
         except DirectoryFailedError:
             raise
         except StorageError as error:
-            if not self._tells_of_deleted:
+            if not self._has_stale_checkpoints:
                 logger.warning("checkpoints in %s tell of deleted logs: %s", self.path, error)
-            self._tells_of_deleted = True
+            self._has_stale_checkpoints = True
 
     def _create_log(self, new: NewPartition, now_ms: int) -> Callable[[], object]:
         partition = (new.topic, new.partition)
@@ -392,7 +392,7 @@ class LogDir:
     def fail(self, error: StorageError) -> None:
         """Nothing here is written or opened any more; what is being read is read to its end."""
         self.failure = error
-        self._marks.forget_start()
+        self._boot_markers.forget_start()
         self.files.shut()
 
     def take_deleted(self) -> list[str]:
@@ -452,11 +452,11 @@ class LogDir:
             closing += ((log, unsynced) for log, unsynced in some if not unsynced.is_empty)
         if not await self._sync_closing(closing):
             clean = False
-            self._marks.forget_start()
+            self._boot_markers.forget_start()
         await self.checkpoint(lambda: high_watermarks)
         if clean:
             with storage_errors("mark", self.path):
-                await self._disk.run(partial(self._marks.mark_clean, broker_epoch))
+                await self._disk.run(partial(self._boot_markers.mark_clean, broker_epoch))
         self.abandon()
 
     async def _sync_closing(self, closing: list[tuple[PartitionLog, Unsynced]]) -> bool:
@@ -486,11 +486,11 @@ class LogDir:
         return clean
 
     def _sync_all(self) -> bool:
-        with self.files.sync_mark.syncing():
+        with self.files.sync_failure_marker.syncing():
             return self._disk.sync_all(self.path)
 
     def _sync(self, unsynced: Unsynced) -> None:
-        with self.files.sync_mark.syncing():
+        with self.files.sync_failure_marker.syncing():
             unsynced.sync(self._disk)
 
     def abandon(self) -> None:

@@ -202,12 +202,12 @@ class LogDirs:
         that is taken for new once more by the next process, or what is lost for lost.
         """
         for log_dir in list(self.online):
-            begun_anew = [at for at in log_dir.missing if self.dir_of(at) is not None]
-            if not log_dir.is_new and not begun_anew:
+            recreated = [at for at in log_dir.missing if self.dir_of(at) is not None]
+            if not log_dir.is_new and not recreated:
                 continue
             try:
                 with self._watched(log_dir):
-                    await log_dir.settle(begun_anew)
+                    await log_dir.settle(recreated)
             except StorageError as error:
                 logger.warning(
                     "the next start will take what was lost in %s for lost once more: %s",

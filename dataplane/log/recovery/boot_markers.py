@@ -23,7 +23,7 @@ from dataplane.log.segments.names import CLEAN_SHUTDOWN, LAST_START
 from metaquorum.runtime.interfaces import Disk, write_atomically
 
 
-class StartMarks:
+class BootMarkers:
     def __init__(self, disk: Disk, path: str) -> None:
         """`path` is the log directory's."""
         self._disk = disk

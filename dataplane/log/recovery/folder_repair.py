@@ -28,16 +28,16 @@ ADVICE: Final = "move the partition's folder away to fetch it from a replica"
 
 
 @dataclass(slots=True)
-class FolderContents:
+class FolderRepair:
     names: set[str] = field(default_factory=set)
     base_offsets: list[int] = field(default_factory=list)  # of segments, in order
     snapshot_offsets: list[int] = field(default_factory=list)  # of producers, in order
     is_changed: bool = False  # and the folder not synced since
 
 
-def settle_folder(disk: Disk, folder: str, config: LogConfig) -> FolderContents:
+def settle_folder(disk: Disk, folder: str, config: LogConfig) -> FolderRepair:
     """What is left there when nothing is half done any more. StorageError, OSError."""
-    found = FolderContents()
+    found = FolderRepair()
     swaps: list[int] = []
     for name in disk.list(folder):
         path = os.path.join(folder, name)

@@ -18,8 +18,8 @@ what was found, and the files are synced before anything is served (KAFKA-10101)
                                            and its files stay as they are
 
 Where a sync failed, or a process died in one, what can be read may not be what the device has
-(`sync_mark`): what is about to be relied on is then written again before it is scanned, the same
-bytes in the same places, so that the sync that follows tells the truth.
+(`sync_failure_marker`): what is about to be relied on is then written again before it is scanned,
+the same bytes in the same places, so that the sync that follows tells the truth.
 
 Nothing is changed on disk before a log is known to be sound or to be cut, and cutting twice (a
 crash during recovery) gives the same. All here is plain and slow: for `Disk.run`.

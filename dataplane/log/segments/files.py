@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, cast
 
-from dataplane.log.segments.sync_failure_marker import SyncMark
+from dataplane.log.segments.sync_failure_marker import SyncFailureMarker
 from metaquorum.runtime.interfaces import Disk, File, StorageError
 
 MAX_OPEN_FILES: Final = 512
@@ -265,12 +265,20 @@ class LogFile:
 class OpenFiles:
     """The descriptors that all logs of a log directory share, and what tells of their syncs."""
 
-    __slots__ = ("_open", "_shut", "disk", "max_open", "on_unreadable", "refuses_cold", "sync_mark")
+    __slots__ = (
+        "_open",
+        "_shut",
+        "disk",
+        "max_open",
+        "on_unreadable",
+        "refuses_cold",
+        "sync_failure_marker",
+    )
 
     def __init__(self, disk: Disk, folder: str, max_open: int = MAX_OPEN_FILES) -> None:
         assert max_open > 0
         self.disk = disk
-        self.sync_mark = SyncMark(disk, folder)
+        self.sync_failure_marker = SyncFailureMarker(disk, folder)
         self.max_open = max_open
         # Told of a log's folder that a reader, who knows no more of it, could not read.
         self.on_unreadable: Callable[[str, StorageError], None] | None = None

@@ -36,7 +36,7 @@ _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _new_tuple: Final = tuple.__new__  # of a NamedTuple, without a call in between
 
 
-class BatchMark(NamedTuple):
+class BatchMetadata(NamedTuple):
     """One batch as it is remembered; first offset and sequence follow from the delta."""
 
     last_sequence: int
@@ -68,7 +68,7 @@ class ProducerEntry:
         producer_id: int,
         epoch: int,
         last_seen_ms: int,
-        batches: Iterable[BatchMark] = (),
+        batches: Iterable[BatchMetadata] = (),
         coordinator_epoch: int = -1,
         transaction_first_offset: int = NO_OFFSET,
     ) -> None:
@@ -83,7 +83,7 @@ class ProducerEntry:
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
-    def find_duplicate(self, epoch: int, first: int, last: int) -> BatchMark | None:
+    def find_duplicate(self, epoch: int, first: int, last: int) -> BatchMetadata | None:
         if epoch == self.epoch:
             for mark in self.batches:
                 if mark.last_sequence == last and mark.first_sequence == first:
@@ -102,7 +102,7 @@ class ProducerStateTable:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def check(self, headers: Sequence[BatchHeader]) -> BatchMark | None:
+    def check(self, headers: Sequence[BatchHeader]) -> BatchMetadata | None:
         """The first batch's earlier copy if these were appended before; None if they are next.
 
         KafkaError(INVALID_PRODUCER_EPOCH or OUT_OF_ORDER_SEQUENCE_NUMBER) when they are neither.
@@ -129,9 +129,9 @@ class ProducerStateTable:
             return mark
         return self._check_several(headers)
 
-    def _check_several(self, headers: Sequence[BatchHeader]) -> BatchMark | None:
+    def _check_several(self, headers: Sequence[BatchHeader]) -> BatchMetadata | None:
         ahead: dict[int, tuple[int, int]] = {}
-        first: BatchMark | None = None
+        first: BatchMetadata | None = None
         duplicates = 0
         for header in headers:
             if header.producer_id < 0:
@@ -180,7 +180,9 @@ class ProducerStateTable:
         if len(batches) == REMEMBERED_BATCHES:
             del batches[0]
         last_sequence = (header.base_sequence + delta) & _SEQUENCE_MASK
-        batches.append(_new_tuple(BatchMark, (last_sequence, last_offset, delta, max_timestamp)))
+        batches.append(
+            _new_tuple(BatchMetadata, (last_sequence, last_offset, delta, max_timestamp))
+        )
         if attributes & TRANSACTIONAL and entry.transaction_first_offset == NO_OFFSET:
             entry.transaction_first_offset = last_offset - delta
 

@@ -21,7 +21,7 @@ from typing import Final
 from dataplane.log.segments.producers import (
     NO_SEQUENCE,
     REMEMBERED_BATCHES,
-    BatchMark,
+    BatchMetadata,
     ProducerEntry,
     ProducerStateTable,
 )
@@ -45,7 +45,7 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
     count = 0
     for entry in entries:
         count += 1
-        last = entry.batches[-1] if entry.batches else BatchMark(NO_SEQUENCE, -1, 0, -1)
+        last = entry.batches[-1] if entry.batches else BatchMetadata(NO_SEQUENCE, -1, 0, -1)
         body += _ENTRY.pack(
             entry.producer_id,
             entry.epoch,
@@ -93,7 +93,7 @@ def decode_snapshot(data: Buffer) -> ProducerStateTable:
 
 def _entry(fields: tuple[int, ...]) -> ProducerEntry:
     producer_id, epoch, sequence, offset, delta, seen_ms, coordinator, transaction = fields
-    marks = [] if sequence == NO_SEQUENCE else [BatchMark(sequence, offset, delta, seen_ms)]
+    marks = [] if sequence == NO_SEQUENCE else [BatchMetadata(sequence, offset, delta, seen_ms)]
     return ProducerEntry(producer_id, epoch, seen_ms, marks, coordinator, transaction)
 
 
@@ -105,7 +105,7 @@ def _read_extension(body: memoryview, at: int, entries: list[ProducerEntry]) -> 
             raise ValueError(f"{count} earlier batches")
         marks = []
         for _ in range(count):
-            marks.append(BatchMark(*_MARK.unpack_from(body, at)))
+            marks.append(BatchMetadata(*_MARK.unpack_from(body, at)))
             at += _MARK.size
         entry.batches[:0] = marks
     for entry in entries:

@@ -30,7 +30,7 @@ _IN_DOUBT: Final = b"1"
 _SURE: Final = b"0"
 
 
-class SyncMark:
+class SyncFailureMarker:
     """Of one log directory. Syncs may be side by side, each beside the loop."""
 
     __slots__ = ("_disk", "_lock", "_path", "_under_way", "has_failed")

@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
             return self._found((max(self.header.base_offset, start_offset), self._newest))
         return self._open(file, lambda data: find_timestamp(data, 0, timestamp, start_offset))
 
-    def youngest(self, file: File, start_offset: int) -> TimestampOffset | None:
+    def find_max_timestamp(self, file: File, start_offset: int) -> TimestampOffset | None:
         """The record with the largest timestamp from `start_offset` on, the first of several."""
         if self.header.timestamp_type is TimestampType.LOG_APPEND_TIME:
             return self._found((max(self.header.base_offset, start_offset), self._newest))
@@ -95,7 +95,7 @@ def next_candidate(
     return None
 
 
-def youngest_candidates(segments: Sequence[Segment], start_offset: int) -> list[Candidate]:
+def max_timestamp_candidates(segments: Sequence[Segment], start_offset: int) -> list[Candidate]:
     """One of these has the youngest record from `start_offset` on: two at most.
 
     That is the batch with the largest timestamp; and the one that a log begins in the middle of,
@@ -121,7 +121,7 @@ def youngest_candidates(segments: Sequence[Segment], start_offset: int) -> list[
     return found
 
 
-def youngest_of(found: Iterable[TimestampOffset | None]) -> TimestampOffset | None:
+def latest_of(found: Iterable[TimestampOffset | None]) -> TimestampOffset | None:
     """The one with the largest timestamp, the first of several."""
     there = (each for each in found if each is not None)
     return max(there, key=lambda each: (each.timestamp, -each.offset), default=None)

@@ -54,7 +54,7 @@ def test_one_beyond_the_limit_is_answered_at_once() -> None:
 
 
 def test_fetches_that_wait_are_bounded_by_what_they_hold() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         parked = sim.worker.parked
         parked.limit_bytes = 2 * ROWS * ROW_BYTES
         clients = [await sim.connect() for _ in range(3)]
@@ -75,13 +75,13 @@ def test_fetches_that_wait_are_bounded_by_what_they_hold() -> None:
             assert sim.now - began >= 59
         assert parked.used_bytes == 0
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_all_polls_of_many_partitions_are_answered_after_one_append() -> None:
     """Fifty connections wait for the same thousand partitions, and hear of one batch each."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         producer = await sim.connect()
         await producer.create("t", PRESENT)
         clients = [await sim.connect() for _ in range(POLLS)]
@@ -108,11 +108,11 @@ def test_all_polls_of_many_partitions_are_answered_after_one_append() -> None:
         assert not parked.used_bytes
         assert not sim.worker.fetch_waiters
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_connection_that_ends_gives_back_what_its_poll_held() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t")
         message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=60_000)
@@ -125,4 +125,4 @@ def test_a_connection_that_ends_gives_back_what_its_poll_held() -> None:
             await trio.sleep(0.01)
         assert not sim.worker.fetch_waiters
 
-    simulated(story)
+    simulated(scenario)

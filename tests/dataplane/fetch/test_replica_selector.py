@@ -59,7 +59,7 @@ async def begin(cluster: Together) -> tuple[RawClient, RawClient]:
 
 
 def test_leaders_send_consumers_to_a_replica_in_their_rack() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         leader, _ = await begin(cluster)
         _, row = await fetch(leader, rack="b")
         assert (row.error_code, row.preferred_read_replica) == (E.NONE, 2)
@@ -75,32 +75,32 @@ def test_leaders_send_consumers_to_a_replica_in_their_rack() -> None:
         assert row.preferred_read_replica == 3
         await cluster.kill(3)
 
-    together(story, **OPTIONS)
+    together(scenario, **OPTIONS)
 
 
 def test_sessions_hear_of_it_too() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         leader, _ = await begin(cluster)
         answer, row = await fetch(leader, 5, rack="b", session=(0, 0), wait_ms=60_000)
         assert (row.preferred_read_replica, answer.session_id > 0) == (2, True)
         _, row = await fetch(leader, 5, rack="b", session=(answer.session_id, 1), wait_ms=60_000)
         assert row.preferred_read_replica == 2, "as often as it asks"
 
-    together(story, **OPTIONS)
+    together(scenario, **OPTIONS)
 
 
 def test_without_the_selector_leaders_serve_everybody() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         leader, _ = await begin(cluster)
         _, row = await fetch(leader, rack="b")
         assert row.preferred_read_replica == -1
         assert row.records
 
-    together(story, node_options=OPTIONS["node_options"])
+    together(scenario, node_options=OPTIONS["node_options"])
 
 
 def test_followers_serve_consumers_what_is_committed_and_nobody_else() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         leader, follower = await begin(cluster)
         _, row = await fetch(follower, 3)
         assert (row.error_code, row.high_watermark) == (E.NONE, 5)
@@ -120,11 +120,11 @@ def test_followers_serve_consumers_what_is_committed_and_nobody_else() -> None:
         assert not row.records
         cluster.world.internet.heal_all()
 
-    together(story, **OPTIONS)
+    together(scenario, **OPTIONS)
 
 
 def test_who_waits_at_a_follower_hears_soon_of_what_is_committed() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         leader, follower = await begin(cluster)
         began = cluster.world.now
         correlation = await follower.ask(
@@ -152,11 +152,11 @@ def test_who_waits_at_a_follower_hears_soon_of_what_is_committed() -> None:
         assert answer.responses[0].partitions[0].records
         assert cluster.world.now - began < 0.25, "long before the follower's poll is over"
 
-    together(story, **OPTIONS)
+    together(scenario, **OPTIONS)
 
 
 def test_a_consumer_of_an_old_epoch_is_fenced_at_a_follower() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         _, follower = await begin(cluster)
         await cluster.kill(1)
         await cluster.until(lambda: cluster.state("t", 2).leader_epoch > 0)
@@ -165,4 +165,4 @@ def test_a_consumer_of_an_old_epoch_is_fenced_at_a_follower() -> None:
             _, row = await fetch(client, 3, epoch=0)
             assert row.error_code == E.FENCED_LEADER_EPOCH
 
-    together(story, **OPTIONS)
+    together(scenario, **OPTIONS)

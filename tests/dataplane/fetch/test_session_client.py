@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.fetch.session_client import AskingSession, FetchLimits, Key, Wanted
+from dataplane.fetch.session_client import FetchLimits, FetchSessionClient, Key, RequestedPartition
 from wire.messages.fetch import FetchRequest, FetchResponse
 from wire.primitives.errors import ErrorCode
 
@@ -13,8 +13,8 @@ TOPIC = bytes(range(16))
 PARTITIONS = range(4)
 
 
-def wanted(partition: int, offset: int) -> Wanted:
-    return Wanted(TOPIC, partition, 1, offset, 1, 0, 1000)
+def wanted(partition: int, offset: int) -> RequestedPartition:
+    return RequestedPartition(TOPIC, partition, 1, offset, 1, 0, 1000)
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Leader:
         return FetchResponse(session_id=self.session_id)
 
 
-def session() -> AskingSession:
-    return AskingSession(2, lambda: 7, FetchLimits(500, 1, 1 << 20))
+def session() -> FetchSessionClient:
+    return FetchSessionClient(2, lambda: 7, FetchLimits(500, 1, 1 << 20))
 
 
 def test_what_has_not_changed_is_not_asked_again() -> None:
@@ -59,7 +59,7 @@ def test_what_has_not_changed_is_not_asked_again() -> None:
 
 def test_a_worker_that_has_registered_again_asks_for_all_with_its_new_broker_epoch() -> None:
     epochs = [7]
-    asking = AskingSession(2, lambda: epochs[-1], FetchLimits(500, 1, 1 << 20))
+    asking = FetchSessionClient(2, lambda: epochs[-1], FetchLimits(500, 1, 1 << 20))
     leader = Leader()
     for partition in PARTITIONS:
         asking.want(wanted(partition, 0))

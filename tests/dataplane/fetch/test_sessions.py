@@ -113,7 +113,7 @@ class SessionClient:
         }
 
 
-def in_session(story: Any, version: int = BY_NAME, **configs: Any) -> None:
+def in_session(scenario: Any, version: int = BY_NAME, **configs: Any) -> None:
     """A node with the topics t (2 partitions) and u (1), and a client of its own for the story."""
 
     async def whole(sim: Simulated) -> None:
@@ -121,7 +121,7 @@ def in_session(story: Any, version: int = BY_NAME, **configs: Any) -> None:
         await client.create("t", 2)
         await client.create("u", 1)
         ids = {name: sim.worker.image.topic(name).topic_id for name in ("t", "u")}
-        await story(sim, client, SessionClient(await sim.connect(), version, ids))
+        await scenario(sim, client, SessionClient(await sim.connect(), version, ids))
 
     simulated(whole, **configs)
 
@@ -131,7 +131,7 @@ ALL = {("t", 0): 0, ("t", 1): 0, ("u", 0): 0}
 
 @pytest.mark.parametrize("version", [7, 11, BY_NAME, 13, BY_ID])
 def test_a_session_is_told_only_news(version: int) -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         assert set(await session.fetch(ALL)) == set(ALL)
         assert session.session_id
         assert await session.fetch() == {}
@@ -148,26 +148,26 @@ def test_a_session_is_told_only_news(version: int) -> None:
         rows = await session.fetch({("t", 1): 1})  # remembered again, and wholly new
         assert [r.value for r in records_of(rows["t", 1])] == [b"c"]
 
-    in_session(story, version)
+    in_session(scenario, version)
 
 
 def test_versions_before_sessions_get_none() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         for _ in range(2):
             assert set(await session.fetch(ALL, session_epoch=-1, session_id=0)) == set(ALL)
         assert session.session_id == 0
         assert len(sim.worker.fetch_sessions) == 0
 
-    in_session(story, 6)
+    in_session(scenario, 6)
 
 
 def test_a_new_high_watermark_and_a_new_log_start_are_told_once() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         for _ in range(3):
             await other.produce("u", batch_of(b"a"))
         await session.fetch(ALL)
         await session.fetch({("u", 0): 3})
-        partition = sim.worker.partitions.by_name("u", 0)
+        partition = sim.worker.replica_manager.by_name("u", 0)
         partition.log.advance_log_start(2)
         partition.log_start_moved()
         rows = await session.fetch()
@@ -179,11 +179,11 @@ def test_a_new_high_watermark_and_a_new_log_start_are_told_once() -> None:
         rows = await session.fetch(max_bytes=1000)
         assert {key: row.high_watermark for key, row in rows.items()} == {("u", 0): 4, ("t", 0): 1}
 
-    in_session(story)
+    in_session(scenario)
 
 
 def test_errors_are_told_as_long_as_they_last_and_what_follows_them_too() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         rows = await session.fetch({("u", 0): 0, ("new", 0): 0})
         assert rows["new", 0].error_code == UNKNOWN
         assert (await session.fetch())["new", 0].error_code == UNKNOWN
@@ -196,12 +196,12 @@ def test_errors_are_told_as_long_as_they_last_and_what_follows_them_too() -> Non
         assert (await session.fetch({("u", 0): 0}))["u", 0].error_code == 0
         assert await session.fetch() == {}
 
-    in_session(story)
+    in_session(scenario)
 
 
 @pytest.mark.parametrize("version", [BY_NAME, BY_ID])
 def test_a_topic_that_was_made_again_is_another_one(version: int) -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         await other.produce("u", batch_of(b"old"))
         await session.fetch(ALL)
         await session.fetch({("u", 0): 1})
@@ -222,11 +222,11 @@ def test_a_topic_that_was_made_again_is_another_one(version: int) -> None:
         await other.produce("u", batch_of(b"new"))
         assert [r.value for r in records_of((await session.fetch())["u", 0])] == [b"new"]
 
-    in_session(story, version)
+    in_session(scenario, version)
 
 
 def test_a_session_is_continued_in_its_own_order_and_by_its_own_kind() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         assert await session.error(session_id=77, session_epoch=1) == NOT_FOUND
         await session.fetch(ALL)
         for epoch in (2, 7, 2**31 - 1, -2, -(2**31)):
@@ -244,25 +244,25 @@ def test_a_session_is_continued_in_its_own_order_and_by_its_own_kind() -> None:
         assert set(await session.fetch(ALL, session_epoch=-1)) == set(ALL)
         assert await session.error() == NOT_FOUND
         assert len(sim.worker.fetch_sessions) == 0
-        assert not any(p.waiters for p in sim.worker.partitions)
+        assert not any(p.waiters for p in sim.worker.replica_manager)
 
-    in_session(story)
+    in_session(scenario)
 
 
 def test_a_session_that_forgets_everything_is_over() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         await session.fetch(ALL)
         await session.ask({}, forget=ALL, max_wait_ms=9000)
         answer = await session.answer()
         assert (answer.error_code, answer.session_id, answer.responses) == (0, 0, [])
         assert await session.error() == NOT_FOUND
-        assert not any(p.waiters for p in sim.worker.partitions)
+        assert not any(p.waiters for p in sim.worker.replica_manager)
 
-    in_session(story)
+    in_session(scenario)
 
 
 def test_no_partition_starves_behind_a_small_max_bytes() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         for topic, index in ALL:
             for _ in range(4):
                 await other.produce(topic, batch_of(bytes(1000)), partition=index)
@@ -277,11 +277,11 @@ def test_no_partition_starves_behind_a_small_max_bytes() -> None:
             seen.append(given[0])
         assert {key: seen.count(key) for key in ALL} == dict.fromkeys(ALL, 3)
 
-    in_session(story)
+    in_session(scenario)
 
 
 def test_a_long_poll_of_a_session_ends_when_enough_has_come() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         await session.fetch(ALL)
         await session.ask({}, max_wait_ms=60_000, min_bytes=2500)
         for topic, index in (("t", 0), ("u", 0), ("t", 0)):
@@ -299,13 +299,13 @@ def test_a_long_poll_of_a_session_ends_when_enough_has_come() -> None:
         assert await session.fetch({("t", 0): 2, ("u", 0): 1}, max_wait_ms=3000) == {}
         assert 3 <= sim.now - began < 3.2
 
-    in_session(story)
+    in_session(scenario)
 
 
 def test_no_news_is_lost_whenever_it_comes() -> None:
     """Between requests, while one is on its way, in a long poll: it is heard of soon."""
 
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         random = Random(3)
         await session.fetch(ALL)
         offsets, sent = dict(ALL), dict.fromkeys(ALL, 0)
@@ -333,11 +333,11 @@ def test_no_news_is_lost_whenever_it_comes() -> None:
                 if random.random() < 0.3:
                     await trio.sleep(random.choice([0.001, 0.2]))
 
-    in_session(story)
+    in_session(scenario)
 
 
 def test_whoever_is_overtaken_in_its_long_poll_is_told_so() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         await session.fetch(ALL)
         await session.ask({}, max_wait_ms=60_000)
         while not sim.worker.fetch_waiters:
@@ -350,34 +350,34 @@ def test_whoever_is_overtaken_in_its_long_poll_is_told_so() -> None:
         assert answer.error_code == WRONG_EPOCH
         assert sim.now - began < 1
 
-    in_session(story)
+    in_session(scenario)
 
 
 def test_the_isolation_level_may_change_within_a_session() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         await session.fetch(ALL)
         assert await session.fetch(isolation_level=1) == {}
         await other.produce("u", batch_of(b"a"))
         rows = await session.fetch(isolation_level=1)
         assert rows["u", 0].aborted_transactions == []
 
-    in_session(story)
+    in_session(scenario)
 
 
 def test_a_rack_is_accepted_and_no_other_replica_is_preferred() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         rows = await session.fetch(ALL, rack_id="a")
         assert {row.preferred_read_replica for row in rows.values()} == {-1}
 
-    in_session(story)
+    in_session(scenario)
 
 
 def test_a_node_without_slots_gives_no_sessions() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         assert set(await session.fetch(ALL)) == set(ALL)
         assert session.session_id == 0
 
-    in_session(story, max_incremental_fetch_session_cache_slots=0)
+    in_session(scenario, max_incremental_fetch_session_cache_slots=0)
 
 
 MANY = 130  # partitions: more than two pieces of work
@@ -387,15 +387,15 @@ MANY = 130  # partitions: more than two pieces of work
 def test_no_news_is_lost_between_the_pieces_of_a_large_request(continues: bool) -> None:
     """A topic is deleted after each piece in turn: this answer or the next one tells of it."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         other = await sim.connect()
         await other.create("t", MANY)
-        asker = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
+        context = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
 
         def fetch(asked: Asked, session_id: int = 0, epoch: int = 0) -> Any:
             session = SessionClient(other, BY_NAME, {})
             session.session_id, session.epoch = session_id, epoch
-            return handle_fetch(sim.worker, asker, session.message(asked))
+            return handle_fetch(sim.worker, context, session.message(asked))
 
         pieces, is_over = 0, False
         while not is_over:
@@ -431,24 +431,24 @@ def test_no_news_is_lost_between_the_pieces_of_a_large_request(continues: bool) 
             assert told[-1:] == [UNKNOWN], f"deleted after piece {pieces}: {told}"
             sim.worker.fetch_sessions.close(answer.session_id)
         assert pieces > 5
-        assert not any(p.waiters for p in sim.worker.partitions)
+        assert not any(p.waiters for p in sim.worker.replica_manager)
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 4])
 def test_what_is_forgotten_while_a_large_answer_is_made_stays_forgotten(piece: int) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         other = await sim.connect()
         await other.create("t", MANY)
         for index in range(MANY):
             await other.produce("t", batch_of(b"x"), partition=index)
-        asker = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
+        context = Request(BY_NAME, "test", Client(("127.0.0.1", 1), "PLAINTEXT"))
         session = SessionClient(other, BY_NAME, {})
 
         def fetch(asked: Asked, forget: Asked, epoch: int) -> Any:
             session.epoch = epoch
-            return handle_fetch(sim.worker, asker, session.message(asked, forget))
+            return handle_fetch(sim.worker, context, session.message(asked, forget))
 
         def rows(answer: FetchResponse) -> set[int]:
             return {index for _, index in session.rows(answer)}
@@ -464,9 +464,9 @@ def test_what_is_forgotten_while_a_large_answer_is_made_stays_forgotten(piece: i
         assert at_once(overtaken).error_code == WRONG_EPOCH
         assert rows(at_once(fetch({}, {}, 3))) == {*every} - {0, 70, 129}
         sim.worker.fetch_sessions.close(session.session_id)
-        assert not any(p.waiters for p in sim.worker.partitions)
+        assert not any(p.waiters for p in sim.worker.replica_manager)
 
-    simulated(story)
+    simulated(scenario)
 
 
 def kept() -> int:
@@ -476,7 +476,7 @@ def kept() -> int:
 
 
 def test_a_session_that_is_over_is_out_of_memory_with_its_long_polls() -> None:
-    async def story(sim: Simulated, other: RawClient, session: SessionClient) -> None:
+    async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         gc.collect()
         gc.disable()
         try:
@@ -492,7 +492,7 @@ def test_a_session_that_is_over_is_out_of_memory_with_its_long_polls() -> None:
         finally:
             gc.enable()
 
-    in_session(story)
+    in_session(scenario)
 
 
 # The cache alone

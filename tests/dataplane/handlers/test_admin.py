@@ -91,7 +91,7 @@ ASSIGNED = [
 
 
 @pytest.mark.parametrize(
-    ("wish", "error"),
+    ("spec", "error"),
     [
         (topic(""), ErrorCode.INVALID_TOPIC_EXCEPTION),
         (topic("."), ErrorCode.INVALID_TOPIC_EXCEPTION),
@@ -126,17 +126,17 @@ ASSIGNED = [
     ],
 )
 def test_a_wish_that_makes_no_sense_is_refused_alone(
-    tmp_path: Path, wish: CreatableTopic, error: ErrorCode
+    tmp_path: Path, spec: CreatableTopic, error: ErrorCode
 ) -> None:
     @in_trio
     async def test() -> None:
         async with serving(tmp_path) as served:
             client = await served.connect()
             await create(client, topic("have.it"))
-            rows = await create(client, wish, topic("other"))
+            rows = await create(client, spec, topic("other"))
             by_name = {row.name: row for row in rows}
-            assert by_name[wish.name].error_code == error
-            assert by_name[wish.name].error_message
+            assert by_name[spec.name].error_code == error
+            assert by_name[spec.name].error_message
             assert by_name["other"].error_code == 0
 
     test()

@@ -93,7 +93,7 @@ async def test_a_workers_configs_are_in_force_for_all_topics_that_have_none(tmp_
         await client.create("none")
 
         def in_force() -> list[int]:
-            partitions = served.worker.partitions
+            partitions = served.worker.replica_manager
             return [partitions.by_name(t, 0).config.retention_ms for t in ("own", "none")]
 
         assert in_force() == [5, 1000]
@@ -116,13 +116,13 @@ async def test_a_workers_configs_are_in_force_for_all_topics_that_have_none(tmp_
         assert await change(client, TOPIC, "own", {"retention.ms": None}) == 0
         assert in_force() == [3000, 3000]
         await client.create("later")
-        assert served.worker.partitions.by_name("later", 0).config.retention_ms == 3000
+        assert served.worker.replica_manager.by_name("later", 0).config.retention_ms == 3000
     async with serving(tmp_path, log_retention_ms=1000) as served:
-        assert served.worker.partitions.by_name("none", 0).config.retention_ms == 3000
+        assert served.worker.replica_manager.by_name("none", 0).config.retention_ms == 3000
         client = await served.connect()
         for name in ("1", ALL):
             assert await change(client, BROKER, name, {"log.retention.ms": None}) == 0
-        assert served.worker.partitions.by_name("none", 0).config.retention_ms == 1000
+        assert served.worker.replica_manager.by_name("none", 0).config.retention_ms == 1000
 
 
 @in_trio
@@ -143,7 +143,7 @@ async def test_logs_remember_producers_for_as_long_as_the_worker_says(tmp_path: 
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t")
-        plog = served.worker.partitions.by_name("t", 0).log
+        plog = served.worker.replica_manager.by_name("t", 0).log
         assert plog.config.producer_id_expiration_ms == 86_400_000
         assert await change(client, BROKER, ALL, {"producer.id.expiration.ms": 50}) == 0
         assert plog.config.producer_id_expiration_ms == 50
@@ -230,13 +230,13 @@ async def test_topics_are_described_in_pages(tmp_path: Path) -> None:
 
 
 def test_files_of_deleted_records_go_after_the_delay() -> None:
-    async def story(served: Simulated) -> None:
+    async def scenario(served: Simulated) -> None:
         client = await served.connect()
         await client.create("t", internal_segment_bytes=300, file_delete_delay_ms=5000)
         for number in range(10):
             await client.produce("t", batch_of(b"%d" % number * 60))
         disk = served.worker.disk
-        folder = served.worker.partitions.by_name("t", 0).log.folder
+        folder = served.worker.replica_manager.by_name("t", 0).log.folder
         before = len(disk.list(folder))
         assert await delete_records(client, "t", 9) == (0, 9)
         waiting = [name for name in disk.list(folder) if name.endswith(".deleted")]
@@ -247,11 +247,11 @@ def test_files_of_deleted_records_go_after_the_delay() -> None:
         assert not [name for name in disk.list(folder) if name.endswith(".deleted")]
         assert len(disk.list(folder)) < before
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_deleted_records_do_not_come_back_after_a_loss_of_power() -> None:
-    async def story(served: Simulated) -> None:
+    async def scenario(served: Simulated) -> None:
         client = await served.connect()
         await client.create("inside", internal_segment_bytes=300)
         await client.create("whole", internal_segment_bytes=300)
@@ -263,7 +263,7 @@ def test_deleted_records_do_not_come_back_after_a_loss_of_power() -> None:
         assert await delete_records(client, "whole", -1) == (0, 10)
         out = int(ErrorCode.OFFSET_OUT_OF_RANGE)
         assert await delete_records(client, "whole", 11) == (out, -1)
-        assert served.worker.partitions.by_name("whole", 0).log.segment_count == 1
+        assert served.worker.replica_manager.by_name("whole", 0).log.segment_count == 1
         served.on_machine.machine.power_cut()
         await sleep(served.runtime.clock, 1)
         await served.on_machine.start()
@@ -275,4 +275,4 @@ def test_deleted_records_do_not_come_back_after_a_loss_of_power() -> None:
         assert (row.base_offset, row.log_start_offset) == (10, 10)
 
     for seed in range(1, 9):
-        simulated(story, seed=seed)
+        simulated(scenario, seed=seed)

@@ -88,7 +88,7 @@ def test_logs_are_synced_after_as_many_messages_as_the_worker_says(
 
 
 def test_segments_begin_anew_by_time_and_by_size() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("by-worker")
         await client.create("by-topic", segment_ms=10**9)
@@ -99,13 +99,13 @@ def test_segments_begin_anew_by_time_and_by_size() -> None:
                 await client.produce(name, batch_of(b"%d" % step, timestamp=now))
             await clock.sleep_until(clock.monotonic() + 20)
         counts = {
-            name: sim.worker.partitions.by_name(name, 0).log.segment_count
+            name: sim.worker.replica_manager.by_name(name, 0).log.segment_count
             for name in ("by-worker", "by-topic")
         }
         assert counts == {"by-worker": 4, "by-topic": 1}
         assert await client.values("by-worker") == [b"0", b"1", b"2", b"3"]
 
-    simulated(story, log_roll_ms=10_000)
+    simulated(scenario, log_roll_ms=10_000)
 
 
 def test_min_isr_is_that_of_the_first_start_and_another_is_said_not_to_count(
@@ -118,10 +118,10 @@ def test_min_isr_is_that_of_the_first_start_and_another_is_said_not_to_count(
         async with serving(tmp_path, min_insync_replicas=2) as served:
             client = await served.connect()
             await client.create("t")
-            assert served.worker.partitions.by_name("t", 0).config.min_insync_replicas == 2
+            assert served.worker.replica_manager.by_name("t", 0).config.min_insync_replicas == 2
         assert "does not count" not in caplog.text
         async with serving(tmp_path, min_insync_replicas=3) as served:
-            assert served.worker.partitions.by_name("t", 0).config.min_insync_replicas == 2
+            assert served.worker.replica_manager.by_name("t", 0).config.min_insync_replicas == 2
         assert "min.insync.replicas=3, with which this node was started, does not count" in (
             caplog.text
         )

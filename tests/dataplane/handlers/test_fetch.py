@@ -103,7 +103,7 @@ async def test_the_servers_own_bound_holds_whatever_a_client_asks_for(tmp_path: 
 def test_a_fetch_that_is_full_does_not_wait_for_more() -> None:
     """min_bytes beyond what max_bytes lets through can never be reached."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t")
         await fill(client, "t", 10, 1000)
@@ -112,17 +112,17 @@ def test_a_fetch_that_is_full_does_not_wait_for_more() -> None:
         assert row.records
         assert sim.now - began < 1
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_what_is_left_of_an_older_segment_is_given_at_once() -> None:
     """More could never come to it: only the end of the log is worth waiting at."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", segment_bytes=MIB)
         await fill(client, "t", 30, 50_000)
-        log = sim.worker.partitions.by_name("t", 0).log
+        log = sim.worker.replica_manager.by_name("t", 0).log
         spans = list(log.segment_spans())
         assert len(spans) == 2
         began = sim.now
@@ -133,11 +133,11 @@ def test_what_is_left_of_an_older_segment_is_given_at_once() -> None:
         assert len(records_of(row)) == 1
         assert sim.now - began >= 9
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_long_poll_ends_when_enough_has_come_over_all_its_partitions() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client, producer = await sim.connect(), await sim.connect()
         await client.create("t", 3)
         message = fetch_message({"t": [(0, 0), (1, 0), (2, 0)]}, min_bytes=2500, max_wait_ms=60_000)
@@ -153,13 +153,13 @@ def test_a_long_poll_ends_when_enough_has_come_over_all_its_partitions() -> None
         assert [len(sizes_of(row)) for row in answer.responses[0].partitions] == [1, 1, 1]
         assert sim.now - began < 0.1
         assert not sim.worker.fetch_waiters
-        assert not any(p.waiters for p in sim.worker.partitions)
+        assert not any(p.waiters for p in sim.worker.replica_manager)
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_long_poll_that_still_misses_bytes_after_an_append_hears_of_the_next() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client, producer = await sim.connect(), await sim.connect()
         await client.create("t")
         message = fetch_message({"t": [(0, 0)]}, min_bytes=2500, max_wait_ms=60_000)
@@ -171,12 +171,12 @@ def test_a_long_poll_that_still_misses_bytes_after_an_append_hears_of_the_next()
         assert len(sizes_of(answer.responses[0].partitions[0])) == 3
         assert sim.now - began < 1
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("what", ["deleted", "stopped"])
 def test_a_long_poll_ends_when_its_partition_or_the_node_goes(what: str) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client, other = await sim.connect(), await sim.connect()
         await client.create("t")
         await client.ask(ApiKey.FETCH, fetch_message({"t": [(0, 0)]}, max_wait_ms=60_000), 12)
@@ -195,13 +195,13 @@ def test_a_long_poll_ends_when_its_partition_or_the_node_goes(what: str) -> None
         assert answer.responses[0].partitions[0].error_code == expected
         assert sim.now - began < 0.5
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_long_poll_behind_an_answer_that_is_not_read_yet_does_not_outlast_a_stop() -> None:
     """It has not begun when the node tells all polls to end."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", 2500)
         await client.create("u")
@@ -216,7 +216,7 @@ def test_a_long_poll_behind_an_answer_that_is_not_read_yet_does_not_outlast_a_st
         assert [await client.correlation_id() for _ in range(3)] == [8, 8, 9]
         assert sim.now - began < 1
 
-    simulated(story)
+    simulated(scenario)
 
 
 @in_trio
@@ -258,7 +258,7 @@ async def test_leader_epochs_of_the_asker_are_checked(tmp_path: Path) -> None:
         await fill(client, "t", 1, 10)
     async with serving(tmp_path) as served:  # leads in a new epoch
         client = await served.connect()
-        epoch = served.worker.partitions.by_name("t", 0).leader_epoch
+        epoch = served.worker.replica_manager.by_name("t", 0).leader_epoch
         assert epoch > 0
         row = await client.fetch("t", current_leader_epoch=epoch - 1)
         assert row.error_code == ErrorCode.FENCED_LEADER_EPOCH
@@ -363,7 +363,7 @@ async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) ->
         client, other = await served.connect(), await served.connect()
         await client.create("t")
         bomb = bytearray(record_bomb(1_000_000))
-        append_unvalidated(served.worker.partitions.by_name("t", 0), bomb)
+        append_unvalidated(served.worker.replica_manager.by_name("t", 0), bomb)
         answered = 0
         looked = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -392,7 +392,9 @@ async def test_what_a_bomb_decompressed_to_is_not_kept(tmp_path: Path) -> None:
             attributes=Codec.GZIP, max_timestamp=WORLD_BEGAN_MS + 10
         )
         cut_short = compress(Codec.GZIP, bytes(1000))[:-10]
-        append_unvalidated(served.worker.partitions.by_name("t", 0), pack_batch(header, cut_short))
+        append_unvalidated(
+            served.worker.replica_manager.by_name("t", 0), pack_batch(header, cut_short)
+        )
         gc.collect()
         before = wire_errors()
         gc.disable()
@@ -420,7 +422,7 @@ async def test_a_lookup_goes_on_where_headers_claim_what_their_records_do_not_ha
             batch = batch_of(b"a", timestamp=WORLD_BEGAN_MS, codec=codec)
             header = parse_header(batch, 0)._replace(max_timestamp=WORLD_BEGAN_MS + 10)
             lying = pack_batch(header, bytes(batch[HEADER_BYTES:]))
-            append_unvalidated(served.worker.partitions.by_name("t", 0), lying)
+            append_unvalidated(served.worker.replica_manager.by_name("t", 0), lying)
         await client.produce("t", batch_of(b"b", timestamp=WORLD_BEGAN_MS + 5))
         found = await offset_of(client, WORLD_BEGAN_MS + 5)
         assert found == (0, 40, WORLD_BEGAN_MS + 5)
@@ -462,7 +464,7 @@ async def test_what_comes_between_two_pieces_of_a_fetch_ends_its_wait(tmp_path: 
         await client.create("t")
         rows = [(i, 0) for i in range(MANY)]
         work = _handled(served, fetch_message({"t": rows}, max_wait_ms=60_000))
-        while not served.worker.partitions.by_name("t", 0).waiters:
+        while not served.worker.replica_manager.by_name("t", 0).waiters:
             next(work)
         for _ in range(3):
             next(work)  # the partition has been looked at, and nothing was there
@@ -507,7 +509,7 @@ async def test_a_fetch_that_is_dropped_between_two_pieces_watches_nothing(tmp_pa
         await client.create("t")
         rows = [(i, 0) for i in range(MANY)]
         work = _handled(served, fetch_message({"t": rows}, max_wait_ms=60_000))
-        partition = served.worker.partitions.by_name("t", 0)
+        partition = served.worker.replica_manager.by_name("t", 0)
         while not partition.waiters:
             next(work)
         work.close()

@@ -69,7 +69,7 @@ def test_a_failing_directory_goes_offline_in_one_line_and_the_other_lives(
     async def test() -> None:
         disk = FaultyDisk()
         async with two_dirs(tmp_path, disk) as (served, client):
-            ids = served.worker.partitions.log_dirs.ids
+            ids = served.worker.replica_manager.log_dirs.ids
             assert served.worker.image.workers[1].log_dirs == ids
             disk.fail("write", "/a/t-0/", errno.EIO)
             await client.produce("t", batch_of(b"x"), error=OFFLINE)
@@ -79,7 +79,7 @@ def test_a_failing_directory_goes_offline_in_one_line_and_the_other_lives(
             assert (await fetched(client, 0)).error_code == OFFLINE
             await client.produce("t", batch_of(b"y"), partition=1)
             assert len((await fetched(client, 1)).records) > 0
-            assert served.worker.partitions.log_dirs.offline_ids == ids[:1]
+            assert served.worker.replica_manager.log_dirs.offline_ids == ids[:1]
 
             lost, kept = await metadata(client)
             assert (lost.error_code, lost.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
@@ -162,7 +162,7 @@ async def test_a_full_directory_stays_and_is_written_to_again_when_there_is_room
         assert [one.leader_id for one in await metadata(client)] == [1, 1]
         disk.faults.clear()
         await client.produce("t", batch_of(b"x"))
-        assert served.worker.partitions.log_dirs.offline_ids == ()
+        assert served.worker.replica_manager.log_dirs.offline_ids == ()
 
 
 class ColdDisk(FaultyDisk):
@@ -201,7 +201,7 @@ async def test_records_that_cannot_be_read_take_their_partition_offline_alone(
         await client.produce("t", batch_of(b"x"))
         while not any(path.startswith(f"{tmp_path}/a/recovery-point") for path in disk.synced):
             await trio.sleep(0.01)  # the directory is written to, to see whether it can be
-        assert served.worker.partitions.log_dirs.offline_ids == ()
+        assert served.worker.replica_manager.log_dirs.offline_ids == ()
         await client.produce("t", batch_of(b"x"))
 
 
@@ -213,7 +213,7 @@ async def test_a_directory_that_takes_nothing_when_it_gives_nothing_is_offline(
     async with two_dirs(tmp_path, disk) as (served, client):
         disk.fail("sync", f"{tmp_path}/a/", errno.EIO)
         client = await cannot_be_read(served, client, disk)
-        while not served.worker.partitions.log_dirs.offline_ids:
+        while not served.worker.replica_manager.log_dirs.offline_ids:
             await trio.sleep(0.01)
         await client.produce("t", batch_of(b"x"), error=OFFLINE)
         await client.produce("t", batch_of(b"x"), partition=1)
@@ -230,5 +230,5 @@ async def test_what_lies_in_an_absent_directory_is_not_begun_anew_in_another(
         # The worker's leadership was published once more when it was let in.
         await client.produce("t", batch_of(b"x"))
         await client.produce("t", batch_of(b"x"), partition=1, error=OFFLINE)
-        assert served.worker.partitions.log_dirs.log(("t", 1)) is None
+        assert served.worker.replica_manager.log_dirs.log(("t", 1)) is None
     assert not (tmp_path / "a" / "t-1").exists()

@@ -236,7 +236,7 @@ async def test_no_more_replicas_are_asked_for_than_there_are(tmp_path: Path) -> 
 
 
 def test_timestamps_stay_within_the_limits_of_their_topic() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create(
             "t", message_timestamp_before_max_ms=HOUR_MS, message_timestamp_after_max_ms=HOUR_MS
@@ -254,11 +254,11 @@ def test_timestamps_stay_within_the_limits_of_their_topic() -> None:
             await client.produce("t", rewritten(batch_of(b"x"), **lie), error=refused)
         await client.produce("t", batch_of(b"x", timestamp=-1))  # no timestamp at all
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_log_append_time_replaces_the_producers_and_keeps_the_checksum_right() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", message_timestamp_type="LogAppendTime")
         for size in (10, 300_000):
@@ -271,7 +271,7 @@ def test_log_append_time_replaces_the_producers_and_keeps_the_checksum_right() -
             assert header.attributes & 8
             check_batch(data, 0, header._replace(attributes=0))
 
-    simulated(story)
+    simulated(scenario)
 
 
 class SlowSync(FaultyDisk):
@@ -324,7 +324,7 @@ async def test_a_flush_of_every_message_is_awaited_before_the_answer(tmp_path: P
 def test_large_and_small_appends_of_many_connections_keep_their_order() -> None:
     """Offsets are dense, each connection's records ascend, and readers never see a gap."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         draw = random.Random(sim.world.seed)
         clients = [await sim.connect() for _ in range(4)]
         reader = await sim.connect()
@@ -370,11 +370,13 @@ def test_large_and_small_appends_of_many_connections_keep_their_order() -> None:
             for number in range(4):
                 nursery.start_soon(produce, number)
         for number in range(4):
-            turns = [turn for who, turn in (struct.unpack(">HH", v) for v in seen) if who == number]
-            assert turns == list(range(30))
+            slicer = [
+                turn for who, turn in (struct.unpack(">HH", v) for v in seen) if who == number
+            ]
+            assert slicer == list(range(30))
 
     for seed in range(3):
-        simulated(story, seed=seed)
+        simulated(scenario, seed=seed)
 
 
 # Idempotent producers

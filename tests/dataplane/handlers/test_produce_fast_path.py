@@ -172,7 +172,7 @@ def play(requests: Iterable[Asked], quota: int | None, fault: int, by_hand: bool
     """`fault`: with which error the disk refuses to write to one of the logs; 0: with none."""
     found: list[Outcome] = []
 
-    async def story(served: Simulated) -> None:
+    async def scenario(served: Simulated) -> None:
         client = await served.connect()
         ids = {}
         for name, configs in TOPICS.items():
@@ -196,7 +196,7 @@ def play(requests: Iterable[Asked], quota: int | None, fault: int, by_hand: bool
     with pytest.MonkeyPatch.context() as patch:
         if not by_hand:
             patch.setattr(produce, "decode_one", lambda *_: None)
-        simulated(story, log_dirs=LOG_DIRS[:2])
+        simulated(scenario, log_dirs=LOG_DIRS[:2])
     return found[0]
 
 
@@ -226,7 +226,7 @@ async def outcome_of(served: Simulated, client: RawClient, answers: list[list[by
     logs, taken = {}, {}
     for name in TOPICS:
         for index in range(PARTITIONS):
-            partition = served.worker.partitions.by_name(name, index)
+            partition = served.worker.replica_manager.by_name(name, index)
             traffic = partition.traffic
             taken[name, index] = traffic.records_in, traffic.bytes_in
             asked = fetch_message({name: [(index, 0)]})

@@ -79,7 +79,7 @@ def a_batch(dice: random.Random) -> bytes:
     ids=lambda configs: next(iter(configs), "plain"),
 )
 def test_both_ways_of_a_produce_have_the_same_outcome(configs: dict[str, object]) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         for topic in ("fast", "whole"):
             await client.create(topic, **configs)
@@ -97,12 +97,12 @@ def test_both_ways_of_a_produce_have_the_same_outcome(configs: dict[str, object]
             assert texts[0] == texts[1], (number, batch)
             codes.add(fast.error_code)
         assert {ErrorCode.NONE, ErrorCode.INVALID_RECORD} <= codes
-        logs = [sim.worker.partitions.by_name(topic, 0).log for topic in ("fast", "whole")]
+        logs = [sim.worker.replica_manager.by_name(topic, 0).log for topic in ("fast", "whole")]
         assert logs[0].log_end_offset == logs[1].log_end_offset > 20
         if not configs.get("message_timestamp_type"):
             assert await stored(client, "fast") == await stored(client, "whole")
 
-    simulated(story)
+    simulated(scenario)
 
 
 async def stored(client: RawClient, topic: str) -> list[bytes]:
@@ -120,7 +120,7 @@ async def stored(client: RawClient, topic: str) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", LIES)
 def test_a_batch_that_lies_is_refused_and_nothing_of_it_is_kept(kind: str) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         for topic in ("fast", "whole"):
             await client.create(topic)
@@ -134,16 +134,16 @@ def test_a_batch_that_lies_is_refused_and_nothing_of_it_is_kept(kind: str) -> No
                 assert row.error_message
                 assert row.record_errors
         for topic in ("fast", "whole"):
-            assert sim.worker.partitions.by_name(topic, 0).log.log_end_offset == 0
+            assert sim.worker.replica_manager.by_name(topic, 0).log.log_end_offset == 0
             await client.produce(topic, batch_of(b"after"))
             assert await client.values(topic) == [b"after"]
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("codec", Codec)
 def test_a_wrong_max_timestamp_is_corrected_with_the_checksum(codec: Codec) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t")
         times = [WORLD_BEGAN_MS + delta for delta in (0, 40, 7)]
@@ -157,12 +157,12 @@ def test_a_wrong_max_timestamp_is_corrected_with_the_checksum(codec: Codec) -> N
             check_batch(data, 0, header)
             assert [record.timestamp_ms for record in records_of(answer)] == times
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("codec", Codec)
 def test_each_record_out_of_the_time_limits_is_named(codec: Codec) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create(
             "t", message_timestamp_before_max_ms=HOUR_MS, message_timestamp_after_max_ms=HOUR_MS
@@ -177,25 +177,25 @@ def test_each_record_out_of_the_time_limits_is_named(codec: Codec) -> None:
         records = [Record(i, t, None, b"v") for i, t in enumerate((WORLD_BEGAN_MS, -1))]
         await client.produce("t", encode_batch(records, codec=codec))
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_timestamps_beyond_64_bits_are_refused() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", message_timestamp_after_max_ms=(1 << 63) - 1)
         records = [Record(0, 0, None, b"v"), Record(1, 1 << 62, None, b"v")]
         batch = rewritten(encode_batch(records), base_timestamp=1 << 62)
         await client.produce("t", batch, error=ErrorCode.INVALID_TIMESTAMP)
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_batch_beyond_128_mib_is_taken_and_read(codec: Codec) -> None:
     """130 records of a megabyte, which a producer with large batches and equal bytes sends."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", max_message_bytes=100 << 20)
         value = bytes(1 << 20)
@@ -211,14 +211,14 @@ def test_a_batch_beyond_128_mib_is_taken_and_read(codec: Codec) -> None:
             read += len(piece)
         assert read == 130
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_refused_batch_of_an_idempotent_producer_is_refused_for_good() -> None:
     """Its producer sends the next one with the next sequence or, as Java's and librdkafka, begins a
     new epoch; both are taken, as it is known then that the first will not come."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t")
         ids = {"producer_id": 7, "producer_epoch": 0}
@@ -238,12 +238,12 @@ def test_a_refused_batch_of_an_idempotent_producer_is_refused_for_good() -> None
         )
         assert row.base_offset == 1
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_lz4_blocks_that_javas_clients_cannot_read_are_refused(linked: bool) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         for topic in ("fast", "whole"):
             await client.create(topic)
@@ -255,14 +255,14 @@ def test_lz4_blocks_that_javas_clients_cannot_read_are_refused(linked: bool) -> 
             if linked:
                 assert "independent blocks" in row.error_message
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("framed", [False, True])
 def test_a_large_snappy_block_is_opened_by_one_request_at_a_time(framed: bool) -> None:
     """It is decompressed as a whole, however large it claims to be; so its request waits before."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t")
         block = b"\x80\x80\x80\x20" + b"nonsense"  # claims 64 MiB
@@ -279,4 +279,4 @@ def test_a_large_snappy_block_is_opened_by_one_request_at_a_time(framed: bool) -
         assert answer.error_code == ErrorCode.INVALID_RECORD
         assert "snappy" in answer.error_message
 
-    simulated(story)
+    simulated(scenario)

@@ -4,12 +4,12 @@ from dataplane.instruments.log_rate_limit import (
     ALL_LINES,
     ALL_LINES_PER_S,
     MAX_ADDRESSES,
-    LineLimit,
+    LogRateLimiter,
 )
 
 
 def test_an_address_has_some_lines_at_once_and_then_one_now_and_again() -> None:
-    limit = LineLimit(0.0)
+    limit = LogRateLimiter(0.0)
     said = [limit.take("a", 0.0) for _ in range(100)]
     assert said == [""] * ADDRESS_LINES + [None] * (100 - ADDRESS_LINES)
     assert limit.take("b", 0.0) == " (80 lines like this were left out before)"
@@ -18,7 +18,7 @@ def test_an_address_has_some_lines_at_once_and_then_one_now_and_again() -> None:
 
 
 def test_all_together_have_no_more_than_so_many_whoever_they_are() -> None:
-    limit = LineLimit(0.0)
+    limit = LogRateLimiter(0.0)
     said = sum(limit.take(str(number), 0.0) is not None for number in range(5 * MAX_ADDRESSES))
     assert said == ALL_LINES
     said = sum(limit.take(str(number), 1.0) is not None for number in range(5 * MAX_ADDRESSES))

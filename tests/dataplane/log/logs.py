@@ -8,7 +8,7 @@ from dataplane.log.partition_log import AppendResult, PartitionLog
 from dataplane.log.recovery.recovery import LoadedLog, load_log
 from dataplane.log.segments.config import LogConfig
 from dataplane.log.segments.files import LogFile, OpenFiles
-from dataplane.log.segments.timestamps import TimestampOffset, youngest_of
+from dataplane.log.segments.timestamps import TimestampOffset, latest_of
 from metaquorum.runtime import File
 from metaquorum.runtime.system import RealDisk, RealFile
 from wire.records.records import BatchHeader, Record, batches, encode_batch
@@ -74,7 +74,7 @@ def append_many(log: PartitionLog, count: int, *, records: int = 2) -> None:
 
 def cut(log: PartitionLog, offset: int) -> None:
     """The log is cut as within `LogDirs.cutting`: checkpoints hold no more than what is left."""
-    kept = log.kept_by_cut(offset)
+    kept = log.offsets_after_truncation(offset)
     log.noted_recovery_point = min(log.noted_recovery_point, kept.recovery_point)
     log.least_noted_recovery_point = min(log.least_noted_recovery_point, kept.recovery_point)
     log.noted_log_start_offset = min(log.noted_log_start_offset, kept.log_start_offset)
@@ -104,10 +104,10 @@ def offset_for_timestamp(
 def max_timestamp(log: PartitionLog, end_offset: int) -> TimestampOffset | None:
     """The record with the largest timestamp, the first of several, if it is before the end."""
     opened = []
-    for candidate in log.youngest_candidates():
+    for candidate in log.max_timestamp_candidates():
         with candidate.records.pinned() as file:
-            opened.append(candidate.youngest(file, log.log_start_offset))
-    found = youngest_of(opened)
+            opened.append(candidate.find_max_timestamp(file, log.log_start_offset))
+    found = latest_of(opened)
     return found if found is not None and found.offset < end_offset else None
 
 

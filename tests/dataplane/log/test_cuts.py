@@ -61,7 +61,7 @@ def found_in(log: PartitionLog) -> Found:
 
 
 def crash_everywhere(
-    config: LogConfig, story: Story, check: Callable[[PartitionLog], None]
+    config: LogConfig, scenario: Story, check: Callable[[PartitionLog], None]
 ) -> None:
     """Of all places at which power may go, or the process be killed, recovery is tried at each."""
 
@@ -72,7 +72,7 @@ def crash_everywhere(
         if fail_at is not None:
             disk.fail_at = began + fail_at
         try:
-            await story(log_dir, log_dir.partitions[AT], disk)
+            await scenario(log_dir, log_dir.partitions[AT], disk)
         except Crash:
             pass
         return disk, disk.operations - began
@@ -95,7 +95,7 @@ def test_a_cut_below_the_recovery_point_is_recovered_from_wherever_power_goes(
     new = [(offset, 4) for offset in range(8, 48, 2)]
 
     async def cuts(log_dir: LogDir, log: PartitionLog, disk: CrashDisk) -> None:
-        async with log_dir.cutting({AT: log.kept_by_cut(8)}):
+        async with log_dir.cutting({AT: log.offsets_after_truncation(8)}):
             log.truncate_to(8)
             await log.flush(disk)
         follow(log, *new)
@@ -115,7 +115,7 @@ def test_a_log_that_begins_anew_is_recovered_wherever_power_goes(start: int) -> 
     new = [(start + 2 * number, 4) for number in range(12)]
 
     async def begins_anew(log_dir: LogDir, log: PartitionLog, disk: CrashDisk) -> None:
-        async with log_dir.cutting({AT: log.kept_by_cutting_all(start)}):
+        async with log_dir.cutting({AT: log.offsets_after_full_truncation(start)}):
             log.truncate_fully_and_start_at(start)
             await log.flush(disk)
         follow(log, *new)
@@ -136,7 +136,7 @@ def test_a_log_that_is_cut_before_its_start_keeps_what_comes_there() -> None:
         disk = CrashDisk()
         log_dir = await written(disk, ONE_SEGMENT, log_start=30)
         log = log_dir.partitions[AT]
-        async with log_dir.cutting({AT: log.kept_by_cut(20)}):
+        async with log_dir.cutting({AT: log.offsets_after_truncation(20)}):
             log.truncate_to(20)
         assert (log.log_start_offset, log.log_end_offset) == (20, 20)
         follow(log, (20, 4), (22, 4))
@@ -160,7 +160,7 @@ def test_no_checkpoint_says_more_than_is_left_while_a_log_is_cut() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log_dir.checkpoint)
             await trio.testing.wait_all_tasks_blocked()
-            async with log_dir.cutting({AT: log.kept_by_cut(8)}):
+            async with log_dir.cutting({AT: log.offsets_after_truncation(8)}):
                 await log_dir.checkpoint()
                 assert recovery_point_of(disk) == log.noted_recovery_point == 8
                 assert log.synced_offset == 40
@@ -199,10 +199,10 @@ def test_a_directory_that_cannot_write_checkpoints_says_which_logs_must_not_be_c
         dirs = LogDirs([log_dir], (), ())
         log = log_dir.partitions[AT]
         disk.full_at_bytes = disk.used_bytes()
-        async with dirs.cutting({AT: log.kept_by_cut(8)}) as uncut:
+        async with dirs.cutting({AT: log.offsets_after_truncation(8)}) as uncut:
             assert "No space left" in str(uncut[AT])
         disk.full_at_bytes = None
-        async with dirs.cutting({AT: log.kept_by_cut(8)}) as uncut:
+        async with dirs.cutting({AT: log.offsets_after_truncation(8)}) as uncut:
             assert not uncut
             log.truncate_to(8)
 

@@ -99,7 +99,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         offset = data.draw(st.integers(self.start, self.end), label="offset")
-        self.synced = min(self.synced, self.log.kept_by_cut(offset).recovery_point)
+        self.synced = min(self.synced, self.log.offsets_after_truncation(offset).recovery_point)
         cut(self.log, offset)
         if offset < self.end:
             self.batches = [batch for batch in self.batches if batch[1] < offset]

@@ -38,11 +38,11 @@ async def start_of(client: RawClient, topic: str) -> int:
 
 
 def log_of(sim: Simulated, topic: str) -> Any:
-    return sim.worker.partitions.by_name(topic, 0).log
+    return sim.worker.replica_manager.by_name(topic, 0).log
 
 
 def test_retention_by_time_removes_what_is_old_even_of_the_only_segment() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", retention_ms=100_000)
         await client.create("kept", retention_ms=-1)
@@ -58,11 +58,11 @@ def test_retention_by_time_removes_what_is_old_even_of_the_only_segment() -> Non
         assert await client.values("t", 2) == [b"c"]
         assert await client.values("kept") == [b"a", b"b"]
 
-    simulated(story, log_retention_check_interval_ms=10_000)
+    simulated(scenario, log_retention_check_interval_ms=10_000)
 
 
 def test_retention_by_size_keeps_at_least_that_much() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", segment_bytes=MIB, retention_bytes=2 * MIB, retention_ms=-1)
         for _ in range(60):
@@ -74,7 +74,7 @@ def test_retention_by_size_keeps_at_least_that_much() -> None:
         assert await start_of(client, "t") == log.log_start_offset > 0
         assert len(await client.values("t", log.log_start_offset)) == 60 - log.log_start_offset
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_topic_that_was_never_written_to_is_looked_at_in_silence(
@@ -82,7 +82,7 @@ def test_a_topic_that_was_never_written_to_is_looked_at_in_silence(
 ) -> None:
     """Its folder is made by the first append: there is nothing to read before that."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", partitions=2, retention_ms=1000)
         await sleep(sim, 20)
@@ -91,11 +91,11 @@ def test_a_topic_that_was_never_written_to_is_looked_at_in_silence(
         assert await client.values("t") == [b"a"]
 
     with caplog.at_level(logging.WARNING):
-        simulated(story, log_retention_check_interval_ms=5_000)
+        simulated(scenario, log_retention_check_interval_ms=5_000)
 
 
 def test_a_policy_of_nothing_keeps_everything() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         made = await client.create("t", retention_ms=1000, cleanup_policy="")
         assert made.error_code == 0
@@ -103,14 +103,14 @@ def test_a_policy_of_nothing_keeps_everything() -> None:
         await sleep(sim, 400)
         assert await client.values("t") == [b"a"]
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("delay_s", [5, 200])
 def test_files_of_old_segments_go_after_their_delay_and_not_before(delay_s: int) -> None:
     """Also where it is longer than the delay for whole logs."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create(
             "t",
@@ -135,11 +135,11 @@ def test_files_of_old_segments_go_after_their_delay_and_not_before(delay_s: int)
             await sleep(sim, 0.1)
         assert sim.now - began >= delay_s - 1
 
-    simulated(story, log_retention_check_interval_ms=100)
+    simulated(scenario, log_retention_check_interval_ms=100)
 
 
 def test_a_deleted_topics_folder_goes_after_its_delay_and_not_before() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         assert sim.on_machine.node is not None
         disk, path = sim.worker.disk, sim.on_machine.node.config.data_dir
@@ -154,7 +154,7 @@ def test_a_deleted_topics_folder_goes_after_its_delay_and_not_before() -> None:
                 await sleep(sim, 0.1)
             assert sim.now - began >= 19
 
-    simulated(story, log_segment_delete_delay_ms=20_000)
+    simulated(scenario, log_segment_delete_delay_ms=20_000)
 
 
 @in_trio
@@ -181,7 +181,7 @@ def open_files(below: Path) -> list[str]:
 
 
 def test_flush_ms_bounds_what_a_loss_of_power_can_take() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("soon", flush_ms=5000)
         await client.create("never")
@@ -193,32 +193,32 @@ def test_flush_ms_bounds_what_a_loss_of_power_can_take() -> None:
         assert log_of(sim, "soon").unflushed_records == 0
         assert log_of(sim, "never").unflushed_records == 2
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_periods_of_nothing_do_not_keep_the_node_busy() -> None:
-    turns = 0
+    slicer = 0
 
-    class Turns(trio.abc.Instrument):
+    class TimeSlicer(trio.abc.Instrument):
         def before_task_step(self, task: trio.lowlevel.Task) -> None:
-            nonlocal turns
-            turns += 1
+            nonlocal slicer
+            slicer += 1
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", 50)
-        trio.lowlevel.add_instrument(Turns())
+        trio.lowlevel.add_instrument(TimeSlicer())
         await sleep(sim, 10)
 
     simulated(
-        story,
+        scenario,
         log_retention_check_interval_ms=1,
         log_flush_offset_checkpoint_interval_ms=0,
         log_flush_scheduler_interval_ms=1,
         log_segment_delete_delay_ms=0,
         connections_max_idle_ms=60_000,
     )
-    assert turns < 20_000
+    assert slicer < 20_000
 
 
 class Counting(RealDisk):

@@ -49,7 +49,7 @@ async def records(client: RawClient, topic: str) -> list[Record]:
 
 
 def test_a_compacted_topic_keeps_the_last_record_of_each_key() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         made = await client.create("t", **COMPACTED, delete_retention_ms=100_000)
         assert made.error_code == 0
@@ -71,11 +71,11 @@ def test_a_compacted_topic_keeps_the_last_record_of_each_key() -> None:
         await sleep(sim, 40)
         assert {record.key for record in await records(client, "t")} == {b"k0", b"k2", b"k3"}
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_tombstone_with_the_oldest_timestamp_there_is_can_be_read_once_it_was_cleaned() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", **COMPACTED)
         oldest = WORLD_BEGAN_MS + 60_000 - (1 << 63)  # message.timestamp.before.max.ms ago
@@ -89,18 +89,18 @@ def test_a_tombstone_with_the_oldest_timestamp_there_is_can_be_read_once_it_was_
         (_, header), *_ = batches(row.records or b"")
         assert header.delete_horizon_ms is not None
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_topic_becomes_compacted_when_its_policy_says_so() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", internal_segment_bytes=2000, retention_ms=-1)
         await client.produce("t", batch((None, b"keyless")))
         await fill(client, "t")
         await sleep(sim, 40)
         assert len(await records(client, "t")) == 61
-        partition = sim.worker.partitions.by_name("t", 0)
+        partition = sim.worker.replica_manager.by_name("t", 0)
         assert not partition.config.compacts
         await alter(client, "t", "cleanup.policy", "compact")
         await sleep(sim, 40)
@@ -108,7 +108,7 @@ def test_a_topic_becomes_compacted_when_its_policy_says_so() -> None:
         assert len(await records(client, "t")) < 40
         assert (await records(client, "t"))[0].key is not None
 
-    simulated(story)
+    simulated(scenario)
 
 
 async def alter(client: RawClient, topic: str, name: str, value: str) -> None:
@@ -124,7 +124,7 @@ async def alter(client: RawClient, topic: str, name: str, value: str) -> None:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 def test_a_record_without_a_key_is_refused_and_named(codec: Codec) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", **COMPACTED)
         rows = (b"k", b"v"), (None, b"v"), (b"", b"v"), (None, None)
@@ -139,12 +139,12 @@ def test_a_record_without_a_key_is_refused_and_named(codec: Codec) -> None:
         await client.produce("t", batch((b"k", b"v"), (b"", b"v"), codec=codec))
         assert len(await records(client, "t")) == 2
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_compressed_batch_whose_count_lies_is_refused(count: int) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", **COMPACTED)
         sound = batch((b"k", b"v"), (b"j", b"v"), codec=Codec.GZIP)
@@ -153,13 +153,13 @@ def test_a_compressed_batch_whose_count_lies_is_refused(count: int) -> None:
         await client.produce("t", lying, error=ErrorCode.INVALID_RECORD)
         assert await records(client, "t") == []
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("asked", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 @pytest.mark.parametrize("sent", list(Codec))
 def test_batches_are_stored_in_the_codec_of_the_topic(sent: Codec, asked: str) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", compression_type=asked)
         rows = [(None, b"v%d" % number * 20) for number in range(10)]
@@ -173,30 +173,30 @@ def test_batches_are_stored_in_the_codec_of_the_topic(sent: Codec, asked: str) -
         assert [(r.key, r.value) for r in got] == rows * 2
         assert [r.timestamp_ms - WORLD_BEGAN_MS for r in got] == [*range(10)] * 2
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_batch_that_is_too_large_without_compression_is_refused() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", compression_type="uncompressed", max_message_bytes=10_000)
         large = batch((b"k", bytes(20_000)), codec=Codec.GZIP)
         assert len(large) < 1000
         await client.produce("t", large, error=ErrorCode.MESSAGE_TOO_LARGE)
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_batch_that_cannot_be_opened_stops_the_cleaning_of_its_partition_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("bad", internal_segment_bytes=2000, retention_ms=-1)
         await client.create("good", **COMPACTED)
         sound = batch((b"k", b"v"), codec=Codec.GZIP)
         poison = pack_batch(parse_header(sound), bytes(sound[HEADER_BYTES:-5]))
-        append_unvalidated(sim.worker.partitions.by_name("bad", 0), poison)
+        append_unvalidated(sim.worker.replica_manager.by_name("bad", 0), poison)
         for topic in ("bad", "good"):
             await fill(client, topic)
         await alter(client, "bad", "cleanup.policy", "compact")
@@ -210,13 +210,13 @@ def test_a_batch_that_cannot_be_opened_stops_the_cleaning_of_its_partition_only(
         await client.produce("bad", batch((b"k", b"v")))
 
     with caplog.at_level(logging.ERROR):
-        simulated(story)
+        simulated(scenario)
     (told,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
     assert told.startswith("bad-0: cannot be compacted any more, and is served as before")
 
 
 def test_what_is_younger_than_min_compaction_lag_ms_stays() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", **COMPACTED, min_compaction_lag_ms=300_000)
         await fill(client, "t")
@@ -225,11 +225,11 @@ def test_what_is_younger_than_min_compaction_lag_ms_stays() -> None:
         await sleep(sim, 100)
         assert len(await records(client, "t")) < 40
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_what_is_older_than_max_compaction_lag_ms_is_compacted_at_any_dirty_ratio() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create(
             "t", **COMPACTED, min_cleanable_dirty_ratio=1, max_compaction_lag_ms=300_000
@@ -241,21 +241,21 @@ def test_what_is_older_than_max_compaction_lag_ms_is_compacted_at_any_dirty_rati
         await sleep(sim, 100)
         assert len(await records(client, "t")) < 40
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_lags_that_contradict_each_other_are_refused() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         row = await client.create("t", min_compaction_lag_ms=2, max_compaction_lag_ms=1)
         assert row.error_code == ErrorCode.INVALID_CONFIG
         assert "min.compaction.lag.ms (2) > max.compaction.lag.ms (1)" in row.error_message
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_the_cleaner_is_as_slow_as_it_is_told_to_be() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", **COMPACTED)
         await fill(client, "t", 100)
@@ -264,22 +264,22 @@ def test_the_cleaner_is_as_slow_as_it_is_told_to_be() -> None:
         await sleep(sim, 400)
         assert len(await records(client, "t")) < 40
 
-    simulated(story, log_cleaner_io_max_bytes_per_second=100)
+    simulated(scenario, log_cleaner_io_max_bytes_per_second=100)
 
 
 def test_nothing_is_compacted_where_the_cleaner_is_off() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", **COMPACTED)
         await fill(client, "t")
         await sleep(sim, 300)
         assert len(await records(client, "t")) == 60
 
-    simulated(story, log_cleaner_enable="false")
+    simulated(scenario, log_cleaner_enable="false")
 
 
 def test_compact_and_delete_together_do_both() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         policy = {**COMPACTED, "cleanup_policy": "compact,delete"}
         await client.create("t", **policy, retention_ms=100_000)
@@ -290,4 +290,4 @@ def test_compact_and_delete_together_do_both() -> None:
         await sleep(sim, 400)
         assert log_of(sim, "t").log_start_offset == 60
 
-    simulated(story)
+    simulated(scenario)

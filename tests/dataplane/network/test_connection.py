@@ -101,7 +101,7 @@ async def test_a_pipelined_mix_is_answered_in_order_however_it_is_cut(tmp_path: 
 
 
 def test_a_long_poll_holds_back_what_comes_behind_it_and_loses_nothing() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client, other = await sim.connect(), await sim.connect()
         await client.create("t")
         began = sim.now
@@ -115,13 +115,13 @@ def test_a_long_poll_holds_back_what_comes_behind_it_and_loses_nothing() -> None
         assert [await client.correlation_id(), await client.correlation_id()] == [5, 6]
         assert sim.now - began < 0.1
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_client_that_breaks_off_leaves_nothing_unawaited() -> None:
     """Pipelined answers, then one that must wait, to a client that is gone."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t", flush_messages=1)
         await client.create("slow")
@@ -139,14 +139,14 @@ def test_a_client_that_breaks_off_leaves_nothing_unawaited() -> None:
         assert len(sim.worker.fetch_waiters) <= 1
 
     for seed in range(8):
-        simulated(story, seed=seed)
+        simulated(scenario, seed=seed)
     gc.collect()  # "never awaited" is a warning, and warnings are errors
 
 
 def test_requests_that_arrive_as_the_node_stops_are_answered_or_not_begun() -> None:
     """What is appended is acknowledged, as far as the client still reads."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
         await client.create("t")
         sent = 0
@@ -164,7 +164,7 @@ def test_requests_that_arrive_as_the_node_stops_are_answered_or_not_begun() -> N
         sim.world.count("answered", with_answers)
 
     for seed in range(5):
-        simulated(story, seed=seed)
+        simulated(scenario, seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ async def flood(client: RawClient, data: bytes, counts: list[int] | None = None)
 
 
 def test_a_reader_that_never_reads_holds_bounded_memory_and_is_closed_when_idle() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         client, deaf = await sim.connect(), await sim.connect()
         await client.create("t")
         for _ in range(20):
@@ -242,7 +242,7 @@ def test_a_reader_that_never_reads_holds_bounded_memory_and_is_closed_when_idle(
         with pytest.raises(OSError, match=r"reset|pipe"):
             await flood(deaf, fetch)
 
-    simulated(story, connections_max_idle_ms=10_000)
+    simulated(scenario, connections_max_idle_ms=10_000)
 
 
 @in_trio

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from dataplane.network.client import Client
-from dataplane.network.connection_limits import MAX_OF_ONE_WORKER, Peers, PlaceLimits, Places, Trial
+from dataplane.network.connection_limits import (
+    MAX_CONNECTIONS_OF_ONE_WORKER,
+    ConnectionLimiter,
+    ConnectionLimits,
+    PeerListener,
+    ProvisionalConnection,
+)
 from dataplane.network.replies import DelayedReply, PendingReply, Reply
 from dataplane.network.sasl_session import SaslSession
 from wire.messages.api_versions import ApiVersionsRequest
@@ -35,72 +41,72 @@ class Connection:
         self.client = Client((self.host, 1), self.listener)
 
 
-def peers(*, is_shared: bool = False, are_any: bool = True) -> Peers:
-    return Peers(
+def peers(*, is_shared: bool = False, are_any: bool = True) -> PeerListener:
+    return PeerListener(
         "OUT" if is_shared else "IN",
         is_shared,
         lambda: are_any,
     )
 
 
-def places(most: int = MANY, per_ip: int = MANY, **by_listener: int) -> Places:
-    return Places(PlaceLimits(most, per_ip, by_listener), peers())
+def places(most: int = MANY, per_ip: int = MANY, **by_listener: int) -> ConnectionLimiter:
+    return ConnectionLimiter(ConnectionLimits(most, per_ip, by_listener), peers())
 
 
-def filled(found: Places, count: int, listener: str = "OUT") -> list[Connection]:
+def filled(found: ConnectionLimiter, count: int, listener: str = "OUT") -> list[Connection]:
     connections = [Connection(listener) for _ in range(count)]
     for connection in connections:
-        assert found.take(connection) is None
+        assert found.add(connection) is None
     return connections
 
 
 def test_each_limit_says_by_its_name_what_is_lacking() -> None:
     found = places(3, 2, OUT=1)
     filled(found, 1)
-    assert found.lack("OUT", "192.0.2.9") == (
+    assert found.exceeded_limit("OUT", "192.0.2.9") == (
         "1 by that listener are open, which is listener.name.out.max.connections"
     )
     filled(found, 1, "OTHER")
-    assert found.lack("OTHER", "192.0.2.1") == "it has 2, which is max.connections.per.ip"
-    assert found.lack("OTHER", "192.0.2.9") is None
-    assert found.take(Connection("OTHER", "192.0.2.9")) is None
-    assert found.lack("OTHER", "192.0.2.9") == "3 are open, which is max.connections"
+    assert found.exceeded_limit("OTHER", "192.0.2.1") == "it has 2, which is max.connections.per.ip"
+    assert found.exceeded_limit("OTHER", "192.0.2.9") is None
+    assert found.add(Connection("OTHER", "192.0.2.9")) is None
+    assert found.exceeded_limit("OTHER", "192.0.2.9") == "3 are open, which is max.connections"
 
 
 def test_some_addresses_may_have_another_number() -> None:
-    found = Places(PlaceLimits(MANY, 1, by_ip={"192.0.2.1": 2, "2001:db8::1": 0}))
+    found = ConnectionLimiter(ConnectionLimits(MANY, 1, by_ip={"192.0.2.1": 2, "2001:db8::1": 0}))
     filled(found, 1)
-    assert found.lack("OUT", "192.0.2.1") is None
+    assert found.exceeded_limit("OUT", "192.0.2.1") is None
     filled(found, 1)
     overrides = "which is max.connections.per.ip.overrides"
-    assert found.lack("OUT", "192.0.2.1") == f"it has 2, {overrides}"
-    assert found.lack("OUT", "2001:db8::1") == f"it has 0, {overrides}"
-    assert found.lack("OUT", "192.0.2.2") is None
+    assert found.exceeded_limit("OUT", "192.0.2.1") == f"it has 2, {overrides}"
+    assert found.exceeded_limit("OUT", "2001:db8::1") == f"it has 0, {overrides}"
+    assert found.exceeded_limit("OUT", "192.0.2.2") is None
 
 
 def test_who_left_has_left_its_place_once() -> None:
     found = places(2, 2, OUT=2)
     first, _ = filled(found, 2)
-    found.leave(first)
-    found.leave(first)
+    found.remove(first)
+    found.remove(first)
     assert len(found) == 1
-    assert found.lack("OUT", first.host) is None
+    assert found.exceeded_limit("OUT", first.host) is None
     filled(found, 1)
-    assert found.lack("OUT", first.host)
+    assert found.exceeded_limit("OUT", first.host)
 
 
 def test_by_the_listener_between_workers_the_least_recently_used_of_clients_makes_room() -> None:
     found = places(4)
     first, second, third = filled(found, 3)
     (inside,) = filled(found, 1, "IN")
-    assert found.lack("IN", inside.host) is None
+    assert found.exceeded_limit("IN", inside.host) is None
     first.progress = 5
-    assert found.take(Connection("IN")) is second
+    assert found.add(Connection("IN")) is second
     assert len(found) == 4
     first.progress = 6
-    assert found.take(Connection("IN")) is third
-    assert found.take(Connection("IN")) is first
-    assert found.take(Connection("IN")) is None  # workers alone: nobody is left to end
+    assert found.add(Connection("IN")) is third
+    assert found.add(Connection("IN")) is first
+    assert found.add(Connection("IN")) is None  # workers alone: nobody is left to end
     assert len(found) == 5
 
 
@@ -108,47 +114,47 @@ def test_who_is_muted_waits_for_the_node_and_is_not_unused() -> None:
     found = places(2)
     muted, other = filled(found, 2)
     muted.is_muted = True
-    assert found.take(Connection("IN")) is other
+    assert found.add(Connection("IN")) is other
 
 
 def test_that_listener_has_its_own_limit_and_that_of_addresses_as_any() -> None:
     found = places(2, 2, IN=1)
     filled(found, 1, "IN")
-    assert found.lack("IN", "192.0.2.9")
-    assert places(per_ip=0).lack("IN", "192.0.2.9")
+    assert found.exceeded_limit("IN", "192.0.2.9")
+    assert places(per_ip=0).exceeded_limit("IN", "192.0.2.9")
 
 
 def test_only_there_and_where_other_workers_are_there_may_be_one() -> None:
-    limits = PlaceLimits(0, MANY)
-    assert Places(limits, peers()).try_worker("IN")
-    assert not Places(limits, peers()).try_worker("OUT")
-    assert not Places(limits, peers(are_any=False)).try_worker("IN")
-    assert not Places(limits).try_worker("IN")
-    shared = Places(limits, peers(is_shared=True))
-    assert shared.try_worker("OUT")
-    assert shared.lack("OUT", "192.0.2.1")
+    limits = ConnectionLimits(0, MANY)
+    assert ConnectionLimiter(limits, peers()).peer_listener("IN")
+    assert not ConnectionLimiter(limits, peers()).peer_listener("OUT")
+    assert not ConnectionLimiter(limits, peers(are_any=False)).peer_listener("IN")
+    assert not ConnectionLimiter(limits).peer_listener("IN")
+    shared = ConnectionLimiter(limits, peers(is_shared=True))
+    assert shared.peer_listener("OUT")
+    assert shared.exceeded_limit("OUT", "192.0.2.1")
 
 
 def test_a_worker_that_passed_takes_the_place_of_a_client_of_its_listener() -> None:
-    found = Places(PlaceLimits(MANY, MANY, {"OUT": 2}), peers(is_shared=True))
+    found = ConnectionLimiter(ConnectionLimits(MANY, MANY, {"OUT": 2}), peers(is_shared=True))
     filled(found, 3, "OTHER")
     first, _ = filled(found, 2)
     worker = Connection()
     worker.client.replica.worker_id = WORKER
-    assert found.take_of_worker(worker, WORKER) == [first]
+    assert found.add_worker_connection(worker, WORKER) == [first]
     assert len(found) == 5
 
 
 def test_one_worker_has_so_many_places_by_trial_and_the_oldest_makes_room() -> None:
-    found = Places(PlaceLimits(0, 0), peers(is_shared=True))
-    workers = [Connection() for _ in range(MAX_OF_ONE_WORKER + 2)]
+    found = ConnectionLimiter(ConnectionLimits(0, 0), peers(is_shared=True))
+    workers = [Connection() for _ in range(MAX_CONNECTIONS_OF_ONE_WORKER + 2)]
     for worker in workers:
         worker.client.replica.worker_id = WORKER
     *before, last, another = workers
-    assert [found.take_of_worker(each, WORKER) for each in before] == [[]] * len(before)
-    assert found.take_of_worker(last, WORKER) == [workers[0]]
-    assert found.take_of_worker(another, 3) == []
-    assert len(found) == MAX_OF_ONE_WORKER + 1
+    assert [found.add_worker_connection(each, WORKER) for each in before] == [[]] * len(before)
+    assert found.add_worker_connection(last, WORKER) == [workers[0]]
+    assert found.add_worker_connection(another, 3) == []
+    assert len(found) == MAX_CONNECTIONS_OF_ONE_WORKER + 1
 
 
 # Trials
@@ -158,7 +164,9 @@ class OnTrial:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.client = Client(("192.0.2.1", 1), "IN")
-        self.trial = Trial(self._handle, self.told.append, lambda: self.told.append(None))
+        self.provisional = ProvisionalConnection(
+            self._handle, self.told.append, lambda: self.told.append(None)
+        )
 
     def _handle(self, frame: memoryview, client: Client) -> Reply | PendingReply | DelayedReply:
         if bytes(frame).endswith(PROOF + b"\0") and (client.sasl is None or client.sasl.is_open):
@@ -168,7 +176,7 @@ class OnTrial:
     def ask(self, api: int, message: Message, version: int) -> bool:
         """Whether it is handled."""
         frame = bytearray(encode_request(api, version, 1, "test", message)[4:])
-        return bool(self.trial.handle(memoryview(frame), self.client))
+        return bool(self.provisional.handle(memoryview(frame), self.client))
 
     def prove(self, token: bytes = PROOF) -> bool:
         message = AuthenticateReplicaRequest(auth_bytes=token)

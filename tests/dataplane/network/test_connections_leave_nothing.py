@@ -12,7 +12,7 @@ import trio.testing
 
 from dataplane.network.connection import ClientConnection, ListenerContext
 from dataplane.network.listener_tls import ListenerTls, TlsSettings
-from dataplane.network.principal_mapping import PrincipalRules
+from dataplane.network.principal_mapping import PrincipalMapping
 from dataplane.network.server import Server, ServerLimits
 from metaquorum.runtime import sleep
 from metaquorum.runtime.system import real_runtime
@@ -95,27 +95,29 @@ async def waits_for_records(client: RawClient) -> None:
 
 @pytest.mark.parametrize("meet", [served, sends_nonsense, waits_for_records])
 def test_a_connection_leaves_nothing(meet: Callable[[RawClient], Awaitable[object]]) -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         await leaves_nothing(node, meet)
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("meet", [logs_in, guesses, stops_half_way, sends_nonsense])
 def test_one_that_has_to_log_in_leaves_nothing(
     meet: Callable[[RawClient], Awaitable[object]],
 ) -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         await leaves_nothing(node, meet)
 
-    secured(story)
+    secured(scenario)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"neither TLS nor anything", None])
 def test_one_with_tls_leaves_nothing(sent: bytes | None, tmp_path: Path) -> None:
     """None: the handshake is made, and a frame sent there and back."""
     store = Authority(tmp_path).store("node")
-    listening = ListenerTls(TlsSettings(TlsFiles(store, store), "none", PrincipalRules("DEFAULT")))
+    listening = ListenerTls(
+        TlsSettings(TlsFiles(store, store), "none", PrincipalMapping("DEFAULT"))
+    )
     dialing = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     dialing.check_hostname, dialing.verify_mode = False, ssl.CERT_NONE
     runtime = real_runtime()
@@ -134,8 +136,8 @@ def test_one_with_tls_leaves_nothing(sent: bytes | None, tmp_path: Path) -> None
     @in_trio
     async def main() -> None:
         listener = await runtime.network.listen("127.0.0.1", 0)
-        entrance = ListenerContext("SSL", lambda frame, client: bytes(frame), tls=listening)
-        server = Server(runtime, [(listener, entrance)], ServerLimits(**LIMITS))
+        listener_context = ListenerContext("SSL", lambda frame, client: bytes(frame), tls=listening)
+        server = Server(runtime, [(listener, listener_context)], ServerLimits(**LIMITS))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.serve)
             since = Since()

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from metaquorum.client.users import new_upsertion
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.methods import RequestContext
 from metaquorum.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, ScramMechanism
 from tests.dataplane.network.test_sasl_authenticator import authenticate, handshake, log_in, secured
 from tests.dataplane.replication.together import NODES, Together, together
@@ -44,8 +44,10 @@ async def challenges(node: Simulated, *users: str) -> list[Challenge]:
 
 
 async def change(node: Simulated, wanted: UserScramChange) -> None:
-    gateway = node.worker.gateway
-    assert await gateway.change_scram_credentials(Asker(), [wanted], timeout_s=20) == [None]
+    controller_client = node.worker.controller_client
+    assert await controller_client.change_scram_credentials(
+        RequestContext(), [wanted], timeout_s=20
+    ) == [None]
     await node.world.sleep(1)
 
 
@@ -65,22 +67,22 @@ async def restart(node: Simulated) -> None:
 
 
 def test_a_decoy_has_the_form_of_a_user_created_with_the_defaults() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         await create(node, "carol", "pencil", *MECHANISMS)
         shown = await challenges(node, "carol", "nobody", "n" * 300)
         assert {each.form for each in shown} == {FORM}
         assert len({each.salt for each in shown}) == len(shown), "no salt is shown twice"
 
-    secured(story)
+    secured(scenario)
 
 
 def test_a_decoy_is_the_same_after_a_restart_without_a_secret() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         before = await challenges(node, "nobody", "somebody")
         await restart(node)
         assert await challenges(node, "nobody", "somebody") == before
 
-    secured(story)
+    secured(scenario)
 
 
 def test_every_worker_shows_the_same_decoy_before_and_after_a_kill() -> None:
@@ -94,7 +96,7 @@ def test_every_worker_shows_the_same_decoy_before_and_after_a_kill() -> None:
             }
         )
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         async def shown() -> set[tuple[Challenge, ...]]:
             found = set()
             for node_id in NODES:
@@ -112,24 +114,24 @@ def test_every_worker_shows_the_same_decoy_before_and_after_a_kill() -> None:
         await cluster.restart(2)
         assert await shown() == before
 
-    together(story, node_options=options)
+    together(scenario, node_options=options)
 
 
 def test_a_user_of_one_mechanism_has_a_decoy_of_the_other() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         other, own = MECHANISMS
         before = await challenge(node, "carol", other)
         await create(node, "carol", "pencil", own)
         assert await challenge(node, "carol", other) == before
         assert (await challenge(node, "carol", own)).form == before.form == FORM
 
-    secured(story)
+    secured(scenario)
 
 
 def test_a_deleted_user_is_shown_with_the_salt_that_it_had() -> None:
     """Also after a restart; and its password is worth nothing."""
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         own = MECHANISMS[0]
         await create(node, "carol", "pencil", own)
         shown = await challenges(node, "carol")
@@ -144,4 +146,4 @@ def test_a_deleted_user_is_shown_with_the_salt_that_it_had() -> None:
         answer = await log_in(await node.connect(), own.sasl_name, "carol", "another")
         assert answer.error_code == 0
 
-    secured(story)
+    secured(scenario)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dataplane.network.listener_tls import ListenerTls, TlsSettings
-from dataplane.network.principal_mapping import PrincipalRules
+from dataplane.network.principal_mapping import PrincipalMapping
 from metaquorum.rpc.methods import ANONYMOUS
 from metaquorum.security.tls_context import TlsFiles
 from tests.metaquorum.security.certificates import Authority
@@ -16,7 +16,7 @@ from tests.metaquorum.security.certificates import Authority
 def listener(authority: Authority, rules: str = "DEFAULT") -> ListenerTls:
     store = authority.store("node")
     files = TlsFiles(store, store, authority.path)
-    return ListenerTls(TlsSettings(files, "requested", PrincipalRules(rules)))
+    return ListenerTls(TlsSettings(files, "requested", PrincipalMapping(rules)))
 
 
 def shaken(tls: ListenerTls, authority: Authority, own: TlsFiles | None) -> ssl.SSLObject:

@@ -7,7 +7,7 @@ import pytest
 from dataplane.network.listeners import (
     ClientListener,
     ListenerError,
-    Replicating,
+    ReplicationListener,
     SecurityProtocol,
     client_listeners,
     replicating,
@@ -37,7 +37,7 @@ def parsed(texts: dict[str, str]) -> tuple[ClientListener, ...]:
     return client_listeners(WorkerLayers(texts).worker_configs())
 
 
-def between(texts: dict[str, str]) -> Replicating:
+def between(texts: dict[str, str]) -> ReplicationListener:
     configs = WorkerLayers(texts).worker_configs()
     return replicating(configs, client_listeners(configs))
 
@@ -51,7 +51,7 @@ def test_listeners_have_names_protocols_and_addresses() -> None:
     assert inside.sasl is None
     assert outside.sasl is not None
     assert outside.sasl.mechanisms == ("SCRAM-SHA-256", "SCRAM-SHA-512")
-    assert between(SASL) == Replicating("INSIDE", SecurityProtocol.PLAINTEXT)
+    assert between(SASL) == ReplicationListener("INSIDE", SecurityProtocol.PLAINTEXT)
 
 
 def test_a_listener_named_like_a_protocol_has_it() -> None:

@@ -18,9 +18,9 @@ from dataplane.network.connection import (
 from dataplane.network.delayed import DelayedResponse
 from dataplane.network.pipeline import FRAMES_PER_LOOK, MAX_DELAYED
 from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
-from dataplane.network.unread_responses import UnreadAnswers
+from dataplane.network.unread_responses import UnreadResponses
 from dataplane.scheduling.request_memory import RequestMemory
-from dataplane.scheduling.time_slices import SLICE_CPU_S, Turns
+from dataplane.scheduling.time_slices import SLICE_CPU_S, TimeSlicer
 from metaquorum.runtime import Buffer, File
 from metaquorum.runtime.system import RealDisk
 from tests.dataplane.serving import in_trio
@@ -97,8 +97,8 @@ class PlayedConnection:
 
 
 class Promised(DelayedResponse):
-    def __init__(self, data: bytes, *, lets_others: bool) -> None:
-        super().__init__(lets_others=lets_others)
+    def __init__(self, data: bytes, *, allows_pipelining: bool) -> None:
+        super().__init__(allows_pipelining=allows_pipelining)
         self.data = data
         self.is_dropped = False
 
@@ -126,7 +126,7 @@ class Handler:
             case b"n":
                 return None
             case b"P" | b"L":  # a produce, say, and a long poll
-                later = Promised(data[:8], lets_others=data[:1] == b"P")
+                later = Promised(data[:8], allows_pipelining=data[:1] == b"P")
                 self.laters.append(later)
                 return DelayedReply(later, lambda answer: answer)
             case b"B":
@@ -152,7 +152,7 @@ class Setting:
         self.handler = Handler()
         self.memory = RequestMemory(memory_bytes)
         self.buffers = BufferPool()
-        self.unread = UnreadAnswers(int(2.5 * LARGE_BYTES))
+        self.unread = UnreadResponses(int(2.5 * LARGE_BYTES))
         self.used_s = 0.0
         self.connection = self.another(self.network)
 
@@ -164,7 +164,7 @@ class Setting:
             self.memory,
             self.buffers,
             1 << 24,
-            Turns(self.cpu_s),
+            TimeSlicer(self.cpu_s),
             unread=self.unread,
         )
 
@@ -208,10 +208,10 @@ async def test_who_has_read_nothing_for_longest_is_closed_when_large_answers_are
 async def test_a_later_reply_that_takes_more_work_is_given_when_that_is_done() -> None:
     """Else the metrics of a long poll of many partitions leave out what it takes to answer it."""
     handler = Handler()
-    later = Promised(b"wait", lets_others=False)
+    later = Promised(b"wait", allows_pipelining=False)
     reply = DelayedReply(later, lambda data: PendingReply(handler._later(data), lambda done: done))
     given: list[str] = []
-    reply.when_given(lambda: given.append("given"))
+    reply.on_complete(lambda: given.append("given"))
     pending = reply.complete()
     assert isinstance(pending, PendingReply)
     assert not given
@@ -245,7 +245,7 @@ def test_whoever_reads_goes_behind_those_who_do_not() -> None:
             closed.append(f"{self.name} {unread_bytes}")
 
     a, b, c = Reader("a"), Reader("b"), Reader("c")
-    unread = UnreadAnswers(100)
+    unread = UnreadResponses(100)
     unread.note(a, 60)
     unread.note(b, 30)
     unread.note(a, 50)
@@ -383,12 +383,12 @@ async def test_a_request_without_room_is_not_read_on_until_another_gives_some() 
 async def test_others_have_a_turn_within_a_large_pipeline() -> None:
     """By the time that it has taken, not by how many requests there are."""
     setting = Setting()
-    turns = 0
+    slicer = 0
 
     async def count() -> None:
-        nonlocal turns
+        nonlocal slicer
         while not setting.network.is_closed:
-            turns += 1
+            slicer += 1
             await trio.lowlevel.checkpoint()
 
     frames = [b"%d" % (i % 10) for i in range(10 * 5 * FRAMES_PER_LOOK)]
@@ -398,7 +398,7 @@ async def test_others_have_a_turn_within_a_large_pipeline() -> None:
         nursery.start_soon(count)
         await setting.connection.serve()
     assert bytes(setting.network.sent) == b"".join(frames)
-    assert turns >= 5
+    assert slicer >= 5
 
 
 @in_trio

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataplane.network.principal_mapping import PrincipalRules
+from dataplane.network.principal_mapping import PrincipalMapping
 
 RULES = "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/, RULE:^CN=(.*?),OU=(.*?)$/$1@$2/L, DEFAULT"
 
@@ -21,7 +21,7 @@ RULES = "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/, RULE:^CN=(.*?),OU=(.*?)$/$1@$2/L
     ],
 )
 def test_the_first_rule_that_fits_says_it(rules: str, subject: str, name: str) -> None:
-    assert PrincipalRules(rules).name_of(subject) == name
+    assert PrincipalMapping(rules).name_of(subject) == name
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_the_first_rule_that_fits_says_it(rules: str, subject: str, name: str) -
 )
 def test_rules_that_make_no_sense_are_refused(rules: str) -> None:
     with pytest.raises(ValueError, match=r"no rule|no pattern|no group"):
-        PrincipalRules(rules)
+        PrincipalMapping(rules)

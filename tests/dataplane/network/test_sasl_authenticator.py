@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from dataplane.network.connection import AUTHENTICATION_SECONDS
-from dataplane.network.login_counts import Logins
+from dataplane.network.login_counts import LoginCounts
 from dataplane.network.sasl_authenticator import MAX_REQUESTS
 from dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.metadata.quota_lookup import USER, EntityPart
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.methods import RequestContext
 from metaquorum.runtime import sleep
 from metaquorum.security.sasl import PLAIN, client_mechanism
 from metaquorum.security.scram import ScramMechanism, salted_password
@@ -55,7 +55,7 @@ CONFIGS = {
 Story = Callable[[Simulated], Awaitable[None]]
 
 
-def secured(story: Story, **more: str) -> World:
+def secured(scenario: Story, **more: str) -> World:
     """Alice has the password s3cret for all mechanisms."""
 
     async def prepared(node: Simulated) -> None:
@@ -64,9 +64,11 @@ def secured(story: Story, **more: str) -> World:
             for mechanism in ScramMechanism
         )
         change = UserScramChange("alice", upsertions=upsertions)
-        gateway = node.worker.gateway
-        assert await gateway.change_scram_credentials(Asker(), [change], timeout_s=20) == [None]
-        await story(node)
+        controller_client = node.worker.controller_client
+        assert await controller_client.change_scram_credentials(
+            RequestContext(), [change], timeout_s=20
+        ) == [None]
+        await scenario(node)
 
     dotted = CONFIGS | {name.replace("_", "."): value for name, value in more.items()}
     return simulated(prepared, dotted=dotted)
@@ -107,7 +109,7 @@ async def is_served(client: RawClient) -> bool:
 
 @pytest.mark.parametrize("mechanism", [PLAIN, SCRAM_256, SCRAM_512])
 def test_who_shows_who_it_is_is_served(mechanism: str) -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         asked = ApiVersionsRequest(client_software_name="c", client_software_version="1")
         assert (await client.call(ApiKey.API_VERSIONS, asked)).error_code == 0
@@ -115,14 +117,14 @@ def test_who_shows_who_it_is_is_served(mechanism: str) -> None:
         assert (answer.error_code, answer.session_lifetime_ms) == (0, 0)
         assert await is_served(client)
 
-    secured(story)
+    secured(scenario)
 
 
 @pytest.mark.parametrize("mechanism", [PLAIN, SCRAM_256, SCRAM_512])
 def test_a_wrong_password_is_answered_after_a_while_and_closed(
     mechanism: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         texts = set()
         for username, password in (("alice", "wr0ng"), ("nobody", "s3cret")):
             client, began = await node.connect(), node.now
@@ -134,7 +136,7 @@ def test_a_wrong_password_is_answered_after_a_while_and_closed(
         assert len(texts) == 1, "it tells who is there"
 
     with caplog.at_level(logging.INFO, logger="dataplane"):
-        secured(story)
+        secured(scenario)
     lines = [record.getMessage() for record in caplog.records if mechanism in record.getMessage()]
     assert len(lines) == 2
     assert f"authentication as 'alice' by {mechanism} failed" in lines[0]
@@ -142,7 +144,7 @@ def test_a_wrong_password_is_answered_after_a_while_and_closed(
 
 
 def test_a_mechanism_that_is_not_enabled_is_refused_with_those_that_are() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         for version in (0, 1):
             client = await node.connect()
             answer = await handshake(client, "GSSAPI", version)
@@ -150,11 +152,11 @@ def test_a_mechanism_that_is_not_enabled_is_refused_with_those_that_are() -> Non
             assert answer.mechanisms == [PLAIN, SCRAM_256, SCRAM_512]
             assert await client.is_closed()
 
-    secured(story)
+    secured(scenario)
 
 
 def test_other_requests_of_a_stranger_close_its_connection() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         assert not await is_served(await node.connect())
         client = await node.connect()
         await handshake(client, SCRAM_256)
@@ -164,20 +166,20 @@ def test_other_requests_of_a_stranger_close_its_connection() -> None:
         await client.ask(ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism=PLAIN))
         assert await client.is_closed()
 
-    secured(story)
+    secured(scenario)
 
 
 def test_to_authenticate_without_a_handshake_is_an_error() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         assert (await authenticate(client, b"x")).error_code == E.ILLEGAL_SASL_STATE
         assert await client.is_closed()
 
-    secured(story)
+    secured(scenario)
 
 
 def test_what_is_pipelined_behind_the_last_proof_is_answered() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         parts: list[tuple[ApiKey, Any, int]] = [
             (ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest(mechanism=PLAIN), 1),
@@ -188,11 +190,11 @@ def test_what_is_pipelined_behind_the_last_proof_is_answered() -> None:
         answers = [await client.answer(key, version) for key, _, version in parts]
         assert answers[2].brokers
 
-    secured(story)
+    secured(scenario)
 
 
 def test_after_handshake_v0_the_messages_are_bare_frames() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         assert (await handshake(client, SCRAM_256, version=0)).error_code == 0
         scram = client_mechanism(SCRAM_256, "alice", "s3cret", Random(1))
@@ -207,11 +209,11 @@ def test_after_handshake_v0_the_messages_are_bare_frames() -> None:
         await client.send(struct.pack(">i", 12) + b"\0alice\0wrong")
         assert await client.is_closed()
 
-    secured(story)
+    secured(scenario)
 
 
 def test_who_says_nothing_is_cut_off_after_a_while() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         silent, began = await node.connect(), node.now
         assert await silent.is_closed()
         assert AUTHENTICATION_SECONDS <= node.now - began < AUTHENTICATION_SECONDS + 1
@@ -220,11 +222,11 @@ def test_who_says_nothing_is_cut_off_after_a_while() -> None:
         await node.world.sleep(2 * AUTHENTICATION_SECONDS)
         assert await is_served(known)
 
-    secured(story)
+    secured(scenario)
 
 
 def test_a_stranger_may_send_only_small_frames_and_few() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         large = await node.connect()
         await large.send(struct.pack(">i", 600_000))
         assert await large.is_closed()
@@ -239,11 +241,11 @@ def test_a_stranger_may_send_only_small_frames_and_few() -> None:
         for _ in range(2 * MAX_REQUESTS):
             assert await is_served(known)
 
-    secured(story)
+    secured(scenario)
 
 
 def test_a_session_ends_unless_it_is_shown_again_who_it_is() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         faithful, lazy = await node.connect(), await node.connect()
         for client in (faithful, lazy):
             assert (await log_in(client, SCRAM_256)).session_lifetime_ms == 10_000
@@ -253,11 +255,11 @@ def test_a_session_ends_unless_it_is_shown_again_who_it_is() -> None:
         assert await is_served(faithful)
         assert not await is_served(lazy)
 
-    secured(story, connections_max_reauth_ms="10000")
+    secured(scenario, connections_max_reauth_ms="10000")
 
 
 def test_who_one_is_and_how_one_shows_it_stay_the_same() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         await log_in(client, PLAIN)
         refused = await log_in(client, PLAIN, "bob", "b0b")
@@ -269,25 +271,27 @@ def test_who_one_is_and_how_one_shows_it_stay_the_same() -> None:
         assert (await handshake(client, SCRAM_256)).error_code == E.ILLEGAL_SASL_STATE
         assert await client.is_closed()
 
-    secured(story)
+    secured(scenario)
 
 
 def test_a_credential_that_is_deleted_lets_nobody_in() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         change = UserScramChange("alice", (int(ScramMechanism.SCRAM_SHA_256),))
-        gateway = node.worker.gateway
-        assert await gateway.change_scram_credentials(Asker(), [change], timeout_s=20) == [None]
+        controller_client = node.worker.controller_client
+        assert await controller_client.change_scram_credentials(
+            RequestContext(), [change], timeout_s=20
+        ) == [None]
         await node.on_machine.stop()
         await node.on_machine.start()
         gone, there = await node.connect(), await node.connect()
         assert (await log_in(gone, SCRAM_256)).error_code == E.SASL_AUTHENTICATION_FAILED
         assert (await log_in(there, SCRAM_512)).error_code == 0
 
-    secured(story)
+    secured(scenario)
 
 
 def test_clients_are_told_of_addresses_of_the_listener_by_which_they_came() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         inside = RawClient(await node.runtime.network.connect("server", 9093))
         outside = await node.connect()
         await log_in(outside, PLAIN)
@@ -295,11 +299,11 @@ def test_clients_are_told_of_addresses_of_the_listener_by_which_they_came() -> N
             answer = await client.call(ApiKey.METADATA, MetadataRequest(topics=None))
             assert [broker.port for broker in answer.brokers] == [port]
 
-    secured(story)
+    secured(scenario)
 
 
 def test_passwords_are_shown_to_nobody() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         await log_in(client, PLAIN)
         asked = DescribeConfigsRequest(
@@ -314,7 +318,7 @@ def test_passwords_are_shown_to_nobody() -> None:
         assert (secret.is_sensitive, secret.value) == (True, None)
         assert "s3cret" not in repr(result)
 
-    secured(story)
+    secured(scenario)
 
 
 def test_scram_credentials_are_changed_and_described_as_a_real_kafka_does_it() -> None:
@@ -326,7 +330,7 @@ def test_scram_credentials_are_changed_and_described_as_a_real_kafka_does_it() -
     descriptions = exchanges(describing, DescribeUserScramCredentialsRequest)
     per_change = len(descriptions) // (len(changes) + 1)
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         for number in range(len(changes) + 1):
             if number:
@@ -338,11 +342,11 @@ def test_scram_credentials_are_changed_and_described_as_a_real_kafka_does_it() -
                 assert answer.error_code == golden.error_code
                 assert in_any_order(answer.results) == in_any_order(golden.results), asked
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_listener_without_sasl_says_so_as_a_real_kafka_does(tmp_path: Path) -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         for key, asked_for in (
             (ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest),
@@ -351,17 +355,21 @@ def test_a_listener_without_sasl_says_so_as_a_real_kafka_does(tmp_path: Path) ->
             for version, asked, golden in exchanges(key, asked_for):
                 assert await client.call(key, asked, version) == golden
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_quotas_of_a_user_hold_for_whoever_is_logged_in_as_it() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         change = QuotaChange(
             (EntityPart(USER, "alice"),), [QuotaOp("controller_mutation_rate", 1e-6)]
         )
-        assert await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20) == [None]
+        assert await node.worker.controller_client.change_quotas(
+            RequestContext(), [change], timeout_s=20
+        ) == [None]
         change = QuotaChange((EntityPart(USER, "alice"),), [QuotaOp("producer_byte_rate", 100.0)])
-        assert await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20) == [None]
+        assert await node.worker.controller_client.change_quotas(
+            RequestContext(), [change], timeout_s=20
+        ) == [None]
         client = await node.connect()
         await log_in(client, SCRAM_256)
         assert (await client.create("t")).error_code == 0
@@ -376,11 +384,11 @@ def test_quotas_of_a_user_hold_for_whoever_is_logged_in_as_it() -> None:
         (use,) = QuotaStatus(node.worker.quotas).uses("producer_byte_rate")
         assert (use.rule.sharers.user, use.rule.precedence) == ("alice", 3)
 
-    secured(story)
+    secured(scenario)
 
 
 def test_logins_are_counted_by_listener() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         await log_in(client, SCRAM_256)
         await log_in(client, SCRAM_256)  # again
@@ -394,7 +402,7 @@ def test_logins_are_counted_by_listener() -> None:
         assert node_ is not None
         assert node_.worker_role is not None
         logins = node_.worker_role.logins["SASL_PLAINTEXT"]
-        assert {name: getattr(logins, name) for name in Logins.__slots__} == {
+        assert {name: getattr(logins, name) for name in LoginCounts.__slots__} == {
             "successful_authentication_total": 2,
             "failed_authentication_total": 1,
             "successful_reauthentication_total": 1,
@@ -402,4 +410,4 @@ def test_logins_are_counted_by_listener() -> None:
             "expired_connections_killed_count": 1,
         }
 
-    secured(story, connections_max_reauth_ms="2000")
+    secured(scenario, connections_max_reauth_ms="2000")

@@ -15,7 +15,7 @@ import trio.testing
 
 from dataplane.network.client import Client
 from dataplane.network.connection import ListenerContext
-from dataplane.network.connection_limits import MAX_ON_TRIAL, TRIAL_S, Peers
+from dataplane.network.connection_limits import MAX_PROVISIONAL, PROVISIONAL_S, PeerListener
 from dataplane.network.replies import Handle, PendingReply, Reply
 from dataplane.network.server import Server, ServerLimits
 from metaquorum.runtime import Connection, Runtime
@@ -67,13 +67,13 @@ def echo(frame: memoryview, client: Client) -> Reply | PendingReply:
 
 
 def played(
-    handle: Handle = echo, peers: Peers | None = None, **limits: Any
+    handle: Handle = echo, peers: PeerListener | None = None, **limits: Any
 ) -> tuple[Server, PlayedListener]:
     listener = PlayedListener()
     runtime = Runtime(RealClock(), RealNetwork(), RealDisk(), random.Random(1))
-    entrances = [(listener, ListenerContext("PLAINTEXT", handle))]
+    listener_contexts = [(listener, ListenerContext("PLAINTEXT", handle))]
     asked = ServerLimits(**LIMITS | limits)
-    return Server(runtime, entrances, asked, peers=peers), listener
+    return Server(runtime, listener_contexts, asked, peers=peers), listener
 
 
 def believing_echo(frame: memoryview, client: Client) -> Reply | PendingReply:
@@ -85,7 +85,7 @@ def believing_echo(frame: memoryview, client: Client) -> Reply | PendingReply:
 
 @asynccontextmanager
 async def serving(
-    peers: Peers | None = None, **limits: Any
+    peers: PeerListener | None = None, **limits: Any
 ) -> AsyncIterator[tuple[Server, PlayedListener]]:
     server, listener = played(believing_echo, peers, **limits)
     async with trio.open_nursery() as nursery:
@@ -142,7 +142,7 @@ async def test_no_more_connections_of_one_address_than_allowed_are_served() -> N
         assert not late.is_closed
 
 
-PEERS = Peers("PLAINTEXT", True, lambda: True)
+PEERS = PeerListener("PLAINTEXT", True, lambda: True)
 PROOF = encode_request(
     ApiKey.AUTHENTICATE_REPLICA, 0, 1, "2", AuthenticateReplicaRequest(auth_bytes=b"a proof")
 )
@@ -157,15 +157,15 @@ async def test_another_worker_is_served_whatever_crowd_of_clients_is_there() -> 
         await trio.testing.wait_all_tasks_blocked()
         clients[0].feed(framed(b"x"))
         for _ in range(3):
-            listener.offer(*(PlayedConnection() for _ in range(MAX_ON_TRIAL)))
+            listener.offer(*(PlayedConnection() for _ in range(MAX_PROVISIONAL)))
             await trio.testing.wait_all_tasks_blocked()
-            assert server.connection_count == 3 + MAX_ON_TRIAL
+            assert server.connection_count == 3 + MAX_PROVISIONAL
         listener.offer(worker := PlayedConnection())
         worker.feed(PROOF)
         await trio.testing.wait_all_tasks_blocked()
         assert worker.sent
         assert [one.is_closed for one in (*clients, worker)] == [False, True, False, False]
-        await trio.sleep(TRIAL_S + 1)
+        await trio.sleep(PROVISIONAL_S + 1)
         assert server.connection_count == 3
         assert not worker.is_closed
         listener.offer(late := PlayedConnection())
@@ -303,19 +303,19 @@ async def test_without_a_limit_connections_stay_idle_for_ever() -> None:
 
 @virtual
 async def test_a_limit_of_nothing_does_not_keep_the_processor_busy() -> None:
-    turns = 0
+    slicer = 0
 
-    class Turns(trio.abc.Instrument):
+    class TimeSlicer(trio.abc.Instrument):
         def before_task_step(self, task: trio.lowlevel.Task) -> None:
-            nonlocal turns
-            turns += 1
+            nonlocal slicer
+            slicer += 1
 
     async with serving(max_idle_ms=0) as (_, listener):
-        trio.lowlevel.add_instrument(Turns())
+        trio.lowlevel.add_instrument(TimeSlicer())
         listener.offer(idle := PlayedConnection())
         await trio.sleep(1)
         assert idle.is_closed
-    assert turns < 1000
+    assert slicer < 1000
 
 
 def test_a_bug_in_a_handler_ends_one_connection(caplog: pytest.LogCaptureFixture) -> None:

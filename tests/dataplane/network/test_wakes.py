@@ -5,11 +5,11 @@ from pathlib import Path
 import trio
 
 from dataplane.network.delayed import CALLED_AT_ONCE, Timers
-from dataplane.partition.partition import TOLD_AT_ONCE
+from dataplane.partition.partition import NOTIFIED_AT_ONCE
 from metaquorum.runtime.system import RealClock
 from tests.dataplane.serving import batch_of, in_trio, serving
 
-COUNT = 5 * TOLD_AT_ONCE + 7
+COUNT = 5 * NOTIFIED_AT_ONCE + 7
 
 
 class Counted:
@@ -33,7 +33,7 @@ async def test_all_hear_of_an_append_and_others_have_their_turn_meanwhile(tmp_pa
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t")
-        partition = served.worker.partitions.by_name("t", 0)
+        partition = served.worker.replica_manager.by_name("t", 0)
         watchers = [Counted(goes_on=number % 2 == 0) for number in range(COUNT)]
         partition.waiters.update(watchers)
         batch = batch_of(b"x")
@@ -45,7 +45,7 @@ async def test_all_hear_of_an_append_and_others_have_their_turn_meanwhile(tmp_pa
             await trio.lowlevel.checkpoint()
             now = sum(bool(watcher.noted) for watcher in watchers)
             most, before = max(most, now - before), now
-        assert most <= 2 * TOLD_AT_ONCE
+        assert most <= 2 * NOTIFIED_AT_ONCE
         assert [watcher.noted for watcher in watchers[1:]] == [[len(batch)]] * (COUNT - 1)
         assert watchers[0].noted == late.noted == []
         assert partition.waiters == {*watchers[2::2], late}
@@ -62,7 +62,7 @@ async def test_appends_that_come_faster_than_they_are_told_are_told_together(
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t")
-        partition = served.worker.partitions.by_name("t", 0)
+        partition = served.worker.replica_manager.by_name("t", 0)
         watchers = [Counted() for _ in range(COUNT)]
         partition.waiters.update(watchers)
         for _ in range(100):
@@ -80,7 +80,7 @@ async def test_an_append_does_not_hide_that_something_else_has_happened(tmp_path
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t")
-        partition = served.worker.partitions.by_name("t", 0)
+        partition = served.worker.replica_manager.by_name("t", 0)
         watchers = [Counted() for _ in range(COUNT)]
         partition.waiters.update(watchers)
         partition._note(partition.waiters, 10)
@@ -95,7 +95,7 @@ async def test_all_hear_that_something_else_has_happened(tmp_path: Path) -> None
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t")
-        partition = served.worker.partitions.by_name("t", 0)
+        partition = served.worker.replica_manager.by_name("t", 0)
         watchers = [Counted() for _ in range(COUNT)]
         partition.waiters.update(watchers)
         assert await client.delete("t") == 0

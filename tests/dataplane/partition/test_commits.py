@@ -9,7 +9,7 @@ import trio
 from dataplane.partition.partition import Partition
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.methods import RequestContext
 from tests.dataplane.replication.replicas import state
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
@@ -32,14 +32,14 @@ async def replicated(folder: Path) -> AsyncIterator[tuple[Served, RawClient, Par
     async with serving(folder) as served:
         client = await served.connect()
         await client.create("t")
-        partition = served.worker.partitions.by_name("t", 0)
+        partition = served.worker.replica_manager.by_name("t", 0)
         partition.assign(state(1, 1, (1, OTHER)))
         yield served, client, partition
 
 
 def holds(partition: Partition, offset: int) -> None:
     """The other replica shows that it has everything before `offset`."""
-    leadership = partition.leadership
+    leadership = partition.leader_state
     assert leadership is not None
     leadership.fetched(OTHER, -1, offset, 0, partition.log.log_end_offset, trio.current_time())
     partition.advance()
@@ -109,8 +109,10 @@ async def test_an_answer_that_had_to_wait_is_charged_to_the_quota(tmp_path: Path
         change = QuotaChange(
             (EntityPart(CLIENT_ID, None),), [QuotaOp("producer_byte_rate", 1000.0)]
         )
-        gateway = served.worker.gateway
-        assert await gateway.change_quotas(Asker(), [change], timeout_s=20) == [None]
+        controller_client = served.worker.controller_client
+        assert await controller_client.change_quotas(RequestContext(), [change], timeout_s=20) == [
+            None
+        ]
         message = produce_message("t", batch_of(bytes(50_000)))
         await client.ask(ApiKey.PRODUCE, message, PRODUCE_VERSION)
         await until_waiting(partition)

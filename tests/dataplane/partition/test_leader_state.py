@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.partition.leader_state import UNKNOWN, IsrChange, Lag, Leadership
+from dataplane.partition.leader_state import UNKNOWN, IsrChange, Lag, LeaderState
 
 LAG_S = 10.0
 
@@ -17,22 +17,22 @@ def nobody(replica_id: int, broker_epoch: int) -> bool:
     return False
 
 
-def led(isr: tuple[int, ...] = (1, 2, 3), start: int = 0) -> Leadership:
-    leadership = Leadership(1, lambda: 100, leader_epoch=5, epoch_start_offset=start, lag_s=LAG_S)
+def led(isr: tuple[int, ...] = (1, 2, 3), start: int = 0) -> LeaderState:
+    leadership = LeaderState(1, lambda: 100, leader_epoch=5, epoch_start_offset=start, lag_s=LAG_S)
     leadership.assign((1, 2, 3), isr, partition_epoch=7, now=0.0)
     return leadership
 
 
-def fetch(leadership: Leadership, replica_id: int, offset: int, end: int, now: float) -> None:
+def fetch(leadership: LeaderState, replica_id: int, offset: int, end: int, now: float) -> None:
     assert leadership.fetched(replica_id, 100 + replica_id, offset, 0, end, now)
 
 
-def committed(leadership: Leadership, end: int, now: float = 0.0, *, before: int = 0) -> int:
+def committed(leadership: LeaderState, end: int, now: float = 0.0, *, before: int = 0) -> int:
     return leadership.committed(before, end, 1, now, anybody)
 
 
 def test_a_single_replica_commits_what_it_holds() -> None:
-    leadership = Leadership(1, lambda: 100, 5, 0, LAG_S)
+    leadership = LeaderState(1, lambda: 100, 5, 0, LAG_S)
     leadership.assign((1,), (1,), 0, 0.0)
     assert committed(leadership, 42) == 42
 
@@ -60,7 +60,7 @@ def test_nothing_is_committed_below_min_insync_replicas() -> None:
 
 
 def test_min_insync_replicas_above_the_replication_factor_asks_for_all() -> None:
-    leadership = Leadership(1, lambda: 100, 5, 0, LAG_S)
+    leadership = LeaderState(1, lambda: 100, 5, 0, LAG_S)
     leadership.assign((1,), (1,), 0, 0.0)
     assert leadership.committed(0, 9, 3, 0.0, anybody) == 9
 
@@ -205,7 +205,7 @@ class WholePartition(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.held = {1: 0, 2: 0, 3: 0}
-        self.leadership = Leadership(1, lambda: 100, 5, 0, LAG_S)
+        self.leadership = LeaderState(1, lambda: 100, 5, 0, LAG_S)
         self.true_isr: tuple[int, ...] = (1, 2)
         self.true_epoch = 0
         self.in_flight: list[IsrChange] = []

@@ -75,13 +75,13 @@ def may_come(
 
 def after_refusing(sequence: int, epoch: int = 0) -> RejectedBatches:
     refused = RejectedBatches()
-    refused.refuse(PLACE, produced(sequence, epoch), FULL)
+    refused.reject(PLACE, produced(sequence, epoch), FULL)
     return refused
 
 
 def test_what_follows_waits_for_the_first_that_was_refused() -> None:
     refused = after_refusing(10)
-    refused.refuse(PLACE, produced(20), FULL)
+    refused.reject(PLACE, produced(20), FULL)
     assert not may_come(refused, 20)
     assert may_come(refused, 20, producer_id=8)
     assert may_come(refused, 10)
@@ -101,7 +101,7 @@ def test_sequences_begin_anew_behind_the_last() -> None:
 
 def test_an_earlier_one_that_is_refused_later_is_the_first() -> None:
     refused = after_refusing(20)
-    refused.refuse(PLACE, produced(10), FULL)
+    refused.reject(PLACE, produced(10), FULL)
     assert not may_come(refused, 20)
     assert may_come(refused, 10)
 
@@ -109,7 +109,7 @@ def test_an_earlier_one_that_is_refused_later_is_the_first() -> None:
 def test_another_epoch_has_given_it_up() -> None:
     assert may_come(after_refusing(10, epoch=3), 0, epoch=4)
     refused = after_refusing(10, epoch=3)
-    refused.refuse(PLACE, produced(0, 4), FULL)
+    refused.reject(PLACE, produced(0, 4), FULL)
     assert not may_come(refused, 5, epoch=4)
 
 
@@ -117,7 +117,7 @@ def test_one_that_is_refused_again_is_remembered_anew() -> None:
     refused = after_refusing(10)
     for _ in range(2 * REQUESTS_BEHIND):
         assert refused.next_request() is refused
-        refused.refuse(PLACE, produced(10), FULL)
+        refused.reject(PLACE, produced(10), FULL)
     assert not may_come(refused, 20)
 
 
@@ -125,16 +125,16 @@ def test_what_follows_is_told_what_the_first_was_if_that_is_tried_again() -> Non
     out_of_order = KafkaError(OUT_OF_ORDER)
     refused = after_refusing(10)
     for sequence, code in ((9, OUT_OF_ORDER), (20, OUT_OF_ORDER), (10, OUT_OF_ORDER)):
-        told = after_refusing(10).refuse(PLACE, produced(sequence), out_of_order)
+        told = after_refusing(10).reject(PLACE, produced(sequence), out_of_order)
         expected = ErrorCode.KAFKA_STORAGE_ERROR if sequence == 20 else code
         assert isinstance(told, KafkaError)
         assert told.code is expected
     too_large = KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
-    assert refused.refuse(PLACE, produced(20), too_large) is too_large
+    assert refused.reject(PLACE, produced(20), too_large) is too_large
     refused = RejectedBatches()
-    refused.refuse(PLACE, produced(10, count=2), too_large)
+    refused.reject(PLACE, produced(10, count=2), too_large)
     assert not may_come(refused, 20)
-    assert refused.refuse(PLACE, produced(20), out_of_order) is out_of_order
+    assert refused.reject(PLACE, produced(20), out_of_order) is out_of_order
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_follows_is_told_what_the_first_was_if_that_is_tried_again() -> Non
 )
 def test_what_cannot_come_again_is_not_waited_for(code: ErrorCode) -> None:
     refused = RejectedBatches()
-    refused.refuse(PLACE, produced(10), KafkaError(code))
+    refused.reject(PLACE, produced(10), KafkaError(code))
     assert may_come(refused, 20)
     assert refused.next_request() is None
 
@@ -159,7 +159,7 @@ def test_what_was_sent_after_its_answer_does_not_wait() -> None:
 
 def test_topics_that_cannot_be_are_not_waited_for() -> None:
     refused = RejectedBatches()
-    refused.refuse(("x" * 250, 0), produced(0), KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    refused.reject(("x" * 250, 0), produced(0), KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     assert refused.next_request() is None
 
 
@@ -167,7 +167,7 @@ def test_each_is_remembered_for_its_own_time() -> None:
     refused = after_refusing(0)
     for number in range(REQUESTS_BEHIND):
         assert refused.next_request() is refused
-        refused.refuse(("other", number), produced(0), FULL)
+        refused.reject(("other", number), produced(0), FULL)
     assert refused.next_request() is refused
     assert may_come(refused, 10)
 
@@ -175,16 +175,16 @@ def test_each_is_remembered_for_its_own_time() -> None:
 def test_of_no_producer_nothing_is_remembered() -> None:
     refused = RejectedBatches()
     for records in (None, b"", b"x" * 100, batch_of(b"x")):
-        refused.refuse(PLACE, records, FULL)
+        refused.reject(PLACE, records, FULL)
     assert refused.next_request() is None
 
 
 def test_who_cannot_be_remembered_has_to_connect_again() -> None:
     refused = RejectedBatches()
     for number in range(MAX_REFUSED):
-        refused.refuse(("full", number), produced(0), FULL)
+        refused.reject(("full", number), produced(0), FULL)
     assert may_come(refused, 10)
-    refused.refuse(("full", MAX_REFUSED), produced(0), FULL)
+    refused.reject(("full", MAX_REFUSED), produced(0), FULL)
     with pytest.raises(TooManyRejectedError):
         may_come(refused, 10)
     for _ in range(REQUESTS_BEHIND):

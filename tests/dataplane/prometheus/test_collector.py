@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from dataplane.instruments.histogram import GROWTH, TURN_S, Times
+from dataplane.instruments.histogram import GROWTH, TURN_S, Histogram
 from dataplane.prometheus.catalog import METRICS, Kind
 from dataplane.prometheus.elections import ElectionCounts
 from dataplane.prometheus.exposition import Page, labels
@@ -237,7 +237,7 @@ def test_the_process_is_told(tmp_path: Path) -> None:
 
 
 def test_replication_is_told() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
         batch = batch_of(b"one")
@@ -247,22 +247,22 @@ def test_replication_is_told() -> None:
         assert leader.traffic[:4] == (1, len(batch), 0, 0)
         assert leader.traffic.replicated_bytes_out == 2 * len(batch)
         assert follower.traffic == (0, 0, 0, len(batch), 0)
-        context = cluster.worker(1).replication.context
+        context = cluster.worker(1).isr_manager.context
         assert (context.isr_shrinks, context.isr_expands) == (0, 0)
         await cluster.kill(3)
         await cluster.until(lambda: len(leader.isr) == 2)
         assert context.isr_shrinks == 1
 
-    together(story)
+    together(scenario)
 
 
 def test_what_a_follower_lacks_is_told_while_it_lacks_it() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2))
         client = await cluster.connect(1)
         await client.produce("t", batch_of(b"one"))
         await cluster.until(lambda: cluster.replica(2, "t").high_watermark == 1)
-        assert cluster.worker(2).replication.max_lag() == 0
+        assert cluster.worker(2).isr_manager.max_lag() == 0
         await cluster.kill(2)
         await cluster.until(lambda: len(cluster.replica(1, "t").isr) == 1)
         count = 200
@@ -272,7 +272,7 @@ def test_what_a_follower_lacks_is_told_while_it_lacks_it() -> None:
         lags: list[int] = []
 
         def has_caught_up() -> bool:
-            lag = cluster.worker(2).replication.max_lag()
+            lag = cluster.worker(2).isr_manager.max_lag()
             end = cluster.replica(2, "t").log.log_end_offset
             if lag:
                 lags.append(lag)
@@ -283,7 +283,7 @@ def test_what_a_follower_lacks_is_told_while_it_lacks_it() -> None:
         assert lags == sorted(lags, reverse=True)
         assert len(set(lags)) > 1
 
-    together(story, replica_fetch_max_bytes=100)
+    together(scenario, replica_fetch_max_bytes=100)
 
 
 def partition(leader: int, epoch: int, **more: Any) -> PartitionImage:
@@ -400,7 +400,7 @@ def test_no_labels_are_no_braces() -> None:
 def test_a_quantile_is_never_too_small_and_hardly_too_large(
     seconds: list[float], share: float
 ) -> None:
-    times = Times()
+    times = Histogram()
     for each in seconds:
         times.record(each, 0.0)
     rank = next(n for n in range(1, len(seconds) + 1) if n >= share * len(seconds))
@@ -411,7 +411,7 @@ def test_a_quantile_is_never_too_small_and_hardly_too_large(
 
 
 def test_what_is_long_ago_is_not_among_the_quantiles() -> None:
-    times = Times()
+    times = Histogram()
     times.record(5.0, 0.0)
     times.record(1.0, TURN_S + 1)
     assert times.quantiles([1.0], TURN_S + 2)[0] >= 5

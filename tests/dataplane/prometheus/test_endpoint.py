@@ -65,7 +65,7 @@ async def closed_after_s(hosts: Hosts, connection: Connection) -> float:
     return hosts.world.now - began
 
 
-def told(story: Story) -> None:
+def told(scenario: Story) -> None:
     world = World(1)
 
     async def main(world: World) -> None:
@@ -78,7 +78,7 @@ def told(story: Story) -> None:
         served: Fate = world.machine("server").start(serve)
         await world.sleep(0.1)
         with trio.fail_after(600):
-            await story(Hosts(world))
+            await scenario(Hosts(world))
         assert served.error is None
 
     world.run(main)
@@ -89,7 +89,7 @@ def told(story: Story) -> None:
 @pytest.mark.parametrize("sent", [b"", b"G", HEAD], ids=["nothing", "a byte", "half a head"])
 @pytest.mark.parametrize("other", ["prometheus", "attacker"])
 def test_half_open_connections_do_not_shut_prometheus_out(sent: bytes, other: str) -> None:
-    async def story(hosts: Hosts) -> None:
+    async def scenario(hosts: Hosts) -> None:
         await hosts.connect_many("attacker", sent, 3 * MAX_CONNECTIONS)
         for _ in range(3):
             scraping = await hosts.connect(other, REQUEST)
@@ -97,20 +97,20 @@ def test_half_open_connections_do_not_shut_prometheus_out(sent: bytes, other: st
             scraping.close()
             await hosts.connect_many("attacker", sent, MAX_CONNECTIONS)
 
-    told(story)
+    told(scenario)
 
 
 def test_no_more_connections_are_held_than_there_may_be() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def scenario(hosts: Hosts) -> None:
         held = await hosts.connect_many("attacker", b"G", 3 * MAX_CONNECTIONS)
         closed = [connection for connection in held if connection.receive_nowait(bytearray(1)) == 0]
         assert closed == held[: 2 * MAX_CONNECTIONS], "the oldest make room"
 
-    told(story)
+    told(scenario)
 
 
 def test_a_head_that_does_not_end_is_bounded_by_seconds_however_it_is_fed() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def scenario(hosts: Hosts) -> None:
         silent, fed = await hosts.connect("one"), await hosts.connect("two", b"GET /")
 
         async def feed() -> None:
@@ -124,11 +124,11 @@ def test_a_head_that_does_not_end_is_bounded_by_seconds_however_it_is_fed() -> N
             assert await closed_after_s(hosts, fed) < 1
             nursery.cancel_scope.cancel()
 
-    told(story)
+    told(scenario)
 
 
 def test_a_connection_that_has_been_answered_may_be_idle_but_not_begin_in_vain() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def scenario(hosts: Hosts) -> None:
         kept, begun = await hosts.connect("one", SMALL), await hosts.connect("two", SMALL)
         for connection in (kept, begun):
             assert await answer(connection) == b"HTTP/1.1 404"
@@ -140,22 +140,22 @@ def test_a_connection_that_has_been_answered_may_be_idle_but_not_begin_in_vain()
         await begun.send(b"GET")
         assert HEAD_S - 1 < await closed_after_s(hosts, begun) < HEAD_S + 1
 
-    told(story)
+    told(scenario)
 
 
 def test_who_does_not_read_the_answer_does_not_shut_prometheus_out() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def scenario(hosts: Hosts) -> None:
         await hosts.connect_many("attacker", REQUEST * 50, MAX_CONNECTIONS)
         scraping = await hosts.connect("prometheus", REQUEST)
         assert await answer(scraping) == b"HTTP/1.1 200"
 
-    told(story)
+    told(scenario)
 
 
 def test_the_host_with_the_most_connections_makes_room() -> None:
     """Prometheus keeps its connection between two scrapes, though it is the oldest of all."""
 
-    async def story(hosts: Hosts) -> None:
+    async def scenario(hosts: Hosts) -> None:
         scraping = await hosts.connect("prometheus", REQUEST)
         for _ in range(3):
             assert await answer(scraping) == b"HTTP/1.1 200"
@@ -164,4 +164,4 @@ def test_the_host_with_the_most_connections_makes_room() -> None:
             await hosts.connect_many("attacker", b"", 2 * MAX_CONNECTIONS)
             await scraping.send(REQUEST)
 
-    told(story)
+    told(scenario)

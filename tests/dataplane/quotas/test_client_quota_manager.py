@@ -5,7 +5,7 @@ from typing import Any
 from dataplane.handlers.quotas.client_quotas import SLICE_ENTITIES
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import EntityPart
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.methods import RequestContext
 from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges
 from wire.messages.alter_client_quotas import AlterClientQuotasRequest
@@ -33,7 +33,7 @@ def test_quotas_are_altered_and_described_as_a_real_kafka_does_it() -> None:
     # For each version: all is set, described, removed, described.
     rounds, per_alter, per_describe = 4, len(altering) // 4, len(describing) // 4
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await node.connect()
         for number in range(rounds):
             for version, asked, golden in altering[number * per_alter :][:per_alter]:
@@ -45,7 +45,7 @@ def test_quotas_are_altered_and_described_as_a_real_kafka_does_it() -> None:
                 assert answer.error_message == golden.error_message, asked
                 assert in_any_order(answer.entries) == in_any_order(golden.entries), asked
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_quotas_survive_a_restart_and_many_are_described_in_slices() -> None:
@@ -54,9 +54,11 @@ def test_quotas_survive_a_restart_and_many_are_described_in_slices() -> None:
         for i in range(2 * SLICE_ENTITIES + 1)
     ]
 
-    async def story(node: Simulated) -> None:
-        gateway = node.worker.gateway
-        assert set(await gateway.change_quotas(Asker(), changes, timeout_s=20)) == {None}
+    async def scenario(node: Simulated) -> None:
+        controller_client = node.worker.controller_client
+        assert set(
+            await controller_client.change_quotas(RequestContext(), changes, timeout_s=20)
+        ) == {None}
         await node.on_machine.stop()
         await node.on_machine.start()
         client = await node.connect()
@@ -66,4 +68,4 @@ def test_quotas_survive_a_restart_and_many_are_described_in_slices() -> None:
         found = {entry.entity[0].entity_name: entry.values[0].value for entry in answer.entries}
         assert found == {f"user-{i}": 1.0 + i for i in range(len(changes))}
 
-    simulated(story)
+    simulated(scenario)

@@ -9,7 +9,7 @@ from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ConfigChange, ConfigOp, ResourceChange
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import IP, EntityPart
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.methods import RequestContext
 from tests.dataplane.serving import RawClient, Simulated, simulated
 from wire.protocol.apis import APIS, ApiKey
 
@@ -18,7 +18,9 @@ ASKED = APIS[ApiKey.API_VERSIONS].request()
 
 async def set_rate(node: Simulated, value: float | None) -> None:
     change = QuotaChange((EntityPart(IP, None),), [QuotaOp("connection_creation_rate", value)])
-    answers = await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20)
+    answers = await node.worker.controller_client.change_quotas(
+        RequestContext(), [change], timeout_s=20
+    )
     assert answers == [None]
 
 
@@ -35,7 +37,7 @@ async def is_served(client: RawClient) -> bool:
 def test_who_connects_too_often_is_refused_late_and_served_again_later() -> None:
     quota = 2.0
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         await set_rate(node, quota)
         began, served, refused = node.now, 0, 0
         while node.now - began < 44:
@@ -53,13 +55,13 @@ def test_who_connects_too_often_is_refused_late_and_served_again_later() -> None
         for _ in range(100):
             assert await is_served(await node.connect())
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_refused_connections_are_counted_nowhere() -> None:
     """Q9."""
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         await set_rate(node, 1.0)
         async with trio.open_nursery() as nursery:
             for _ in range(100):
@@ -71,17 +73,17 @@ def test_refused_connections_are_counted_nowhere() -> None:
         for _ in range(10):
             assert await is_served(await node.connect())
 
-    simulated(story, max_connections_per_ip=100)
+    simulated(scenario, max_connections_per_ip=100)
 
 
 def test_all_together_wait_for_their_turn() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         began = node.now
         for _ in range(100):
             assert await is_served(await node.connect())
         assert node.now - began == pytest.approx(100 / 5 - 10, abs=3)
 
-    simulated(story, max_connection_creation_rate=5)
+    simulated(scenario, max_connection_creation_rate=5)
 
 
 LISTENERS = {
@@ -101,14 +103,16 @@ async def seconds_for(node: Simulated, port: int, count: int) -> float:
 async def configure(node: Simulated, name: str, value: str | None) -> None:
     op = ConfigOp.DELETE if value is None else ConfigOp.SET
     change = ResourceChange(Scope.WORKER, "1", [ConfigChange(name, op, value)])
-    answers = await node.worker.gateway.change_configs(Asker(), [change], timeout_s=20)
+    answers = await node.worker.controller_client.change_configs(
+        RequestContext(), [change], timeout_s=20
+    )
     assert not any(answers), answers
 
 
 def test_one_listener_has_a_limit_of_its_own_which_changes_while_all_runs() -> None:
     name = "listener.name.outside.max.connection.creation.rate"
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         assert await seconds_for(node, 9093, 100) == pytest.approx(100 / 5 - 10, abs=3)
         assert await seconds_for(node, 9094, 100) < 3
         await configure(node, name, "20")
@@ -118,7 +122,7 @@ def test_one_listener_has_a_limit_of_its_own_which_changes_while_all_runs() -> N
         with pytest.raises(AssertionError, match="INVALID_REQUEST"):
             await configure(node, name, "0")
 
-    simulated(story, dotted=LISTENERS | {name: "5"})
+    simulated(scenario, dotted=LISTENERS | {name: "5"})
 
 
 def test_one_listener_has_its_own_number_of_places_which_changes_while_all_runs() -> None:
@@ -139,7 +143,7 @@ def test_one_listener_has_its_own_number_of_places_which_changes_while_all_runs(
         await trio.sleep(1)
         return served
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         assert await open_by(node, 9093, 10) == 3
         assert await open_by(node, 9094, 10) == 8
         await configure(node, name, "5")
@@ -148,15 +152,15 @@ def test_one_listener_has_its_own_number_of_places_which_changes_while_all_runs(
         assert await open_by(node, 9093, 10) == 3
         assert await open_by(node, 9092, 10) == 10  # workers': clients would end for them
 
-    simulated(story, dotted=LISTENERS | {name: "3", "max.connections": "8"})
+    simulated(scenario, dotted=LISTENERS | {name: "3", "max.connections": "8"})
 
 
 def test_clients_do_not_keep_workers_from_each_other() -> None:
     """By the listener between workers, where clients have another."""
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         spent_s = await seconds_for(node, 9093, 50) + await seconds_for(node, 9094, 50)
         assert 3 * (spent_s + 11) + 2 >= 100
         assert await seconds_for(node, 9092, 100) < 3
 
-    simulated(story, dotted=LISTENERS | {"max.connection.creation.rate": "3"})
+    simulated(scenario, dotted=LISTENERS | {"max.connection.creation.rate": "3"})

@@ -7,7 +7,7 @@ import trio
 
 from dataplane.network.client import Client
 from dataplane.quotas.client_quota_manager import CREDIT_S, MAX_CREDIT, ClientQuotas
-from dataplane.quotas.muting import Name
+from dataplane.quotas.muting import ClientName
 from metaquorum.config.resolution import WorkerLayers
 from metaquorum.controller.quota_changes import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 from metaquorum.metadata.image import MetadataImage
@@ -62,41 +62,41 @@ class Story:
     def used(self, key: str = PRODUCER_BYTE_RATE, client_id: str = "pump") -> float:
         kind = self.quotas.produce if key == PRODUCER_BYTE_RATE else self.quotas.request
         assert kind is not None
-        allowance = kind.allowance(Name(self.client.principal, client_id))
+        allowance = kind.allowance(ClientName(self.client.principal, client_id))
         assert allowance is not None
         return allowance.used
 
 
 def test_who_asks_now_and_then_is_counted_at_once() -> None:
-    story = Story(producer_byte_rate=1e9)
+    scenario = Story(producer_byte_rate=1e9)
     for number in range(1, 100):
-        story.ask(after_s=1.01 * CREDIT_S)
-        assert story.used() == number * SIZE
+        scenario.ask(after_s=1.01 * CREDIT_S)
+        assert scenario.used() == number * SIZE
 
 
 def test_all_that_was_produced_is_counted_in_the_end() -> None:
-    story, most_left = Story(producer_byte_rate=1e9), 0.0
+    scenario, most_left = Story(producer_byte_rate=1e9), 0.0
     for number in range(1, 1000):
-        assert story.ask(after_s=0.0001) == 0
-        most_left = max(most_left, number * SIZE - story.used())
+        assert scenario.ask(after_s=0.0001) == 0
+        most_left = max(most_left, number * SIZE - scenario.used())
     assert SIZE < most_left <= MAX_CREDIT * SIZE
-    story.quotas.meter.end(story.client)
-    assert story.used() == 999 * SIZE
+    scenario.quotas.meter.end(scenario.client)
+    assert scenario.used() == 999 * SIZE
 
 
 def test_each_name_is_counted_for_what_it_did() -> None:
-    story = Story(producer_byte_rate=1e9)
+    scenario = Story(producer_byte_rate=1e9)
     for number in range(3000):
-        story.ask("pump" if number % 300 < 200 else "sink", after_s=0.0001)
-    story.quotas.meter.end(story.client)
-    assert story.used(client_id="pump") == 2000 * SIZE
-    assert story.used(client_id="sink") == 1000 * SIZE
+        scenario.ask("pump" if number % 300 < 200 else "sink", after_s=0.0001)
+    scenario.quotas.meter.end(scenario.client)
+    assert scenario.used(client_id="pump") == 2000 * SIZE
+    assert scenario.used(client_id="sink") == 1000 * SIZE
 
 
 def test_credit_is_some_milliseconds_of_the_quota() -> None:
     async def throttled_after() -> int:
-        story, count = Story(producer_byte_rate=1_000_000.0), 0
-        while not story.ask(after_s=0.0001):  # ten times as much as it may
+        scenario, count = Story(producer_byte_rate=1_000_000.0), 0
+        while not scenario.ask(after_s=0.0001):  # ten times as much as it may
             count += 1
         return count
 
@@ -106,10 +106,10 @@ def test_credit_is_some_milliseconds_of_the_quota() -> None:
 
 @pytest.mark.parametrize("heavy_every", [1, 10, 1000])
 def test_the_time_of_who_asks_often_is_right_on_the_average(heavy_every: int) -> None:
-    story, spent_s = Story(request_percentage=1e6), 0.0
+    scenario, spent_s = Story(request_percentage=1e6), 0.0
     for number in range(100_000):
         takes_s = 0.0002 if number % heavy_every == 0 else 0.00002
         spent_s += takes_s
-        story.ask(after_s=0.0003, takes_s=takes_s)
-    assert story.used(REQUEST_PERCENTAGE) / 100 == pytest.approx(spent_s, rel=0.05)
-    assert story.client.quota.unmetered <= MAX_CREDIT
+        scenario.ask(after_s=0.0003, takes_s=takes_s)
+    assert scenario.used(REQUEST_PERCENTAGE) / 100 == pytest.approx(spent_s, rel=0.05)
+    assert scenario.client.quota.unmetered <= MAX_CREDIT

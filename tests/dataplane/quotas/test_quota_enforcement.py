@@ -7,11 +7,11 @@ import trio
 
 from dataplane.network.client import Client
 from dataplane.quotas.client_quota_manager import RateQuotas
-from dataplane.quotas.muting import Name
+from dataplane.quotas.muting import ClientName
 from dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import BY_CONFIG, CLIENT_ID, USER, EntityPart
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.methods import RequestContext
 from simulations.kernel.clock import PIECE_CPU_S
 from simulations.single_node.snapback import per_second, producer
 from tests.dataplane.serving import (
@@ -38,7 +38,9 @@ async def set_quota(
     change = QuotaChange(
         (EntityPart(CLIENT_ID, name),), [QuotaOp(key, None if value is None else float(value))]
     )
-    answers = await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20)
+    answers = await node.worker.controller_client.change_quotas(
+        RequestContext(), [change], timeout_s=20
+    )
     assert answers == [None]
 
 
@@ -65,7 +67,7 @@ def test_producers_of_one_client_id_share_its_rate_and_never_get_more() -> None:
             await send(client, batch)
             sent.append((node.now, len(batch)))
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         await topic(node)
         await set_quota(node, "producer_byte_rate", quota)
         began = node.now
@@ -78,11 +80,11 @@ def test_producers_of_one_client_id_share_its_rate_and_never_get_more() -> None:
         assert total <= quota * (spent_s + WINDOW_S + 1) + 3 * (len(batch) + 200)
         assert total >= 0.95 * quota * spent_s
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_the_answer_comes_first_and_then_nothing_is_read_for_as_long_as_it_says() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "producer_byte_rate", 10_000)
         batch = batch_of(bytes(200_000))
@@ -94,13 +96,13 @@ def test_the_answer_comes_first_and_then_nothing_is_read_for_as_long_as_it_says(
         await client.call(ApiKey.API_VERSIONS, APIS[ApiKey.API_VERSIONS].request(), 0)
         assert node.now - began == pytest.approx(throttle_ms / 1000, abs=0.05)
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("version", [3, 5, 7, 8, 9, 12])
 @pytest.mark.parametrize("partition_count", [1, 2])  # by hand, and by the tables
 def test_every_version_says_the_throttle_time(version: int, partition_count: int) -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "producer_byte_rate", 1_000)
         message = produce_message("t", batch_of(bytes(20_000)))
@@ -108,11 +110,11 @@ def test_every_version_says_the_throttle_time(version: int, partition_count: int
         answer = await client.call(ApiKey.PRODUCE, message, version)
         assert answer.throttle_time_ms > 9_000
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_quota_that_is_removed_or_raised_frees_who_is_muted() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         for freed in (None, 1e9):
             await set_quota(node, "producer_byte_rate", 100)
@@ -126,24 +128,24 @@ def test_a_quota_that_is_removed_or_raised_frees_who_is_muted() -> None:
             assert node.now - began < 0.5
             assert not node.worker.quotas.mutes
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_lower_quota_counts_what_was_used_before_it() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "producer_byte_rate", 100_000)
         assert await send(client, batch_of(bytes(500_000))) == 0
         await set_quota(node, "producer_byte_rate", 10_000)
         assert await send(client, batch_of(b"x")) == pytest.approx(40_000, rel=0.02)
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_consumer_reads_all_at_its_rate_and_meanwhile_gets_empty_answers() -> None:
     quota, count = 50_000.0, 200
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         for _ in range(count):
             await send(client, batch_of(RECORD))
@@ -162,11 +164,11 @@ def test_a_consumer_reads_all_at_its_rate_and_meanwhile_gets_empty_answers() -> 
         assert throttled
         assert node.now - began == pytest.approx(expected_s, rel=0.4)
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_batch_larger_than_a_window_of_quota_is_delivered_and_paid_for() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         for _ in range(3):
             await send(client, batch_of(bytes(100_000)))
@@ -180,11 +182,11 @@ def test_a_batch_larger_than_a_window_of_quota_is_delivered_and_paid_for() -> No
         # The first is given, and the next when it is paid for: 90 kB over what a window allows.
         assert 2 * 90 <= node.now - began <= 2 * 111
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_throttled_fetch_session_goes_on_where_it_was() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await send(client, batch_of(bytes(30_000)))
         await set_quota(node, "consumer_byte_rate", 1_000)
@@ -202,7 +204,7 @@ def test_a_throttled_fetch_session_goes_on_where_it_was() -> None:
                 return
         raise AssertionError("throttled for ever")
 
-    simulated(story)
+    simulated(scenario)
 
 
 async def muted(node: Simulated) -> RawClient:
@@ -219,19 +221,19 @@ async def gone(node: Simulated, within_s: float) -> None:
 
 
 def test_the_end_of_a_muted_connection_is_noticed() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await muted(node)
         assert len(node.worker.quotas.mutes) == 1
         client.connection.close()
         await gone(node, 2)
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_what_was_sent_before_the_end_is_still_appended() -> None:
     """A producer with acks=0 sends and goes."""
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "producer_byte_rate", 1_000)
         assert await send(client, batch_of(bytes(20_000))) > 9_000
@@ -241,22 +243,22 @@ def test_what_was_sent_before_the_end_is_still_appended() -> None:
         await trio.sleep(15)
         assert (await (await node.connect()).values("t"))[-1] == b"last"
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_node_that_stops_does_not_wait_for_the_muted() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await muted(node)
         began = node.now
         await node.on_machine.stop()
         assert node.now - began < 5
         assert await client.is_closed()
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_muted_connection_is_not_idle() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "producer_byte_rate", 1_000)
         throttle_ms = await send(client, batch_of(bytes(40_000)))
@@ -264,11 +266,11 @@ def test_a_muted_connection_is_not_idle() -> None:
         await trio.sleep(throttle_ms / 1000 - 0.5)
         await send(client, batch_of(b"x"))
 
-    simulated(story, connections_max_idle_ms=2_000)
+    simulated(scenario, connections_max_idle_ms=2_000)
 
 
 def test_what_a_muted_client_sends_waits_in_its_own_buffers() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await muted(node)
         sent = 0
         request = produce_message("t", batch_of(bytes(50_000)))
@@ -277,9 +279,9 @@ def test_what_a_muted_client_sends_waits_in_its_own_buffers() -> None:
                 await client.ask(ApiKey.PRODUCE, request, 9)
                 sent += 1
         assert 0 < sent < 200
-        assert node.worker.partitions.by_name("t", 0).log.log_end_offset == 1
+        assert node.worker.replica_manager.by_name("t", 0).log.log_end_offset == 1
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_snapback_is_what_the_picture_shows() -> None:
@@ -291,7 +293,7 @@ def test_snapback_is_what_the_picture_shows() -> None:
     assert sum(drawn[11:44]) == pytest.approx(330, rel=0.03)
     times: list[float] = []
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "producer_byte_rate", 100_000)
         await trio.sleep(12)
@@ -301,7 +303,7 @@ def test_snapback_is_what_the_picture_shows() -> None:
             times.append(node.now - began)
             await trio.sleep(0.004 + throttle_ms / 1000)  # as clients heed it
 
-    simulated(story)
+    simulated(scenario)
     assert len(times) == pytest.approx(sum(drawn), rel=0.03)
     for second in range(0, 44, 11):
         seen = sum(1 for at in times if second <= at < second + 11)
@@ -321,7 +323,7 @@ def test_who_asks_much_is_held_to_its_percentage_of_the_loop() -> None:
     # Receiving, handling and encoding is one piece of work, sending another.
     quota, each_s = 0.1, 2 * PIECE_CPU_S
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         clients = [await node.connect() for _ in range(3)]
         await set_quota(node, "request_percentage", quota)
         began, count, most_ms = node.now, 0, 0
@@ -341,11 +343,11 @@ def test_who_asks_much_is_held_to_its_percentage_of_the_loop() -> None:
         assert 0.5 * allowed_s <= count * each_s <= allowed_s + 3 * each_s
         assert 0 < most_ms <= 1000  # capped, as Kafka does
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_an_answer_that_was_waited_for_is_metered_and_says_the_throttle_time() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "request_percentage", 1e-6)
         assert await client.delete("t") == 0
@@ -358,7 +360,7 @@ def test_an_answer_that_was_waited_for_is_metered_and_says_the_throttle_time() -
         assert answer.throttle_time_ms == 1000
         assert node.now - began > 0.99  # muted for the first
 
-    simulated(story)
+    simulated(scenario)
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
@@ -392,7 +394,7 @@ def test_the_clients_of_the_chapter(default: bool) -> None:
     """C0 to C7: who shares with whom, as what they use shows."""
     alice = EntityPart(USER, "alice")
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         rules = [
             ((alice, EntityPart(CLIENT_ID, "pump")), 400.0),
             ((alice,), 200.0),
@@ -401,9 +403,9 @@ def test_the_clients_of_the_chapter(default: bool) -> None:
             rules.append(((alice, EntityPart(CLIENT_ID, None)), 300.0))
         for parts, rate in rules:
             change = QuotaChange(parts, [QuotaOp("consumer_byte_rate", rate)])
-            assert await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20) == [
-                None
-            ]
+            assert await node.worker.controller_client.change_quotas(
+                RequestContext(), [change], timeout_s=20
+            ) == [None]
         quotas = node.worker.quotas
         status = QuotaStatus(quotas)
         seen = {}
@@ -436,11 +438,11 @@ def test_the_clients_of_the_chapter(default: bool) -> None:
                 "C7": None,
             }
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_the_status_shows_use_delay_and_who_is_muted() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         status = QuotaStatus(node.worker.quotas)
         assert list(status.uses()) == []
         await muted(node)
@@ -462,11 +464,11 @@ def test_the_status_shows_use_delay_and_who_is_muted() -> None:
         rules = status.rules("producer_byte_rate", one.principal, one.client_id)
         assert [r.precedence for r in rules if r.value is not None] == [8]
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_the_defaults_of_the_worker_hold_where_no_rule_speaks() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         status = QuotaStatus(node.worker.quotas)
         name = ("producer_byte_rate", "User:ANONYMOUS", "test")
@@ -478,15 +480,15 @@ def test_the_defaults_of_the_worker_hold_where_no_rule_speaks() -> None:
         assert use.quota == 1e9
         assert status.use("consumer_byte_rate", *name[1:]) is None
 
-    simulated(story, quota_producer_default=1000)
+    simulated(scenario, quota_producer_default=1000)
 
 
 def test_who_is_not_heard_of_is_forgotten_and_strangers_are_bounded() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         await set_quota(node, "producer_byte_rate", 1000)
         kind = node.worker.quotas.produce
         for number in range(1000):
-            kind.use(Name("User:u", f"stranger-{number}"), 1, kind.now())
+            kind.use(ClientName("User:u", f"stranger-{number}"), 1, kind.now())
         assert len(kind) == 1000
         await trio.sleep(75)
         assert len(kind) == 0
@@ -494,7 +496,7 @@ def test_who_is_not_heard_of_is_forgotten_and_strangers_are_bounded() -> None:
             "producer_byte_rate", kind._quotas, node.worker.clock, 11, 1.0, max_clients=50
         )
         for number in range(1000):
-            small.use(Name("User:u", f"stranger-{number}"), 1, small.now())
+            small.use(ClientName("User:u", f"stranger-{number}"), 1, small.now())
             assert len(small) <= 50
 
-    simulated(story)
+    simulated(scenario)

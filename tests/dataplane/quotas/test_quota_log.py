@@ -5,8 +5,8 @@ import logging
 import pytest
 import trio
 
-from dataplane.quotas.muting import Name
-from dataplane.quotas.quota_log import MOST_NAMED, QuotaReports
+from dataplane.quotas.muting import ClientName
+from dataplane.quotas.quota_log import MOST_NAMED, QuotaLog
 from dataplane.quotas.quota_status import QuotaStatus
 from tests.dataplane.quotas.test_quota_enforcement import send, set_quota, topic
 from tests.dataplane.serving import Simulated, batch_of, simulated
@@ -15,7 +15,7 @@ from wire.protocol.apis import ApiKey
 
 
 def test_an_observed_quota_counts_what_it_would_have_delayed_and_delays_nobody() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "observed_producer_byte_rate", 1_000)
         began = node.now
@@ -32,11 +32,11 @@ def test_an_observed_quota_counts_what_it_would_have_delayed_and_delays_nobody()
         assert not list(QuotaStatus(node.worker.quotas).uses())
         assert not node.worker.quotas.is_on
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_an_observed_quota_stands_beside_one_that_limits() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "producer_byte_rate", 10_000)
         await set_quota(node, "observed_producer_byte_rate", 1_000)
@@ -45,11 +45,11 @@ def test_an_observed_quota_stands_beside_one_that_limits() -> None:
         assert uses["producer_byte_rate"].throttle_count == 0
         assert uses["observed_producer_byte_rate"].throttle_count == 1
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_consumers_and_the_loops_time_can_be_observed() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await send(client, batch_of(bytes(50_000)))
         await set_quota(node, "observed_consumer_byte_rate", 1_000)
@@ -63,7 +63,7 @@ def test_consumers_and_the_loops_time_can_be_observed() -> None:
         answer = await client.call(ApiKey.FETCH, FetchRequest(topics=[], max_wait_ms=0), 12)
         assert answer.throttle_time_ms == 0
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_worker_says_once_a_minute_who_is_held_to_which_quota(
@@ -74,7 +74,7 @@ def test_a_worker_says_once_a_minute_who_is_held_to_which_quota(
     def told() -> list[str]:
         return [r.message for r in caplog.records if r.message.startswith("quotas: ")]
 
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await topic(node)
         await set_quota(node, "producer_byte_rate", 1_000)
         await trio.sleep(61)
@@ -88,17 +88,17 @@ def test_a_worker_says_once_a_minute_who_is_held_to_which_quota(
         await trio.sleep(120)
         assert told() == [line]
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_a_report_names_those_who_waited_longest_on_one_line() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         quotas = node.worker.quotas
         await set_quota(node, "producer_byte_rate", 1_000)
-        reports = QuotaReports(quotas)
+        reports = QuotaLog(quotas)
         assert reports.line() is None
         for number in range(MOST_NAMED + 5):
-            name = Name("User:ANONYMOUS", f"client {number}\n")
+            name = ClientName("User:ANONYMOUS", f"client {number}\n")
             quotas.produce.use(name, 1, quotas.produce.now())
             quotas.produce.throttled(name, number + 1.0)
         line = reports.line()
@@ -109,4 +109,4 @@ def test_a_report_names_those_who_waited_longest_on_one_line() -> None:
         assert "; and 5 more; 0 connections are muted now" in line
         assert reports.line() is None
 
-    simulated(story)
+    simulated(scenario)

@@ -31,7 +31,7 @@ def logging_in(node_id: int, password: str = "a password") -> dict[str, object]:
 
 
 def test_followers_log_in_to_their_leader_and_again_in_time() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
         client = await cluster.connect(1)
         for _ in range(5):  # of which most sessions' ends are in between
@@ -39,13 +39,13 @@ def test_followers_log_in_to_their_leader_and_again_in_time() -> None:
             await cluster.world.sleep(1.5)
         assert cluster.state("t", 2).isr == (1, 2, 3)
 
-    together(story, node_options=logging_in)
+    together(scenario, node_options=logging_in)
 
 
 def test_followers_come_in_where_all_places_of_their_listener_are_taken() -> None:
     """On trial until they have logged in and fetched; and they stay."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3), min_insync_replicas=3)
         client = await cluster.connect(1)
         for _ in range(5):  # over the ends of sessions, and of trials
@@ -56,13 +56,13 @@ def test_followers_come_in_where_all_places_of_their_listener_are_taken() -> Non
         await stranger.ask(ApiKey.METADATA, MetadataRequest())
         assert await stranger.is_closed()
 
-    together(story, node_options=logging_in, listener_name_inside_max_connections=0)
+    together(scenario, node_options=logging_in, listener_name_inside_max_connections=0)
 
 
 def test_a_client_that_logs_in_as_the_workers_do_is_still_no_replica() -> None:
     """Who a client is says nothing about replicas: the cluster's secret does."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3), min_insync_replicas=2)
         writer = await cluster.connect(1)
         await fill(writer, "t", 5)
@@ -75,11 +75,11 @@ def test_a_client_that_logs_in_as_the_workers_do_is_still_no_replica() -> None:
             assert row_of(answer).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         assert row_of(await claim(liar, cluster, -1)).records
 
-    together(story, node_options=logging_in)
+    together(scenario, node_options=logging_in)
 
 
 def test_who_does_not_know_the_password_follows_nobody() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
         await fill(client, "t", 5)
@@ -87,7 +87,7 @@ def test_who_does_not_know_the_password_follows_nobody() -> None:
         assert cluster.replica(3, "t").log.log_end_offset == 0
 
     together(
-        story,
+        scenario,
         node_options=lambda n: logging_in(n, "wrong" if n == 3 else "a password"),
         replica_lag_time_max_ms=2000,
     )

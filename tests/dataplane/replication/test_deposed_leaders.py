@@ -41,7 +41,7 @@ async def deposed(cluster: Together) -> RawClient:
 
 @pytest.mark.parametrize("size_bytes", [10, LARGE_BYTES])
 def test_a_deposed_leader_does_not_say_that_a_sequence_is_missing(size_bytes: int) -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         client = await deposed(cluster)
         row = await client.produce("t", produced(2, size_bytes=size_bytes), error=NOT_LEADER)
         assert "t-0" in row.error_message
@@ -51,11 +51,11 @@ def test_a_deposed_leader_does_not_say_that_a_sequence_is_missing(size_bytes: in
         leader = await cluster.connect(cluster.state("t", 2).leader)
         await leader.produce("t", produced(2, size_bytes=size_bytes))
 
-    together(story, broker_session_timeout_ms=2000)
+    together(scenario, broker_session_timeout_ms=2000)
 
 
 def test_it_hears_that_it_is_deposed_before_it_answers() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         client = await deposed(cluster)
         await client.ask(ApiKey.PRODUCE, produce_message("t", produced(2)), PRODUCE_VERSION)
         await cluster.world.sleep(0.1)
@@ -63,12 +63,12 @@ def test_it_hears_that_it_is_deposed_before_it_answers() -> None:
         answer = await client.answer(ApiKey.PRODUCE, PRODUCE_VERSION)
         assert answer.responses[0].partition_responses[0].error_code == NOT_LEADER
 
-    together(story, broker_session_timeout_ms=2000)
+    together(scenario, broker_session_timeout_ms=2000)
 
 
 @pytest.mark.parametrize("size_bytes", [10, LARGE_BYTES])
 def test_who_leads_says_so_at_once_when_a_sequence_is_missing(size_bytes: int) -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t")
         client = await cluster.connect(1)
         await client.produce("t", produced(0))
@@ -80,4 +80,4 @@ def test_who_leads_says_so_at_once_when_a_sequence_is_missing(size_bytes: int) -
             assert cluster.world.now - began < ASK_TIMEOUT_S / 2
         await client.produce("t", produced(1))
 
-    together(story)
+    together(scenario)

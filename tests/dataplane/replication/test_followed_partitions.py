@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.fetch.session_client import AskingSession, FetchLimits
+from dataplane.fetch.session_client import FetchLimits, FetchSessionClient
 from dataplane.partition.partition import Partition
 from dataplane.replication.followed_partitions import LOOK_AT_ALL_S, FollowedPartitions
 from tests.dataplane.log.logs import append, make_batch, open_log
@@ -17,7 +17,7 @@ TOPIC_ID = bytes(15) + b"t"
 
 class Follower:
     def __init__(self, folder: Path) -> None:
-        self.session = AskingSession(2, lambda: 8, FetchLimits(500, 1, 1 << 20))
+        self.session = FetchSessionClient(2, lambda: 8, FetchLimits(500, 1, 1 << 20))
         self.followed = FollowedPartitions(self.session, 1 << 20)
         context = Setting(2).context
         self.partitions = [
@@ -43,7 +43,7 @@ def follower(tmp_path: Path) -> Follower:
 def test_what_has_not_changed_is_not_asked_for_again(follower: Follower) -> None:
     assert follower.asks(0.0) == {0: 0, 1: 0, 2: 0}
     append(follower.partitions[1].log, make_batch(3))
-    follower.followed.stir((TOPIC_ID, 1))
+    follower.followed.mark_changed((TOPIC_ID, 1))
     assert follower.asks(0.1) == {1: 3}
     assert follower.asks(0.2) == {}
 
@@ -81,7 +81,7 @@ def test_what_is_removed_is_forgotten(follower: Follower) -> None:
     follower.asks(0.0)
     assert follower.followed.remove((TOPIC_ID, 1))
     assert not follower.followed.remove((TOPIC_ID, 1))
-    follower.followed.stir_all()
+    follower.followed.mark_all_changed()
     follower.followed.look(0.1)
     (forgotten,) = follower.session.request().forgotten_topics_data
     assert (forgotten.topic_id, forgotten.partitions) == (TOPIC_ID, [1])

@@ -43,7 +43,7 @@ def fetch(follower: Partition, leader: Partition, epoch: int, max_bytes: int = E
     diverging = diverging_epoch(leader, asked) if want.last_fetched_epoch >= 0 else None
     if diverging is not None:
         cut = follower_state.diverging_cut(follower, epoch, diverging)
-        assert follower_state.truncate(follower, cut, follower_state.kept_by(follower, cut))
+        assert follower_state.truncate(follower, cut, follower_state.offsets_after(follower, cut))
         assert cut.offset < cut.end_offset, "a cut that cuts nothing is asked for again for ever"
         return True
     end = leader.log.log_end_offset
@@ -111,7 +111,7 @@ def test_a_truncation_tells_of_the_whole_batch_that_goes_across_it(
     assert diverging == EpochEndOffset(epoch=0, end_offset=4)
     cut = follower_state.diverging_cut(old, 1, diverging)
     assert (cut.offset, cut.end_offset) == (2, 6)
-    assert follower_state.truncate(old, cut, follower_state.kept_by(old, cut))
+    assert follower_state.truncate(old, cut, follower_state.offsets_after(old, cut))
     assert old.log.log_end_offset == 2
 
 
@@ -127,7 +127,7 @@ def test_a_high_watermark_never_lies_behind_the_end_of_the_log(
     append(follower.log, make_batch(2), epoch=0)
     for offset, end in ((10, 10), (0, 0)):
         cut = follower_state.Truncation(offset, follower.log.log_end_offset, 1, 10)
-        assert follower_state.truncate(follower, cut, follower_state.kept_by(follower, cut))
+        assert follower_state.truncate(follower, cut, follower_state.offsets_after(follower, cut))
         assert follower.log.log_end_offset == end
         assert follower.high_watermark == end
 

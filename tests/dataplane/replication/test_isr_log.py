@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from dataplane.partition.leader_state import UNKNOWN, Leadership
-from dataplane.replication.isr_log import MOST_NAMED, IsrNews
+from dataplane.partition.leader_state import UNKNOWN, LeaderState
+from dataplane.replication.isr_log import MOST_NAMED, IsrLog
 from metaquorum.controller.worker_registration import register_worker, unfence_worker
 from metaquorum.metadata.image import MetadataImage, PartitionImage
 from metaquorum.metadata.records import MetadataRecord, WorkerChangeRecord
@@ -59,20 +59,20 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_who_left_by_the_metadata_is_told_with_what_it_says(
     after: PartitionImage, image: MetadataImage, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    news = IsrNews()
+    news = IsrLog()
     news.note("t-0", (1, 2, 3), after, None, image)
     with caplog.at_level(logging.INFO):
-        news.tell()
-        news.tell()
+        news.log_changes()
+        news.log_changes()
     assert lines(caplog) == [f"replica 2 left the ISR ({why}): t-0"]
 
 
 def test_how_far_behind_who_was_too_slow_is_told_and_thousands_of_partitions_are_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    image, news = image_of(1, 2, 3), IsrNews()
+    image, news = image_of(1, 2, 3), IsrLog()
     for number in range(1000):
-        leadership = Leadership(1, lambda: 1, 5, 0, 10.0)
+        leadership = LeaderState(1, lambda: 1, 5, 0, 10.0)
         leadership.assign((1, 2), (1, 2), 8, 0.0)
         leadership.fetched(2, UNKNOWN, 3, 0, 3, 1.0)
         change = leadership.propose(3, 5 + number, 21.5, lambda *_: True)
@@ -83,7 +83,7 @@ def test_how_far_behind_who_was_too_slow_is_told_and_thousands_of_partitions_are
     for number in range(MOST_NAMED):
         news.note(f"u-{number}", (1,), state((1, 3)), None, image)
     with caplog.at_level(logging.INFO):
-        news.tell()
+        news.log_changes()
     assert lines(caplog) == [
         "replica 2 left 1000 ISRs (not caught up for 20.5 s, 1001 records behind at most): "
         "t-0, t-1, t-2, t-3, t-4, ...",
@@ -94,7 +94,7 @@ def test_how_far_behind_who_was_too_slow_is_told_and_thousands_of_partitions_are
 def test_a_leader_and_the_controller_tell_why_a_replica_left_and_that_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
         await client.produce("t", batch_of(b"x"))
@@ -105,7 +105,7 @@ def test_a_leader_and_the_controller_tell_why_a_replica_left_and_that_it_is_back
             await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2, 3))
             await cluster.world.sleep(1.0)
 
-    together(story)
+    together(scenario)
     told = lines(caplog)
     assert any(line.startswith("replica 3 left the ISR (") for line in told)
     assert "replica 3 joined the ISR (it has caught up): t-0" in told

@@ -25,7 +25,7 @@ async def filled(cluster: Together, replicas: tuple[int, ...]) -> RawClient:
     return client
 
 
-def lose_logs(cluster: Together, node: int) -> None:
+def report_lost_logs(cluster: Together, node: int) -> None:
     """As `rm -r` of the partition's folder, and of nothing else."""
     storage = cluster.nodes[node].machine.storage
     for path in storage.files("/data/t-0"):
@@ -44,11 +44,11 @@ async def values(cluster: Together, node: int) -> list[bytes | None]:
 
 
 def test_who_comes_first_without_its_logs_leaves_the_lead_to_whom_has_them() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2))
         for node in (1, 2, 3):
             await cluster.kill(node)
-        lose_logs(cluster, 1)
+        report_lost_logs(cluster, 1)
         await come_back(cluster, 1, 3)
         await cluster.until(lambda: not cluster.worker(3).image.is_live(2))
         state = cluster.state("t", 1)
@@ -61,18 +61,18 @@ def test_who_comes_first_without_its_logs_leaves_the_lead_to_whom_has_them() -> 
         assert await values(cluster, 2) == EVERYTHING
         assert cluster.replica(1, "t").log.log_end_offset == RECORDS
 
-    together(story)
+    together(scenario)
 
 
 def test_the_last_in_sync_without_its_logs_waits_for_an_unclean_election() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2))
         await cluster.kill(1)
         await cluster.until(lambda: cluster.state("t", 2).leader == 2)
         client = await cluster.connect(2)
         await client.produce("t", batch_of(b"only here"))
         await cluster.kill(2)
-        lose_logs(cluster, 2)
+        report_lost_logs(cluster, 2)
         await come_back(cluster, 1, 2)
         await cluster.world.sleep(10.0)
         state = cluster.state("t", 3)
@@ -83,41 +83,41 @@ def test_the_last_in_sync_without_its_logs_waits_for_an_unclean_election() -> No
         assert (state.leader, state.unclean_epoch) == (1, state.leader_epoch)
         assert await values(cluster, 1) == EVERYTHING, "the one that has most of it"
 
-    together(story)
+    together(scenario)
 
 
 def test_an_only_replica_without_its_log_begins_anew() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (2,))
         await cluster.kill(2)
-        lose_logs(cluster, 2)
+        report_lost_logs(cluster, 2)
         await come_back(cluster, 2)
         await cluster.until(lambda: cluster.state("t", 2).leader == 2)
         state = cluster.state("t", 2)
         assert (state.isr, state.blank, state.unclean_epoch) == ((2,), (), state.leader_epoch)
         assert await values(cluster, 2) == []
 
-    together(story)
+    together(scenario)
 
 
 def test_where_all_replicas_have_lost_their_logs_they_begin_anew() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2))
         for node in (1, 2, 3):
             await cluster.kill(node)
         for node in (1, 2):
-            lose_logs(cluster, node)
+            report_lost_logs(cluster, node)
         await come_back(cluster, 1, 2, 3)
         await cluster.until(lambda: set(cluster.state("t", 3).isr) == {1, 2})
         state = cluster.state("t", 3)
         assert state.unclean_epoch > 0
         assert await values(cluster, state.leader) == []
 
-    together(story)
+    together(scenario)
 
 
 def test_a_worker_with_a_new_disk_is_filled_again() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         client = await filled(cluster, (1, 2, 3))
         await cluster.kill(2)
         await client.produce("t", batch_of(b"meanwhile"))
@@ -128,11 +128,11 @@ def test_a_worker_with_a_new_disk_is_filled_again() -> None:
         assert cluster.replica(2, "t").log.log_end_offset == RECORDS + 1
         assert cluster.state("t", 1).unclean_epoch == -1
 
-    together(story)
+    together(scenario)
 
 
 def test_a_new_disk_is_new_until_the_quorum_has_heard_of_it() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2))
         await cluster.kill(1)
         await cluster.until(lambda: cluster.state("t", 2).leader == 2)
@@ -150,7 +150,7 @@ def test_a_new_disk_is_new_until_the_quorum_has_heard_of_it() -> None:
         assert (state.leader, state.isr, state.blank) == (NO_LEADER, (), (2,))
         assert cluster.replica(1, "t").log.log_end_offset == RECORDS
 
-    together(story)
+    together(scenario)
 
 
 def is_formatted(machine: Machine) -> bool:
@@ -162,7 +162,7 @@ def is_formatted(machine: Machine) -> bool:
 
 
 def test_a_log_that_its_disk_has_changed_is_filled_again_by_who_is_in_sync_as_well() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2))
         await fill(await cluster.connect(1), "t", RECORDS)
         await cluster.until(lambda: cluster.replica(2, "t").high_watermark == RECORDS)
@@ -181,11 +181,11 @@ def test_a_log_that_its_disk_has_changed_is_filled_again_by_who_is_in_sync_as_we
         assert await values(cluster, 2) == EVERYTHING
         assert cluster.replica(1, "t").log.log_end_offset == RECORDS
 
-    together(story)
+    together(scenario)
 
 
 def test_after_a_loss_of_power_whoever_kept_everything_leads() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         client = await filled(cluster, (1, 2))
         await client.produce("t", batch_of(b"not synced"))
         cluster.nodes[1].machine.power_cut()
@@ -201,11 +201,11 @@ def test_after_a_loss_of_power_whoever_kept_everything_leads() -> None:
         assert cluster.state("t", 2).unclean_epoch == -1
         assert await values(cluster, 2) == [*EVERYTHING, b"not synced"]
 
-    together(story)
+    together(scenario)
 
 
 def test_when_all_have_lost_power_the_last_one_leads_and_the_doubt_is_recorded() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2, 3))
         for node in (1, 2, 3):
             cluster.nodes[node].machine.power_cut()
@@ -215,11 +215,11 @@ def test_when_all_have_lost_power_the_last_one_leads_and_the_doubt_is_recorded()
         assert 0 < state.unclean_epoch <= state.leader_epoch
         assert await values(cluster, state.leader) == EVERYTHING, "they were synced"
 
-    together(story)
+    together(scenario)
 
 
 def test_what_never_had_records_is_not_lost() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2))
         await cluster.create("alone", (1,))
         await cluster.world.sleep(90.0)
@@ -236,11 +236,11 @@ def test_what_never_had_records_is_not_lost() -> None:
                 -1,
             )
 
-    together(story)
+    together(scenario)
 
 
 def test_when_all_processes_are_killed_nothing_is_lost_and_nothing_doubted() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2, 3))
         for node in (1, 2, 3):
             await cluster.kill(node)
@@ -249,11 +249,11 @@ def test_when_all_processes_are_killed_nothing_is_lost_and_nothing_doubted() -> 
         assert cluster.state("t", 1).unclean_epoch == -1
         assert await values(cluster, cluster.state("t", 1).leader) == EVERYTHING
 
-    together(story)
+    together(scenario)
 
 
 def test_when_all_are_killed_those_that_come_back_need_not_wait_for_the_others() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2, 3))
         for node in (1, 2, 3):
             await cluster.kill(node)
@@ -261,11 +261,11 @@ def test_when_all_are_killed_those_that_come_back_need_not_wait_for_the_others()
         await cluster.until(lambda: cluster.state("t", 1).leader in (1, 2), 5.0)
         assert await values(cluster, cluster.state("t", 1).leader) == EVERYTHING
 
-    together(story)
+    together(scenario)
 
 
 def test_after_a_stop_in_good_order_machines_may_be_switched_off() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2))
         for node in (1, 2):
             await cluster.nodes[node].stop()
@@ -275,4 +275,4 @@ def test_after_a_stop_in_good_order_machines_may_be_switched_off() -> None:
         assert cluster.state("t", 3).unclean_epoch == -1
         assert await values(cluster, 2) == EVERYTHING
 
-    together(story)
+    together(scenario)

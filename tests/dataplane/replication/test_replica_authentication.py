@@ -20,7 +20,7 @@ from dataplane.replication.replica_authentication import (
     prove,
 )
 from metaquorum.channel import ChannelIdentity, Endpoint, HandshakeError, StreamKind
-from metaquorum.channel.handshake import NONCE_BYTES, PROOF_BYTES, Dialing, Hello
+from metaquorum.channel.handshake import NONCE_BYTES, PROOF_BYTES, DialerHandshake, Hello
 from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import RegisterWorkerRecord
@@ -58,7 +58,7 @@ def client(listener: str = LISTENER) -> Client:
     return Client(("192.0.2.1", 1), listener)
 
 
-def shake(dialing: Dialing, replicas: ReplicaAuthenticator, who: Client) -> None:
+def shake(dialing: DialerHandshake, replicas: ReplicaAuthenticator, who: Client) -> None:
     """Both requests, and their answers. ReplicaAuthenticationError, HandshakeError."""
     while dialing.established is None:
         dialing.receive(replicas.respond(who, dialing.data_to_send()))
@@ -108,7 +108,7 @@ def test_who_has_proved_it_is_one_worker_cannot_become_another() -> None:
     ],
 )
 def test_a_proof_for_anything_else_proves_nothing(
-    dialing: Dialing, words: str, caplog: pytest.LogCaptureFixture
+    dialing: DialerHandshake, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     replicas, who = authenticator(), client()
     with (
@@ -291,7 +291,7 @@ async def prove_over(raw: RawClient, worker_id: int, leader_id: int = LEADER) ->
 
 
 def test_a_proven_worker_is_believed_as_far_as_the_metadata_go() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, 2, 3), min_insync_replicas=2)
         raw, writer = await cluster.connect(LEADER), await cluster.connect(LEADER)
         await fill(writer, "t", 5)
@@ -308,21 +308,21 @@ def test_a_proven_worker_is_believed_as_far_as_the_metadata_go() -> None:
         answer = await claim(raw, cluster, 3, offset=8)
         assert row_of(answer).error_code == E.TOPIC_AUTHORIZATION_FAILED
         assert (await latest(raw, "t", 3)).error_code == E.TOPIC_AUTHORIZATION_FAILED
-        followers = {one.replica_id: one.log_end_offset for one in leader.leadership.followers}
+        followers = {one.replica_id: one.log_end_offset for one in leader.leader_state.followers}
         assert followers == {2: 5, 3: 5}
         assert (await latest(raw, "t", 2)).offset == 8
         answer = await claim(raw, cluster, 2, offset=8)
         assert (answer.error_code, row_of(answer).error_code) == (E.NONE, E.NONE)
-        assert leader.leadership.follower(2).log_end_offset == 8
+        assert leader.leader_state.follower(2).log_end_offset == 8
         assert leader.high_watermark == 5, "worker 3 is in sync, too"
 
-    together(story)
+    together(scenario)
 
 
 def test_a_quota_of_clients_does_not_hold_for_a_proven_worker_alone() -> None:
     """The proof itself is paid for like any request; what comes after it is not."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, 2, 3))
         raw, writer = await cluster.connect(LEADER), await cluster.connect(LEADER)
         await writer.produce("t", batch_of(bytes(50_000)))
@@ -333,4 +333,4 @@ def test_a_quota_of_clients_does_not_hold_for_a_proven_worker_alone() -> None:
             assert row_of(answer).records
             assert not answer.throttle_time_ms
 
-    together(story)
+    together(scenario)

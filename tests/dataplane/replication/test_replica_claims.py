@@ -17,7 +17,7 @@ from metaquorum.controller.quota_changes import (
     QuotaOp,
 )
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.methods import RequestContext
 from tests.dataplane.replication.test_replicas import delete_records, fill, latest
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient, batch_of, produce_message
@@ -86,7 +86,7 @@ def row_of(answer: Any) -> Any:
 
 
 def without_followers(
-    story: Callable[[Together, RawClient, RawClient], Awaitable[None]], **options: object
+    scenario: Callable[[Together, RawClient, RawClient], Awaitable[None]], **options: object
 ) -> None:
     """Ten records are everywhere; then the leader is alone. With two clients of the leader."""
 
@@ -97,7 +97,7 @@ def without_followers(
         await cluster.until(lambda: cluster.replica(3, "t").high_watermark == 10)
         for follower in FOLLOWERS:
             cluster.world.internet.cut(f"node-{follower}", f"node-{LEADER}")
-        await story(cluster, client, liar)
+        await scenario(cluster, client, liar)
 
     together(whole, **options)
 
@@ -108,7 +108,7 @@ def without_followers(
 def test_fetches_in_the_followers_names_commit_nothing(version: int, epoch: int | None) -> None:
     """02_forged_acks: 50 of 50 were acknowledged, and lost with the leader."""
 
-    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+    async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         message = produce_message("t", batch_of(b"not replicated"), acks=-1)
         message.timeout_ms = 1000
         await client.ask(ApiKey.PRODUCE, message, 9)
@@ -126,13 +126,13 @@ def test_fetches_in_the_followers_names_commit_nothing(version: int, epoch: int 
             assert not row_of(answer).records
             assert not answer.session_id
 
-    without_followers(story)
+    without_followers(scenario)
 
 
 def test_a_fetch_with_a_future_broker_epoch_takes_nothing_from_the_true_follower() -> None:
     """01_epoch_poison: the true follower's fetches counted for nothing until the leader changed."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS), min_insync_replicas=3)
         client, liar = await cluster.connect(LEADER), await cluster.connect(LEADER)
         await fill(client, "t", 1)
@@ -143,39 +143,39 @@ def test_a_fetch_with_a_future_broker_epoch_takes_nothing_from_the_true_follower
             await client.produce("t", batch_of(b"x"))
         assert cluster.state("t", LEADER).isr == (1, 2, 3)
 
-    together(story, replica_lag_time_max_ms=2000)
+    together(scenario, replica_lag_time_max_ms=2000)
 
 
 def test_records_are_not_deleted_everywhere_because_a_client_says_so() -> None:
     """The log start offset in a follower's fetch is what DeleteRecords waits for."""
 
-    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+    async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         for follower in FOLLOWERS:
             await claim(liar, cluster, follower, offset=10, log_start_offset=7)
         row = await delete_records(client, "t", 7, timeout_ms=500)
         assert (row.error_code, row.low_watermark) == (E.REQUEST_TIMED_OUT, 0)
 
-    without_followers(story)
+    without_followers(scenario)
 
 
 def test_made_up_replica_ids_leave_nothing_behind() -> None:
     """06_exhaust heard: 400,000 of them kept 45 MB."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS))
         liar = await cluster.connect(LEADER)
         for number in range(1000):
             message = FetchRequest(replica_id=1000 + number, max_wait_ms=0, session_epoch=-1)
             await liar.call(ApiKey.FETCH, message, BY_NAME)
         await claim(liar, cluster, 5000)
-        assert set(cluster.worker(LEADER).replication.context.heard) <= set(FOLLOWERS)
+        assert set(cluster.worker(LEADER).isr_manager.context.heard) <= set(FOLLOWERS)
 
-    together(story)
+    together(scenario)
 
 
 @pytest.mark.parametrize("version", [4, 6, 7, BY_NAME, BY_STATE])
 def test_a_false_replica_that_asks_for_very_much_gets_a_small_answer(version: int) -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS))
         liar = await cluster.connect(LEADER)
         topic_id = cluster.worker(LEADER).image.topic("t").topic_id
@@ -190,18 +190,18 @@ def test_a_false_replica_that_asks_for_very_much_gets_a_small_answer(version: in
         if version >= 7:
             assert answer.error_code == E.TOPIC_AUTHORIZATION_FAILED
 
-    together(story)
+    together(scenario)
 
 
 async def set_quota(cluster: Together, key: str, value: float) -> None:
     change = QuotaChange((EntityPart(CLIENT_ID, None),), [QuotaOp(key, value)])
-    gateway = cluster.worker(LEADER).gateway
-    assert await gateway.change_quotas(Asker(), [change], timeout_s=20) == [None]
+    controller_client = cluster.worker(LEADER).controller_client
+    assert await controller_client.change_quotas(RequestContext(), [change], timeout_s=20) == [None]
     await cluster.world.sleep(0.5)
 
 
 def test_a_client_that_says_it_is_a_replica_keeps_its_fetch_quota() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS))
         client, liar = await cluster.connect(LEADER), await cluster.connect(LEADER)
         await client.produce("t", batch_of(bytes(50_000)))
@@ -211,24 +211,24 @@ def test_a_client_that_says_it_is_a_replica_keeps_its_fetch_quota() -> None:
         assert row_of(await claim(liar, cluster, -1)).records
         assert (await claim(liar, cluster, -1)).throttle_time_ms > 0
 
-    together(story)
+    together(scenario)
 
 
 def test_a_client_that_says_it_is_a_replica_keeps_its_request_quota() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (LEADER, *FOLLOWERS))
         liar = await cluster.connect(LEADER)
         await set_quota(cluster, REQUEST_PERCENTAGE, 0.01)
         answers = [await claim(liar, cluster, 2, epoch=FUTURE_EPOCH) for _ in range(300)]
         assert any(answer.throttle_time_ms for answer in answers)
 
-    together(story)
+    together(scenario)
 
 
 def test_a_debugging_consumer_reads_no_further_than_the_high_watermark() -> None:
     """Replica id -2 is a consumer's in Kafka, too, and so is every other negative one here."""
 
-    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+    async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         await fill(client, "t", 3, acks=1)
         assert cluster.replica(LEADER, "t").log.log_end_offset == 13
         for replica_id in (-1, -2, -3, -(2**31)):
@@ -238,7 +238,7 @@ def test_a_debugging_consumer_reads_no_further_than_the_high_watermark() -> None
                 assert (row_of(answer).error_code, row_of(answer).high_watermark) == (E.NONE, 10)
                 assert not row_of(answer).records
 
-    without_followers(story)
+    without_followers(scenario)
 
 
 async def epoch_end(client: RawClient, replica_id: int) -> Any:
@@ -251,7 +251,7 @@ async def epoch_end(client: RawClient, replica_id: int) -> Any:
 
 
 def test_offsets_are_not_told_to_a_client_as_a_replica() -> None:
-    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+    async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         await fill(client, "t", 3, acks=1)
         for replica_id in (*FOLLOWERS, LEADER, 77):
             row = await latest(liar, "t", replica_id)
@@ -262,7 +262,7 @@ def test_offsets_are_not_told_to_a_client_as_a_replica() -> None:
             row = await epoch_end(liar, replica_id)
             assert (row.error_code, row.end_offset) == (E.NONE, 13)
 
-    without_followers(story)
+    without_followers(scenario)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -270,12 +270,12 @@ def test_random_claims_never_move_a_high_watermark(seed: int) -> None:
     """Nor an ISR, nor what DeleteRecords waits for; and the sessions of others go on."""
     draw = Random(seed)
 
-    async def story(cluster: Together, client: RawClient, liar: RawClient) -> None:
+    async def scenario(cluster: Together, client: RawClient, liar: RawClient) -> None:
         await fill(client, "t", 3, acks=1)
         partition = cluster.replica(LEADER, "t")
         followers = {
             one.replica_id: (one.log_end_offset, one.log_start_offset, one.broker_epoch)
-            for one in partition.leadership.followers  # type: ignore[union-attr]
+            for one in partition.leader_state.followers  # type: ignore[union-attr]
         }
         replica_ids = (*FOLLOWERS * 3, LEADER, 0, 77, 2**31 - 1)
         for _ in range(200):
@@ -294,12 +294,12 @@ def test_random_claims_never_move_a_high_watermark(seed: int) -> None:
             assert partition.high_watermark == 10
             assert followers == {
                 one.replica_id: (one.log_end_offset, one.log_start_offset, one.broker_epoch)
-                for one in partition.leadership.followers  # type: ignore[union-attr]
+                for one in partition.leader_state.followers  # type: ignore[union-attr]
             }
-            if not cluster.worker(LEADER).partitions.by_name("t", 0).is_leader:
+            if not cluster.worker(LEADER).replica_manager.by_name("t", 0).is_leader:
                 break  # the others have elected another leader by now
         for follower in FOLLOWERS:
             cluster.world.internet.heal(f"node-{follower}", f"node-{LEADER}")
         await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2, 3})
 
-    without_followers(story)
+    without_followers(scenario)

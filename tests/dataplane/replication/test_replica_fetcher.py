@@ -160,7 +160,7 @@ Story = Callable[[ReplicaFetcher, Callable[[], Awaitable[Leader]]], Awaitable[No
 
 
 def following(
-    story: Story, *, is_impostor: bool = False, events: FollowerEvents = NO_EVENTS
+    scenario: Story, *, is_impostor: bool = False, events: FollowerEvents = NO_EVENTS
 ) -> None:
     connections: list[Connection] = []
 
@@ -189,7 +189,7 @@ def following(
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fetcher.run)
-                await story(fetcher, lambda: accept(listener))
+                await scenario(fetcher, lambda: accept(listener))
                 nursery.cancel_scope.cancel()
         for each in (listener, *connections):
             each.close()
@@ -205,7 +205,7 @@ def partitions_in(request: FetchRequest) -> list[int]:
 def test_a_partition_that_failed_for_now_is_not_left_waiting_for_a_long_poll_of_others(
     tmp_path: Path, others: int
 ) -> None:
-    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
         for index in range(1 + others):
             fetcher.add(replica(tmp_path, index), leader_epoch=1)
         leader = await accept()
@@ -220,11 +220,11 @@ def test_a_partition_that_failed_for_now_is_not_left_waiting_for_a_long_poll_of_
         assert partitions_in(asked) == [0]
         assert asked.max_wait_ms == WAIT_MS
 
-    following(story)
+    following(scenario)
 
 
 def test_a_poll_is_given_up_for_another_partition(tmp_path: Path) -> None:
-    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
         fetcher.add(replica(tmp_path, 0), leader_epoch=1)
         leader = await accept()
         for number in range(20):
@@ -235,13 +235,13 @@ def test_a_poll_is_given_up_for_another_partition(tmp_path: Path) -> None:
         leader = await accept()
         assert partitions_in(await leader.asked()) == [0, 1]
 
-    following(story)
+    following(scenario)
 
 
 def test_a_leader_that_does_not_know_the_broker_epoch_yet_is_asked_again(tmp_path: Path) -> None:
     """On the same connection, with a whole request: its session, if any, was not touched."""
 
-    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
         fetcher.add(replica(tmp_path, 0), leader_epoch=1)
         leader = await accept()
         for _ in range(3):
@@ -254,13 +254,13 @@ def test_a_leader_that_does_not_know_the_broker_epoch_yet_is_asked_again(tmp_pat
         await leader.answer(p0=ErrorCode.NONE)
         assert (await leader.asked()).session_epoch == 1
 
-    following(story)
+    following(scenario)
 
 
 def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_believed(
     tmp_path: Path,
 ) -> None:
-    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
         follower = replica(tmp_path, 0)
         fetcher.add(follower, leader_epoch=1)
         impostor = await accept()
@@ -276,7 +276,7 @@ def test_an_impostor_that_sends_the_followers_own_proof_back_is_not_believed(
             await impostor.asked()
         assert follower.log.log_end_offset == 0
 
-    following(story, is_impostor=True)
+    following(scenario, is_impostor=True)
 
 
 @pytest.mark.parametrize("lost_during", ["nothing", "record", "checkpoint"])
@@ -303,7 +303,7 @@ def test_a_cut_is_not_made_for_a_leader_that_is_followed_no_more(
         happen("checkpoint")
         yield {}
 
-    async def story(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
+    async def scenario(fetcher: ReplicaFetcher, accept: Callable[[], Awaitable[Leader]]) -> None:
         fetchers.append(fetcher)
         fetcher.add(partition, leader_epoch=EPOCH + 1)
         fetcher.add(replica(tmp_path, 2), leader_epoch=1)
@@ -317,4 +317,4 @@ def test_a_cut_is_not_made_for_a_leader_that_is_followed_no_more(
         assert partition.log.log_end_offset == (4 if lost_during == "nothing" else 10)
         assert written[:2] == ["record", "checkpoint"]
 
-    following(story, events=FollowerEvents(truncating, lambda *_: None, cutting))
+    following(scenario, events=FollowerEvents(truncating, lambda *_: None, cutting))

@@ -57,7 +57,7 @@ async def test_a_topic_made_again_never_serves_what_its_predecessor_held(tmp_pat
 def test_a_topic_made_again_while_it_is_written_to_begins_anew() -> None:
     """Deletion and creation come together, between appends small and large, and flushes."""
 
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         producers = [await sim.connect() for _ in range(3)]
         other, another = await sim.connect(), await sim.connect()
         await other.create("t", flush_messages=3)
@@ -95,11 +95,11 @@ def test_a_topic_made_again_while_it_is_written_to_begins_anew() -> None:
                     assert int(value.rstrip(b"\0")) >= generation - 1
             done = True
         assert await other.delete("t") == 0
-        assert not sim.worker.partitions._by_id
-        assert not sim.worker.partitions._by_raw_name
+        assert not sim.worker.replica_manager._by_id
+        assert not sim.worker.replica_manager._by_raw_name
 
     for seed in range(4):
-        world = simulated(story, seed=seed)
+        world = simulated(scenario, seed=seed)
         assert not [event for event in world.trace.events if "log: error" in event.text]
 
 
@@ -283,7 +283,7 @@ async def test_min_isr_and_isr_of_one_publication_are_in_force_together(tmp_path
         client = await served.connect()
         await client.create("t")
         worker = served.worker
-        partition = worker.partitions.by_name("t", 0)
+        partition = worker.replica_manager.by_name("t", 0)
         away = worker.worker_id + 1
 
         async def publish(isr: tuple[int, ...], least: int) -> None:
@@ -296,7 +296,7 @@ async def test_min_isr_and_isr_of_one_publication_are_in_force_together(tmp_path
                     partition_record(partition.topic_id, 0, after),
                 ],
             )
-            await worker.partitions.publish(delta, image)
+            await worker.replica_manager.publish(delta, image)
 
         await publish((worker.worker_id, away), 1)
         await client.produce("t", batch_of(b"mine alone"), acks=1)
@@ -315,7 +315,7 @@ async def test_a_lower_min_isr_commits_what_waited_for_it(tmp_path: Path) -> Non
         client = await served.connect()
         await client.create("t")
         worker = served.worker
-        partition = worker.partitions.by_name("t", 0)
+        partition = worker.replica_manager.by_name("t", 0)
         replicas = worker.worker_id, worker.worker_id + 1
         state = replace(partition.state, replicas=replicas).in_next_epoch()
         key = int(Scope.TOPIC), "t", "min.insync.replicas"
@@ -323,9 +323,9 @@ async def test_a_lower_min_isr_commits_what_waited_for_it(tmp_path: Path) -> Non
             worker.image,
             [ConfigRecord(*key, "2"), partition_record(partition.topic_id, 0, state)],
         )
-        await worker.partitions.publish(delta, image)
+        await worker.replica_manager.publish(delta, image)
         await client.produce("t", batch_of(b"x"), acks=1)
         assert partition.high_watermark == 0
         image, delta = replay(image, [ConfigRecord(*key, "1")])
-        await worker.partitions.publish(delta, image)
+        await worker.replica_manager.publish(delta, image)
         assert partition.high_watermark == 1

@@ -10,7 +10,7 @@ from metaquorum.controller.quota_changes import (
     QuotaOp,
 )
 from metaquorum.metadata.quota_lookup import CLIENT_ID, USER, EntityPart
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.methods import RequestContext
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient, batch_of
 from wire.messages.delete_records import (
@@ -55,13 +55,15 @@ async def latest(client: RawClient, topic: str, replica_id: int = -1) -> Any:
 def test_quotas_of_clients_do_not_slow_down_replication() -> None:
     """Q5: their fetches are exempt from every quota that each client has a share of."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         for key in (CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE):
             for entity in (EntityPart(CLIENT_ID, None), EntityPart(USER, None)):
                 change = QuotaChange((entity,), [QuotaOp(key, 1.0)])
-                gateway = cluster.worker(1).gateway
-                assert await gateway.change_quotas(Asker(), [change], timeout_s=20) == [None]
+                controller_client = cluster.worker(1).controller_client
+                assert await controller_client.change_quotas(
+                    RequestContext(), [change], timeout_s=20
+                ) == [None]
         client = await cluster.connect(1)
         began = cluster.world.now
         for _ in range(20):
@@ -69,11 +71,11 @@ def test_quotas_of_clients_do_not_slow_down_replication() -> None:
         assert cluster.world.now - began < 5
         assert cluster.replica(3, "t").log.log_end_offset == 20
 
-    together(story)
+    together(scenario)
 
 
 def test_deleted_records_are_gone_at_all_live_replicas_when_it_is_answered() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
         await fill(client, "t", 10)
@@ -84,11 +86,11 @@ def test_deleted_records_are_gone_at_all_live_replicas_when_it_is_answered() -> 
         starts = [cluster.replica(node, "t").log.log_start_offset for node in (1, 2, 3)]
         assert starts == [7, 7, 7]
 
-    together(story)
+    together(scenario)
 
 
 def test_deleting_records_does_not_wait_for_a_replica_that_is_fenced() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
         await fill(client, "t", 10)
@@ -99,11 +101,11 @@ def test_deleting_records_does_not_wait_for_a_replica_that_is_fenced() -> None:
         await cluster.restart(3)
         await cluster.until(lambda: cluster.replica(3, "t").log.log_start_offset == 7)
 
-    together(story)
+    together(scenario)
 
 
 def test_an_empty_replica_follows_a_log_that_begins_within_a_batch() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         await cluster.kill(3)
         await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
@@ -117,13 +119,13 @@ def test_an_empty_replica_follows_a_log_that_begins_within_a_batch() -> None:
         found = cluster.replica(3, "t").log
         assert (found.log_start_offset, found.log_end_offset) == (7, 12)
 
-    together(story)
+    together(scenario)
 
 
 def test_what_catches_up_is_not_fetched_with_what_is_in_sync() -> None:
     """Else who waits for all in sync would wait behind all that a new replica lacks."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("a", (1, 2, 3))
         await cluster.create("b", (1, 2, 3))
         client = await cluster.connect(1)
@@ -139,17 +141,17 @@ def test_what_catches_up_is_not_fetched_with_what_is_in_sync() -> None:
         await cluster.until(lambda: cluster.state("a", 3).isr == (1, 2, 3))
         await cluster.until(lambda: fetched_together(cluster, 3) == [{"a", "b"}])
 
-    together(story, replica_lag_time_max_ms=2000)
+    together(scenario, replica_lag_time_max_ms=2000)
 
 
 def fetched_together(cluster: Together, node: int) -> list[set[str]]:
     """The topics of each of the worker's fetchers."""
-    fetchers = [fetcher for fetcher, _ in cluster.worker(node).replication._fetchers.values()]
+    fetchers = [fetcher for fetcher, _ in cluster.worker(node).isr_manager._fetchers.values()]
     return sorted(({each.topic for each in one.partitions()} for one in fetchers), key=sorted)
 
 
 def test_deleting_records_says_so_where_a_live_replica_does_not_follow_in_time() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
         await fill(client, "t", 10)
@@ -160,25 +162,25 @@ def test_deleting_records_says_so_where_a_live_replica_does_not_follow_in_time()
         row = await delete_records(client, "t", 7)
         assert (row.error_code, row.low_watermark) == (E.NONE, 7)
 
-    together(story)
+    together(scenario)
 
 
 def test_clients_are_told_of_what_is_committed() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3), min_insync_replicas=2)
         client = await cluster.connect(1)
         await fill(client, "t", 5)
         await cluster.kill(2)
         await cluster.kill(3)
-        await cluster.until(lambda: cluster.replica(1, "t").leadership is not None)
+        await cluster.until(lambda: cluster.replica(1, "t").leader_state is not None)
         await fill(client, "t", 3, acks=1)
         assert (await latest(client, "t")).offset == 5
 
-    together(story)
+    together(scenario)
 
 
 def test_high_watermarks_survive_a_kill() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
         await fill(client, "t", 5)
@@ -186,10 +188,10 @@ def test_high_watermarks_survive_a_kill() -> None:
         await cluster.world.sleep(0.2)
         await cluster.kill(3)
         await cluster.restart(3)
-        known = cluster.worker(3).partitions.log_dirs.online[0].checkpoints.high_watermarks
+        known = cluster.worker(3).replica_manager.log_dirs.online[0].checkpoints.high_watermarks
         assert known == {("t", 0): 5}
 
-    together(story, replica_high_watermark_checkpoint_interval_ms=100)
+    together(scenario, replica_high_watermark_checkpoint_interval_ms=100)
 
 
 # A log directory fails
@@ -218,7 +220,7 @@ def mend_disk(cluster: Together, node: int) -> None:
 
 
 def test_another_leads_when_the_leader_loses_its_log_directory() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         client = await on_the_second_disk(cluster)
         break_disk(cluster, 1)
         await client.produce("t", batch_of(b"x"), error=E.KAFKA_STORAGE_ERROR)
@@ -237,11 +239,11 @@ def test_another_leads_when_the_leader_loses_its_log_directory() -> None:
         assert cluster.state("t", 2).offline == ()
         assert cluster.replica(1, "t").log.log_end_offset == 10
 
-    together(story, node_options=lambda _: TWO_DISKS)
+    together(scenario, node_options=lambda _: TWO_DISKS)
 
 
 def test_a_follower_that_loses_its_log_directory_leaves_the_isr() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         client = await on_the_second_disk(cluster)
         break_disk(cluster, 3)
         await client.produce("t", batch_of(b"x"))  # waits until 3 is out
@@ -253,11 +255,11 @@ def test_a_follower_that_loses_its_log_directory_leaves_the_isr() -> None:
         await cluster.restart(3)
         await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2, 3))
 
-    together(story, node_options=lambda _: TWO_DISKS)
+    together(scenario, node_options=lambda _: TWO_DISKS)
 
 
 def test_the_last_in_sync_leads_again_when_its_log_directory_is_back() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         client = await on_the_second_disk(cluster)
         await cluster.kill(2)
         await cluster.kill(3)
@@ -278,11 +280,11 @@ def test_the_last_in_sync_leads_again_when_its_log_directory_is_back() -> None:
         await cluster.until(lambda: cluster.state("t", 2).leader == 1)
         await cluster.until(lambda: cluster.replica(2, "t").log.log_end_offset == 6)
 
-    together(story, node_options=lambda _: TWO_DISKS)
+    together(scenario, node_options=lambda _: TWO_DISKS)
 
 
 def test_a_full_disk_of_a_follower_takes_nothing_offline() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
         await fill(client, "t", 5)
@@ -295,11 +297,11 @@ def test_a_full_disk_of_a_follower_takes_nothing_offline() -> None:
         await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2, 3))
         assert cluster.replica(3, "t").log.log_end_offset == 6
 
-    together(story, replica_lag_time_max_ms=2000)
+    together(scenario, replica_lag_time_max_ms=2000)
 
 
 def test_a_leader_hears_of_followers_that_have_asked_before_it_knew_the_topic() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         active = next(
             number
             for number in (1, 2, 3)
@@ -309,9 +311,9 @@ def test_a_leader_hears_of_followers_that_have_asked_before_it_knew_the_topic() 
         await cluster.create("known", (late, active, third))  # so there are sessions
         cluster.world.internet.link(f"node-{active}", f"node-{late}").delay_s = 0.3
         await cluster.create("t", (late, active, third))
-        await cluster.until(lambda: cluster.replica(late, "t").leadership is not None)
-        leadership = cluster.replica(late, "t").leadership
+        await cluster.until(lambda: cluster.replica(late, "t").leader_state is not None)
+        leadership = cluster.replica(late, "t").leader_state
         assert leadership is not None
         await cluster.until(lambda: all(f.log_end_offset == 0 for f in leadership.followers))
 
-    together(story)
+    together(scenario)

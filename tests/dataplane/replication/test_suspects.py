@@ -70,28 +70,28 @@ def test_a_leader_that_refuses_connections_is_suspect(tmp_path: Path) -> None:
 
 
 def test_metadata_is_told_when_the_next_leader_is_known() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         await cluster.until(lambda: cluster.replica(2, "t").is_follower)
         await cluster.kill(1)
-        await cluster.until(lambda: 1 in cluster.worker(2).replication.suspects())
+        await cluster.until(lambda: 1 in cluster.worker(2).isr_manager.suspects())
         assert cluster.state("t", 2).leader == 1
         told = await cluster.described(2, "t")
         assert (told.error_code, told.leader_id) == (ErrorCode.NONE, 2)
 
-    together(story)
+    together(scenario)
 
 
 def test_metadata_is_told_in_time_where_there_is_no_next_leader() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         await cluster.until(lambda: cluster.replica(2, "t").is_follower)
         await cluster.kill(3)
         await cluster.kill(1)
-        await cluster.until(lambda: 1 in cluster.worker(2).replication.suspects())
+        await cluster.until(lambda: 1 in cluster.worker(2).isr_manager.suspects())
         began = cluster.world.now
         told = await cluster.described(2, "t")
         assert (told.error_code, told.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
         assert cluster.world.now - began < NEXT_LEADER_S + 0.1
 
-    together(story)
+    together(scenario)

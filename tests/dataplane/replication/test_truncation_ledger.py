@@ -33,7 +33,7 @@ from simulations.kernel.world import World
 from tests.dataplane.log.logs import append, make_batch, open_log
 from tests.dataplane.partition.test_partition import config_of
 from tests.dataplane.replication.replicas import Setting
-from tests.dataplane.replication.test_lost_disks import RECORDS, come_back, filled, lose_logs
+from tests.dataplane.replication.test_lost_disks import RECORDS, come_back, filled, report_lost_logs
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import batch_of
 from wire.messages.describe_truncations import DescribeTruncationsRequest
@@ -261,7 +261,7 @@ async def told(cluster: Together, node: int, *topics: str) -> list[Any]:
 
 
 def test_what_nobody_else_had_is_recorded_as_never_committed() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2, 3))
         client = await cluster.connect(1)
         await client.produce("t", batch_of(b"a"))
@@ -273,7 +273,9 @@ def test_what_nobody_else_had_is_recorded_as_never_committed() -> None:
         cluster.world.internet.heal_all()
         leader = cluster.state("t", 2).leader
         other_client = await cluster.connect(leader)
-        await cluster.until(lambda: cluster.worker(leader).partitions.by_name("t", 0).is_leader)
+        await cluster.until(
+            lambda: cluster.worker(leader).replica_manager.by_name("t", 0).is_leader
+        )
         await other_client.produce("t", batch_of(b"c"))
         await cluster.restart(1)
         await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2, 3})
@@ -284,11 +286,11 @@ def test_what_nobody_else_had_is_recorded_as_never_committed() -> None:
         assert await told(cluster, 1, "other") == []
         assert await told(cluster, leader) == []
 
-    together(story)
+    together(scenario)
 
 
 def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2))
         client = await cluster.connect(1)
         await client.produce("t", batch_of(b"a"))
@@ -304,7 +306,7 @@ def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut() ->
         answer = await other.call(ApiKey.ELECT_LEADERS, request)
         assert answer.error_code == ErrorCode.NONE
         await cluster.until(lambda: cluster.state("t", 2).leader == 2)
-        await cluster.until(lambda: len(cluster.worker(2).replication.ledger) == 1)
+        await cluster.until(lambda: len(cluster.worker(2).isr_manager.ledger) == 1)
         (lost,) = await told(cluster, 2)
         assert (lost.reason, lost.acknowledged) == ("unclean election", "perhaps")
         assert (lost.offset, lost.end_offset, lost.detail) == (1, -1, "eligible were 1")
@@ -316,11 +318,11 @@ def test_an_unclean_election_is_recorded_where_it_loses_and_where_it_is_cut() ->
         await cluster.restart(2)
         assert await told(cluster, 2) == [lost], "it survives the process"
 
-    together(story)
+    together(scenario)
 
 
 def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1,))
         client = await cluster.connect(1)
         for number in range(5):
@@ -336,14 +338,14 @@ def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened() -> None:
         assert (found.offset, found.end_offset, found.high_watermark) == (4, -1, 5)
         assert found.detail.endswith("it reached offset 5 at least")
 
-    together(story, replica_high_watermark_checkpoint_interval_ms=100)
+    together(scenario, replica_high_watermark_checkpoint_interval_ms=100)
 
 
 def test_a_lost_log_is_recorded_with_what_was_noted_of_it() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2))
         await cluster.kill(2)
-        lose_logs(cluster, 2)
+        report_lost_logs(cluster, 2)
         await come_back(cluster, 2)
         await cluster.until(lambda: cluster.state("t", 1).isr == (1, 2))
         (found,) = await told(cluster, 2)
@@ -353,4 +355,4 @@ def test_a_lost_log_is_recorded_with_what_was_noted_of_it() -> None:
         await cluster.restart(2)
         assert await told(cluster, 2) == [found]
 
-    together(story)
+    together(scenario)

@@ -55,7 +55,7 @@ async def let_them_write(cluster: Together) -> None:
 
 
 def test_nobody_out_of_sync_leads_until_it_is_allowed_and_then_one_does_at_once() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await led_by_one_alone(cluster)
         await cluster.kill(1)
         await let_them_write(cluster)
@@ -76,13 +76,13 @@ def test_nobody_out_of_sync_leads_until_it_is_allowed_and_then_one_does_at_once(
         assert cluster.replica(1, "t").log.log_end_offset == 4, "3 and 4 are cut"
         assert cluster.state("t", 1).unclean_epoch == after.unclean_epoch, "it is remembered"
 
-    together(story, **LAG)
+    together(scenario, **LAG)
 
 
 def test_an_empty_log_that_ends_behind_the_new_leaders_begins_anew_with_that_one() -> None:
     """All of its records were deleted, so that it has no epoch by which to find where to go on."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await cluster.create("t", (1, 2))
         client = await cluster.connect(1)
         for number in range(3):
@@ -105,11 +105,11 @@ def test_an_empty_log_that_ends_behind_the_new_leaders_begins_anew_with_that_one
         await other.produce("t", batch_of(b"anew"))
         await cluster.until(lambda: cluster.replica(1, "t").log.log_end_offset == 4)
 
-    together(story, **LAG)
+    together(scenario, **LAG)
 
 
 def test_where_it_is_allowed_another_leads_in_the_batch_that_fences_the_last_in_sync() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await led_by_one_alone(cluster, unclean_leader_election_enable="true")
         before = cluster.state("t", 2)
         await cluster.kill(1)
@@ -119,11 +119,11 @@ def test_where_it_is_allowed_another_leads_in_the_batch_that_fences_the_last_in_
         assert after.leader_epoch == before.leader_epoch + 1
         assert after.unclean_epoch == after.leader_epoch
 
-    together(story, **LAG)
+    together(scenario, **LAG)
 
 
 def test_it_can_be_allowed_for_all_topics_and_forbidden_for_one() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await led_by_one_alone(cluster, unclean_leader_election_enable="false")
         client = await cluster.connect(3)
         await allow(client, Scope.WORKER, "")
@@ -141,4 +141,4 @@ def test_it_can_be_allowed_for_all_topics_and_forbidden_for_one() -> None:
         state = cluster.state("t", 3)
         assert (state.leader, state.unclean_epoch) == (2, state.leader_epoch)
 
-    together(story, **LAG)
+    together(scenario, **LAG)

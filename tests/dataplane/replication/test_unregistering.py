@@ -8,7 +8,7 @@ from tests.dataplane.replication.test_lost_disks import (
     EVERYTHING,
     RECORDS,
     filled,
-    lose_logs,
+    report_lost_logs,
     values,
 )
 from tests.dataplane.replication.test_replicas import TWO_DISKS, break_disk, on_the_second_disk
@@ -43,11 +43,11 @@ async def pause_and_unregister(cluster: Together, paused: int, other: int) -> No
 
 
 def ledgers(cluster: Together) -> list[Entry]:
-    return [each for node in cluster.nodes for each in cluster.worker(node).replication.ledger]
+    return [each for node in cluster.nodes for each in cluster.worker(node).isr_manager.ledger]
 
 
 def test_a_live_worker_is_not_unregistered() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2, 3))
         before = cluster.worker(1).image
         for worker_id in (1, 2, 3):
@@ -58,11 +58,11 @@ def test_a_live_worker_is_not_unregistered() -> None:
         assert cluster.worker(1).image.workers == before.workers
         assert cluster.state("t", 1).isr == (1, 2, 3)
 
-    together(story)
+    together(scenario)
 
 
 def test_a_follower_that_was_unregistered_while_paused_is_in_sync_again() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         client = await filled(cluster, (1, 2, 3))
         before = cluster.worker(3).session.broker_epoch
         await pause_and_unregister(cluster, 3, 1)
@@ -77,11 +77,11 @@ def test_a_follower_that_was_unregistered_while_paused_is_in_sync_again() -> Non
         assert cluster.replica(3, "t").log.log_end_offset == RECORDS + 2
         assert ledgers(cluster) == []
 
-    together(story, **SESSION)
+    together(scenario, **SESSION)
 
 
 def test_a_leader_that_was_unregistered_while_paused_leads_in_a_later_epoch_only() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (1, 2))
         led_in = cluster.state("t", 1).leader_epoch
         await pause_and_unregister(cluster, 1, 2)
@@ -99,11 +99,11 @@ def test_a_leader_that_was_unregistered_while_paused_leads_in_a_later_epoch_only
         assert await values(cluster, 1) == [*EVERYTHING, b"alone"]
         assert ledgers(cluster) == []
 
-    together(story, **SESSION)
+    together(scenario, **SESSION)
 
 
 def test_the_only_replica_of_a_partition_leads_again_and_no_loss_is_recorded() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (3,))
         await pause_and_unregister(cluster, 3, 1)
         assert cluster.state("t", 1).leader == NO_LEADER
@@ -113,13 +113,13 @@ def test_the_only_replica_of_a_partition_leads_again_and_no_loss_is_recorded() -
         assert await values(cluster, 3) == EVERYTHING
         assert ledgers(cluster) == []
 
-    together(story, **SESSION)
+    together(scenario, **SESSION)
 
 
 def test_a_kill_after_a_second_registration_is_no_loss_of_power() -> None:
     """The start marks of the log directories name the broker epoch that the controllers know."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (3,))
         await pause_and_unregister(cluster, 3, 1)
         cluster.nodes[3].machine.resume()
@@ -133,11 +133,11 @@ def test_a_kill_after_a_second_registration_is_no_loss_of_power() -> None:
         assert await values(cluster, 3) == [*EVERYTHING, b"after"]
         assert ledgers(cluster) == []
 
-    together(story, **SESSION)
+    together(scenario, **SESSION)
 
 
 def test_a_worker_that_was_stopped_and_unregistered_comes_back_with_all_that_it_had() -> None:
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (3,))
         await cluster.kill(3)
         await cluster.until(lambda: 3 in cluster.worker(1).image.fenced_workers())
@@ -150,13 +150,13 @@ def test_a_worker_that_was_stopped_and_unregistered_comes_back_with_all_that_it_
         assert cluster.state("t", 1).unclean_epoch == -1
         assert ledgers(cluster) == []
 
-    together(story)
+    together(scenario)
 
 
 def test_a_log_that_failed_stays_offline_through_a_second_registration() -> None:
     """Else the controllers could have a replica lead whose log cannot be written."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         client = await on_the_second_disk(cluster)
         break_disk(cluster, 3)
         await client.produce("t", batch_of(b"lost at 3"))
@@ -167,16 +167,16 @@ def test_a_log_that_failed_stays_offline_through_a_second_registration() -> None
         assert cluster.state("t", 1).offline == (3,)
         assert cluster.state("t", 1).isr == (1, 2)
 
-    together(story, node_options=lambda _: TWO_DISKS, **SESSION)
+    together(scenario, node_options=lambda _: TWO_DISKS, **SESSION)
 
 
 def test_logs_that_begin_anew_are_told_under_the_registration_that_is_in_force() -> None:
     """A worker without its logs is unregistered before it could say so: it does, and then leads."""
 
-    async def story(cluster: Together) -> None:
+    async def scenario(cluster: Together) -> None:
         await filled(cluster, (2,))
         await cluster.kill(2)
-        lose_logs(cluster, 2)
+        report_lost_logs(cluster, 2)
         before = cluster.worker(1).image.broker_epoch(2)
         cluster.nodes[2].machine.faults.delay_s = 0.2  # it registers long before it has its logs
         cluster.nodes[2].boot()
@@ -195,4 +195,4 @@ def test_logs_that_begin_anew_are_told_under_the_registration_that_is_in_force()
         assert state.unclean_epoch == state.leader_epoch
         assert [each.reason for each in ledgers(cluster)][:1] == [Reason.LOST_LOG]
 
-    together(story, **SESSION)
+    together(scenario, **SESSION)

@@ -45,7 +45,7 @@ class Together:
         return node.worker
 
     def replica(self, node_id: int, topic: str, index: int = 0) -> Partition:
-        found: Partition = self.worker(node_id).partitions.by_name(topic, index)
+        found: Partition = self.worker(node_id).replica_manager.by_name(topic, index)
         return found
 
     async def until(self, condition: Callable[[], object], limit_s: float = 30.0) -> None:
@@ -110,7 +110,7 @@ class Together:
 
 
 def together(
-    story: Callable[[Together], Awaitable[None]], *, seed: int = 1, **options: object
+    scenario: Callable[[Together], Awaitable[None]], *, seed: int = 1, **options: object
 ) -> World:
     """The story has run from beginning to end beside three nodes that serve.
 
@@ -149,7 +149,7 @@ def together(
             await cluster.until(
                 lambda: all(everybody == set(cluster.worker(n).live_worker_ids()) for n in NODES)
             )
-            await story(cluster)
+            await scenario(cluster)
 
         told = other.start(client)
         await told.done.wait()

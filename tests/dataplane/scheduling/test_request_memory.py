@@ -8,7 +8,7 @@ from dataplane.scheduling.request_memory import (
     LEAST_BYTES_PER_S,
     WHOLE_WITHIN_S,
     RequestMemory,
-    Tardy,
+    StalledRequests,
 )
 from tests.dataplane.serving import Simulated, batch_of, in_trio, simulated
 from wire.protocol.frames import SIZE_BYTES
@@ -114,32 +114,32 @@ class Sender:
 def test_requests_have_to_come_at_a_rate() -> None:
     size_bytes = 1000 * KIB
     still, slow, fast, done = (Sender(size_bytes) for _ in range(4))
-    tardy = Tardy()
+    stalled = StalledRequests()
     done.missing_bytes = 0
     everybody = (still, slow, fast, done)
-    assert tardy.among(everybody, 0) == []
-    assert tardy.among(everybody, GRACE_S) == []
+    assert stalled.among(everybody, 0) == []
+    assert stalled.among(everybody, GRACE_S) == []
     slow.missing_bytes -= LEAST_BYTES_PER_S // 2
     fast.missing_bytes -= LEAST_BYTES_PER_S * 2
-    assert tardy.among(everybody, GRACE_S + 1) == [still, slow]
-    assert tardy.among(everybody, GRACE_S + 1.9) == [still, slow]
-    assert tardy.among((fast,), GRACE_S + 3) == [fast]
+    assert stalled.among(everybody, GRACE_S + 1) == [still, slow]
+    assert stalled.among(everybody, GRACE_S + 1.9) == [still, slow]
+    assert stalled.among((fast,), GRACE_S + 3) == [fast]
     fast.reservation += 1  # another request: time begins anew
-    assert tardy.among((fast,), GRACE_S + 4) == []
+    assert stalled.among((fast,), GRACE_S + 4) == []
 
 
 def test_a_huge_request_has_to_come_whole_within_its_time() -> None:
     huge = Sender(100 * KIB * KIB)
-    tardy = Tardy()
-    tardy.among((huge,), 0)
+    stalled = StalledRequests()
+    stalled.among((huge,), 0)
     huge.missing_bytes -= 60 * LEAST_BYTES_PER_S
-    assert tardy.among((huge,), GRACE_S + 60) == [huge]
+    assert stalled.among((huge,), GRACE_S + 60) == [huge]
     huge.missing_bytes = 1
-    assert tardy.among((huge,), GRACE_S + WHOLE_WITHIN_S - 1) == []
+    assert stalled.among((huge,), GRACE_S + WHOLE_WITHIN_S - 1) == []
 
 
 def test_a_large_request_passes_those_that_claim_memory_and_do_not_send() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         await (await sim.connect()).create("t")
         for _ in range(20):
             loris = await sim.connect()
@@ -150,11 +150,13 @@ def test_a_large_request_passes_those_that_claim_memory_and_do_not_send() -> Non
         await honest.produce("t", batch_of(bytes(200 * KIB)))
         assert sim.now - began < GRACE_S + 2
 
-    simulated(story, queued_max_request_bytes=8 * KIB * KIB, socket_request_max_bytes=4 * KIB * KIB)
+    simulated(
+        scenario, queued_max_request_bytes=8 * KIB * KIB, socket_request_max_bytes=4 * KIB * KIB
+    )
 
 
 def test_part_of_a_small_request_keeps_no_connection_alive() -> None:
-    async def story(sim: Simulated) -> None:
+    async def scenario(sim: Simulated) -> None:
         drip = await sim.connect()
         await drip.send(b"\0\0\1\0")
         began = sim.now
@@ -166,4 +168,4 @@ def test_part_of_a_small_request_keeps_no_connection_alive() -> None:
             await trio.sleep(0.2)
         assert 2 < sim.now - began < 4
 
-    simulated(story, connections_max_idle_ms=2000)
+    simulated(scenario, connections_max_idle_ms=2000)

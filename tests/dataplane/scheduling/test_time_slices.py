@@ -13,7 +13,7 @@ from dataplane.scheduling.time_slices import (
     FORGOTTEN_ROWS,
     SLICE_CPU_S,
     UNDER_WAY_BYTES,
-    Turns,
+    TimeSlicer,
     Work,
     at_once,
     in_pieces,
@@ -28,7 +28,7 @@ class Setting:
 
     def __init__(self, under_way_bytes: int = 1000) -> None:
         self.looks = 0
-        self.turns = Turns(self.cpu_s, under_way_bytes)
+        self.slicer = TimeSlicer(self.cpu_s, under_way_bytes)
         self.told: list[str] = []
 
     def cpu_s(self) -> float:
@@ -42,18 +42,18 @@ class Setting:
         return name
 
     async def finish(self, name: str, pieces: int, size_bytes: int = 1) -> None:
-        assert await self.turns.finish(self.work(name, pieces), size_bytes) == name
+        assert await self.slicer.finish(self.work(name, pieces), size_bytes) == name
         self.told.append(f"{name}.")
 
 
 def test_a_slice_ends_by_the_time_it_has_taken() -> None:
     setting = Setting()
-    setting.turns.start()
-    assert setting.turns.run(setting.work("a", 5)) == ("a",)
-    assert setting.turns.run(setting.work("b", 100)) is None
+    setting.slicer.start()
+    assert setting.slicer.run(setting.work("a", 5)) == ("a",)
+    assert setting.slicer.run(setting.work("b", 100)) is None
     assert 1 < len(setting.told) <= LOOKS_PER_SLICE + 2
     told = len(setting.told)
-    assert setting.turns.run(setting.work("c", 100)) is None  # the slice is over
+    assert setting.slicer.run(setting.work("c", 100)) is None  # the slice is over
     assert len(setting.told) == told + 1
 
 
@@ -66,17 +66,17 @@ def test_rows_are_worked_on_in_pieces_and_in_order() -> None:
 
 def test_discarded_rows_are_freed_in_slices_and_not_by_the_caller() -> None:
     calls: list[Callable[[], object]] = []
-    turns = Turns(Setting().cpu_s, call_after=lambda _, call: calls.append(call))
+    slicer = TimeSlicer(Setting().cpu_s, call_after=lambda _, call: calls.append(call))
     count = 20 * FORGOTTEN_ROWS
     rows, by_number, numbers = list(range(count)), dict.fromkeys(range(count)), set(range(count))
 
     def left() -> int:
         return len(rows) + len(by_number) + len(numbers)
 
-    turns.discard(rows, by_number, numbers)
+    slicer.discard(rows, by_number, numbers)
     assert left() == 3 * count
     pieces_per_slice = LOOKS_PER_SLICE * DISCARD_CPU_S / SLICE_CPU_S + 1
-    while turns.has_unawaited:
+    while slicer.has_background_work:
         before = left()
         calls.pop()()
         assert before - left() <= pieces_per_slice * FORGOTTEN_ROWS
@@ -86,9 +86,9 @@ def test_discarded_rows_are_freed_in_slices_and_not_by_the_caller() -> None:
 
 def test_discarded_rows_that_are_few_are_left_to_their_last_reference() -> None:
     calls: list[Callable[[], object]] = []
-    turns = Turns(Setting().cpu_s, call_after=lambda _, call: calls.append(call))
+    slicer = TimeSlicer(Setting().cpu_s, call_after=lambda _, call: calls.append(call))
     rows = list(range(FORGOTTEN_ROWS))
-    turns.discard(rows)
+    slicer.discard(rows)
     assert not calls
     assert len(rows) == FORGOTTEN_ROWS
 
@@ -184,7 +184,7 @@ async def test_work_that_is_cancelled_leaves_room_and_turn_to_others(when: str) 
             if when == "works":
                 await trio.sleep(0)
             scope.cancel()
-            await setting.turns.finish(endless(), 100)
+            await setting.slicer.finish(endless(), 100)
         await setting.finish("after", 50, 100)
     assert [name for name in setting.told if name.endswith(".")] == ["before.", "after."]
 
@@ -201,7 +201,7 @@ async def test_what_is_done_is_answered_while_other_requests_are_under_way(tmp_p
     async with serving(tmp_path) as served, trio.open_nursery() as nursery:
         client = await served.connect()
         await client.create("t", max_message_bytes=2 * len(batch))
-        nursery.start_soon(served.worker.turns.finish, endless(), 1)
+        nursery.start_soon(served.worker.slicer.finish, endless(), 1)
         row = await client.produce("t", batch)
         assert row.base_offset == 0
         nursery.cancel_scope.cancel()

@@ -6,31 +6,37 @@ import pytest
 import trio
 
 from dataplane.instruments.error_counts import ErrorCounts
-from dataplane.worker.metadata_cache import PARTITIONS_PER_SLICE, Form, TopicRows, View, describe
+from dataplane.worker.metadata_cache import (
+    PARTITIONS_PER_SLICE,
+    MetadataCache,
+    ResponseFormat,
+    TopicView,
+    describe,
+)
 from metaquorum.metadata.image import MetadataImage, PartitionImage, TopicImage
 from metaquorum.metadata.records import RegisterWorkerRecord
 from wire.messages.metadata import MetadataResponse, MetadataResponseTopic
 from wire.primitives.errors import ErrorCode
 from wire.schema.codec import encode
 
-FORM = Form(12, False)
+FORM = ResponseFormat(12, False)
 
 
 def worker(worker_id: int, *, fenced: bool = False) -> RegisterWorkerRecord:
     return RegisterWorkerRecord(worker_id, bytes(16), 1, (), "", None, (), (), fenced)
 
 
-def view(partitions: int = 3, name: str = "t", worker_id: int = 1) -> View:
+def view(partitions: int = 3, name: str = "t", worker_id: int = 1) -> TopicView:
     topic = TopicImage(
         name,
         b"i" * 16,
         tuple(PartitionImage((1, 2, 3), (1, 2), i % 3 + 1, 5, 6) for i in range(partitions)),
     )
     image = replace(MetadataImage.empty("c"), workers={i: worker(i) for i in (1, 2, 3)})
-    return View(image, topic, worker_id, frozenset(), frozenset())
+    return TopicView(image, topic, worker_id, frozenset(), frozenset())
 
 
-def by_tables(view: View, form: Form) -> MetadataResponse:
+def by_tables(view: TopicView, form: ResponseFormat) -> MetadataResponse:
     topic = MetadataResponseTopic(
         name=view.topic.name, topic_id=view.topic.topic_id, partitions=describe(view)
     )
@@ -39,7 +45,7 @@ def by_tables(view: View, form: Form) -> MetadataResponse:
 
 @pytest.mark.parametrize("version", range(14))
 def test_an_answer_with_rows_is_the_one_of_the_tables(version: int) -> None:
-    rows, seen, form = TopicRows(), view(300), Form(version, False)
+    rows, seen, form = MetadataCache(), view(300), ResponseFormat(version, False)
     row = rows.row(seen, form)
     with_rows = MetadataResponse(topics=[row, row])  # type: ignore[list-item]
     assert encode(with_rows, version) == encode(by_tables(seen, form), version)
@@ -47,28 +53,28 @@ def test_an_answer_with_rows_is_the_one_of_the_tables(version: int) -> None:
 
 @pytest.mark.parametrize("version", [0, 12])
 def test_a_row_that_is_made_in_slices_is_the_same(version: int) -> None:
-    seen, form = view(2 * PARTITIONS_PER_SLICE + 1), Form(version, False)
-    rows = TopicRows()
-    turns = []
+    seen, form = view(2 * PARTITIONS_PER_SLICE + 1), ResponseFormat(version, False)
+    rows = MetadataCache()
+    slicer = []
 
     async def main() -> bytes:
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(take_turns)
             row = await rows.make(seen, form)
-            assert turns
+            assert slicer
             return row
 
     async def take_turns() -> None:
         while rows.kept(seen, form) is None:
-            turns.append(None)
+            slicer.append(None)
             await trio.lowlevel.checkpoint()
 
-    assert trio.run(main) == TopicRows().row(seen, form) == rows.kept(seen, form)
+    assert trio.run(main) == MetadataCache().row(seen, form) == rows.kept(seen, form)
 
 
 def test_a_row_is_kept_until_something_it_tells_is_different() -> None:
-    rows, seen = TopicRows(), view()
+    rows, seen = MetadataCache(), view()
     row = rows.row(seen, FORM)
     assert rows.row(seen, FORM) is row
     moved = replace(seen.topic.partitions[0], leader=2)
@@ -81,11 +87,11 @@ def test_a_row_is_kept_until_something_it_tells_is_different() -> None:
     for other in others:
         assert rows.kept(seen, FORM) is not None
         assert rows.kept(other, FORM) is None
-        assert rows.row(other, FORM) == TopicRows().row(other, FORM) != row
+        assert rows.row(other, FORM) == MetadataCache().row(other, FORM) != row
         assert rows.kept(seen, FORM) is None
         assert rows.row(seen, FORM) == row
-    assert rows.kept(seen, Form(11, False)) is None
-    assert rows.kept(seen, Form(12, True)) is None
+    assert rows.kept(seen, ResponseFormat(11, False)) is None
+    assert rows.kept(seen, ResponseFormat(12, True)) is None
 
 
 def test_who_leads_and_which_replicas_are_offline() -> None:
@@ -105,7 +111,7 @@ def test_who_leads_and_which_replicas_are_offline() -> None:
 
 
 def test_what_is_kept_has_a_bound() -> None:
-    rows, seen = TopicRows(max_kept_bytes=2000), view()
+    rows, seen = MetadataCache(max_kept_bytes=2000), view()
     sizes = []
     for number in range(100):
         other = seen._replace(topic=replace(seen.topic, name=f"t{number}"))
@@ -116,7 +122,7 @@ def test_what_is_kept_has_a_bound() -> None:
 
 @pytest.mark.parametrize("partitions", [3, 2 * PARTITIONS_PER_SLICE])
 def test_errors_of_partitions_are_counted_each_time_they_are_told(partitions: int) -> None:
-    rows, errors, seen = TopicRows(), ErrorCounts(), view(partitions)
+    rows, errors, seen = MetadataCache(), ErrorCounts(), view(partitions)
 
     async def told() -> None:
         row = await rows.make(seen, FORM)

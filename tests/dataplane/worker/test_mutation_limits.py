@@ -5,7 +5,7 @@ import trio
 
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
-from metaquorum.rpc.methods import Asker
+from metaquorum.rpc.methods import RequestContext
 from tests.dataplane.serving import RawClient, Simulated, simulated
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -22,7 +22,9 @@ async def limited(node: Simulated, rate: float | None = 2.0) -> RawClient:
     change = QuotaChange(
         (EntityPart(CLIENT_ID, "test"),), [QuotaOp("controller_mutation_rate", rate)]
     )
-    answers = await node.worker.gateway.change_quotas(Asker(), [change], timeout_s=20)
+    answers = await node.worker.controller_client.change_quotas(
+        RequestContext(), [change], timeout_s=20
+    )
     assert answers == [None]
     return await node.connect()
 
@@ -38,7 +40,7 @@ def creation(*names: str, partitions: int = 10, validate_only: bool = False) -> 
 
 
 def test_a_strict_request_is_refused_and_told_how_long_to_wait() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await limited(node)
         answer = await client.call(ApiKey.CREATE_TOPICS, creation("a", "b", "c", "d"), 7)
         codes = {t.name: t.error_code for t in answer.topics}
@@ -52,11 +54,11 @@ def test_a_strict_request_is_refused_and_told_how_long_to_wait() -> None:
         assert answer.topics[0].error_code == 0
         assert answer.throttle_time_ms == 0
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_an_older_request_is_executed_and_its_client_then_left_alone() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await limited(node)
         answer = await client.call(ApiKey.CREATE_TOPICS, creation("a", "b", "c", "d"), 5)
         assert [t.error_code for t in answer.topics] == [0] * 4
@@ -67,11 +69,11 @@ def test_an_older_request_is_executed_and_its_client_then_left_alone() -> None:
             while node.worker.quotas.mutes:
                 await trio.sleep(0.01)
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_deleting_and_adding_partitions_costs_as_much_and_what_is_not_done_costs_nothing() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         client = await limited(node, 1e-6)
         for _ in range(20):
             answer = await client.call(
@@ -100,24 +102,26 @@ def test_deleting_and_adding_partitions_costs_as_much_and_what_is_not_done_costs
         answer = await client.call(ApiKey.DELETE_TOPICS, asked, 6)
         assert answer.responses[0].error_code == 0
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_others_are_not_limited() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         await limited(node, 1e-6)
-        outcomes = await node.worker.gateway.create_topics(Asker(client_id="else"), [], timeout_s=5)
+        outcomes = await node.worker.controller_client.create_topics(
+            RequestContext(client_id="else"), [], timeout_s=5
+        )
         assert outcomes == []
-        taken = await node.worker.gateway.take_mutations(
-            Asker(client_id="else"), [1000, 1000], is_strict=True, timeout_s=5
+        taken = await node.worker.controller_client.take_mutations(
+            RequestContext(client_id="else"), [1000, 1000], is_strict=True, timeout_s=5
         )
         assert (taken.count, taken.throttle_s) == (2, 0)
 
-    simulated(story)
+    simulated(scenario)
 
 
 def test_every_worker_tells_who_has_used_most_of_what_the_controller_counts() -> None:
-    async def story(node: Simulated) -> None:
+    async def scenario(node: Simulated) -> None:
         asked = DescribeQuotaUseRequest(most_used=10)
         client = await limited(node)
         assert (await client.call(ApiKey.DESCRIBE_QUOTA_USE, asked)).uses == []
@@ -137,4 +141,4 @@ def test_every_worker_tells_who_has_used_most_of_what_the_controller_counts() ->
         await trio.sleep(30)
         assert (await client.call(ApiKey.DESCRIBE_QUOTA_USE, asked)).uses == []
 
-    simulated(story)
+    simulated(scenario)

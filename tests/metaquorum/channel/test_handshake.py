@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from metaquorum.channel.handshake import (
     MAX_HANDSHAKE_BYTES,
-    Accepting,
-    Dialing,
+    AcceptorHandshake,
+    DialerHandshake,
     Established,
     HandshakeError,
     Hello,
@@ -25,15 +25,15 @@ def hello(
     return Hello(StreamKind.RPC, sender, addressee, 99, 3, nonce, cluster_id)
 
 
-def dialing(me: ChannelIdentity | None = None, says: Hello | None = None) -> Dialing:
-    return Dialing(me or identity(7), says or hello())
+def dialing(me: ChannelIdentity | None = None, says: Hello | None = None) -> DialerHandshake:
+    return DialerHandshake(me or identity(7), says or hello())
 
 
-def accepting(me: ChannelIdentity | None = None, nonce: bytes = b"a" * 32) -> Accepting:
-    return Accepting(me or identity(1), 55, nonce, lambda _: None)
+def accepting(me: ChannelIdentity | None = None, nonce: bytes = b"a" * 32) -> AcceptorHandshake:
+    return AcceptorHandshake(me or identity(1), 55, nonce, lambda _: None)
 
 
-def offer(side: Dialing | Accepting, data: bytes) -> None:
+def offer(side: DialerHandshake | AcceptorHandshake, data: bytes) -> None:
     """As a network would: never more than there is room for."""
     while data and side.established is None:
         size = side.room
@@ -41,7 +41,9 @@ def offer(side: Dialing | Accepting, data: bytes) -> None:
         data = data[size:]
 
 
-def shake(dialer: Dialing, acceptor: Accepting, size: int = 1000) -> tuple[bytes, bytes]:
+def shake(
+    dialer: DialerHandshake, acceptor: AcceptorHandshake, size: int = 1000
+) -> tuple[bytes, bytes]:
     """All that each has sent, in pieces of `size` at most."""
     there = back = b""
     while dialer.established is None or acceptor.established is None:
@@ -145,7 +147,7 @@ def test_a_proof_sent_back_to_whom_it_came_from_proves_nothing() -> None:
     # Somebody without the secret is dialed, dials back, and passes on what he hears.
     dialer = dialing()
     opening = dialer.data_to_send()
-    mirrored = Accepting(identity(7), 1, b"d" * 32, lambda _: None)
+    mirrored = AcceptorHandshake(identity(7), 1, b"d" * 32, lambda _: None)
     with pytest.raises(HandshakeError):
         mirrored.receive(opening)  # meant for another
     # The dialer's own proof, sent back as the acceptor's.
@@ -179,11 +181,11 @@ def test_a_proof_is_for_one_pair_one_kind_and_one_cluster() -> None:
         says._replace(attempt=4),
         says._replace(nonce=b"e" * 32),
     ):
-        dialer, acceptor = Dialing(identity(other.sender), other), accepting()
+        dialer, acceptor = DialerHandshake(identity(other.sender), other), accepting()
         there, _ = shake(dialer, acceptor)
         keys.add(there[-32:])
     other_cluster = replace(identity(7), cluster_id="B")
-    dialer = Dialing(other_cluster, says._replace(cluster_id="B"))
+    dialer = DialerHandshake(other_cluster, says._replace(cluster_id="B"))
     keys.add(shake(dialer, accepting(identity(1, cluster_id="B")))[0][-32:])
     assert len(keys) == 7
 

@@ -17,7 +17,7 @@ from metaquorum.channel import (
 )
 from metaquorum.channel.endpoint import shake_hands
 from metaquorum.channel.frames import MAX_MESSAGE_BYTES
-from metaquorum.channel.handshake import Dialing, Hello
+from metaquorum.channel.handshake import DialerHandshake, Hello
 from metaquorum.channel.stream import MAX_QUEUED_BYTES
 from metaquorum.raft import peers
 from metaquorum.raft.peers import PeerProtocolError
@@ -169,7 +169,7 @@ async def test_what_a_process_dialed_before_does_not_replace_what_it_dialed_late
         for attempt in (5, 4):
             connection = await shared_runtime().network.connect(*address)
             hello = Hello(StreamKind.PEER, 1, 2, 1234, attempt, bytes(32), CLUSTER)
-            established = await shake_hands(connection, Dialing(identity(1), hello))
+            established = await shake_hands(connection, DialerHandshake(identity(1), hello))
             me = endpoint(1)
             streams.append(Stream(connection, me.runtime.clock, established, me.timings))
             await voter.wait_until(lambda: 1 in voter.connected_ids)
@@ -292,7 +292,7 @@ async def test_bytes_put_into_a_stream_by_others_end_it_and_are_not_delivered(
         _, _, voter, address = await second_voter(nursery)
         connection = await shared_runtime().network.connect(*address)
         hello = Hello(StreamKind.PEER, 1, 2, 1, 1, bytes(32), CLUSTER)
-        await shake_hands(connection, Dialing(identity(1), hello))
+        await shake_hands(connection, DialerHandshake(identity(1), hello))
         await voter.wait_until(lambda: 1 in voter.connected_ids)
         await connection.send(garbage)
         await voter.wait_until(lambda: 1 not in voter.connected_ids)

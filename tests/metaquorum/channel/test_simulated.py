@@ -126,26 +126,26 @@ class Trio3:
         return await self.within(seconds, lambda: len(self.linked()) == 6, "all connected")
 
 
-def in_world(story: Callable[[World], Awaitable[None]], seed: int = 1) -> World:
+def in_world(scenario: Callable[[World], Awaitable[None]], seed: int = 1) -> World:
     world = World(seed)
-    world.run(story)
+    world.run(scenario)
     if world.violations:
         raise world.violations[0]
     return world
 
 
 def test_voters_connect_at_once() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         assert await Trio3(world).all_linked() < 0.5
 
-    in_world(story)
+    in_world(scenario)
 
 
 @pytest.mark.parametrize(
     "ways", [[("one", "two")], [("two", "one")], [("one", "two"), ("two", "one")]]
 )
 def test_a_cut_is_noticed_and_healed(ways: list[tuple[str, str]]) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         cluster = Trio3(world)
         await cluster.all_linked()
         for source, target in ways:
@@ -158,12 +158,12 @@ def test_a_cut_is_noticed_and_healed(ways: list[tuple[str, str]]) -> None:
             world.internet.heal(source, target)
         await cluster.all_linked()
 
-    in_world(story)
+    in_world(scenario)
 
 
 @pytest.mark.parametrize("node_id", [1, 2, 3])
 def test_a_killed_voter_is_missed_at_once(node_id: int) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         cluster = Trio3(world)
         await cluster.all_linked()
         cluster.machines[node_id].kill()
@@ -172,12 +172,12 @@ def test_a_killed_voter_is_missed_at_once(node_id: int) -> None:
         cluster.start(node_id)
         assert await cluster.all_linked() < 1
 
-    in_world(story)
+    in_world(scenario)
 
 
 @pytest.mark.parametrize("node_id", [1, 3])
 def test_a_voter_that_lost_power_and_is_back_replaces_its_connections(node_id: int) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         cluster = Trio3(world)
         await cluster.all_linked()
         cluster.machines[node_id].power_cut()
@@ -190,21 +190,21 @@ def test_a_voter_that_lost_power_and_is_back_replaces_its_connections(node_id: i
         for voter in others:
             assert voter.events.count(("connected", node_id)) == 2
 
-    in_world(story)
+    in_world(scenario)
 
 
 def test_a_voter_without_power_is_missed_in_bounded_time() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         cluster = Trio3(world)
         await cluster.all_linked()
         cluster.machines[2].power_cut()
         await cluster.within(SILENCE_S, lambda: len(cluster.linked()) == 2, "missed")
 
-    in_world(story)
+    in_world(scenario)
 
 
 def test_a_process_that_was_held_does_not_take_its_pause_for_the_others_silence() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         cluster = Trio3(world)
         await cluster.all_linked()
         cluster.machines[1].pause()
@@ -213,7 +213,7 @@ def test_a_process_that_was_held_does_not_take_its_pause_for_the_others_silence(
         await world.sleep(5)
         assert all(len(voter.events) == 2 for voter in cluster.voters.values())
 
-    in_world(story)
+    in_world(scenario)
 
 
 async def troubles(world: World) -> None:
@@ -307,7 +307,7 @@ def test_a_controller_knows_a_killed_worker_from_one_that_is_cut_off() -> None:
                 except CallLostError:
                     client.close()
 
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         world.machine("controller").start(controller)
         machine = world.machine("worker")
         machine.start(worker)
@@ -322,4 +322,4 @@ def test_a_controller_knows_a_killed_worker_from_one_that_is_cut_off() -> None:
         await world.sleep(SILENCE_S)
         assert [(end.cause, end.is_evidence) for end in ends[1:]] == [(Cause.SILENT, False)]
 
-    in_world(story)
+    in_world(scenario)

@@ -526,7 +526,7 @@ def test_on_trio_a_broker_that_hangs_does_not_keep_a_program_from_the_next_one(
 ) -> None:
     events: list[str] = []
 
-    async def story(address: str) -> None:
+    async def scenario(address: str) -> None:
         bootstrap = f"{address},{either.bootstrap}"
         async with connect(bootstrap, timeout_s=PATIENCE_S) as cluster:
             tell_answers(cluster, events, either.bootstrap)
@@ -535,7 +535,7 @@ def test_on_trio_a_broker_that_hangs_does_not_keep_a_program_from_the_next_one(
                 await trio.sleep(0.01)
 
     with hung(events) as address:
-        trio.run(story, address)
+        trio.run(scenario, address)
     assert events[0] == "hung: connected"
     assert events.index("ok: answered") < events.index("hung: ended")
 

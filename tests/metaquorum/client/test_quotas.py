@@ -10,8 +10,8 @@ from metaquorum.client.socket_transport import BlockingAdmin
 from metaquorum.metadata.quota_lookup import (
     CONSUMER_BYTE_RATE,
     PRODUCER_BYTE_RATE,
-    Part,
     QuotaEntity,
+    SpecialName,
 )
 from tests.nodes import PATIENCE_S, Peer, unique, wait_until
 from wire.primitives.errors import ErrorCode
@@ -26,7 +26,7 @@ def admin(either: Peer) -> Iterator[BlockingAdmin]:
 def test_quotas_are_altered_and_described(admin: BlockingAdmin) -> None:
     user = unique("user")
     alone = QuotaEntity(user)
-    pair, any_client = QuotaEntity(user, "c"), QuotaEntity(user, Part.DEFAULT)
+    pair, any_client = QuotaEntity(user, "c"), QuotaEntity(user, SpecialName.DEFAULT)
     rates = {PRODUCER_BYTE_RATE: 1000.0, CONSUMER_BYTE_RATE: 2000.0}
     done = admin.alter_client_quotas(
         {alone: {PRODUCER_BYTE_RATE: 1.0}, pair: dict(rates), any_client: dict(rates)}
@@ -36,11 +36,11 @@ def test_quotas_are_altered_and_described(admin: BlockingAdmin) -> None:
     wait_until(lambda: admin.describe_client_quotas(user=user) == of_user)
     assert list(admin.describe_client_quotas(user=user)) == list(of_user)
 
-    def strictly(client_id: str | Part | Match) -> set[QuotaEntity]:
+    def strictly(client_id: str | SpecialName | Match) -> set[QuotaEntity]:
         return set(admin.describe_client_quotas(user=user, client_id=client_id, strict=True))
 
-    assert strictly(Part.ABSENT) == {alone}
-    assert strictly(Part.DEFAULT) == {any_client}
+    assert strictly(SpecialName.ABSENT) == {alone}
+    assert strictly(SpecialName.DEFAULT) == {any_client}
     assert strictly("c") == {pair}
     assert strictly(Match.ANY) == {pair, any_client}
     assert alone in admin.describe_client_quotas(user=Match.ANY, strict=True)

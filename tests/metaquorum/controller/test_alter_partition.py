@@ -43,7 +43,7 @@ IMAGE = cluster()
 EPOCHS = {worker_id: worker.broker_epoch for worker_id, worker in IMAGE.workers.items()}
 
 
-def wish(isr: str, **changes: object) -> PartitionChange:
+def spec(isr: str, **changes: object) -> PartitionChange:
     members = tuple(map(int, isr))
     epochs = tuple(EPOCHS.get(each, NO_EPOCH) for each in members)
     return replace(PartitionChange(TOPIC_ID, 0, 5, 9, members, epochs), **changes)  # type: ignore[arg-type]
@@ -58,24 +58,24 @@ def answered(change: PartitionChange, image: MetadataImage = IMAGE, worker_id: i
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (wish("123"), E.NONE),
-        (wish("1"), E.NONE),
-        (wish("13"), E.NONE),
-        (wish("123", broker_epochs=(NO_EPOCH,) * 3), E.NONE),
-        (wish("123", topic_id=bytes(16)), E.UNKNOWN_TOPIC_ID),
-        (wish("123", partition=2), E.UNKNOWN_TOPIC_OR_PARTITION),
-        (wish("123", partition=-1), E.UNKNOWN_TOPIC_OR_PARTITION),
-        (wish("123", leader_epoch=4), E.FENCED_LEADER_EPOCH),
-        (wish("123", leader_epoch=6), E.NOT_CONTROLLER),
-        (wish("123", partition_epoch=8), E.INVALID_UPDATE_VERSION),
-        (wish("123", partition_epoch=10), E.NOT_CONTROLLER),
-        (wish("23"), E.INVALID_REQUEST),
-        (wish("122"), E.INVALID_REQUEST),
-        (wish("124"), E.INVALID_REQUEST),
-        (wish("123", broker_epochs=(NO_EPOCH,) * 2), E.INVALID_REQUEST),
-        (wish("123", partition=1), E.INELIGIBLE_REPLICA),
-        (wish("12", partition=1), E.NONE),
-        (wish("123", broker_epochs=(EPOCHS[1], EPOCHS[2], EPOCHS[3] - 1)), E.INELIGIBLE_REPLICA),
+        (spec("123"), E.NONE),
+        (spec("1"), E.NONE),
+        (spec("13"), E.NONE),
+        (spec("123", broker_epochs=(NO_EPOCH,) * 3), E.NONE),
+        (spec("123", topic_id=bytes(16)), E.UNKNOWN_TOPIC_ID),
+        (spec("123", partition=2), E.UNKNOWN_TOPIC_OR_PARTITION),
+        (spec("123", partition=-1), E.UNKNOWN_TOPIC_OR_PARTITION),
+        (spec("123", leader_epoch=4), E.FENCED_LEADER_EPOCH),
+        (spec("123", leader_epoch=6), E.NOT_CONTROLLER),
+        (spec("123", partition_epoch=8), E.INVALID_UPDATE_VERSION),
+        (spec("123", partition_epoch=10), E.NOT_CONTROLLER),
+        (spec("23"), E.INVALID_REQUEST),
+        (spec("122"), E.INVALID_REQUEST),
+        (spec("124"), E.INVALID_REQUEST),
+        (spec("123", broker_epochs=(NO_EPOCH,) * 2), E.INVALID_REQUEST),
+        (spec("123", partition=1), E.INELIGIBLE_REPLICA),
+        (spec("12", partition=1), E.NONE),
+        (spec("123", broker_epochs=(EPOCHS[1], EPOCHS[2], EPOCHS[3] - 1)), E.INELIGIBLE_REPLICA),
     ],
 )
 def test_a_change_succeeds_one_state_of_the_partition(change: PartitionChange, code: E) -> None:
@@ -83,9 +83,9 @@ def test_a_change_succeeds_one_state_of_the_partition(change: PartitionChange, c
 
 
 def test_only_the_leader_in_its_own_incarnation_changes_an_isr() -> None:
-    assert answered(wish("12"), worker_id=2) is E.NOT_LEADER_OR_FOLLOWER
+    assert answered(spec("12"), worker_id=2) is E.NOT_LEADER_OR_FOLLOWER
     for worker_id, epoch in ((1, EPOCHS[1] - 1), (1, EPOCHS[1] + 1), (7, 0)):
-        decision = alter_partition(IMAGE, worker_id, epoch, wish("12"))
+        decision = alter_partition(IMAGE, worker_id, epoch, spec("12"))
         assert decision.answer is E.STALE_BROKER_EPOCH
         assert not decision.all_records()
 
@@ -93,12 +93,12 @@ def test_only_the_leader_in_its_own_incarnation_changes_an_isr() -> None:
 def test_nobody_joins_who_is_fenced() -> None:
     records = fence_workers(IMAGE, {3}, may_be_unclean).all_records()
     image, _ = replay(IMAGE, records)
-    assert answered(wish("123"), image) is E.INELIGIBLE_REPLICA
-    assert answered(wish("1"), image) is E.NONE
+    assert answered(spec("123"), image) is E.INELIGIBLE_REPLICA
+    assert answered(spec("1"), image) is E.NONE
 
 
 def test_the_isr_is_in_the_order_of_the_replicas_in_the_next_partition_epoch() -> None:
-    decision = alter_partition(IMAGE, 1, EPOCHS[1], wish("321"))
+    decision = alter_partition(IMAGE, 1, EPOCHS[1], spec("321"))
     image, _ = replay(IMAGE, decision.all_records())
     after = image.topics["t"].partitions[0]
     assert (after.isr, after.partition_epoch, after.leader_epoch) == ((1, 2, 3), 10, 5)

@@ -16,7 +16,7 @@ from metaquorum.controller.config_changes import (
 )
 from metaquorum.controller.topics import (
     MAX_PARTITIONS_PER_TOPIC,
-    MorePartitions,
+    NewPartitions,
     NewTopic,
     create_partitions,
 )
@@ -45,7 +45,7 @@ def worker(*changes: ConfigChange) -> ResourceChange:
 
 
 @pytest.mark.parametrize(
-    ("wish", "code", "message"),
+    ("spec", "code", "message"),
     [
         (topic(ConfigChange("retention.ms", SET, "x")), E.INVALID_CONFIG, "type LONG"),
         (topic(ConfigChange("no.such", SET, "1")), E.INVALID_CONFIG, "Unknown topic config name"),
@@ -76,17 +76,17 @@ def worker(*changes: ConfigChange) -> ResourceChange:
     ],
 )
 def test_a_change_is_refused_whole_and_in_kafkas_words(
-    wish: ResourceChange, code: E, message: str
+    spec: ResourceChange, code: E, message: str
 ) -> None:
-    decision = change_configs(IMAGE, wish)
+    decision = change_configs(IMAGE, spec)
     assert decision.answer is not None
     assert decision.answer.code is code
     assert message in decision.answer.message
     assert list(decision.records) == []
 
 
-def taken(image: MetadataImage, wish: ResourceChange) -> MetadataImage:
-    decision = change_configs(image, wish)
+def taken(image: MetadataImage, spec: ResourceChange) -> MetadataImage:
+    decision = change_configs(image, spec)
     assert decision.answer is None
     return replay(image, decision.records)[0]
 
@@ -118,10 +118,10 @@ VALUES = st.one_of(st.none(), st.integers(1, 9).map(str))
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.dictionaries(NUMBERS, VALUES)), max_size=8))
 def test_changes_are_those_of_a_dictionary(
-    wishes: list[tuple[bool, dict[str, str | None]]],
+    specs: list[tuple[bool, dict[str, str | None]]],
 ) -> None:
     image, model = IMAGE, {"retention.ms": "5"}
-    for replace, values in wishes:
+    for replace, values in specs:
         wanted = {name: text for name, text in values.items() if text is not None}
         if replace:
             changes = [ConfigChange(name, SET, text) for name, text in wanted.items()]
@@ -137,22 +137,22 @@ def test_changes_are_those_of_a_dictionary(
 
 
 @pytest.mark.parametrize(
-    ("wish", "code", "message"),
+    ("spec", "code", "message"),
     [
-        (MorePartitions("b", 3), E.UNKNOWN_TOPIC_OR_PARTITION, "does not host"),
-        (MorePartitions("a", 2), E.INVALID_PARTITIONS, "already has 2 partition(s)"),
-        (MorePartitions("a", -1), E.INVALID_PARTITIONS, "-1 would not be an increase"),
-        (MorePartitions("a", MAX_PARTITIONS_PER_TOPIC + 1), E.INVALID_PARTITIONS, "at most"),
-        (MorePartitions("a", 4, [(1,)]), E.INVALID_REPLICA_ASSIGNMENT, "add 2 additional"),
-        (MorePartitions("a", 3, [(9,)]), E.INVALID_REPLICA_ASSIGNMENT, "no such broker"),
-        (MorePartitions("a", 3, [()]), E.INVALID_REPLICA_ASSIGNMENT, "empty replica list"),
-        (MorePartitions("a", 3, [(1, 2)]), E.INVALID_REPLICA_ASSIGNMENT, "not consistent"),
+        (NewPartitions("b", 3), E.UNKNOWN_TOPIC_OR_PARTITION, "does not host"),
+        (NewPartitions("a", 2), E.INVALID_PARTITIONS, "already has 2 partition(s)"),
+        (NewPartitions("a", -1), E.INVALID_PARTITIONS, "-1 would not be an increase"),
+        (NewPartitions("a", MAX_PARTITIONS_PER_TOPIC + 1), E.INVALID_PARTITIONS, "at most"),
+        (NewPartitions("a", 4, [(1,)]), E.INVALID_REPLICA_ASSIGNMENT, "add 2 additional"),
+        (NewPartitions("a", 3, [(9,)]), E.INVALID_REPLICA_ASSIGNMENT, "no such broker"),
+        (NewPartitions("a", 3, [()]), E.INVALID_REPLICA_ASSIGNMENT, "empty replica list"),
+        (NewPartitions("a", 3, [(1, 2)]), E.INVALID_REPLICA_ASSIGNMENT, "not consistent"),
     ],
 )
 def test_partitions_that_cannot_be_added_are_refused_in_kafkas_words(
-    wish: MorePartitions, code: E, message: str
+    spec: NewPartitions, code: E, message: str
 ) -> None:
-    decision = create_partitions(IMAGE, wish, Random(1))
+    decision = create_partitions(IMAGE, spec, Random(1))
     assert decision.answer is not None
     assert decision.answer.code is code
     assert message in decision.answer.message
@@ -161,7 +161,7 @@ def test_partitions_that_cannot_be_added_are_refused_in_kafkas_words(
 
 def test_added_partitions_follow_those_there_are() -> None:
     before = IMAGE.topics["a"].partitions
-    decision = create_partitions(IMAGE, MorePartitions("a", 4, [(2,), (1,)]), Random(1))
+    decision = create_partitions(IMAGE, NewPartitions("a", 4, [(2,), (1,)]), Random(1))
     image, _ = replay(IMAGE, decision.records)
     after = image.topics["a"].partitions
     assert after[:2] == before
@@ -170,15 +170,15 @@ def test_added_partitions_follow_those_there_are() -> None:
         ((1,), (1,), 1, 0),
     ]
     assert image.partition_count == IMAGE.partition_count + 2
-    decision = create_partitions(IMAGE, MorePartitions("a", 6), Random(1))
+    decision = create_partitions(IMAGE, NewPartitions("a", 6), Random(1))
     image, _ = replay(IMAGE, decision.records)
     assert sorted(p.leader for p in image.topics["a"].partitions[2:]) == [1, 1, 2, 2]
 
 
 def test_a_change_is_visible_when_it_is_answered_and_validating_makes_none() -> None:
     async def work(node: Node) -> None:
-        gateway = node.gateway
-        await gateway.create_topics([NewTopic("a")])
+        controller_client = node.controller_client
+        await controller_client.create_topics([NewTopic("a")])
         good = topic(ConfigChange("segment.ms", SET, "7"))
         bad = topic(ConfigChange("segment.ms", SET, "7"), name="b")
 
@@ -186,10 +186,12 @@ def test_a_change_is_visible_when_it_is_answered_and_validating_makes_none() -> 
             return [None if answer is None else answer.code for answer in answers]
 
         for validate_only in (True, False):
-            answers = await gateway.change_configs([good, bad], validate_only=validate_only)
+            answers = await controller_client.change_configs(
+                [good, bad], validate_only=validate_only
+            )
             assert codes(answers) == [None, E.UNKNOWN_TOPIC_OR_PARTITION]
-            more = [MorePartitions("a", 3), MorePartitions("b", 3)]
-            answers = await gateway.create_partitions(more, validate_only=validate_only)
+            more = [NewPartitions("a", 3), NewPartitions("b", 3)]
+            answers = await controller_client.create_partitions(more, validate_only=validate_only)
             assert codes(answers) == [None, E.UNKNOWN_TOPIC_OR_PARTITION]
             image = node.loader.visible
             assert image.topic_configs("a") == ({} if validate_only else {"segment.ms": "7"})

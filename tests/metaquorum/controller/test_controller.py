@@ -9,7 +9,7 @@ from metaquorum.config.definition import INT_MAX
 from metaquorum.controller.features import check_features
 from metaquorum.controller.topics import (
     MAX_PARTITIONS_PER_TOPIC,
-    MorePartitions,
+    NewPartitions,
     NewTopic,
     TopicDefaults,
     TopicOutcome,
@@ -106,7 +106,7 @@ def test_fenced_workers_are_replicas_where_the_others_are_too_few_and_then_not_i
             assert partition.replicas[2] == 2
             assert {*partition.isr} == {1, 3}
             assert partition.leader == partition.replicas[0]
-        grown = create_partitions(image, MorePartitions("t", 6), Random(seed))
+        grown = create_partitions(image, NewPartitions("t", 6), Random(seed))
         image, _ = replay(image, grown.all_records())
         assert [{*each.isr} for each in image.topics["t"].partitions] == [{1, 3}] * 6
 
@@ -114,12 +114,12 @@ def test_fenced_workers_are_replicas_where_the_others_are_too_few_and_then_not_i
 def test_a_worker_that_is_just_leaving_is_given_no_replica_until_it_has_left() -> None:
     epoch = THREE.broker_epoch(2)
     leaving, _ = replay(THREE, shut_down_worker(THREE, 2, epoch).all_records())
-    wish = NewTopic("t", 1, 3)
-    answer = create_topic(leaving, wish, TopicDefaults(), Random(1)).answer
+    spec = NewTopic("t", 1, 3)
+    answer = create_topic(leaving, spec, TopicDefaults(), Random(1)).answer
     assert answer.code is E.INVALID_REPLICATION_FACTOR
     assert "only 2 broker(s) are registered" in (answer.message or "")
     left, _ = replay(leaving, fence_workers(leaving, {2}).all_records())
-    assert create_topic(left, wish, TopicDefaults(), Random(1)).answer.code is E.NONE
+    assert create_topic(left, spec, TopicDefaults(), Random(1)).answer.code is E.NONE
 
 
 def test_fenced_workers_are_given_nothing_but_by_hand_and_then_do_not_lead() -> None:
@@ -168,7 +168,7 @@ def test_a_topic_whose_creation_is_on_its_way_exists_already() -> None:
 
     async def work(node: Node) -> None:
         async def one() -> None:
-            answers.extend(codes(await node.gateway.create_topics([NewTopic("t")])))
+            answers.extend(codes(await node.controller_client.create_topics([NewTopic("t")])))
             assert node.loader.image.topic("t") is not None, "answered before it was committed"
 
         async with trio.open_nursery() as nursery:
@@ -181,9 +181,9 @@ def test_a_topic_whose_creation_is_on_its_way_exists_already() -> None:
 
 def test_one_request_has_an_outcome_for_each_topic() -> None:
     async def work(node: Node) -> None:
-        gateway = node.gateway
-        wishes = [NewTopic("a"), NewTopic("b", 3), NewTopic("c!"), NewTopic("d"), NewTopic("d")]
-        outcomes = await gateway.create_topics(wishes)
+        controller_client = node.controller_client
+        specs = [NewTopic("a"), NewTopic("b", 3), NewTopic("c!"), NewTopic("d"), NewTopic("d")]
+        outcomes = await controller_client.create_topics(specs)
         assert sorted(codes(outcomes)) == [
             ("a", E.NONE),
             ("b", E.NONE),
@@ -192,7 +192,7 @@ def test_one_request_has_an_outcome_for_each_topic() -> None:
         ]
         assert node.loader.visible.topics["b"].partitions
         made = node.loader.image.topics["a"]
-        deleted = await gateway.delete_topics(
+        deleted = await controller_client.delete_topics(
             [("b", None), ("zz", None), (None, made.topic_id), (None, bytes(16))]
         )
         assert codes(deleted) == [
@@ -209,8 +209,8 @@ def test_one_request_has_an_outcome_for_each_topic() -> None:
 def test_validating_makes_nothing() -> None:
     async def work(node: Node) -> None:
         before = node.voter.status.replicas[0].last_index
-        wishes = [NewTopic("t", 5), NewTopic("u", 1, 9)]
-        outcomes = await node.gateway.create_topics(wishes, validate_only=True)
+        specs = [NewTopic("t", 5), NewTopic("u", 1, 9)]
+        outcomes = await node.controller_client.create_topics(specs, validate_only=True)
         assert codes(outcomes) == [("t", E.NONE), ("u", E.INVALID_REPLICATION_FACTOR)]
         assert outcomes[0].partitions == 5
         assert outcomes[0].topic_id is None
@@ -225,7 +225,7 @@ def test_producer_id_blocks_never_overlap_and_need_the_current_epoch() -> None:
         blocks = []
 
         async def one() -> None:
-            blocks.append(await node.gateway.allocate_producer_ids(1, epoch))
+            blocks.append(await node.controller_client.allocate_producer_ids(1, epoch))
 
         async with trio.open_nursery() as nursery:
             for _ in range(5):
@@ -233,10 +233,10 @@ def test_producer_id_blocks_never_overlap_and_need_the_current_epoch() -> None:
         assert sorted(block.first for block in blocks) == [0, 1000, 2000, 3000, 4000]
         assert {block.count for block in blocks} == {1000}
         with pytest.raises(KafkaError) as stale:
-            await node.gateway.allocate_producer_ids(1, epoch + 1)
+            await node.controller_client.allocate_producer_ids(1, epoch + 1)
         assert stale.value.code is E.STALE_BROKER_EPOCH
         with pytest.raises(KafkaError) as unknown:
-            await node.gateway.allocate_producer_ids(2, epoch)
+            await node.controller_client.allocate_producer_ids(2, epoch)
         assert unknown.value.code is E.BROKER_ID_NOT_REGISTERED
 
     trio.run(Node(CrashDisk()).run, work)
@@ -250,7 +250,7 @@ def test_a_proposal_that_missed_its_offset_is_decided_anew() -> None:
 
         # Somebody else's batch takes the offset that the controller decides for.
         node.voter.propose(status.term, status.end_offset, [encode_record(record)])
-        outcomes = await node.gateway.create_topics([NewTopic("a"), NewTopic("b")])
+        outcomes = await node.controller_client.create_topics([NewTopic("a"), NewTopic("b")])
         assert codes(outcomes) == [("a", E.NONE), ("b", E.NONE)]
         assert sorted(node.loader.image.topics) == ["a", "b", "other"]
 
@@ -264,7 +264,7 @@ def test_a_large_registration_is_several_batches_and_all_epochs_are_raised() -> 
     async def work(node: Node) -> None:
         if not node.loader.image.topics:
             for name in "a", "b":
-                (made,) = await node.gateway.create_topics([NewTopic(name, 7_000)])
+                (made,) = await node.controller_client.create_topics([NewTopic(name, 7_000)])
                 assert made.code is E.NONE
         for topic in node.loader.image.topics.values():
             epochs.append({partition.leader_epoch for partition in topic.partitions})
@@ -278,7 +278,7 @@ def test_who_does_not_lead_says_so() -> None:
     async def main() -> None:
         node = Node(CrashDisk())
         with pytest.raises(KafkaError) as caught:
-            await node.gateway.create_topics([NewTopic("a")])
+            await node.controller_client.create_topics([NewTopic("a")])
         assert caught.value.code is E.NOT_CONTROLLER
 
     trio.run(main)

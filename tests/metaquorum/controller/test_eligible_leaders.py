@@ -17,12 +17,12 @@ from metaquorum.controller.config_changes import (
     may_need_fewer,
     prepare_configs,
 )
-from metaquorum.controller.elect_leaders import ElectionType, LeaderWish, elect_leader
+from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, elect_leader
 from metaquorum.controller.eligible_leaders import for_all_workers, min_isr
 from metaquorum.controller.features import FeatureUpdate, UpgradeType, update_features
 from metaquorum.controller.leader_selection import (
-    begun_anew,
     needing,
+    recreated,
     restarted,
     with_isr,
     with_workers,
@@ -168,10 +168,10 @@ def test_the_last_leader_leads_where_nobody_has_everything_for_sure() -> None:
 
 def test_who_is_blank_is_neither_eligible_nor_to_be_waited_for() -> None:
     before = partition("", NO_LEADER, "12", 1)
-    after = begun_anew(before, 1, live("3"), min_isr=2)
+    after = recreated(before, 1, live("3"), min_isr=2)
     assert told(after) == ("", -1, "2", -1)
     assert after is not None
-    assert told(begun_anew(after, 2, live("3"), min_isr=2)) == ("", -1, "", -1)
+    assert told(recreated(after, 2, live("3"), min_isr=2)) == ("", -1, "", -1)
 
 
 def test_a_log_that_is_offline_is_eligible_only_as_the_last() -> None:
@@ -315,13 +315,13 @@ def test_the_feature_comes_with_one_min_isr_for_all_and_goes_with_all_elrs() -> 
 
 def test_what_only_the_feature_says_is_written_with_it_and_not_before() -> None:
     plain = partition_record(TOPIC_ID, 0, partition("12", 1))
-    telling = partition_record(TOPIC_ID, 0, partition("1", 1, "2"))
+    notification = partition_record(TOPIC_ID, 0, partition("1", 1, "2"))
     without = RecordEncoder({METADATA_VERSION: 1})
     assert without.encode(plain) == encode_record(plain, 2)
     with pytest.raises(ValueError, match="cannot be said in version 2"):
-        without.encode(telling)
-    having = RecordEncoder({METADATA_VERSION: 1, ELIGIBLE_LEADERS: 1}).encode(telling)
-    assert decode_record(having) == telling
+        without.encode(notification)
+    having = RecordEncoder({METADATA_VERSION: 1, ELIGIBLE_LEADERS: 1}).encode(notification)
+    assert decode_record(having) == notification
     newer = bytearray(having)
     newer[2] += 1
     with pytest.raises(NewerVersionError):
@@ -333,7 +333,7 @@ def test_an_unclean_election_takes_one_that_is_eligible_first() -> None:
     epoch = image.workers[3].broker_epoch
     image, _ = replay(image, unfence_worker(image, 3, epoch).all_records())
     assert told(state(image)) == ("", -1, "12", 1)
-    decision = elect_leader(image, LeaderWish("t", 0, ElectionType.UNCLEAN))
+    decision = elect_leader(image, ElectionSpec("t", 0, ElectionType.UNCLEAN))
     assert decision.answer is None
     lost, _ = replay(image, decision.all_records())
     assert told(state(lost)) == ("3", 3, "", -1)
@@ -435,8 +435,8 @@ class Logs:
                 process = replace(registration(worker_id), incarnation_id=last.incarnation_id)  # type: ignore[union-attr]
                 records = register_worker(image, process).all_records()
             case "elect unclean":
-                wish = LeaderWish("t", 0, ElectionType.UNCLEAN)
-                records = elect_leader(image, wish).all_records()
+                spec = ElectionSpec("t", 0, ElectionType.UNCLEAN)
+                records = elect_leader(image, spec).all_records()
             case "lose log" | "begin anew":
                 begins = what == "begin anew"
                 if begins and not image.workers[worker_id].fenced:
@@ -444,7 +444,7 @@ class Logs:
                 if begins:
                     self.have_all.discard(worker_id)
                 records = lose_log(
-                    image, worker_id, epoch, (TOPIC_ID, 0), began_anew=begins
+                    image, worker_id, epoch, (TOPIC_ID, 0), was_recreated=begins
                 ).all_records()
             case _:
                 scope, name = (Scope.TOPIC, "t") if what == "min isr" else (Scope.WORKER, "")

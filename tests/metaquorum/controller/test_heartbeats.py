@@ -11,7 +11,7 @@ from metaquorum.controller.heartbeats import (
     COMEBACK_GRACE_S,
     RECONNECT_GRACE_S,
     HeartbeatAnswer,
-    Step,
+    SessionAction,
     WorkerHeartbeat,
     WorkerSessions,
 )
@@ -62,7 +62,7 @@ class Cluster:
 
     def beat(
         self, worker_id: int, applied: int | None = None, *, wants_shutdown: bool = False
-    ) -> tuple[Step, HeartbeatAnswer]:
+    ) -> tuple[SessionAction, HeartbeatAnswer]:
         record = self.workers[worker_id]
         heartbeat = WorkerHeartbeat(
             worker_id,
@@ -221,12 +221,12 @@ def test_a_worker_is_unfenced_once_it_has_applied_its_registration() -> None:
     cluster = Cluster()
     cluster.change(worker(1, 20, fenced=True))
     step, answer = cluster.beat(1, 20)
-    assert (step, answer.is_fenced, answer.is_caught_up) == (Step.NONE, True, False)
+    assert (step, answer.is_fenced, answer.is_caught_up) == (SessionAction.NONE, True, False)
     step, answer = cluster.beat(1, 21)
-    assert (step, answer.is_caught_up) == (Step.UNFENCE, True)
+    assert (step, answer.is_caught_up) == (SessionAction.UNFENCE, True)
     cluster.change(worker(1, 20))
     step, answer = cluster.beat(1, 21)
-    assert (step, answer.is_fenced) == (Step.NONE, False)
+    assert (step, answer.is_fenced) == (SessionAction.NONE, False)
 
 
 def test_a_worker_that_comes_back_must_have_seen_that_it_was_fenced() -> None:
@@ -234,12 +234,12 @@ def test_a_worker_that_comes_back_must_have_seen_that_it_was_fenced() -> None:
     cluster.change(worker(1))
     seen = cluster.end_offset
     cluster.change(worker(1, fenced=True))
-    assert cluster.beat(1, seen)[0] is Step.NONE
-    assert cluster.beat(1, cluster.end_offset)[0] is Step.UNFENCE
+    assert cluster.beat(1, seen)[0] is SessionAction.NONE
+    assert cluster.beat(1, cluster.end_offset)[0] is SessionAction.UNFENCE
     cluster.end_offset += 5
     cluster.begin()  # the new controller does not know when it was fenced
-    assert cluster.beat(1, cluster.end_offset - 1)[0] is Step.NONE
-    assert cluster.beat(1, cluster.end_offset)[0] is Step.UNFENCE
+    assert cluster.beat(1, cluster.end_offset - 1)[0] is SessionAction.NONE
+    assert cluster.beat(1, cluster.end_offset)[0] is SessionAction.UNFENCE
 
 
 def test_a_worker_may_go_once_all_others_know_that_it_leads_nothing() -> None:
@@ -249,14 +249,14 @@ def test_a_worker_may_go_once_all_others_know_that_it_leads_nothing() -> None:
     before = cluster.end_offset
     cluster.beat(2, before)
     step, answer = cluster.beat(1, wants_shutdown=True)
-    assert (step, answer.should_shut_down) == (Step.SHUT_DOWN, False)
+    assert (step, answer.should_shut_down) == (SessionAction.SHUT_DOWN, False)
     cluster.change(worker(1, in_shutdown=True))
-    assert cluster.beat(1, wants_shutdown=True)[0] is Step.NONE
+    assert cluster.beat(1, wants_shutdown=True)[0] is SessionAction.NONE
     cluster.beat(2, cluster.end_offset)
-    assert cluster.beat(1, wants_shutdown=True)[0] is Step.FENCE
+    assert cluster.beat(1, wants_shutdown=True)[0] is SessionAction.FENCE
     cluster.change(worker(1, fenced=True, in_shutdown=True))
     step, answer = cluster.beat(1, wants_shutdown=True)
-    assert (step, answer.should_shut_down, answer.is_fenced) == (Step.NONE, True, True)
+    assert (step, answer.should_shut_down, answer.is_fenced) == (SessionAction.NONE, True, True)
 
 
 def test_a_number_is_held_by_who_is_alive_and_not_about_to_go() -> None:

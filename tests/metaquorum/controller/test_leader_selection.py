@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.controller.leader_selection import (
-    begun_anew,
     elected,
     elected_unclean,
     may_lead,
+    recreated,
     restarted,
     with_workers,
     without_log,
@@ -147,11 +147,11 @@ def test_who_comes_back_without_its_log_is_blank_and_leaves_even_as_the_last(
     before: PartitionImage, isr: str
 ) -> None:
     others = live("3" if before.leader == NO_LEADER else "23")
-    after = begun_anew(before, 1, others)
+    after = recreated(before, 1, others)
     assert after is not None
     assert (after.isr, after.leader) == (tuple(map(int, isr)), before.leader)
     assert (after.blank, after.leader_epoch, after.partition_epoch) == ((1,), 5, 10)
-    assert begun_anew(after, 1, others) is None
+    assert recreated(after, 1, others) is None
     if before.leader == NO_LEADER:
         led = with_workers(after, live("123"))
         assert (NO_LEADER if led is None else led.leader) == (2 if isr else NO_LEADER)
@@ -162,10 +162,10 @@ def test_who_comes_back_without_its_log_is_blank_and_leaves_even_as_the_last(
 
 def test_where_all_have_lost_their_logs_the_first_to_come_begins_anew() -> None:
     before = partition("12", "2", NO_LEADER, blank="1")
-    after = begun_anew(before, 2, live("1"))
+    after = recreated(before, 2, live("1"))
     assert after is not None
     assert (after.leader, after.isr, after.blank, after.unclean_epoch) == (1, (1,), (2,), 6)
-    alone = begun_anew(partition("1", "1", NO_LEADER), 1, live(""))
+    alone = recreated(partition("1", "1", NO_LEADER), 1, live(""))
     assert alone is not None
     assert (alone.leader, alone.isr, alone.blank) == (NO_LEADER, (), (1,))
     led = with_workers(alone, live("1"))
@@ -241,8 +241,8 @@ def decided(image: MetadataImage, what: str, worker_id: int, number: int) -> lis
         case "elect":
             decision = elect_leaders(image, may_be_unclean)
         case _:
-            began_anew = what == "forget"
-            if began_anew and not image.workers[worker_id].fenced:
+            was_recreated = what == "forget"
+            if was_recreated and not image.workers[worker_id].fenced:
                 return []  # only who comes back does
             topic = image.topics["t"]
             at = topic.topic_id, number % len(topic.partitions)
@@ -251,7 +251,7 @@ def decided(image: MetadataImage, what: str, worker_id: int, number: int) -> lis
                 worker_id,
                 epoch,
                 at,
-                began_anew=began_anew,
+                was_recreated=was_recreated,
                 may_be_unclean=may_be_unclean,
             ).all_records()
     return decision.all_records()

@@ -76,11 +76,13 @@ class Quorum:
                 worker.host,
                 features=features,
             )
-        self.epochs[worker_id] = (await self.controller.membership.register_worker(worker)).answer
+        self.epochs[worker_id] = (
+            await self.controller.worker_lifecycle.register_worker(worker)
+        ).answer
         return self.epochs[worker_id]
 
     async def beat(self, worker_id: int, *, wants_shutdown: bool = False) -> HeartbeatAnswer:
-        return await self.controller.membership.heartbeat(
+        return await self.controller.worker_lifecycle.heartbeat(
             WorkerHeartbeat(
                 worker_id, self.epochs[worker_id], self.loader.image.end_offset, wants_shutdown
             )
@@ -145,7 +147,7 @@ async def test_a_silent_worker_is_fenced_after_its_session_and_leads_again_when_
     assert sorted(quorum.leaders("t")) == [1, 2]
     after = [each.leader_epoch for each in quorum.loader.image.topics["t"].partitions]
     assert sorted(b - a for a, b in zip(epochs, after, strict=True)) == [0, 2]
-    (status, _) = await quorum.controller.membership.worker_statuses()
+    (status, _) = await quorum.controller.worker_lifecycle.worker_statuses()
     assert status.worker_id == 1
 
 
@@ -155,15 +157,15 @@ async def test_a_closed_connection_fences_after_its_grace_unless_it_is_made_agai
 ) -> None:
     await quorum.join(1, 2)
     controller, incarnation = quorum.controller, bytes([1] * 16)
-    controller.membership.connected(1, incarnation)
-    controller.membership.disconnected(1, incarnation)
+    controller.worker_lifecycle.connected(1, incarnation)
+    controller.worker_lifecycle.disconnected(1, incarnation)
     await trio.sleep(RECONNECT_GRACE_S - 0.01)
     assert quorum.fenced() == set()
-    controller.membership.connected(1, incarnation)
+    controller.worker_lifecycle.connected(1, incarnation)
     await trio.sleep(1)
     assert quorum.fenced() == set()
     quorum.beating[1].cancel()
-    controller.membership.disconnected(1, incarnation)
+    controller.worker_lifecycle.disconnected(1, incarnation)
     await trio.sleep(RECONNECT_GRACE_S + 0.01)
     assert quorum.fenced() == {1}
 
@@ -210,7 +212,7 @@ def test_who_comes_back_first_does_not_leave_the_isrs_to_who_does_not(
         anew = WorkerRegistration(
             1, b"anew" * 4, (), "host-1", previous_broker_epoch=quorum.epochs[1]
         )
-        quorum.epochs[1] = (await controller.membership.register_worker(anew)).answer
+        quorum.epochs[1] = (await controller.worker_lifecycle.register_worker(anew)).answer
         waited = trio.current_time() - began
         partitions = quorum.loader.image.topics["t"].partitions
         if other_is_there:
@@ -223,7 +225,7 @@ def test_who_comes_back_first_does_not_leave_the_isrs_to_who_does_not(
         await quorum.beat(1)
         assert quorum.leaders("t") == [1, 1]
         again = trio.current_time()
-        await controller.membership.register_worker(anew)
+        await controller.worker_lifecycle.register_worker(anew)
         assert trio.current_time() == again, "it is known"
 
     for work in (first, second):
@@ -264,7 +266,7 @@ async def test_a_number_that_is_in_use_is_refused_until_its_worker_is_gone(quoru
     await trio.sleep(9.5)
     assert await quorum.register(1, incarnation=2) > old
     with pytest.raises(KafkaError) as stale:
-        await quorum.controller.membership.heartbeat(WorkerHeartbeat(1, old, 99))
+        await quorum.controller.worker_lifecycle.heartbeat(WorkerHeartbeat(1, old, 99))
     assert stale.value.code is E.STALE_BROKER_EPOCH
 
 
@@ -307,13 +309,16 @@ async def test_a_worker_that_is_unregistered_is_unknown_and_may_come_back(quorum
     for seconds in (0.0, 8.9):
         await trio.sleep(seconds)
         with pytest.raises(KafkaError, match=r"Worker 1 is alive.* stop it first") as alive:
-            await quorum.controller.membership.unregister_worker(1)
+            await quorum.controller.worker_lifecycle.unregister_worker(1)
         assert alive.value.code is E.INVALID_REQUEST
     await trio.sleep(0.2)
     assert quorum.fenced() == {1}
-    await quorum.controller.membership.unregister_worker(1)
+    await quorum.controller.worker_lifecycle.unregister_worker(1)
     assert sorted(quorum.leaders("t")) == [NO_LEADER, 2]
-    for ask in (lambda: quorum.beat(1), lambda: quorum.controller.membership.unregister_worker(1)):
+    for ask in (
+        lambda: quorum.beat(1),
+        lambda: quorum.controller.worker_lifecycle.unregister_worker(1),
+    ):
         with pytest.raises(KafkaError) as unknown:
             await ask()
         assert unknown.value.code is E.BROKER_ID_NOT_REGISTERED
@@ -327,10 +332,10 @@ async def test_a_fenced_worker_that_still_beats_is_not_unregistered(quorum: Quor
     """It recovers its logs, for one; and is alive."""
     await quorum.register(1)
     with pytest.raises(KafkaError) as alive:
-        await quorum.controller.membership.unregister_worker(1)
+        await quorum.controller.worker_lifecycle.unregister_worker(1)
     assert alive.value.code is E.INVALID_REQUEST
     await trio.sleep(9.1)
-    await quorum.controller.membership.unregister_worker(1)
+    await quorum.controller.worker_lifecycle.unregister_worker(1)
     assert quorum.loader.image.workers == {}
 
 
@@ -338,11 +343,11 @@ async def test_a_fenced_worker_that_still_beats_is_not_unregistered(quorum: Quor
 async def test_a_process_that_has_ended_is_unregistered_without_a_wait(quorum: Quorum) -> None:
     await quorum.join(1, 2)
     quorum.beating[1].cancel()
-    membership = quorum.controller.membership
-    membership.connected(1, bytes([1] * 16))
-    membership.disconnected(1, bytes([1] * 16))
+    worker_lifecycle = quorum.controller.worker_lifecycle
+    worker_lifecycle.connected(1, bytes([1] * 16))
+    worker_lifecycle.disconnected(1, bytes([1] * 16))
     await trio.sleep(RECONNECT_GRACE_S + 0.05)
-    await membership.unregister_worker(1)
+    await worker_lifecycle.unregister_worker(1)
     assert set(quorum.loader.image.workers) == {2}
 
 
@@ -355,12 +360,12 @@ def test_a_new_controller_unregisters_nobody_of_whom_it_may_hear_yet() -> None:
     async def second(quorum: Quorum) -> None:
         await trio.sleep(0.7)
         assert quorum.fenced() == {1, 2}
-        membership = quorum.controller.membership
+        worker_lifecycle = quorum.controller.worker_lifecycle
         with pytest.raises(KafkaError) as perhaps:
-            await membership.unregister_worker(1)
+            await worker_lifecycle.unregister_worker(1)
         assert perhaps.value.code is E.INVALID_REQUEST
         await trio.sleep(8.4)
-        await membership.unregister_worker(1)
+        await worker_lifecycle.unregister_worker(1)
         assert set(quorum.loader.image.workers) == {2}
 
     for work in (first, second):
@@ -390,7 +395,7 @@ def test_whether_the_last_replica_has_all_is_told_by_the_registration_it_had(
         await quorum.controller.create_topics([NewTopic("t", 1)])
         quorum.beating[1].cancel()
         await trio.sleep(9.1)
-        await quorum.controller.membership.unregister_worker(1)
+        await quorum.controller.worker_lifecycle.unregister_worker(1)
         epochs = {0: quorum.epochs[1], -2: earlier}
         anew = WorkerRegistration(
             1,
@@ -399,7 +404,7 @@ def test_whether_the_last_replica_has_all_is_told_by_the_registration_it_had(
             "host-1",
             previous_broker_epoch=epochs.get(previous, previous),
         )
-        registered = await quorum.controller.membership.register_worker(anew)
+        registered = await quorum.controller.worker_lifecycle.register_worker(anew)
         assert registered.answer > quorum.epochs[1] > earlier
         quorum.epochs[1] = registered.answer
         await quorum.beat(1)
@@ -446,7 +451,7 @@ def test_a_process_that_was_killed_before_it_noted_its_epoch_has_lost_nothing() 
             anew = WorkerRegistration(
                 1, bytes([incarnation] * 16), (), "host-1", previous_broker_epoch=noted
             )
-            registered = await quorum.controller.membership.register_worker(anew)
+            registered = await quorum.controller.worker_lifecycle.register_worker(anew)
             quorum.epochs[1] = registered.answer
             if is_live_then:
                 await quorum.beat(1)

@@ -15,7 +15,14 @@ from metaquorum.controller.quota_changes import (
     change_quotas,
 )
 from metaquorum.metadata.image import MetadataImage
-from metaquorum.metadata.quota_lookup import CLIENT_ID, IP, USER, EntityPart, Part, QuotaEntity
+from metaquorum.metadata.quota_lookup import (
+    CLIENT_ID,
+    IP,
+    USER,
+    EntityPart,
+    QuotaEntity,
+    SpecialName,
+)
 from metaquorum.metadata.replay import replay
 from tests.metaquorum.storage.histories import CLUSTER
 from wire.primitives.errors import ErrorCode
@@ -23,9 +30,9 @@ from wire.primitives.errors import ErrorCode
 EMPTY = MetadataImage.empty(CLUSTER)
 ALICE = (EntityPart(USER, "alice"),)
 RATE = "producer_byte_rate"
-NAMES = st.sampled_from(["a", "b", Part.DEFAULT, Part.ABSENT])
-ENTITIES = st.builds(QuotaEntity, NAMES, NAMES, st.just(Part.ABSENT)) | st.builds(
-    lambda ip: QuotaEntity(ip=ip), st.sampled_from(["10.0.0.1", Part.DEFAULT])
+NAMES = st.sampled_from(["a", "b", SpecialName.DEFAULT, SpecialName.ABSENT])
+ENTITIES = st.builds(QuotaEntity, NAMES, NAMES, st.just(SpecialName.ABSENT)) | st.builds(
+    lambda ip: QuotaEntity(ip=ip), st.sampled_from(["10.0.0.1", SpecialName.DEFAULT])
 )
 
 

@@ -6,17 +6,17 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.controller.replica_placement import Place, place
+from metaquorum.controller.replica_placement import PlacementCandidate, place
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> list[Place]:
+def clusters(draw: st.DrawFn) -> list[PlacementCandidate]:
     """Workers on hosts, each host in one rack or in none."""
     racks = draw(st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=6))
     places = []
     for host, rack in enumerate(racks):
         for _ in range(draw(st.integers(1, 3))):
-            places.append(Place(len(places) * 3 % 19, f"host-{host}", rack))
+            places.append(PlacementCandidate(len(places) * 3 % 19, f"host-{host}", rack))
     return places
 
 
@@ -32,7 +32,7 @@ def spread(counts: Counter[int], workers: list[int]) -> int:
 
 @given(CLUSTERS_WITH_FACTORS, st.integers(1, 60), st.integers(0, 9))
 def test_replicas_are_apart_and_leaders_even(
-    cluster: tuple[list[Place], int], partitions: int, seed: int
+    cluster: tuple[list[PlacementCandidate], int], partitions: int, seed: int
 ) -> None:
     places, factor = cluster
     workers = [each.worker_id for each in places]
@@ -50,7 +50,7 @@ def test_replicas_are_apart_and_leaders_even(
 
 @given(CLUSTERS_WITH_FACTORS, st.integers(1, 60), st.integers(0, 9), st.data())
 def test_who_is_away_comes_last_and_only_where_the_others_are_too_few(
-    cluster: tuple[list[Place], int], partitions: int, seed: int, data: st.DataObject
+    cluster: tuple[list[PlacementCandidate], int], partitions: int, seed: int, data: st.DataObject
 ) -> None:
     places, factor = cluster
     gone = data.draw(st.integers(0, len(places) - 1))
@@ -70,7 +70,7 @@ def test_where_all_hosts_and_racks_are_alike_replicas_are_within_one_of_even(
     racks: int, hosts: int, workers: int, partitions: int, data: st.DataObject
 ) -> None:
     places = [
-        Place(rack * 100 + host * 10 + worker, f"{rack}-{host}", str(rack))
+        PlacementCandidate(rack * 100 + host * 10 + worker, f"{rack}-{host}", str(rack))
         for rack in range(racks)
         for host in range(hosts)
         for worker in range(workers)
@@ -83,7 +83,7 @@ def test_where_all_hosts_and_racks_are_alike_replicas_are_within_one_of_even(
 
 
 def test_followers_of_a_worker_are_spread_over_the_others() -> None:
-    places = [Place(number, f"host-{number}") for number in range(5)]
+    places = [PlacementCandidate(number, f"host-{number}") for number in range(5)]
     placed = list(place(places, 100, 3, Random(1)))
     for leader in range(5):
         followers = Counter(f for r in placed if r[0] == leader for f in r[1:])

@@ -55,8 +55,8 @@ def test_a_user_may_have_both_mechanisms_from_one_request() -> None:
 
 def test_all_of_a_user_s_changes_are_made_or_none() -> None:
     image = changed(EMPTY, UserScramChange("alice", upsertions=(upsertion(SHA_256),)))
-    wishes = UserScramChange("alice", (SHA_256,), (upsertion(SHA_512, 1),))
-    assert refusal(image, wishes) is ErrorCode.UNACCEPTABLE_CREDENTIAL
+    specs = UserScramChange("alice", (SHA_256,), (upsertion(SHA_512, 1),))
+    assert refusal(image, specs) is ErrorCode.UNACCEPTABLE_CREDENTIAL
     assert refusal(image, UserScramChange("alice", (SHA_256, SHA_512))) is (
         ErrorCode.RESOURCE_NOT_FOUND
     )

@@ -6,20 +6,20 @@ import trio
 from metaquorum.metadata.image import MetadataDelta, MetadataImage
 from metaquorum.metadata.loader import difference
 from metaquorum.metadata.replay import replay
-from tests.metaquorum.storage.histories import CLUSTER, Wish, history
+from tests.metaquorum.storage.histories import CLUSTER, Spec, history
 
-SOME: list[Wish] = [
+SOME: list[Spec] = [
     ("register", 1, 1),
     ("register", 2, 1),
     ("create", "kept", 1),
     ("create", "gone", 1),
     ("config", "1", "7"),
 ]
-LESS: list[Wish] = [("delete", "gone", None), ("config", "1", None), ("unregister", 2, None)]
+LESS: list[Spec] = [("delete", "gone", None), ("config", "1", None), ("unregister", 2, None)]
 
 
-def image(wishes: list[Wish]) -> MetadataImage:
-    return replay(MetadataImage.empty(CLUSTER), history(wishes))[0]
+def image(specs: list[Spec]) -> MetadataImage:
+    return replay(MetadataImage.empty(CLUSTER), history(specs))[0]
 
 
 @pytest.mark.parametrize("is_back", [False, True])

@@ -23,7 +23,7 @@ from metaquorum.metadata.replay import Replay, replay
 from metaquorum.storage.journal_ops import LogPosition
 from metaquorum.storage.snapshot import SnapshotReader, write_snapshot
 from tests.metaquorum.storage.crash_disk import CrashDisk
-from tests.metaquorum.storage.histories import CLUSTER, WISHES, Wish, history
+from tests.metaquorum.storage.histories import CLUSTER, SPECS, Spec, history
 
 EMPTY = MetadataImage.empty(CLUSTER)
 
@@ -34,11 +34,11 @@ def fold(log: list[MetadataRecord]) -> MetadataImage:
 
 
 @settings(deadline=None)
-@given(WISHES, st.data())
+@given(SPECS, st.data())
 def test_image_is_the_fold_of_its_log_however_the_log_is_cut(
-    wishes: list[Wish], data: st.DataObject
+    specs: list[Spec], data: st.DataObject
 ) -> None:
-    log = history(wishes)
+    log = history(specs)
     cut = data.draw(st.integers(0, len(log)))
     image, delta = replay(EMPTY, log[:cut])
     image, second = replay(image, log[cut:])
@@ -48,11 +48,11 @@ def test_image_is_the_fold_of_its_log_however_the_log_is_cut(
 
 
 @settings(deadline=None)
-@given(WISHES, st.data())
+@given(SPECS, st.data())
 def test_snapshot_and_tail_give_the_image_of_the_whole_log(
-    wishes: list[Wish], data: st.DataObject
+    specs: list[Spec], data: st.DataObject
 ) -> None:
-    log = history(wishes)
+    log = history(specs)
     cut = data.draw(st.integers(0, len(log)))
     disk = CrashDisk()
     disk.make_dirs("/data")
@@ -74,9 +74,9 @@ def test_snapshot_and_tail_give_the_image_of_the_whole_log(
 
 
 @settings(deadline=None)
-@given(WISHES)
-def test_equal_images_give_equal_records_whatever_led_to_them(wishes: list[Wish]) -> None:
-    image = fold(history(wishes))
+@given(SPECS)
+def test_equal_images_give_equal_records_whatever_led_to_them(specs: list[Spec]) -> None:
+    image = fold(history(specs))
     steps = Replay(EMPTY)
     steps.apply(image.records())
     again, _ = steps.finish(image.end_offset)
@@ -85,9 +85,9 @@ def test_equal_images_give_equal_records_whatever_led_to_them(wishes: list[Wish]
 
 
 @settings(deadline=None)
-@given(WISHES, st.data())
-def test_a_delta_names_exactly_what_differs(wishes: list[Wish], data: st.DataObject) -> None:
-    log = history(wishes)
+@given(SPECS, st.data())
+def test_a_delta_names_exactly_what_differs(specs: list[Spec], data: st.DataObject) -> None:
+    log = history(specs)
     cut = data.draw(st.integers(0, len(log)))
     before = fold(log[:cut])
     image, delta = replay(before, log[cut:])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaquorum.metadata.quota_lookup import Part, QuotaEntity, Sharers, applying, rules_for
+from metaquorum.metadata.quota_lookup import QuotaEntity, Sharers, SpecialName, applying, rules_for
 
 KEY = "consumer_byte_rate"
 CLIENTS = {
@@ -33,7 +33,7 @@ def table(quotas: dict[QuotaEntity, dict[str, float]]) -> dict[str, tuple[object
 def test_the_first_table_of_the_chapter() -> None:
     quotas = {
         QuotaEntity("alice", "pump"): {KEY: 400.0},
-        QuotaEntity("alice", Part.DEFAULT): {KEY: 300.0},
+        QuotaEntity("alice", SpecialName.DEFAULT): {KEY: 300.0},
         QuotaEntity("alice"): {KEY: 200.0},
     }
     assert table(quotas) == {
@@ -62,7 +62,7 @@ def test_the_second_table_of_the_chapter() -> None:
 def test_a_quota_of_another_kind_does_not_hide_one_that_is_less_specific() -> None:
     quotas = {
         QuotaEntity("alice", "pump"): {"producer_byte_rate": 1.0},
-        QuotaEntity(Part.ABSENT, Part.DEFAULT): {KEY: 5.0},
+        QuotaEntity(SpecialName.ABSENT, SpecialName.DEFAULT): {KEY: 5.0},
     }
     rule = applying(quotas, KEY, "alice", "pump")
     assert rule is not None
@@ -71,7 +71,7 @@ def test_a_quota_of_another_kind_does_not_hide_one_that_is_less_specific() -> No
 
 
 def test_the_default_user_is_each_user_by_itself() -> None:
-    quotas = {QuotaEntity(Part.DEFAULT): {KEY: 7.0}}
+    quotas = {QuotaEntity(SpecialName.DEFAULT): {KEY: 7.0}}
     alice, bob = applying(quotas, KEY, "alice", "x"), applying(quotas, KEY, "bob", "x")
     assert alice is not None
     assert bob is not None
@@ -96,28 +96,28 @@ def test_all_eight_rules_are_shown_in_order() -> None:
 
 USERS = st.sampled_from(["alice", "bob"])
 IDS = st.sampled_from([None, "", "pump", "sink"])
-USER_PARTS = st.sampled_from(["alice", "bob", Part.DEFAULT, Part.ABSENT])
-ID_PARTS = st.sampled_from(["pump", "sink", Part.DEFAULT, Part.ABSENT])
-ENTITIES = st.builds(QuotaEntity, USER_PARTS, ID_PARTS, st.just(Part.ABSENT))
+USER_PARTS = st.sampled_from(["alice", "bob", SpecialName.DEFAULT, SpecialName.ABSENT])
+ID_PARTS = st.sampled_from(["pump", "sink", SpecialName.DEFAULT, SpecialName.ABSENT])
+ENTITIES = st.builds(QuotaEntity, USER_PARTS, ID_PARTS, st.just(SpecialName.ABSENT))
 
 
 def naive(quotas: dict[QuotaEntity, dict[str, float]], user: str, client_id: str | None) -> object:
     """By looking at every quota there is."""
-    ranks: dict[tuple[Part | bool, Part | bool], int] = {
+    ranks: dict[tuple[SpecialName | bool, SpecialName | bool], int] = {
         (True, True): 1,
-        (True, Part.DEFAULT): 2,
-        (True, Part.ABSENT): 3,
-        (Part.DEFAULT, True): 4,
-        (Part.DEFAULT, Part.DEFAULT): 5,
-        (Part.DEFAULT, Part.ABSENT): 6,
-        (Part.ABSENT, True): 7,
-        (Part.ABSENT, Part.DEFAULT): 8,
+        (True, SpecialName.DEFAULT): 2,
+        (True, SpecialName.ABSENT): 3,
+        (SpecialName.DEFAULT, True): 4,
+        (SpecialName.DEFAULT, SpecialName.DEFAULT): 5,
+        (SpecialName.DEFAULT, SpecialName.ABSENT): 6,
+        (SpecialName.ABSENT, True): 7,
+        (SpecialName.ABSENT, SpecialName.DEFAULT): 8,
     }
     best: tuple[int, float] | None = None
     for entity, values in quotas.items():
-        kinds: list[Part | bool] = []
+        kinds: list[SpecialName | bool] = []
         for part, name in ((entity.user, user), (entity.client_id, client_id)):
-            if isinstance(part, Part):
+            if isinstance(part, SpecialName):
                 kinds.append(part)
             elif part == name:
                 kinds.append(True)

@@ -292,7 +292,7 @@ class Cluster:
         self._seen: dict[Any, int] = {}
         self.nursery: trio.Nursery
 
-    def run(self, story: Callable[["Cluster"], Awaitable[None]]) -> None:
+    def run(self, scenario: Callable[["Cluster"], Awaitable[None]]) -> None:
         async def main() -> None:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
@@ -304,7 +304,7 @@ class Cluster:
                 nursery.start_soon(self._watch)
                 for node in self.nodes.values():
                     await self.start(node.node_id)
-                await story(self)
+                await scenario(self)
                 if len(self.up()) == len(self.nodes):
                     await self.wait_equal()
                 self.check()
@@ -417,9 +417,9 @@ class Cluster:
     def _look_at_active(self, node: Node) -> None:
         """Whoever becomes active knows everything that was acknowledged before."""
         status = node.voter.status
-        reign = (node.node_id, status.term)
-        if status.is_active and reign not in self._reigns:
-            self._reigns.add(reign)
+        controller_term = (node.node_id, status.term)
+        if status.is_active and controller_term not in self._reigns:
+            self._reigns.add(controller_term)
             if status.term == max(self.leaders):
                 assert status.end_offset >= len(self.acknowledged), "active before it caught up"
 

@@ -57,7 +57,7 @@ class Node:
         )
         self.random = Random(seed)
         self.controller = Controller(self.voter, self.loader, RealClock(), self.random, {})
-        self.gateway = LocalGateway(self.controller, self.loader)
+        self.controller_client = LocalGateway(self.controller, self.loader)
 
     async def run(self, work: Callable[["Node"], Awaitable[None]]) -> None:
         """`work` has been done on this node, which has stopped in good order."""
@@ -67,8 +67,8 @@ class Node:
             nursery.start_soon(self.loader.run)
             await self.controller.start()
             worker = WorkerRegistration(1, self.random.randbytes(16), (ENDPOINT,), "host")
-            epoch = await self.gateway.register_worker(worker)
-            await self.gateway.heartbeat(WorkerHeartbeat(1, epoch, epoch + 1))
+            epoch = await self.controller_client.register_worker(worker)
+            await self.controller_client.heartbeat(WorkerHeartbeat(1, epoch, epoch + 1))
             await work(self)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
@@ -77,7 +77,7 @@ class Node:
 
 def create(acknowledged: list[str], names: list[str]) -> Callable[[Node], Awaitable[None]]:
     async def one(node: Node, name: str) -> None:
-        (outcome,) = await node.gateway.create_topics([NewTopic(name, 2)])
+        (outcome,) = await node.controller_client.create_topics([NewTopic(name, 2)])
         assert outcome.code is ErrorCode.NONE
         acknowledged.append(name)
 
@@ -168,7 +168,7 @@ def test_every_start_is_a_term_of_its_own_and_raises_the_epochs_of_what_the_work
 
     async def look(node: Node) -> None:
         if not terms:
-            await node.gateway.create_topics([NewTopic("t")])
+            await node.controller_client.create_topics([NewTopic("t")])
         terms.append(node.voter.status.term)
         epochs.append(node.loader.image.topics["t"].partitions[0].leader_epoch)
 
@@ -203,11 +203,11 @@ def test_a_full_disk_refuses_changes_and_serves_again_when_there_is_room() -> No
 
     async def work(node: Node) -> None:
         disk.full_at_bytes = disk.used_bytes() + 20
-        (refused,) = await node.gateway.create_topics([NewTopic("a", 50)])
+        (refused,) = await node.controller_client.create_topics([NewTopic("a", 50)])
         assert refused.code is ErrorCode.KAFKA_STORAGE_ERROR
         assert node.loader.image.topic("a") is None
         disk.full_at_bytes = None
-        (made,) = await node.gateway.create_topics([NewTopic("b", 50)])
+        (made,) = await node.controller_client.create_topics([NewTopic("b", 50)])
         assert made.code is ErrorCode.NONE
 
     trio.run(Node(disk).run, work)
@@ -220,7 +220,7 @@ def test_a_failed_sync_stops_the_voter_and_nobody_is_told_that_nothing_happened(
 
     async def work(node: Node) -> None:
         disk.failing_syncs = 1
-        answers.extend(await node.gateway.create_topics([NewTopic("a")]))
+        answers.extend(await node.controller_client.create_topics([NewTopic("a")]))
 
     with pytest.RaisesGroup(StorageError, flatten_subgroups=True):
         trio.run(Node(disk).run, work)

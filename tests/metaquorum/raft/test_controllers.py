@@ -30,14 +30,14 @@ class Controllers:
     async def join(self, active: Node, *worker_ids: int) -> None:
         controller = self.by_node[active.node_id]
         for worker_id in worker_ids:
-            changed = await controller.membership.register_worker(registration(worker_id))
+            changed = await controller.worker_lifecycle.register_worker(registration(worker_id))
             self.epochs[worker_id] = changed.answer
             await self.beat(active, worker_id)
 
     async def beat(self, node: Node, worker_id: int) -> None:
         epoch, applied = self.epochs[worker_id], node.loader.image.end_offset
         heartbeat = WorkerHeartbeat(worker_id, epoch, applied)
-        await self.by_node[node.node_id].membership.heartbeat(heartbeat)
+        await self.by_node[node.node_id].worker_lifecycle.heartbeat(heartbeat)
 
     async def keep_beating(self, node: Node, *worker_ids: int) -> None:
         while True:
@@ -49,7 +49,7 @@ class Controllers:
 @pytest.mark.parametrize("silently", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_next_active_controller_takes_the_workers_over(seed: int, silently: bool) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         controllers = Controllers(cluster)
         old = await cluster.wait_active()
         await controllers.join(old, 1, 2, 3)
@@ -93,4 +93,4 @@ def test_the_next_active_controller_takes_the_workers_over(seed: int, silently: 
         cluster.network.heal()
         await cluster.wait_equal()
 
-    Cluster(3, seed).run(story)
+    Cluster(3, seed).run(scenario)

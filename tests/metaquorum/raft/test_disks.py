@@ -31,7 +31,7 @@ def another(cluster: Cluster, node: Node) -> Node:
 
 
 def test_a_voter_that_fell_far_behind_gets_a_snapshot() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         await cluster.wait_active()
         late = cluster.nodes[1]
         await late.stop(power=False)
@@ -43,11 +43,11 @@ def test_a_voter_that_fell_far_behind_gets_a_snapshot() -> None:
         await cluster.start(1)
         await cluster.wait_equal(5)
 
-    small_snapshots().run(story)
+    small_snapshots().run(scenario)
 
 
 def test_a_voter_that_lost_its_disk_comes_back() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await fill(cluster)
         late = another(cluster, leader)
         await late.stop(power=False)
@@ -55,12 +55,12 @@ def test_a_voter_that_lost_its_disk_comes_back() -> None:
         await cluster.start(late.node_id)
         await cluster.wait_equal(5)
 
-    small_snapshots().run(story)
+    small_snapshots().run(scenario)
 
 
 @pytest.mark.slow
 def test_a_snapshot_overtakes_entries_that_are_still_being_applied() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         late = another(cluster, leader)
         late.loader.delay_s = 0.003
@@ -74,7 +74,7 @@ def test_a_snapshot_overtakes_entries_that_are_still_being_applied() -> None:
         await cluster.wait_equal(5)
 
     for seed in range(5):
-        small_snapshots(seed).run(story)
+        small_snapshots(seed).run(scenario)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_snapshot_overtakes_entries_that_are_still_being_applied() -> None:
 def test_a_crash_at_any_point_of_taking_in_a_snapshot_is_recovered_from(power: bool) -> None:
     crashes = 0
 
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         nonlocal crashes
         leader = await fill(cluster)
         late = another(cluster, leader)
@@ -101,14 +101,14 @@ def test_a_crash_at_any_point_of_taking_in_a_snapshot_is_recovered_from(power: b
             await cluster.create(leader, 2)
             await cluster.wait_equal(5)
 
-    small_snapshots().run(story)
+    small_snapshots().run(scenario)
     assert crashes > 20
 
 
 def test_a_snapshot_that_is_damaged_is_noticed_and_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await fill(cluster)
         late = another(cluster, leader)
         await late.stop(power=False)
@@ -119,12 +119,12 @@ def test_a_snapshot_that_is_damaged_is_noticed_and_replaced(
         await cluster.wait_equal(10)
 
     with caplog.at_level(logging.WARNING):
-        small_snapshots().run(story)
+        small_snapshots().run(scenario)
     assert "is damaged" in caplog.text
 
 
 def test_a_leader_with_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         await cluster.create(leader, 3)
         leader.disk.full_at_bytes = leader.disk.used_bytes() + 10
@@ -137,11 +137,11 @@ def test_a_leader_with_a_full_disk_refuses_and_goes_on_when_there_is_room() -> N
         assert await cluster.create(leader, 3)
         assert cluster.active() is leader
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_a_follower_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_is_room() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         full = another(cluster, leader)
         full.disk.full_at_bytes = full.disk.used_bytes() + 10
@@ -155,11 +155,11 @@ def test_a_follower_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_i
         full.disk.full_at_bytes = None
         await cluster.wait_equal(5)
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_a_voter_whose_disk_fails_stops_and_the_others_go_on() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         await cluster.create(leader, 3)
         leader.disk.failing_syncs = 1
@@ -172,12 +172,12 @@ def test_a_voter_whose_disk_fails_stops_and_the_others_go_on() -> None:
         await cluster.start(leader.node_id)
         await cluster.wait_equal()
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_who_cannot_write_the_beginning_of_its_term_lets_another_lead(seed: int) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         await cluster.create(leader, 3)
         full, _ = (node for node in cluster.nodes.values() if node is not leader)
@@ -191,4 +191,4 @@ def test_who_cannot_write_the_beginning_of_its_term_lets_another_lead(seed: int)
             await full.stop(power=False)
             await cluster.start(full.node_id)
 
-    Cluster(3, seed).run(story)
+    Cluster(3, seed).run(scenario)

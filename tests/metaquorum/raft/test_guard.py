@@ -9,18 +9,18 @@ from metaquorum.raft import core as core_module
 from metaquorum.raft.core import RaftCore
 from metaquorum.raft.log import RaftLog
 from metaquorum.raft.messages import (
-    Answer,
-    Append,
+    AppendEntries,
+    AppendResponse,
+    ChunkStatus,
     Heartbeat,
-    Match,
+    LogMatch,
     Message,
-    Piece,
-    PieceAnswer,
-    PreVote,
-    PreVoteAnswer,
-    Taken,
-    Vote,
+    PreVoteRequest,
+    PreVoteResponse,
+    SnapshotChunk,
+    SnapshotChunkResponse,
     VoteRequest,
+    VoteResponse,
 )
 from metaquorum.raft.progress import Sending
 from metaquorum.raft.timings import RaftTimings
@@ -63,8 +63,8 @@ class Voter:
         self.now += 5
         self.core.tick(self.now)
         term = self.core.term + 1
-        self.gets(2, PreVoteAnswer(self.core.term, term, is_granted=True))
-        self.gets(2, Vote(term))
+        self.gets(2, PreVoteResponse(self.core.term, term, is_granted=True))
+        self.gets(2, VoteResponse(term))
         assert self.core.is_leader
         self.core.outbox.clear()
         self.core.replicate(self.now)
@@ -77,16 +77,18 @@ def append(
     commit: int = 0,
     terms: tuple[int, ...] = (),
     number: int = 1,
-) -> Append:
-    return Append(term, number, *previous, commit, tuple((each, b"%d" % each) for each in terms))
+) -> AppendEntries:
+    return AppendEntries(
+        term, number, *previous, commit, tuple((each, b"%d" % each) for each in terms)
+    )
 
 
-def matched(term: int, next_index: int, number: int = 1) -> Answer:
-    return Answer(term, number, Match.MATCHED, next_index)
+def matched(term: int, next_index: int, number: int = 1) -> AppendResponse:
+    return AppendResponse(term, number, LogMatch.MATCHED, next_index)
 
 
-def refused(term: int, next_index: int, number: int = 1) -> Answer:
-    return Answer(term, number, Match.REFUSED, next_index)
+def refused(term: int, next_index: int, number: int = 1) -> AppendResponse:
+    return AppendResponse(term, number, LogMatch.REFUSED, next_index)
 
 
 def test_an_append_that_comes_late_takes_nothing_back() -> None:
@@ -134,14 +136,16 @@ def test_what_was_committed_is_never_cut_off() -> None:
 
 def test_a_heartbeat_commits_nothing() -> None:
     voter = Voter([1, 1])
-    assert voter.gets(2, Heartbeat(1, 7)) == [(2, Answer(1, 7, Match.HEARD, 0))]
+    assert voter.gets(2, Heartbeat(1, 7)) == [(2, AppendResponse(1, 7, LogMatch.HEARD, 0))]
     assert voter.core.commit_index == 0
     assert voter.core.leader_id == 2
 
 
 def test_a_leader_of_an_earlier_term_is_told_of_the_later_one() -> None:
     voter = Voter([5])
-    assert voter.gets(2, append(4, (1, 5), terms=(4,))) == [(2, Answer(5, 1, Match.HEARD, 0))]
+    assert voter.gets(2, append(4, (1, 5), terms=(4,))) == [
+        (2, AppendResponse(5, 1, LogMatch.HEARD, 0))
+    ]
     assert voter.terms() == [5]
     assert voter.core.leader_id is None
 
@@ -149,7 +153,7 @@ def test_a_leader_of_an_earlier_term_is_told_of_the_later_one() -> None:
 def test_a_leader_that_hears_of_a_later_term_gives_way() -> None:
     voter = Voter([1])
     term = voter.lead()
-    voter.gets(3, Answer(term + 3, 0, Match.HEARD, 0))
+    voter.gets(3, AppendResponse(term + 3, 0, LogMatch.HEARD, 0))
     assert not voter.core.is_leader
     assert voter.journal.hard_state == HardState(term + 3, -1)
 
@@ -170,21 +174,21 @@ def test_one_vote_of_each_voter_counts() -> None:
     for peer in (2, 3, 4, 5):
         core.connected(peer, 0.0)
     core.tick(5.0)
-    core.received(2, PreVoteAnswer(0, 1, is_granted=True), 5.0)
-    core.received(3, PreVoteAnswer(0, 1, is_granted=True), 5.0)
+    core.received(2, PreVoteResponse(0, 1, is_granted=True), 5.0)
+    core.received(3, PreVoteResponse(0, 1, is_granted=True), 5.0)
     assert core.term == 1
     for _ in range(3):
-        core.received(2, Vote(1), 5.0)
+        core.received(2, VoteResponse(1), 5.0)
     assert not core.is_leader
-    core.received(3, Vote(0), 5.0)
+    core.received(3, VoteResponse(0), 5.0)
     assert not core.is_leader
-    core.received(3, Vote(1), 5.0)
+    core.received(3, VoteResponse(1), 5.0)
     assert core.is_leader
 
 
 def test_a_vote_and_its_term_are_staged_before_the_answer() -> None:
     voter = Voter([1])
-    assert voter.gets(2, VoteRequest(4, 1, 1)) == [(2, Vote(4))]
+    assert voter.gets(2, VoteRequest(4, 1, 1)) == [(2, VoteResponse(4))]
     assert voter.journal.hard_state == HardState(4, 2)
     assert voter.gets(3, VoteRequest(4, 9, 4)) == []
     assert voter.gets(3, VoteRequest(5, 0, 0)) == []
@@ -225,14 +229,14 @@ def test_entries_of_an_earlier_term_are_committed_only_by_one_of_the_leaders_own
 def test_whoever_has_a_leader_would_vote_for_nobody_else() -> None:
     voter = Voter([1])
     voter.gets(2, append(1, (1, 1)))
-    ask = PreVote(2, 1, 1)
-    assert voter.gets(3, ask) == [(3, PreVoteAnswer(1, 2, is_granted=False))]
+    ask = PreVoteRequest(2, 1, 1)
+    assert voter.gets(3, ask) == [(3, PreVoteResponse(1, 2, is_granted=False))]
     voter.core.disconnected(2, voter.now)
-    assert voter.gets(3, ask) == [(3, PreVoteAnswer(1, 2, is_granted=True))]
+    assert voter.gets(3, ask) == [(3, PreVoteResponse(1, 2, is_granted=True))]
     voter.core.connected(2, voter.now)
     voter.now = 0.6
-    assert voter.gets(3, ask) == [(3, PreVoteAnswer(1, 2, is_granted=True))]
-    assert voter.gets(3, PreVote(2, 0, 0)) == [(3, PreVoteAnswer(1, 2, is_granted=False))]
+    assert voter.gets(3, ask) == [(3, PreVoteResponse(1, 2, is_granted=True))]
+    assert voter.gets(3, PreVoteRequest(2, 0, 0)) == [(3, PreVoteResponse(1, 2, is_granted=False))]
     assert voter.journal.hard_state == HardState(0, -1)
 
 
@@ -240,11 +244,11 @@ def test_a_voter_that_is_asking_changes_nothing_until_a_majority_agrees() -> Non
     voter = Voter([1])
     voter.now = 5.0
     voter.core.tick(voter.now)
-    asked = [(2, PreVote(2, 1, 1)), (3, PreVote(2, 1, 1))]
+    asked = [(2, PreVoteRequest(2, 1, 1)), (3, PreVoteRequest(2, 1, 1))]
     assert voter.core.outbox == asked
-    assert voter.gets(2, PreVoteAnswer(1, 2, is_granted=False)) == []
+    assert voter.gets(2, PreVoteResponse(1, 2, is_granted=False)) == []
     assert voter.core.term == 1
-    answers = voter.gets(3, PreVoteAnswer(1, 2, is_granted=True))
+    answers = voter.gets(3, PreVoteResponse(1, 2, is_granted=True))
     assert sorted(answers) == [(2, VoteRequest(2, 1, 1)), (3, VoteRequest(2, 1, 1))]
     assert voter.journal.hard_state == HardState(2, 1)
 
@@ -253,26 +257,26 @@ def test_of_two_that_ask_at_once_one_stands_back() -> None:
     voter = Voter([1])  # of id 1
     voter.now = 5.0
     voter.core.tick(voter.now)
-    assert voter.gets(2, PreVote(2, 1, 1)) == [(2, PreVoteAnswer(1, 2, is_granted=True))]
-    assert voter.gets(3, PreVoteAnswer(1, 2, is_granted=True)) == []
+    assert voter.gets(2, PreVoteRequest(2, 1, 1)) == [(2, PreVoteResponse(1, 2, is_granted=True))]
+    assert voter.gets(3, PreVoteResponse(1, 2, is_granted=True)) == []
     assert voter.core.deadline > 5.0
     longer = Voter([1, 1])
     longer.now = 5.0
     longer.core.tick(longer.now)
-    assert longer.gets(2, PreVote(2, 1, 1)) == [(2, PreVoteAnswer(1, 2, is_granted=False))]
-    assert longer.gets(3, PreVoteAnswer(1, 2, is_granted=True))[0] == (2, VoteRequest(2, 2, 1))
+    assert longer.gets(2, PreVoteRequest(2, 1, 1)) == [(2, PreVoteResponse(1, 2, is_granted=False))]
+    assert longer.gets(3, PreVoteResponse(1, 2, is_granted=True))[0] == (2, VoteRequest(2, 2, 1))
 
 
-def piece(index: int, term: int = 1, leader_term: int = 1) -> Piece:
-    return Piece(leader_term, 7, index, term, 50, 10, 0, b"0123456789")
+def piece(index: int, term: int = 1, leader_term: int = 1) -> SnapshotChunk:
+    return SnapshotChunk(leader_term, 7, index, term, 50, 10, 0, b"0123456789")
 
 
 def test_a_snapshot_of_what_is_here_already_replaces_nothing() -> None:
     voter = Voter([1, 1, 1])
-    assert voter.gets(2, piece(2)) == [(2, PieceAnswer(1, 7, Taken.HAVE, 2))]
+    assert voter.gets(2, piece(2)) == [(2, SnapshotChunkResponse(1, 7, ChunkStatus.HAVE, 2))]
     assert not voter.core.install(LogPosition(2, 1))
     voter.gets(2, append(1, (3, 1), commit=3))
-    assert voter.gets(2, piece(1)) == [(2, PieceAnswer(1, 7, Taken.HAVE, 3))]
+    assert voter.gets(2, piece(1)) == [(2, SnapshotChunkResponse(1, 7, ChunkStatus.HAVE, 3))]
     assert not voter.core.install(LogPosition(1, 1))
     assert voter.terms() == [1, 1, 1]
 
@@ -313,7 +317,7 @@ def test_a_peer_that_refuses_twice_is_asked_again_with_the_next_heartbeat() -> N
     voter.core.replicate(voter.now + 0.2)
     sent = [message for peer, message in voter.core.outbox if peer == 2]
     assert len(sent) == 1
-    assert isinstance(sent[0], Append)
+    assert isinstance(sent[0], AppendEntries)
     assert len(sent[0].entries) == 8
 
 
@@ -346,15 +350,19 @@ def test_what_was_answered_before_a_read_was_asked_for_does_not_confirm_it() -> 
     """Those answers may be older than a successor's election, and than what it acknowledged."""
     voter = Voter([1])
     term = voter.lead()
-    sent = [message for _, message in voter.core.outbox if isinstance(message, Append | Heartbeat)]
-    wanted = voter.core.replication.want_round()
+    sent = [
+        message
+        for _, message in voter.core.outbox
+        if isinstance(message, AppendEntries | Heartbeat)
+    ]
+    wanted = voter.core.replication.request_round()
     for message in sent:
         for peer in (2, 3):
-            voter.gets(peer, Answer(term, message.round, Match.MATCHED, 2))
+            voter.gets(peer, AppendResponse(term, message.round, LogMatch.MATCHED, 2))
     assert voter.core.replication.confirmed_round < wanted
     voter.core.outbox.clear()
     voter.core.replicate(voter.now)
     _, asked = next(each for each in voter.core.outbox if each[0] == 3)
-    assert isinstance(asked, Append | Heartbeat)
-    voter.gets(3, Answer(term, asked.round, Match.MATCHED, 2))
+    assert isinstance(asked, AppendEntries | Heartbeat)
+    voter.gets(3, AppendResponse(term, asked.round, LogMatch.MATCHED, 2))
     assert voter.core.replication.confirmed_round >= wanted

@@ -18,7 +18,7 @@ def follower(cluster: Cluster) -> Node:
 
 @pytest.mark.parametrize("silently", [False, True], ids=["cut", "stalled"])
 def test_a_follower_that_was_cut_off_deposes_nobody_when_it_returns(silently: bool) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         term = term_of(cluster)
         cluster.network.isolate(follower(cluster).node_id, silently=silently)
@@ -30,11 +30,11 @@ def test_a_follower_that_was_cut_off_deposes_nobody_when_it_returns(silently: bo
         assert cluster.active() is leader
         assert term_of(cluster) == term
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_a_connection_that_closes_between_leader_and_follower_changes_nothing() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         term = term_of(cluster)
         for _ in range(20):
@@ -44,11 +44,11 @@ def test_a_connection_that_closes_between_leader_and_follower_changes_nothing() 
         assert len(cluster.acknowledged) == 40
         assert term_of(cluster) == term
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_a_leader_that_nobody_answers_resigns_and_another_leads() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         cluster.network.isolate(leader.node_id, silently=True)
         began = trio.current_time()
@@ -58,11 +58,11 @@ def test_a_leader_that_nobody_answers_resigns_and_another_leads() -> None:
         assert await cluster.create(other, 3)
         cluster.network.heal()
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_what_a_cut_off_leader_took_is_refused_once_another_change_stands_in_its_place() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         await cluster.create(leader)
         cluster.network.isolate(leader.node_id, silently=True)
@@ -75,11 +75,11 @@ def test_what_a_cut_off_leader_took_is_refused_once_another_change_stands_in_its
         assert caught.value.retry
         cluster.refused.append(name)
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_what_a_cut_off_leader_took_is_unknown_after_a_while() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         cluster.network.isolate(leader.node_id, silently=True)
         name, proposal = cluster.propose(leader, leader.voter.status.end_offset)
@@ -90,11 +90,11 @@ def test_what_a_cut_off_leader_took_is_unknown_after_a_while() -> None:
             cluster.propose(leader, leader.voter.status.end_offset)
         cluster.network.heal()
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_a_read_barrier_shows_what_was_acknowledged_before_and_fails_where_nobody_answers() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         await cluster.create(leader, 5)
         began = trio.current_time()
@@ -111,11 +111,11 @@ def test_a_read_barrier_shows_what_was_acknowledged_before_and_fails_where_nobod
         assert set(made) <= set(other.loader.image.topics)
         cluster.network.heal()
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_the_leader_knows_how_far_each_voter_is() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         lost = follower(cluster)
         assert lost.voter.status.replicas == ()
@@ -133,22 +133,22 @@ def test_the_leader_knows_how_far_each_voter_is() -> None:
         await trio.sleep(0.3)
         assert {each.lag for each in leader.voter.status.replicas} == {0}
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_an_idle_quorum_sends_heartbeats_and_nothing_else() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         await cluster.wait_active()
         await trio.sleep(1)
         before = cluster.network.sent
         await trio.sleep(10)
         assert cluster.network.sent - before <= 2 * 2 * 105
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_whoever_waits_for_the_leadership_is_told_of_each_change() -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         watcher = follower(cluster)
         known = watcher.voter.leadership
@@ -158,7 +158,7 @@ def test_whoever_waits_for_the_leadership_is_told_of_each_change() -> None:
                 known = await watcher.voter.wait_change(known)
         await cluster.start(leader.node_id)
 
-    Cluster().run(story)
+    Cluster().run(scenario)
 
 
 def test_a_leader_is_not_active_before_the_beginning_of_its_term_is_committed() -> None:
@@ -167,7 +167,7 @@ def test_a_leader_is_not_active_before_the_beginning_of_its_term_is_committed() 
             (n for n in nodes if n.voter._core is not None and n.voter._core.is_leader), None
         )
 
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active()
         behind = [node for node in cluster.nodes.values() if node is not leader]
         for node in behind:
@@ -187,4 +187,4 @@ def test_a_leader_is_not_active_before_the_beginning_of_its_term_is_committed() 
         await cluster.wait_active()
         await cluster.start(leader.node_id)
 
-    Cluster().run(story)
+    Cluster().run(scenario)

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 from metaquorum.raft.messages import (
     MAX_ENTRIES,
     PIECE_BYTES,
-    Answer,
-    Append,
+    AppendEntries,
+    AppendResponse,
+    ChunkStatus,
     Heartbeat,
-    Match,
+    LogMatch,
     Message,
-    Piece,
-    PieceAnswer,
-    PreVote,
-    PreVoteAnswer,
-    Taken,
-    Vote,
+    PreVoteRequest,
+    PreVoteResponse,
+    SnapshotChunk,
+    SnapshotChunkResponse,
     VoteRequest,
+    VoteResponse,
     decode_message,
     encode_message,
 )
@@ -29,29 +29,29 @@ NUMBERS = st.integers(0, 2**63 - 1)
 
 
 @st.composite
-def appends(draw: st.DrawFn) -> Append:
+def appends(draw: st.DrawFn) -> AppendEntries:
     terms = sorted(draw(st.lists(st.integers(0, 9), max_size=5)))
     entries = tuple((term, draw(st.binary(max_size=20))) for term in terms)
-    return Append(draw(st.integers(9, 20)), *(draw(NUMBERS) for _ in range(4)), entries)
+    return AppendEntries(draw(st.integers(9, 20)), *(draw(NUMBERS) for _ in range(4)), entries)
 
 
 @st.composite
-def pieces(draw: st.DrawFn) -> Piece:
+def pieces(draw: st.DrawFn) -> SnapshotChunk:
     data, offset = draw(st.binary(min_size=1, max_size=50)), draw(st.integers(0, 1000))
     numbers = [draw(NUMBERS) for _ in range(5)]
-    return Piece(*numbers, offset + len(data) + draw(st.integers(0, 9)), offset, data)
+    return SnapshotChunk(*numbers, offset + len(data) + draw(st.integers(0, 9)), offset, data)
 
 
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
-    st.builds(PreVote, NUMBERS, NUMBERS, NUMBERS),
-    st.builds(PreVoteAnswer, NUMBERS, NUMBERS, st.booleans()),
+    st.builds(PreVoteRequest, NUMBERS, NUMBERS, NUMBERS),
+    st.builds(PreVoteResponse, NUMBERS, NUMBERS, st.booleans()),
     st.builds(VoteRequest, NUMBERS, NUMBERS, NUMBERS),
-    st.builds(Vote, NUMBERS),
+    st.builds(VoteResponse, NUMBERS),
     appends(),
     st.builds(Heartbeat, NUMBERS, NUMBERS),
-    st.builds(Answer, NUMBERS, NUMBERS, st.sampled_from(Match), NUMBERS),
+    st.builds(AppendResponse, NUMBERS, NUMBERS, st.sampled_from(LogMatch), NUMBERS),
     pieces(),
-    st.builds(PieceAnswer, NUMBERS, NUMBERS, st.sampled_from(Taken), NUMBERS),
+    st.builds(SnapshotChunkResponse, NUMBERS, NUMBERS, st.sampled_from(ChunkStatus), NUMBERS),
 )
 
 

@@ -11,20 +11,20 @@ from tests.metaquorum.raft.cluster import CLUSTER, DIRECTORY, Cluster
 
 @pytest.mark.parametrize("voters", [1, 3, 5])
 def test_voters_elect_one_commit_and_agree(voters: int) -> None:
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         leader = await cluster.wait_active(2)
         for _ in range(20):
             await cluster.create(leader, 3)
         assert len(cluster.acknowledged) == 60
         await cluster.wait_equal()
 
-    Cluster(voters).run(story)
+    Cluster(voters).run(scenario)
 
 
 def test_a_killed_leader_is_replaced_within_a_second_and_nothing_acknowledged_is_lost() -> None:
     times = []
 
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         for _ in range(5):
             leader = await cluster.wait_active()
             await cluster.create(leader, 5)
@@ -37,7 +37,7 @@ def test_a_killed_leader_is_replaced_within_a_second_and_nothing_acknowledged_is
         assert len(cluster.acknowledged) == 25
 
     for seed in range(4):
-        Cluster(3, seed).run(story)
+        Cluster(3, seed).run(scenario)
     assert max(times) < 1
 
 
@@ -56,13 +56,13 @@ def test_a_journal_without_entries_that_begin_terms_is_a_log_like_any_other() ->
         await journal.sync()
         await journal.close()
 
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         assert node.voter.status.end_offset == 3
         assert node.voter.status.term == 2
         assert await cluster.create(node, 2)
 
     trio.run(write)
-    cluster.run(story)
+    cluster.run(scenario)
 
 
 async def trouble(cluster: Cluster, rounds: int) -> None:
@@ -136,8 +136,8 @@ def test_nothing_is_lost_or_forked_whatever_fails(seed: int) -> None:
         3 if seed % 3 else 5, seed, snapshot_interval_bytes=[2_000, 10_000, 1 << 20][seed % 3]
     )
 
-    async def story(cluster: Cluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
         await trouble(cluster, 15)
         assert len(cluster.acknowledged) > 50
 
-    cluster.run(story)
+    cluster.run(scenario)

@@ -7,9 +7,9 @@ from metaquorum.controller.config_changes import ResourceChange
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.features import FeatureUpdate
 from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
-from metaquorum.controller.proposer import Changed
+from metaquorum.controller.proposer import Committed
 from metaquorum.controller.quota_changes import QuotaChange
-from metaquorum.controller.topics import MorePartitions, NewTopic, ProducerIdBlock, TopicOutcome
+from metaquorum.controller.topics import NewPartitions, NewTopic, ProducerIdBlock, TopicOutcome
 from metaquorum.controller.worker_registration import ControllerRegistration, WorkerRegistration
 from metaquorum.metadata.loader import MetadataLoader
 from wire.primitives.errors import KafkaError
@@ -37,10 +37,10 @@ class LocalGateway:
         return await self._seen(await self._controller.delete_topics(topics))
 
     async def create_partitions(
-        self, wishes: Sequence[MorePartitions], *, validate_only: bool = False
+        self, specs: Sequence[NewPartitions], *, validate_only: bool = False
     ) -> list[KafkaError | None]:
         return await self._seen(
-            await self._controller.create_partitions(wishes, validate_only=validate_only)
+            await self._controller.create_partitions(specs, validate_only=validate_only)
         )
 
     async def change_configs(
@@ -65,7 +65,7 @@ class LocalGateway:
         )
 
     async def unregister_worker(self, worker_id: int) -> None:
-        await self._seen(await self._controller.membership.unregister_worker(worker_id))
+        await self._seen(await self._controller.worker_lifecycle.unregister_worker(worker_id))
 
     async def allocate_producer_ids(self, worker_id: int, broker_epoch: int) -> ProducerIdBlock:
         return (await self._controller.allocate_producer_ids(worker_id, broker_epoch)).answer
@@ -76,14 +76,14 @@ class LocalGateway:
         A worker publishes nothing before it is registered, or it would lead in an epoch of its
         predecessor.
         """
-        return (await self._controller.membership.register_worker(worker)).answer
+        return (await self._controller.worker_lifecycle.register_worker(worker)).answer
 
     async def register_controller(self, controller: ControllerRegistration) -> None:
         await self._controller.register_controller(controller)
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
-        return await self._controller.membership.heartbeat(heartbeat)
+        return await self._controller.worker_lifecycle.heartbeat(heartbeat)
 
-    async def _seen(self, changed: Changed[T]) -> T:
+    async def _seen(self, changed: Committed[T]) -> T:
         await self._loader.wait_visible(changed.end_offset)
         return changed.answer

@@ -10,13 +10,13 @@ import trio
 import metaquorum.rpc.feed
 from metaquorum.channel.rpc_server import Caller
 from metaquorum.controller.heartbeats import WorkerHeartbeat
-from metaquorum.controller.proposer import Changed
+from metaquorum.controller.proposer import Committed
 from metaquorum.controller.topics import NewTopic, TopicOutcome
 from metaquorum.controller.worker_registration import WorkerRegistration
 from metaquorum.controller_server import ControllerRole
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import Endpoint
-from metaquorum.rpc.controller_client import Gateway
+from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.feed import RecentBatches
 from metaquorum.rpc.follower import DivergedError, MetadataFollower
 from metaquorum.rpc.links import QuorumLinks
@@ -25,8 +25,8 @@ from metaquorum.rpc.methods import (
     HEARTBEAT,
     REGISTER_WORKER,
     WATCH_QUORUM,
-    Asker,
     QuorumView,
+    RequestContext,
 )
 from metaquorum.rpc.session import ReplacedError, WorkerSession
 from tests.metaquorum.channel.nodes import (
@@ -42,7 +42,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 ADDRESS = Endpoint("PLAINTEXT", HOST, 9092, "PLAINTEXT")
 TIMEOUT_S = PATIENCE_S
-ASKER = Asker("User:alice", "a client", "10.0.0.1")
+CONTEXT = RequestContext("User:alice", "a client", "10.0.0.1")
 
 
 def registration(worker_id: int = 7, incarnation: int = 1) -> WorkerRegistration:
@@ -83,7 +83,7 @@ class Follower:
         asking = registration(incarnation=incarnation)
         self.links = QuorumLinks(runtime, endpoint(7), {1: address}, None, 7, asking.incarnation_id)
         self.follower = MetadataFollower(runtime, self.links, self.loader)
-        self.gateway = Gateway(runtime, self.links, self.loader)
+        self.controller_client = ControllerClient(runtime, self.links, self.loader)
         self.granted: list[int] = []
         self.session = WorkerSession(
             runtime, self.links, self.loader, asking, 2.0, granted=self.granted.append
@@ -95,8 +95,8 @@ class Follower:
             nursery.start_soon(self.follower.run)
 
     async def create(self, *names: str, timeout_s: float = TIMEOUT_S) -> list[TopicOutcome]:
-        wishes = [NewTopic(name, 3) for name in names]
-        return await self.gateway.create_topics(ASKER, wishes, timeout_s=timeout_s)
+        specs = [NewTopic(name, 3) for name in names]
+        return await self.controller_client.create_topics(CONTEXT, specs, timeout_s=timeout_s)
 
 
 @asynccontextmanager
@@ -130,7 +130,7 @@ async def test_what_is_answered_is_committed_and_visible_here_and_there(tmp_path
         assert [each.code for each in again] == [ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS]
         assert same(loader, worker.loader)
         assert worker.follower.snapshots_loaded == 0
-        block = await worker.gateway.allocate_producer_ids(
+        block = await worker.controller_client.allocate_producer_ids(
             7, worker.session.broker_epoch, timeout_s=TIMEOUT_S
         )
         assert block.count
@@ -168,7 +168,7 @@ async def test_a_worker_goes_on_with_a_controller_that_was_restarted(tmp_path: P
             nursery.start_soon(worker.session.run)
             await worker.session.wait_unfenced()
             await worker.create("a")
-        assert worker.links.reign is None or worker.links.reign.over.is_set()
+        assert worker.links.controller_term is None or worker.links.controller_term.over.is_set()
         (refused,) = await worker.create("b", timeout_s=0.3)
         assert refused.code is ErrorCode.REQUEST_TIMED_OUT
         assert "no controller is known to be active" in str(refused.message)
@@ -200,10 +200,10 @@ async def test_a_quorum_that_lost_what_was_committed_is_not_followed(tmp_path: P
 @in_trio
 async def test_nobody_speaks_for_another_worker(tmp_path: Path) -> None:
     async with controller(tmp_path / "1") as (_, _, address), following(address) as worker:
-        reign = await worker.links.wait_reign()
+        controller_term = await worker.links.wait_controller_term()
         for call in (
-            reign.call(REGISTER_WORKER, registration(8), TIMEOUT_S),
-            reign.call(HEARTBEAT, WorkerHeartbeat(8, 1, 1), TIMEOUT_S),
+            controller_term.call(REGISTER_WORKER, registration(8), TIMEOUT_S),
+            controller_term.call(HEARTBEAT, WorkerHeartbeat(8, 1, 1), TIMEOUT_S),
         ):
             with pytest.raises(KafkaError) as refused:
                 await call
@@ -217,7 +217,7 @@ async def until_unregistered(role: ControllerRole) -> None:
     """Worker 7 is unregistered, once its session has expired."""
     while True:
         try:
-            await role.controller.membership.unregister_worker(7)
+            await role.controller.worker_lifecycle.unregister_worker(7)
         except KafkaError as error:
             if error.code is not ErrorCode.INVALID_REQUEST:
                 raise
@@ -254,7 +254,7 @@ async def test_a_process_whose_registration_another_has_taken_stops(tmp_path: Pa
             following(address, beats=False),
         ):
             await until_unregistered(role)
-            await role.controller.membership.register_worker(registration(incarnation=2))
+            await role.controller.worker_lifecycle.register_worker(registration(incarnation=2))
             await trio.sleep_forever()
 
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -262,11 +262,13 @@ async def test_a_process_whose_registration_another_has_taken_stops(tmp_path: Pa
     assert caught.group_contains(ReplacedError, match="another process")
 
 
-Script = list[Callable[[], Awaitable[Changed[list[TopicOutcome]]]]]
+Script = list[Callable[[], Awaitable[Committed[list[TopicOutcome]]]]]
 
 
 @asynccontextmanager
-async def scripted(script: Script) -> AsyncIterator[tuple[Gateway, list[CREATE_TOPICS.request]]]:  # type: ignore[valid-type]
+async def scripted(
+    script: Script,
+) -> AsyncIterator[tuple[ControllerClient, list[CREATE_TOPICS.request]]]:  # type: ignore[valid-type]
     """A gateway to a controller that does as the script says, and what it was asked."""
     asked: list[object] = []
 
@@ -281,44 +283,46 @@ async def scripted(script: Script) -> AsyncIterator[tuple[Gateway, list[CREATE_T
     async with rpc_server(answer) as address, trio.open_nursery() as nursery:
         links = QuorumLinks(shared_runtime(), endpoint(7), {1: address}, None, 7)
         nursery.start_soon(links.run)
-        yield Gateway(shared_runtime(), links, MetadataLoader(CLUSTER)), asked
+        yield ControllerClient(shared_runtime(), links, MetadataLoader(CLUSTER)), asked
         nursery.cancel_scope.cancel()
 
 
-async def not_controller() -> Changed[list[TopicOutcome]]:
+async def not_controller() -> Committed[list[TopicOutcome]]:
     raise KafkaError(ErrorCode.NOT_CONTROLLER, "not yet")
 
 
 @in_trio
 async def test_what_was_surely_not_done_is_asked_again_and_nothing_else() -> None:
-    async def partly() -> Changed[list[TopicOutcome]]:
+    async def partly() -> Committed[list[TopicOutcome]]:
         fallen = KafkaError(ErrorCode.NOT_CONTROLLER, "fell")
-        return Changed([TopicOutcome("a"), TopicOutcome.refused(fallen, "b")], 0)
+        return Committed([TopicOutcome("a"), TopicOutcome.refused(fallen, "b")], 0)
 
-    async def rest() -> Changed[list[TopicOutcome]]:
-        return Changed([TopicOutcome("b")], 0)
+    async def rest() -> Committed[list[TopicOutcome]]:
+        return Committed([TopicOutcome("b")], 0)
 
-    async with scripted([not_controller, partly, rest]) as (gateway, asked):
-        outcomes = await gateway.create_topics(
-            ASKER, [NewTopic("a"), NewTopic("b")], timeout_s=TIMEOUT_S
+    async with scripted([not_controller, partly, rest]) as (controller_client, asked):
+        outcomes = await controller_client.create_topics(
+            CONTEXT, [NewTopic("a"), NewTopic("b")], timeout_s=TIMEOUT_S
         )
         assert [(each.name, each.code) for each in outcomes] == [("a", 0), ("b", 0)]
         assert [[t.name for t in each.topics] for each in asked] == [["a", "b"], ["a", "b"], ["b"]]
-        assert asked[0].asker == ASKER
+        assert asked[0].context == CONTEXT
 
 
 @in_trio
 async def test_what_may_have_been_done_is_never_asked_again() -> None:
-    async def lost() -> Changed[list[TopicOutcome]]:
+    async def lost() -> Committed[list[TopicOutcome]]:
         raise RuntimeError("the stream ends")
 
-    async def silent() -> Changed[list[TopicOutcome]]:
+    async def silent() -> Committed[list[TopicOutcome]]:
         await trio.sleep_forever()
         raise AssertionError
 
     for end, timeout_s in ((lost, TIMEOUT_S), (silent, 0.3)):
-        async with scripted([end]) as (gateway, asked):
-            (outcome,) = await gateway.create_topics(ASKER, [NewTopic("a")], timeout_s=timeout_s)
+        async with scripted([end]) as (controller_client, asked):
+            (outcome,) = await controller_client.create_topics(
+                CONTEXT, [NewTopic("a")], timeout_s=timeout_s
+            )
             assert outcome.code is ErrorCode.REQUEST_TIMED_OUT
             assert "may be done, or not" in str(outcome.message)
             assert len(asked) == 1

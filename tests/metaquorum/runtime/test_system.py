@@ -164,7 +164,7 @@ def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bo
     """However many connections have something to do at once."""
     count, rounds = 12, 4
     calls = [0] * count
-    turns: list[int] = []  # how many steps had been called in each turn of a task
+    slicer: list[int] = []  # how many steps had been called in each turn of a task
 
     async def main() -> None:
         network = RealNetwork()
@@ -187,7 +187,7 @@ def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bo
         async def other() -> None:
             while True:
                 await trio.lowlevel.checkpoint()
-                turns.append(sum(calls))
+                slicer.append(sum(calls))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(other)
@@ -203,7 +203,7 @@ def test_steps_that_take_long_leave_turns_to_tasks_and_to_each_other(is_soon: bo
 
     trio.run(main)
     assert calls == [rounds] * count
-    assert max(b - a for a, b in itertools.pairwise(turns)) <= 4
+    assert max(b - a for a, b in itertools.pairwise(slicer)) <= 4
 
 
 def test_a_step_is_called_soon_without_anything_to_read() -> None:

@@ -458,7 +458,7 @@ def test_any_split_on_the_way_is_put_together(files: TlsFiles) -> None:
         await connection.handshake()
         await send_and_close(connection, PATTERN[:300_000])
 
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         world.internet.default.split = 1.0
         world.internet.default.capacity_bytes = 5000
         server = world.machine("server").start(serve)
@@ -468,7 +468,7 @@ def test_any_split_on_the_way_is_put_together(files: TlsFiles) -> None:
             assert fate.error is None, fate.error
 
     world = World(1)
-    world.run(story)
+    world.run(scenario)
     assert not world.violations
 
 

@@ -36,9 +36,9 @@ from wire.primitives.errors import KafkaError
 
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
 NAMES = st.sampled_from(["a", "b", "c.d", "c_d", "e-f", "a_b_c"])
-Wish = tuple[str, object, object]
+Spec = tuple[str, object, object]
 
-WISHES: st.SearchStrategy[list[Wish]] = st.lists(
+SPECS: st.SearchStrategy[list[Spec]] = st.lists(
     st.one_of(
         st.tuples(st.just("create"), NAMES, st.integers(1, 4)),
         st.tuples(st.just("delete"), NAMES, st.none()),
@@ -62,8 +62,8 @@ def registration(worker_id: int, incarnation: int = 0) -> WorkerRegistration:
     return WorkerRegistration(worker_id, bytes([incarnation] * 16), (endpoint,), "host")
 
 
-def decide(image: MetadataImage, wish: Wish, random: Random) -> Decision[object]:
-    name, subject, value = wish
+def decide(image: MetadataImage, spec: Spec, random: Random) -> Decision[object]:
+    name, subject, value = spec
     decisions: dict[str, Callable[[], Decision[object]]] = {
         "create": lambda: create_topic(  # type: ignore[dict-item, return-value]
             image,
@@ -114,15 +114,15 @@ def decide(image: MetadataImage, wish: Wish, random: Random) -> Decision[object]
     return decisions[name]()
 
 
-def history(wishes: list[Wish], seed: int = 0) -> list[MetadataRecord]:
+def history(specs: list[Spec], seed: int = 0) -> list[MetadataRecord]:
     """The records that the wishes lead to, each decided on the image of all before."""
     random = Random(seed)
     image = MetadataImage.empty(CLUSTER)
     log: list[MetadataRecord] = found_cluster(image).all_records()
     image, _ = replay(image, log)
-    for wish in _steps(wishes):
+    for spec in _steps(specs):
         try:
-            records = decide(image, wish, random).all_records()
+            records = decide(image, spec, random).all_records()
         except (KafkaError, KeyError):
             continue
         log += records
@@ -130,9 +130,9 @@ def history(wishes: list[Wish], seed: int = 0) -> list[MetadataRecord]:
     return log
 
 
-def _steps(wishes: list[Wish]) -> Iterator[Wish]:
+def _steps(specs: list[Spec]) -> Iterator[Spec]:
     """To register stands for registering and catching up; who is unregistered is fenced before."""
-    for what, subject, value in wishes:
+    for what, subject, value in specs:
         if what == "register":
             yield "restart", subject, value
             yield "unfence", subject, None

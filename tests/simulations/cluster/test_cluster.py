@@ -9,12 +9,12 @@ from metaquorum.runtime.interfaces import Runtime
 from metaquorum.storage.journal import Journal
 from metaquorum.storage.journal_ops import Entry
 from simulations.cluster import cluster_scenario, quorum_scenario
-from simulations.cluster.fault_plan import Trouble, draw_troubles, without
+from simulations.cluster.fault_plan import PlannedFault, draw_faults, without
 from simulations.cluster.voter_disks import METADATA_DIR, DurableLogs
 from simulations.cluster.voter_group import CLUSTER_ID
 from simulations.kernel.world import World
 from simulations.mutants.quorum_mutants import prefers_snapshots, sends_again
-from simulations.mutants.registry import DEFECTS
+from simulations.mutants.registry import MUTANTS
 from simulations.runner.runs import run_seed
 from simulations.runner.shrinking import shrink_seed
 
@@ -28,7 +28,7 @@ def test_a_quorum_survives_each_trouble_alone(kind: str) -> None:
         settings.voters, settings.weak, settings.has_stranger = 3, (2,), False
         settings.snapshot_interval_bytes, settings.acts, settings.think_s = 500, 100, 0.05
         settings.disk_delay_s = 0.0005
-        settings.troubles = (Trouble(0, kind, 1.0, 0.5),)
+        settings.faults = (PlannedFault(0, kind, 1.0, 0.5),)
         await quorum_scenario.play_settings(world, settings)
 
     world.run(play)
@@ -39,13 +39,11 @@ def test_a_quorum_survives_each_trouble_alone(kind: str) -> None:
 
 
 def test_troubles_that_are_left_out_leave_the_others_as_they_were() -> None:
-    troubles = draw_troubles(random.Random(1), quorum_scenario.KINDS, over_s=5.0, most=10)
-    troubles = troubles or draw_troubles(
-        random.Random(2), quorum_scenario.KINDS, over_s=5.0, most=10
-    )
-    assert without(troubles, {0, 2}) == (troubles[1], *troubles[3:])
-    draws = {t.number: World(1).stream(f"trouble {t.number}").random() for t in troubles}
-    assert len(set(draws.values())) == len(troubles)
+    faults = draw_faults(random.Random(1), quorum_scenario.KINDS, over_s=5.0, most=10)
+    faults = faults or draw_faults(random.Random(2), quorum_scenario.KINDS, over_s=5.0, most=10)
+    assert without(faults, {0, 2}) == (faults[1], *faults[3:])
+    draws = {t.number: World(1).stream(f"trouble {t.number}").random() for t in faults}
+    assert len(set(draws.values())) == len(faults)
 
 
 def test_what_is_durable_is_what_a_loss_of_power_leaves() -> None:
@@ -75,17 +73,17 @@ def test_what_is_durable_is_what_a_loss_of_power_leaves() -> None:
         assert machine.fate.error is None
         before = logs.of("one", machine.storage)
         machine.power_cut()
-        held: list[Entry] = []
+        replica: list[Entry] = []
 
         async def read(runtime: Runtime) -> None:
             journal = Journal(runtime.disk, METADATA_DIR, CLUSTER_ID, 300)
             await runtime.disk.run(journal.open)
-            held.extend(journal.read(1, journal.last.index))
+            replica.extend(journal.read(1, journal.last.index))
             assert journal.hard_state == before.hard_state
 
         await machine.start(read).done.wait()
         assert machine.fate.error is None
-        assert held == [before.entries[index] for index in sorted(before.entries)]
+        assert replica == [before.entries[index] for index in sorted(before.entries)]
         assert before.holds(b"again", 10**9)
         assert not before.holds(b"never synced", 10**9)
 
@@ -98,8 +96,8 @@ def test_a_leader_may_repeat_entries_and_send_snapshots_without_need(habit: obje
     assert callable(habit)
     for seed in range(3):
         world = World(seed)
-        planted: AbstractContextManager[None] = habit()
-        with planted:
+        mutated: AbstractContextManager[None] = habit()
+        with mutated:
             world.run(quorum_scenario.play)
         assert not world.violations, seed
 
@@ -108,28 +106,28 @@ def test_a_leader_may_repeat_entries_and_send_snapshots_without_need(habit: obje
     "name", ["vote-not-synced", "ack-before-quorum", "another-replay", "answered-before-visible"]
 )
 def test_a_defect_of_several_machines_is_found_and_named(name: str) -> None:
-    defect = DEFECTS[name]
+    mutant = MUTANTS[name]
     for seed in range(4):
-        outcome, _ = run_seed(defect.scenario, seed, defect=name)
+        outcome, _ = run_seed(mutant.scenario, seed, mutant=name)
         found = {violated.split()[0] for violated, _ in outcome.violations}
-        if found & set(defect.found_as):
+        if found & set(mutant.found_as):
             return
     pytest.fail(f"{name} is not found")
 
 
 def test_shrinking_leaves_the_faults_that_a_violation_needs() -> None:
-    scenario, defect = "single-node-power", "metadata-ack-before-fsync"
+    scenario, mutant = "single-node-power", "metadata-ack-before-fsync"
     assert shrink_seed(scenario, 0) is None
     for seed in range(30):
-        shrunk = shrink_seed(scenario, seed, defect=defect)
+        shrunk = shrink_seed(scenario, seed, mutant=mutant)
         if shrunk is not None and len(shrunk.faults) > 2:
             break
     assert shrunk is not None
     assert sorted(shrunk.needed + shrunk.left_out) == list(shrunk.faults)
     assert 0 < len(shrunk.needed) < len(shrunk.faults)
-    again, world = run_seed(scenario, seed, defect=defect, leave_out=shrunk.left_out)
+    again, world = run_seed(scenario, seed, mutant=mutant, leave_out=shrunk.left_out)
     assert ": ".join(again.violations[0]) == shrunk.violated
-    assert shrunk.story(5)[-1].who == "VIOLATION"
+    assert shrunk.events(5)[-1].who == "VIOLATION"
     assert world.trace.digest() == shrunk.world.trace.digest()
 
 

@@ -15,7 +15,7 @@ PORT = 9092
 RECORDS = 60
 
 
-async def story(world: World) -> None:
+async def scenario(world: World) -> None:
     """A producer and a consumer live through kills between any two changes of the disk."""
     draw = world.stream("kills")
     server, machine = world.machine("server"), world.machine("client")
@@ -69,7 +69,7 @@ def test_nothing_is_lost_or_doubled_when_the_node_is_killed() -> None:
     kills = 0
     for seed in range(12):
         world = World(seed)
-        world.run(story)
+        world.run(scenario)
         assert not world.violations
         kills += world.counts["kills"]
     assert kills > 10

@@ -13,13 +13,13 @@ from simulations.kernel.world import World
 DATA = b"0123456789"
 
 
-def play(story: Callable[[World, Machine], Awaitable[None]], seed: int = 1) -> World:
+def play(scenario: Callable[[World, Machine], Awaitable[None]], seed: int = 1) -> World:
     world = World(seed)
 
-    async def tell(world: World) -> None:
-        await story(world, world.machine("node"))
+    async def play_world(world: World) -> None:
+        await scenario(world, world.machine("node"))
 
-    world.run(tell)
+    world.run(play_world)
     assert not world.violations, world.violations
     return world
 
@@ -32,7 +32,7 @@ async def run(machine: Machine, program: Callable[[Runtime], Awaitable[None]]) -
 
 
 def test_a_read_that_fails_leaves_the_bytes_as_they_were() -> None:
-    async def story(world: World, machine: Machine) -> None:
+    async def scenario(world: World, machine: Machine) -> None:
         async def program(runtime: Runtime) -> None:
             file = runtime.disk.open("/a", create=True)
             file.write(DATA, 0)
@@ -47,11 +47,11 @@ def test_a_read_that_fails_leaves_the_bytes_as_they_were() -> None:
         await run(machine, program)
         assert machine.faults.failures == 2
 
-    play(story)
+    play(scenario)
 
 
 def test_what_is_synced_as_a_whole_survives_a_loss_of_power() -> None:
-    async def story(world: World, machine: Machine) -> None:
+    async def scenario(world: World, machine: Machine) -> None:
         machine.faults.syncs_all = True
 
         async def program(runtime: Runtime) -> None:
@@ -63,11 +63,11 @@ def test_what_is_synced_as_a_whole_survives_a_loss_of_power() -> None:
         machine.power_cut()
         assert [bytes(inode.data) for inode in machine.storage.files().values()] == [DATA, DATA]
 
-    play(story)
+    play(scenario)
 
 
 def test_an_image_that_is_put_back_has_what_was_durable_when_it_was_made() -> None:
-    async def story(world: World, machine: Machine) -> None:
+    async def scenario(world: World, machine: Machine) -> None:
         async def program(runtime: Runtime) -> None:
             file = runtime.disk.open("/a", create=True)
             runtime.disk.sync_dir("/")
@@ -87,11 +87,11 @@ def test_an_image_that_is_put_back_has_what_was_durable_when_it_was_made() -> No
         # A machine that starts again has another boot id than the one the image was made on.
         assert machine.storage.power_cuts == before.power_cuts + 1
 
-    play(story)
+    play(scenario)
 
 
 def test_the_loop_runs_between_two_operations_of_a_function_beside_it() -> None:
-    async def story(world: World, machine: Machine) -> None:
+    async def scenario(world: World, machine: Machine) -> None:
         machine.faults.interleaved = machine.faults.pausing = 1.0
         seen: list[str] = []
 
@@ -104,13 +104,13 @@ def test_the_loop_runs_between_two_operations_of_a_function_beside_it() -> None:
                     disk.open(f"/{number}", create=True)
                 return "done"
 
-            async def beside() -> None:
+            async def steps() -> None:
                 while True:
                     seen.append("loop")
                     await trio.sleep(0.0001)
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(beside)
+                nursery.start_soon(steps)
                 assert await disk.run(write) == "done"
                 nursery.cancel_scope.cancel()
 
@@ -119,12 +119,12 @@ def test_the_loop_runs_between_two_operations_of_a_function_beside_it() -> None:
         last = len(seen) - seen[::-1].index("function")
         assert "loop" in seen[first:last]
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("how", ["kill", "stop at a change"])
 def test_a_function_beside_the_loop_writes_nothing_once_its_machine_has_stopped(how: str) -> None:
-    async def story(world: World, machine: Machine) -> None:
+    async def scenario(world: World, machine: Machine) -> None:
         machine.faults.interleaved = machine.faults.pausing = 1.0
         ended: list[BaseException] = []
 
@@ -150,4 +150,4 @@ def test_a_function_beside_the_loop_writes_nothing_once_its_machine_has_stopped(
         assert len(ended) == 1
         assert 0 < len(machine.storage.files()) < 1000
 
-    play(story)
+    play(scenario)

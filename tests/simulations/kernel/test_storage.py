@@ -29,13 +29,13 @@ def test_name_and_bytes_survive_only_when_both_are_synced() -> None:
 
 
 def test_unsynced_name_is_sometimes_lost_and_sometimes_kept() -> None:
-    kept = 0
+    supervisor = 0
     for seed in range(40):
         storage = Storage()
         written(storage, "/name", b"x", synced=True)
         storage.lose_power(random.Random(seed))
-        kept += "name" in storage.folder("/").entries
-    assert 0 < kept < 40
+        supervisor += "name" in storage.folder("/").entries
+    assert 0 < supervisor < 40
 
 
 def test_names_survive_one_by_one_or_as_a_prefix() -> None:

@@ -54,7 +54,7 @@ def appending_server(path: str = "/log") -> Callable[[Runtime], Awaitable[None]]
     return serve
 
 
-async def story(world: World) -> None:
+async def scenario(world: World) -> None:
     """Appends with kills, power cuts and pauses; what was acknowledged is in the file."""
     draw = world.stream("story")
     server, client = world.machine("server"), world.machine("client")
@@ -91,7 +91,7 @@ async def story(world: World) -> None:
 
 def run(seed: int) -> World:
     world = World(seed)
-    world.run(story)
+    world.run(scenario)
     return world
 
 

@@ -9,35 +9,37 @@ from simulations.checkers.log_files import naive_segments
 from simulations.kernel.storage import Storage
 from simulations.replication.replicas import (
     TOMBSTONES_STAY_MS,
-    Chronicle,
+    ClusterHistory,
     Content,
-    Held,
     Name,
-    PartitionStory,
+    PartitionHistory,
     Place,
+    ReplicaLog,
 )
 from wire.records.records import Record, encode_batch
 
 
-def chronicle() -> Chronicle:
-    made = Chronicle(cast(Any, SimpleNamespace(world=None, checkers=[])))
+def cluster_history() -> ClusterHistory:
+    made = ClusterHistory(cast(Any, SimpleNamespace(world=None, checkers=[])))
     made.contents = {}
     return made
 
 
-def holding(known: Chronicle, *contents: Content) -> tuple[PartitionStory, Held, list[Name]]:
+def holding(
+    known: ClusterHistory, *contents: Content
+) -> tuple[PartitionHistory, ReplicaLog, list[Name]]:
     """A compacted partition of which one replica has these records, all committed."""
-    story = PartitionStory(Place(bytes(16), 0), {}, configs={"cleanup.policy": "compact"})
-    held = Held(1, cast(Any, None))
+    history = PartitionHistory(Place(bytes(16), 0), {}, configs={"cleanup.policy": "compact"})
+    replica = ReplicaLog(1, cast(Any, None))
     names = []
     assert known.contents is not None
     for offset, content in enumerate(contents):
         names.append(Name(0, offset))
-        held.epochs[offset] = 0
-        story.identities[names[-1]] = content.identity
-        story.ever_committed.add(names[-1])
+        replica.epochs[offset] = 0
+        history.identities[names[-1]] = content.identity
+        history.ever_committed.add(names[-1])
         known.contents[content.identity] = content
-    return story, held, names
+    return history, replica, names
 
 
 def value(key: bytes, text: bytes) -> Content:
@@ -45,27 +47,32 @@ def value(key: bytes, text: bytes) -> Content:
 
 
 def test_a_record_may_go_where_its_key_comes_again() -> None:
-    known = chronicle()
-    story, held, names = holding(known, value(b"a", b"1"), value(b"b", b"2"), value(b"a", b"3"))
-    assert known.is_superseded(story, held, names[:2]) == [(names[0], True), (names[1], False)]
+    known = cluster_history()
+    history, replica, names = holding(
+        known, value(b"a", b"1"), value(b"b", b"2"), value(b"a", b"3")
+    )
+    assert known.is_superseded(history, replica, names[:2]) == [(names[0], True), (names[1], False)]
 
 
 def test_a_record_may_not_go_for_one_that_is_not_committed_or_goes_too() -> None:
-    known = chronicle()
-    story, held, names = holding(known, value(b"a", b"1"), value(b"a", b"2"))
-    assert known.is_superseded(story, held, names) == [(names[0], False), (names[1], False)]
-    story.ever_committed.discard(names[1])
-    assert known.is_superseded(story, held, names[:1]) == [(names[0], False)]
+    known = cluster_history()
+    history, replica, names = holding(known, value(b"a", b"1"), value(b"a", b"2"))
+    assert known.is_superseded(history, replica, names) == [(names[0], False), (names[1], False)]
+    history.ever_committed.discard(names[1])
+    assert known.is_superseded(history, replica, names[:1]) == [(names[0], False)]
 
 
 @pytest.mark.parametrize("retention_ms", [100, 2 * TOMBSTONES_STAY_MS])
 def test_a_tombstone_goes_with_what_it_deletes_unless_it_is_to_stay(retention_ms: int) -> None:
-    known = chronicle()
+    known = cluster_history()
     deletion = Content(b"a", b"2", is_tombstone=True)
-    story, held, names = holding(known, value(b"a", b"1"), deletion, value(b"b", b"3"))
-    story.configs = {"cleanup.policy": "compact", "delete.retention.ms": str(retention_ms)}
+    history, replica, names = holding(known, value(b"a", b"1"), deletion, value(b"b", b"3"))
+    history.configs = {"cleanup.policy": "compact", "delete.retention.ms": str(retention_ms)}
     may_go = retention_ms < TOMBSTONES_STAY_MS
-    assert known.is_superseded(story, held, names[:2]) == [(names[0], may_go), (names[1], may_go)]
+    assert known.is_superseded(history, replica, names[:2]) == [
+        (names[0], may_go),
+        (names[1], may_go),
+    ]
 
 
 def test_a_swapped_segment_stands_for_those_that_it_replaces() -> None:

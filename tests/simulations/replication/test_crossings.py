@@ -2,13 +2,13 @@
 
 import pytest
 
-from simulations.kernel.mutation import Defect, planted
+from simulations.kernel.mutation import Mutant, mutated
 from simulations.kernel.world import World
-from simulations.mutants.interleaving_mutants import CHECK_DEFECTS
-from simulations.mutants.registry import DEFECTS
-from simulations.mutants.truncation_mutants import CUT_DEFECTS
+from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
+from simulations.mutants.registry import MUTANTS
+from simulations.mutants.truncation_mutants import CUT_MUTANTS
 from simulations.replication import crossings
-from simulations.replication.crossing_faults import CROSSINGS, LATER_CROSSINGS
+from simulations.replication.crossing_faults import INTERLEAVINGS, LATER_CROSSINGS
 
 # In which of them each mistake shows.
 SHOWS_IN = {
@@ -33,14 +33,14 @@ SHOWS_IN = {
 SEEDS = range(12)
 
 
-def played(kind: str, seed: int, defect: Defect | None = None) -> World:
+def played(kind: str, seed: int, mutant: Mutant | None = None) -> World:
     world = World(seed)
-    with planted(defect):
+    with mutated(mutant):
         world.run(lambda world: crossings.play_kind(world, kind))
     return world
 
 
-@pytest.mark.parametrize("kind", [*CROSSINGS, *LATER_CROSSINGS])
+@pytest.mark.parametrize("kind", [*INTERLEAVINGS, *LATER_CROSSINGS])
 def test_each_crossing_comes_about_and_leaves_nothing_wrong(kind: str) -> None:
     worlds = [played(kind, seed) for seed in range(3)]
     assert not [world.violations for world in worlds if world.violations]
@@ -49,14 +49,14 @@ def test_each_crossing_comes_about_and_leaves_nothing_wrong(kind: str) -> None:
 
 @pytest.mark.parametrize("name", list(SHOWS_IN))
 def test_a_mistake_shows_in_the_crossing_that_is_for_it(name: str) -> None:
-    defect = DEFECTS[name]
+    mutant = MUTANTS[name]
 
     def is_found(seed: int) -> bool:
-        violations = played(SHOWS_IN[name], seed, defect).violations
-        return any(each.invariant.split()[0] in defect.found_as for each in violations)
+        violations = played(SHOWS_IN[name], seed, mutant).violations
+        return any(each.invariant.split()[0] in mutant.found_as for each in violations)
 
     assert any(map(is_found, SEEDS))
 
 
 def test_each_of_these_mistakes_has_its_crossing() -> None:
-    assert {defect.name for defect in (*CHECK_DEFECTS, *CUT_DEFECTS)} < set(SHOWS_IN)
+    assert {mutant.name for mutant in (*CHECK_MUTANTS, *CUT_MUTANTS)} < set(SHOWS_IN)

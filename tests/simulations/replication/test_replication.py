@@ -2,9 +2,9 @@
 
 import pytest
 
-from simulations.cluster.fault_plan import Trouble
+from simulations.cluster.fault_plan import PlannedFault
 from simulations.kernel.world import World
-from simulations.mutants.registry import DEFECTS
+from simulations.mutants.registry import MUTANTS
 from simulations.replication import replication_scenario
 from simulations.runner.runs import run_seed
 
@@ -17,7 +17,7 @@ def play_with(kind: str, seed: int = 3) -> World:
         settings.is_combined, settings.workers, settings.disk_delay_s = False, 3, 0.0005
         settings.records, settings.changes, settings.think_s = 60, 8, 0.05
         settings.session_timeout_ms = 2000
-        settings.troubles = (Trouble(0, kind, 0.5, 0.5),)
+        settings.faults = (PlannedFault(0, kind, 0.5, 0.5),)
         await replication_scenario.play_settings(world, settings)
 
     world.run(play)
@@ -34,12 +34,12 @@ def test_replicas_agree_after_each_trouble_alone(kind: str) -> None:
 
 
 def test_a_mistake_in_replication_is_found_and_named() -> None:
-    defect = DEFECTS["ack-before-followers"]
+    mutant = MUTANTS["ack-before-followers"]
 
     def is_found(seed: int) -> bool:
-        outcome, _ = run_seed(defect.scenario, seed, defect=defect.name)
+        outcome, _ = run_seed(mutant.scenario, seed, mutant=mutant.name)
         return bool(
-            {violated.split()[0] for violated, _ in outcome.violations} & set(defect.found_as)
+            {violated.split()[0] for violated, _ in outcome.violations} & set(mutant.found_as)
         )
 
     # What a seed draws changes with every fault that is added, and some worlds have no acks=all.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import simulations
-from simulations.mutants.registry import DEFECTS
+from simulations.mutants.registry import MUTANTS
 from simulations.runner.batch import Totals
 from simulations.runner.ci import FRESH_AT_LEAST, ranges
 from simulations.runner.runs import Outcome, run_seed
@@ -75,24 +75,24 @@ def test_run_counts_and_exits_with_zero(tmp_path: Path) -> None:
 
 
 def test_replay_tells_the_story_and_list_names_the_scenarios() -> None:
-    story = run_command("replay", "single-node-power", "1")
-    assert story.returncode == 0
-    assert "loses power" in story.stdout
+    result = run_command("replay", "single-node-power", "1")
+    assert result.returncode == 0
+    assert "loses power" in result.stdout
     listed = run_command("list").stdout
-    assert all(name in listed for name in (*SCENARIOS, *DEFECTS))
+    assert all(name in listed for name in (*SCENARIOS, *MUTANTS))
 
 
 def test_a_defect_is_found_and_named() -> None:
-    defect = DEFECTS["metadata-ack-before-fsync"]
-    found = [run_seed(defect.scenario, seed, defect=defect.name)[0] for seed in range(5)]
+    mutant = MUTANTS["metadata-ack-before-fsync"]
+    found = [run_seed(mutant.scenario, seed, mutant=mutant.name)[0] for seed in range(5)]
     names = {name.split()[0] for outcome in found for name, _ in outcome.violations}
-    assert names & set(defect.found_as)
+    assert names & set(mutant.found_as)
 
 
 def test_planting_leaves_the_shipped_code_as_it_was() -> None:
     before, _ = run_seed("single-node-power", 3)
-    for defect in DEFECTS.values():
-        with defect.plant():
+    for mutant in MUTANTS.values():
+        with mutant.apply():
             pass
     after, _ = run_seed("single-node-power", 3)
     assert before.digest == after.digest

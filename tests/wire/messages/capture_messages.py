@@ -371,7 +371,7 @@ def ask_offset_fetch(peer: Peer) -> None:
 
 
 def ask_alter_configs(peer: Peer) -> None:
-    wishes = [
+    specs = [
         (2, TOPIC, {"retention.ms": "86400000"}),
         (2, MISSING, {"retention.ms": "1"}),
         (2, COMPACTED, {"no.such.config": "1"}),
@@ -383,7 +383,7 @@ def ask_alter_configs(peer: Peer) -> None:
             resource_name=name,
             configs=[alter_configs.AlterableConfig(name=k, value=v) for k, v in configs.items()],
         )
-        for type_, name, configs in wishes
+        for type_, name, configs in specs
     ]
     for version in versions(ApiKey.ALTER_CONFIGS):
         request = alter_configs.AlterConfigsRequest(resources=resources, validate_only=version == 1)
@@ -391,7 +391,7 @@ def ask_alter_configs(peer: Peer) -> None:
 
 
 def ask_incremental_alter_configs(peer: Peer) -> None:
-    wishes: list[tuple[int, str, list[tuple[str, int, str | None]]]] = [
+    specs: list[tuple[int, str, list[tuple[str, int, str | None]]]] = [
         (2, TOPIC, [("retention.ms", 0, "5000"), ("cleanup.policy", 2, "compact")]),
         (2, TOPIC, [("retention.ms", 1, None), ("cleanup.policy", 3, "compact")]),
         (2, TOPIC, [("retention.ms", 2, "5000")]),
@@ -403,7 +403,7 @@ def ask_incremental_alter_configs(peer: Peer) -> None:
         (4, "", [("log.retention.ms", 1, None)]),
     ]
     for version in versions(ApiKey.INCREMENTAL_ALTER_CONFIGS):
-        for type_, name, configs in wishes:
+        for type_, name, configs in specs:
             resource = incremental_alter_configs.AlterConfigsResource(
                 resource_type=type_,
                 resource_name=name,
@@ -429,7 +429,7 @@ def ask_list_config_resources(peer: Peer) -> None:
 def ask_create_partitions(peer: Peer) -> None:
     for version in versions(ApiKey.CREATE_PARTITIONS):
         count = 3 + version
-        wishes: list[tuple[str, int, list[list[int]] | None]] = [
+        specs: list[tuple[str, int, list[list[int]] | None]] = [
             (TOPIC, count, None if version % 2 else [[1]]),
             (COMPACTED, 1, None),
             (MISSING, 2, None),
@@ -441,7 +441,7 @@ def ask_create_partitions(peer: Peer) -> None:
                 assignments=assigned
                 and [create_partitions.CreatePartitionsAssignment(broker_ids=a) for a in assigned],
             )
-            for name, wanted, assigned in wishes
+            for name, wanted, assigned in specs
         ]
         for validate_only in (True, False):
             request = create_partitions.CreatePartitionsRequest(
@@ -452,9 +452,9 @@ def ask_create_partitions(peer: Peer) -> None:
 
 def ask_delete_records(peer: Peer) -> None:
     for version in versions(ApiKey.DELETE_RECORDS):
-        wishes = [(TOPIC, (0, 1 + version)), (TOPIC, (1, -1)), (TOPIC, (0, 10_000))]
-        wishes += [(MISSING, (0, 0)), (COMPACTED, (0, 0))]
-        for name, (index, offset) in wishes:
+        specs = [(TOPIC, (0, 1 + version)), (TOPIC, (1, -1)), (TOPIC, (0, 10_000))]
+        specs += [(MISSING, (0, 0)), (COMPACTED, (0, 0))]
+        for name, (index, offset) in specs:
             partition = delete_records.DeleteRecordsPartition(partition_index=index, offset=offset)
             topic = delete_records.DeleteRecordsTopic(name=name, partitions=[partition])
             request = delete_records.DeleteRecordsRequest(topics=[topic], timeout_ms=10_000)

@@ -298,8 +298,8 @@ def test_the_simulator_runs_the_interpreted_form() -> None:
     world = World(1)
     seen: list[str] = []
 
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         seen.append(form_name())
 
-    world.run(story)
+    world.run(scenario)
     assert seen == ["interpreted"]

@@ -722,7 +722,7 @@ def test_a_full_disk_can_be_started_on_and_synced() -> None:
         log_dir.files.disk.remove("/logs/.metaquorum_syncing")
 
     async def starts(log_dir: LogDir, machine: Machine) -> None:
-        mark = log_dir.files.sync_mark
+        mark = log_dir.files.sync_failure_marker
         with mark.syncing():
             assert mark.is_in_doubt()
         machine.faults.refusing = None
@@ -738,7 +738,7 @@ def test_a_full_disk_can_be_started_on_and_synced() -> None:
 
 def test_of_syncs_side_by_side_one_that_fails_leaves_its_mark() -> None:
     async def main(log_dir: LogDir, machine: Machine) -> None:
-        mark = log_dir.files.sync_mark
+        mark = log_dir.files.sync_failure_marker
         mark.begin()
         with pytest.raises(OSError, match="1"), mark.syncing():
             raise OSError(1, "1")
@@ -748,6 +748,6 @@ def test_of_syncs_side_by_side_one_that_fails_leaves_its_mark() -> None:
         assert mark.is_in_doubt()
 
     async def after(log_dir: LogDir, machine: Machine) -> None:
-        assert not log_dir.files.sync_mark.is_in_doubt()  # recovered
+        assert not log_dir.files.sync_failure_marker.is_in_doubt()  # recovered
 
     lives(1, main, after)

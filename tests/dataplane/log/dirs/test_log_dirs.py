@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from dataplane.log.dirs.dir_registry import KNOWN_DIRS, read_known_dirs
+from dataplane.log.dirs.dir_registry import DIR_REGISTRY, read_dir_registry
 from dataplane.log.dirs.log_dir import LogDir, NewPartition
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.segments.files import DirectoryFailedError, UnreadableError, storage_error
@@ -197,7 +197,7 @@ async def test_a_lost_disk_begins_anew_once_its_line_is_removed(
         lost = dirs.ids[1]
         for path in b.iterdir():
             path.unlink()
-    known = data / KNOWN_DIRS
+    known = data / DIR_REGISTRY
     lines = known.read_text().splitlines(keepends=True)
     known.write_text("".join(line for line in lines if str(b) not in line))
     with opened(data, a, b) as dirs:
@@ -215,8 +215,8 @@ async def test_a_list_of_known_directories_that_cannot_be_read_ends_the_start_wi
     with opened(data, a, b):
         pass
     disk = FaultyDisk()
-    disk.fail("read", KNOWN_DIRS, errno.EIO)
-    reason = f"{KNOWN_DIRS}: Input/output error; "
+    disk.fail("read", DIR_REGISTRY, errno.EIO)
+    reason = f"{DIR_REGISTRY}: Input/output error; "
     with pytest.raises(StorageError, match=reason), opened(data, a, b, disk=disk):
         pass
 
@@ -241,7 +241,7 @@ async def test_a_directory_not_named_any_more_is_absent_while_it_holds_partition
     (b / "t-1").rename(b.with_name("t-1"))
     with opened(data, a) as dirs:
         assert dirs.offline_ids == ()
-    assert str(b) not in (data / KNOWN_DIRS).read_text()
+    assert str(b) not in (data / DIR_REGISTRY).read_text()
 
 
 @in_trio
@@ -251,7 +251,7 @@ async def test_the_data_directory_may_stop_to_be_a_log_directory(tmp_path: Path)
         await load(dirs)
         await create(dirs, "t", 1)
         append_many(dirs.online[0].partitions["t", 0], 1)
-    assert not (data / KNOWN_DIRS).exists()
+    assert not (data / DIR_REGISTRY).exists()
     with opened(data, a) as dirs:
         await load(dirs)
         await create(dirs, "t", 1, may_be_absent=True)
@@ -464,11 +464,11 @@ def test_directories_that_a_killed_process_noted_are_known_after_a_loss_of_power
             LogDirs.open(disk, storage, ["/one", "/two"], rng, owner="a test")
 
         async def looks(runtime: Runtime) -> None:
-            known = read_known_dirs(runtime.disk, "/data")
+            known = read_dir_registry(runtime.disk, "/data")
             assert known is not None
             assert sorted(known.values()) == ["/one", "/two"]
 
-        machine.stop_at_disk_change(4, "kill", KNOWN_DIRS)  # when it gets its name
+        machine.stop_at_disk_change(4, "kill", DIR_REGISTRY)  # when it gets its name
         for life in (opens, opens, looks):
             if life is looks:
                 machine.power_cut()

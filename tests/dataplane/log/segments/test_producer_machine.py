@@ -42,7 +42,7 @@ class Sent:
 
 
 @dataclass
-class Told:
+class Reported:
     """A producer by what is in the log of it, deleted or not."""
 
     epoch: int = 0
@@ -62,7 +62,7 @@ class ProducerMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp()) / "t-0"
-        self.told = {producer_id: Told() for producer_id in PRODUCERS}
+        self.told = {producer_id: Reported() for producer_id in PRODUCERS}
         self.start = self.committed = self.end = self.synced = 0
         self.open()
 
@@ -143,7 +143,7 @@ class ProducerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         offset = data.draw(st.integers(self.committed, self.end - 1), label="offset")
-        self.synced = min(self.synced, self.log.kept_by_cut(offset).recovery_point)
+        self.synced = min(self.synced, self.log.offsets_after_truncation(offset).recovery_point)
         cut(self.log, offset)
         self.end = self.log.log_end_offset
         assert self.committed <= self.end <= offset

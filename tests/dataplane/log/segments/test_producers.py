@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.log.segments import producers
-from dataplane.log.segments.producers import BatchMark, ProducerEntry, ProducerStateTable
+from dataplane.log.segments.producers import BatchMetadata, ProducerEntry, ProducerStateTable
 from dataplane.log.segments.snapshots import decode_snapshot, encode_snapshot
 from tests.dataplane.log.logs import headers_of, make_batch
 from wire.primitives.errors import ErrorCode, KafkaError
@@ -137,7 +137,7 @@ def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 marks = st.builds(
-    BatchMark,
+    BatchMetadata,
     st.integers(0, LAST),
     st.integers(0, 2**62),
     st.integers(0, LAST),
