@@ -7,6 +7,7 @@ from dataplane.scheduling.time_slices import TimeSlicer, Work, in_pieces, pieces
 from dataplane.worker.context import Request, Worker
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.metadata.records import ScramCredentialRecord
+from metaquorum.rpc.methods import CHANGE_SCRAM_CREDENTIALS, ChangeScramCredentials
 from wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -113,8 +114,11 @@ async def handle_alter_user_scram_credentials(
     count = len(message.deletions) + len(message.upsertions)
     changes = await slicer.do(_scram_changes(slicer, message), count)
     try:
-        outcomes = await worker.controller_client.change_scram_credentials(
-            request.context, changes, timeout_s=ALTER_S
+        outcomes = await worker.controller_client.change_each(
+            CHANGE_SCRAM_CREDENTIALS,
+            changes,
+            lambda part: ChangeScramCredentials(request.context, part),
+            timeout_s=ALTER_S,
         )
         work = in_pieces(zip(changes, outcomes, strict=True), _scram_result)
         results = await slicer.do(work, len(changes))

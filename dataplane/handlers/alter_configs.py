@@ -10,6 +10,7 @@ from dataplane.worker.context import Request, Worker
 from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
+from metaquorum.rpc.methods import CHANGE_CONFIGS, ChangeConfigs
 from metaquorum.runtime.whole_numbers import whole_number
 from wire.messages import alter_configs, incremental_alter_configs
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
@@ -143,10 +144,10 @@ async def _change(
     try:
         await slicer.each(asked, count)
         await slicer.do(in_pieces(enumerate(asked), take), len(asked))
-        answers = await worker.controller_client.change_configs(
-            request.context,
+        answers = await worker.controller_client.change_each(
+            CHANGE_CONFIGS,
             list(specs.values()),
-            validate_only=validate_only,
+            lambda part: ChangeConfigs(request.context, part, validate_only),
             timeout_s=CHANGE_S,
         )
         await slicer.do(in_pieces(zip(specs, answers, strict=True), keep), len(specs))

@@ -6,6 +6,7 @@ from dataplane.handlers.topics import timeout_seconds
 from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
 from dataplane.worker.context import Request, Worker
 from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, specs_of
+from metaquorum.rpc.methods import ELECT_LEADERS, ElectLeaders
 from wire.messages.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,
@@ -43,8 +44,11 @@ async def handle_elect_leaders(
                 ),
                 row_count(asked, lambda topic: topic.partitions),
             )
-        answers = await worker.controller_client.elect_leaders(
-            request.context, specs, timeout_s=timeout_seconds(message.timeout_ms)
+        answers = await worker.controller_client.change_each(
+            ELECT_LEADERS,
+            specs,
+            lambda part: ElectLeaders(request.context, part),
+            timeout_s=timeout_seconds(message.timeout_ms),
         )
         work = _by_topic(specs, answers, hears_all=asked is not None)
         return ElectLeadersResponse(replica_election_results=await slicer.do(work, len(specs)))

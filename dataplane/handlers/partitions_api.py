@@ -25,6 +25,7 @@ from dataplane.worker.metadata_cache import TOPIC_OPERATIONS, describe
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewPartitions
 from metaquorum.metadata.image import NO_LEADER, TopicImage
 from metaquorum.metadata.topic_names import check_topic_name
+from metaquorum.rpc.methods import CREATE_PARTITIONS, CreatePartitions
 from wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -72,10 +73,10 @@ async def handle_create_partitions(
             allowed = await mutation_limits.allowed(
                 worker, request, counts_more, is_strict=is_strict
             )
-        answers = await worker.controller_client.create_partitions(
-            request.context,
+        answers = await worker.controller_client.change_each(
+            CREATE_PARTITIONS,
             specs[: allowed.count],
-            validate_only=message.validate_only,
+            lambda part: CreatePartitions(request.context, part, message.validate_only),
             timeout_s=timeout_seconds(message.timeout_ms),
         )
         answers += [mutation_limits.EXCEEDED] * (len(specs) - allowed.count)

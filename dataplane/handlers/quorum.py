@@ -14,7 +14,17 @@ from metaquorum.controller.features import FeatureUpdate, UpgradeType
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.metadata.records import RegisterWorkerRecord
 from metaquorum.metadata.topic_names import METADATA_TOPIC
-from metaquorum.rpc.methods import QuorumDescription, ReplicaView, WorkerView
+from metaquorum.rpc.methods import (
+    DESCRIBE_QUORUM,
+    UNREGISTER_WORKER,
+    UPDATE_FEATURES,
+    DescribeQuorum,
+    QuorumDescription,
+    ReplicaView,
+    UnregisterWorker,
+    UpdateFeatures,
+    WorkerView,
+)
 from wire.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
@@ -57,7 +67,9 @@ async def handle_describe_quorum(
         count = row_count(message.topics, lambda topic: topic.partitions)
         return await worker.slicer.do(_unknown(worker.slicer, message.topics), count)
     try:
-        found = await worker.controller_client.describe_quorum(timeout_s=TIMEOUT_S)
+        found = await worker.controller_client.ask(
+            DESCRIBE_QUORUM, DescribeQuorum(), timeout_s=TIMEOUT_S
+        )
     except KafkaError as error:
         return DescribeQuorumResponse(error_code=error.code, error_message=error.message)
     partition = PartitionData(
@@ -141,10 +153,9 @@ async def handle_update_features(
         return UpdateFeaturesResponse(error_code=TOO_MANY.code, error_message=TOO_MANY.message)
     updates = await worker.slicer.each(message.feature_updates, update_of)
     try:
-        await worker.controller_client.update_features(
-            request.context,
-            updates,
-            validate_only=message.validate_only,
+        await worker.controller_client.change(
+            UPDATE_FEATURES,
+            UpdateFeatures(request.context, updates, message.validate_only),
             timeout_s=timeout_seconds(message.timeout_ms),
         )
     except KafkaError as error:
@@ -165,8 +176,10 @@ async def handle_unregister_broker(
     worker: Worker, request: Request, message: UnregisterBrokerRequest
 ) -> UnregisterBrokerResponse:
     try:
-        await worker.controller_client.unregister_worker(
-            request.context, message.broker_id, timeout_s=TIMEOUT_S
+        await worker.controller_client.change(
+            UNREGISTER_WORKER,
+            UnregisterWorker(request.context, message.broker_id),
+            timeout_s=TIMEOUT_S,
         )
     except KafkaError as error:
         return UnregisterBrokerResponse(error_code=error.code, error_message=error.message)
@@ -179,7 +192,9 @@ async def handle_describe_workers(
     response = DescribeWorkersResponse()
     views: dict[int, WorkerView] = {}
     try:
-        found = await worker.controller_client.describe_quorum(timeout_s=TIMEOUT_S)
+        found = await worker.controller_client.ask(
+            DESCRIBE_QUORUM, DescribeQuorum(), timeout_s=TIMEOUT_S
+        )
         views = {view.worker_id: view for view in found.workers}
         response.end_offset = found.end_offset
     except KafkaError as error:

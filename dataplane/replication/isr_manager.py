@@ -41,6 +41,12 @@ from metaquorum.controller.alter_partition import PartitionChange
 from metaquorum.metadata.image import MetadataDelta, MetadataImage, PartitionImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.rpc.controller_client import ControllerClient
+from metaquorum.rpc.methods import (
+    ALTER_PARTITIONS,
+    REPORT_LOST_LOGS,
+    AlterPartitions,
+    ReportLostLogs,
+)
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Runtime, StorageError, sleep
 from metaquorum.security.tls_context import ReloadedContext
@@ -204,9 +210,7 @@ class IsrManager:
         while left:
             part = left[:MAX_CHANGES]
             try:
-                answers = await self._controller_client.report_lost_logs(
-                    self.worker_id, self._broker_epoch(), part, recreated=True, timeout_s=ASK_S
-                )
+                answers = await self._report(part, recreated=True)
             except KafkaError as error:
                 answers = [error] * len(part)
             if self._session.is_replaced:
@@ -367,6 +371,13 @@ class IsrManager:
             finally:
                 self._nursery = None  # what is assigned from now on, as all ends, is not fetched
 
+    async def _report(self, logs: Sequence[Key], *, recreated: bool) -> list[KafkaError | None]:
+        """For each None once it is committed that this worker has lost that log. KafkaError."""
+        request = ReportLostLogs(self.worker_id, self._broker_epoch(), logs, recreated)
+        return (
+            await self._controller_client.ask(REPORT_LOST_LOGS, request, timeout_s=ASK_S)
+        ).answer
+
     async def _report_lost(self) -> None:
         """The controller hears of every log that is lost, for ever."""
         failures = 0
@@ -377,9 +388,7 @@ class IsrManager:
             if not lost:
                 continue
             try:
-                answers = await self._controller_client.report_lost_logs(
-                    self.worker_id, self._broker_epoch(), lost, timeout_s=ASK_S
-                )
+                answers = await self._report(lost, recreated=False)
             except KafkaError as error:
                 answers = [error] * len(lost)
             for key, answer in zip(lost, answers, strict=True):
@@ -425,11 +434,13 @@ class IsrManager:
             if not changes:
                 continue
             try:
-                codes = await self._controller_client.alter_partitions(
+                request = AlterPartitions(
                     self.worker_id,
                     self._broker_epoch(),
                     [_row(partition, change) for partition, change in changes],
-                    timeout_s=ASK_S,
+                )
+                committed = await self._controller_client.ask(
+                    ALTER_PARTITIONS, request, timeout_s=ASK_S
                 )
             except KafkaError as error:
                 failures += 1
@@ -438,7 +449,7 @@ class IsrManager:
                 self._settle(changes, [error.code] * len(changes), lost=True)
             else:
                 failures = 0
-                self._settle(changes, codes, lost=False)
+                self._settle(changes, committed.answer, lost=False)
             if any(partition in self._due for partition, _ in changes):
                 retry_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10))
                 await sleep(self._runtime.clock, retry_s * self._runtime.random.uniform(0.5, 1.0))

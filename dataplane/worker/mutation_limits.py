@@ -19,6 +19,7 @@ from metaquorum.controller.topics import (
 )
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.topic_names import check_topic_name
+from metaquorum.rpc.methods import TAKE_MUTATIONS, TakeMutations
 from wire.primitives.errors import ErrorCode, KafkaError
 
 W = TypeVar("W")
@@ -52,8 +53,8 @@ async def allowed(
     if not any(counts) or not quotas.limits_mutations(name):
         return Allowed(len(counts))
     try:
-        taken = await worker.controller_client.take_mutations(
-            request.context, counts, is_strict=is_strict, timeout_s=ASK_S
+        taken = await worker.controller_client.ask(
+            TAKE_MUTATIONS, TakeMutations(request.context, counts, is_strict), timeout_s=ASK_S
         )
     except KafkaError:
         return Allowed(len(counts))

@@ -5,6 +5,7 @@ from typing import Final
 import trio
 
 from metaquorum.rpc.controller_client import ControllerClient
+from metaquorum.rpc.methods import ALLOCATE_PRODUCER_IDS, AllocateProducerIds
 from metaquorum.rpc.session import WorkerSession
 
 BLOCK_S: Final = 10.0  # for the next block to come; who has to wait for longer asks again
@@ -24,11 +25,13 @@ class ProducerIds:
         """An id that nobody has had before. KafkaError when the controller gives none."""
         async with self._asking:
             if self._next == self._end:
-                block = await self._controller_client.allocate_producer_ids(
-                    self._session.registration.worker_id,
-                    self._session.broker_epoch,
-                    timeout_s=BLOCK_S,
+                request = AllocateProducerIds(
+                    self._session.registration.worker_id, self._session.broker_epoch
                 )
+                committed = await self._controller_client.ask(
+                    ALLOCATE_PRODUCER_IDS, request, timeout_s=BLOCK_S
+                )
+                block = committed.answer
                 self._next, self._end = block.first, block.first + block.count
             self._next += 1
             return self._next - 1

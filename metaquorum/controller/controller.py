@@ -1,8 +1,10 @@
 """The active controller: everything that changes the metadata.
 
-Its rules are plain functions (`decisions`, `registrations`, `features`, `config_changes`); what
-they decide goes through `proposer`. Its workers are `membership`'s. Every voter of the quorum has a
-controller; all but the active one refuse.
+Its rules are plain functions (`topics`, `worker_registration`, `features`, `config_changes`); what
+they decide goes through `proposer`. A rule that needs only the image and the request has no method
+here: its row in `metaquorum.rpc.methods` gives it to `change` or `change_each`. Workers that come
+and go are `worker_lifecycle`'s. Every voter of the quorum has a controller; all but the active one
+refuse.
 """
 
 import logging
@@ -21,7 +23,6 @@ from metaquorum.controller.config_changes import (
 )
 from metaquorum.controller.controller_configs import UNCLEAN_ELECTIONS, ControllerConfigs
 from metaquorum.controller.decision import Decision
-from metaquorum.controller.elect_leaders import ElectionSpec, elect_leader
 from metaquorum.controller.eligible_leaders import for_all_workers
 from metaquorum.controller.features import (
     FeatureUpdate,
@@ -32,8 +33,6 @@ from metaquorum.controller.features import (
 from metaquorum.controller.mutation_quotas import MutationQuotas, MutationsTaken, MutationUse
 from metaquorum.controller.preferred_leaders import keep_balance
 from metaquorum.controller.proposer import Committed, Proposer
-from metaquorum.controller.quota_changes import QuotaChange, change_quotas
-from metaquorum.controller.scram_changes import UserScramChange, change_scram_credentials
 from metaquorum.controller.topics import (
     MAX_PARTITIONS_PER_TOPIC,
     MAX_SPECS,
@@ -41,20 +40,14 @@ from metaquorum.controller.topics import (
     USE_DEFAULT,
     NewPartitions,
     NewTopic,
-    ProducerIdBlock,
     TopicDefaults,
     TopicOutcome,
-    allocate_producer_ids,
     create_partitions,
     create_topic,
     delete_topic,
 )
 from metaquorum.controller.worker_lifecycle import WorkerLifecycle
-from metaquorum.controller.worker_registration import (
-    ControllerRegistration,
-    lose_log,
-    register_controller,
-)
+from metaquorum.controller.worker_registration import lose_log
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import MetadataRecord
@@ -63,6 +56,7 @@ from metaquorum.runtime.interfaces import Clock
 from wire.primitives.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +122,27 @@ class Controller:
                     known = await self._quorum.wait_change(known)
                 nursery.cancel_scope.cancel()
             await trio.lowlevel.checkpoint()
+
+    # Rules that need the image and the request alone
+
+    async def change(self, decide: Callable[[MetadataImage], Decision[T]]) -> Committed[T]:
+        """The answer of what `decide` decides, once its records are committed."""
+        return await self._proposer.change(decide)
+
+    async def change_each(
+        self,
+        specs: Sequence[W],
+        decide: Callable[[MetadataImage, W], Decision[KafkaError | None]],
+        *,
+        validate_only: bool = False,
+    ) -> Committed[list[KafkaError | None]]:
+        """For each of the specs: None once all that it asks for is committed; or why nothing is."""
+        image = await self._proposer.decided()
+        if (error := _too_many(specs)) is not None:
+            return Committed([error for _ in specs], 0)
+        if validate_only:
+            return Committed([decide(image, spec).answer async for spec in _in_slices(specs)], 0)
+        return await self._proposer.change_all(specs, decide, lambda _, error: error)
 
     # Topics and configs
 
@@ -208,7 +223,7 @@ class Controller:
         def decide(image: MetadataImage, spec: NewPartitions) -> Decision[KafkaError | None]:
             return create_partitions(image, spec, self._random)
 
-        return await self._change_each(specs, decide, validate_only)
+        return await self.change_each(specs, decide, validate_only=validate_only)
 
     async def change_configs(
         self, resources: Sequence[ResourceChange], *, validate_only: bool = False
@@ -219,35 +234,10 @@ class Controller:
                 await self._proposer.change(lambda image: prepare_configs(image, resources))
             except KafkaError as error:
                 return Committed([error for _ in resources], 0)
-        changed = await self._change_each(resources, change_configs, validate_only)
+        changed = await self.change_each(resources, change_configs, validate_only=validate_only)
         if not validate_only and any(map(_may_allow_unclean, resources)):
             self.worker_lifecycle.elect_soon()
         return changed
-
-    async def change_quotas(
-        self, changes: Sequence[QuotaChange], *, validate_only: bool = False
-    ) -> Committed[list[KafkaError | None]]:
-        """For each entity: None once all of its changes are committed; or why none is."""
-        return await self._change_each(changes, change_quotas, validate_only)
-
-    async def change_scram_credentials(
-        self, users: Sequence[UserScramChange]
-    ) -> Committed[list[KafkaError | None]]:
-        """For each user: None once all that was asked is committed; or why nothing is."""
-        return await self._change_each(users, change_scram_credentials, validate_only=False)
-
-    async def _change_each(
-        self,
-        specs: Sequence[T],
-        decide: Callable[[MetadataImage, T], Decision[KafkaError | None]],
-        validate_only: bool,
-    ) -> Committed[list[KafkaError | None]]:
-        image = await self._proposer.decided()
-        if (error := _too_many(specs)) is not None:
-            return Committed([error for _ in specs], 0)
-        if validate_only:
-            return Committed([decide(image, spec).answer async for spec in _in_slices(specs)], 0)
-        return await self._proposer.change_all(specs, decide, lambda _, error: error)
 
     async def alter_partitions(
         self, worker_id: int, broker_epoch: int, changes: Sequence[PartitionChange]
@@ -294,25 +284,7 @@ class Controller:
             logger.warning("worker %d %s its logs of %d partitions", worker_id, how, reported)
         return changed
 
-    async def elect_leaders(
-        self, specs: Sequence[ElectionSpec]
-    ) -> Committed[list[KafkaError | None]]:
-        """For each wish: None once the partition is led so; or why it is not."""
-        return await self._change_each(specs, elect_leader, validate_only=False)
-
-    async def allocate_producer_ids(
-        self, worker_id: int, broker_epoch: int
-    ) -> Committed[ProducerIdBlock]:
-        """Producer ids that nobody else ever gets."""
-        return await self._proposer.change(
-            lambda image: allocate_producer_ids(image, worker_id, broker_epoch)
-        )
-
     # The cluster
-
-    async def register_controller(self, controller: ControllerRegistration) -> Committed[None]:
-        """It is known which feature levels the controller can run at."""
-        return await self._proposer.change(lambda image: register_controller(image, controller))
 
     async def update_features(
         self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False

@@ -1,10 +1,12 @@
 """The table of what controllers can be asked by other nodes, and the requests that it takes.
 
-The answers of changes are the controller's own. A request whose meaning changes is a new method; a
-new field goes to the end, with the default that stands for its absence.
+A row says what the active controller executes: a rule of `metaquorum.controller` through
+`Controller.change` or `Controller.change_each`, or a method of `Controller` that does more. The
+answers of changes are the controller's own. A request whose meaning changes is a new method; a new
+field goes to the end, with the default that stands for its absence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -12,15 +14,26 @@ from typing import Any, Final, Generic, TypeVar
 
 from metaquorum.controller.alter_partition import PartitionChange
 from metaquorum.controller.config_changes import ResourceChange
-from metaquorum.controller.elect_leaders import ElectionSpec
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.elect_leaders import ElectionSpec, elect_leader
 from metaquorum.controller.features import FeatureUpdate
 from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
 from metaquorum.controller.mutation_quotas import MutationsTaken, MutationUse
 from metaquorum.controller.proposer import Committed
-from metaquorum.controller.quota_changes import QuotaChange
-from metaquorum.controller.scram_changes import UserScramChange
-from metaquorum.controller.topics import NewPartitions, NewTopic, ProducerIdBlock, TopicOutcome
-from metaquorum.controller.worker_registration import ControllerRegistration, WorkerRegistration
+from metaquorum.controller.quota_changes import QuotaChange, change_quotas
+from metaquorum.controller.scram_changes import UserScramChange, change_scram_credentials
+from metaquorum.controller.topics import (
+    NewPartitions,
+    NewTopic,
+    ProducerIdBlock,
+    TopicOutcome,
+    allocate_producer_ids,
+)
+from metaquorum.controller.worker_registration import (
+    ControllerRegistration,
+    WorkerRegistration,
+    register_controller,
+)
 from metaquorum.rpc.codec import Codec
 from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.frozen import frozen
@@ -47,6 +60,8 @@ class RequestContext:
 
 @frozen
 class CreateTopics:
+    """No name may be in it twice."""
+
     context: RequestContext
     topics: Sequence[NewTopic]
     validate_only: bool = False
@@ -62,6 +77,8 @@ class DeleteTopics:
 
 @frozen
 class CreatePartitions:
+    """No topic may be in it twice."""
+
     context: RequestContext
     specs: Sequence[NewPartitions]
     validate_only: bool = False
@@ -104,12 +121,16 @@ class DescribeMutations:
 
 @frozen
 class ChangeScramCredentials:
+    """No user may be in it twice."""
+
     context: RequestContext
     users: Sequence[UserScramChange]
 
 
 @frozen
 class UpdateFeatures:
+    """All of the levels are changed, or none."""
+
     context: RequestContext
     updates: Sequence[FeatureUpdate]
     validate_only: bool = False
@@ -129,7 +150,7 @@ class ElectLeaders:
 
 @frozen
 class AlterPartitions:
-    """A leader asks for other ISRs."""
+    """A leader asks for other ISRs: a code for each. It learns of what is made as metadata."""
 
     worker_id: int
     broker_epoch: int
@@ -138,7 +159,7 @@ class AlterPartitions:
 
 @frozen
 class ReportLostLogs:
-    """A worker has lost logs, by topic id and partition; and begun them anew where it says so."""
+    """A worker has lost logs, by topic id and partition. `recreated`: it has empty ones instead."""
 
     worker_id: int
     broker_epoch: int
@@ -148,6 +169,8 @@ class ReportLostLogs:
 
 @frozen
 class AllocateProducerIds:
+    """A worker asks for a block of producer ids, which no other ever gets."""
+
     worker_id: int
     broker_epoch: int
 
@@ -268,11 +291,16 @@ class AllowedCallers(Enum):
 
 @dataclass(frozen=True)
 class Method(Generic[Q, A]):
-    """`is_repeatable`: it may be called again where nobody knows whether it was executed."""
+    """One row: what is asked, what is answered, and what the active controller executes.
+
+    `action` None: `ControllerService` executes the method, with state of its own. `is_repeatable`:
+    it may be called again where nobody knows whether it was executed.
+    """
 
     name: str
     request: type[Q]
     answer: Any  # the type A, as a hint
+    action: Callable[[Controller, Q], Awaitable[A]] | None
     callers: AllowedCallers = AllowedCallers.CLUSTER
     needs_active: bool = True
     is_repeatable: bool = False
@@ -291,77 +319,154 @@ _ERRORS: Final = Committed[list[KafkaError | None]]
 _NOTHING: Final = Committed[None]
 
 CREATE_TOPICS: Final[Method[CreateTopics, Committed[list[TopicOutcome]]]] = Method(
-    "create_topics", CreateTopics, _OUTCOMES
+    "create_topics",
+    CreateTopics,
+    _OUTCOMES,
+    lambda controller, request: controller.create_topics(
+        request.topics, validate_only=request.validate_only
+    ),
 )
 DELETE_TOPICS: Final[Method[DeleteTopics, Committed[list[TopicOutcome]]]] = Method(
-    "delete_topics", DeleteTopics, _OUTCOMES
+    "delete_topics",
+    DeleteTopics,
+    _OUTCOMES,
+    lambda controller, request: controller.delete_topics(request.topics),
 )
 CREATE_PARTITIONS: Final[Method[CreatePartitions, Committed[list[KafkaError | None]]]] = Method(
-    "create_partitions", CreatePartitions, _ERRORS
+    "create_partitions",
+    CreatePartitions,
+    _ERRORS,
+    lambda controller, request: controller.create_partitions(
+        request.specs, validate_only=request.validate_only
+    ),
 )
 CHANGE_CONFIGS: Final[Method[ChangeConfigs, Committed[list[KafkaError | None]]]] = Method(
-    "change_configs", ChangeConfigs, _ERRORS
+    "change_configs",
+    ChangeConfigs,
+    _ERRORS,
+    lambda controller, request: controller.change_configs(
+        request.resources, validate_only=request.validate_only
+    ),
 )
 CHANGE_QUOTAS: Final[Method[ChangeQuotas, Committed[list[KafkaError | None]]]] = Method(
-    "change_quotas", ChangeQuotas, _ERRORS
+    "change_quotas",
+    ChangeQuotas,
+    _ERRORS,
+    lambda controller, request: controller.change_each(
+        request.changes, change_quotas, validate_only=request.validate_only
+    ),
 )
 TAKE_MUTATIONS: Final[Method[TakeMutations, MutationsTaken]] = Method(
-    "take_mutations", TakeMutations, MutationsTaken, is_repeatable=True
+    "take_mutations",
+    TakeMutations,
+    MutationsTaken,
+    lambda controller, request: controller.take_mutations(
+        request.context.user, request.context.client_id, request.counts, is_strict=request.is_strict
+    ),
+    is_repeatable=True,
 )
 DESCRIBE_MUTATIONS: Final[Method[DescribeMutations, list[MutationUse]]] = Method(
-    "describe_mutations", DescribeMutations, list[MutationUse], is_repeatable=True
+    "describe_mutations",
+    DescribeMutations,
+    list[MutationUse],
+    lambda controller, request: controller.describe_mutations(
+        request.user, request.client_id, request.most_used
+    ),
+    is_repeatable=True,
 )
 CHANGE_SCRAM_CREDENTIALS: Final[
     Method[ChangeScramCredentials, Committed[list[KafkaError | None]]]
-] = Method("change_scram_credentials", ChangeScramCredentials, _ERRORS)
+] = Method(
+    "change_scram_credentials",
+    ChangeScramCredentials,
+    _ERRORS,
+    lambda controller, request: controller.change_each(request.users, change_scram_credentials),
+)
 UPDATE_FEATURES: Final[Method[UpdateFeatures, Committed[None]]] = Method(
-    "update_features", UpdateFeatures, _NOTHING
+    "update_features",
+    UpdateFeatures,
+    _NOTHING,
+    lambda controller, request: controller.update_features(
+        request.updates, validate_only=request.validate_only
+    ),
 )
 UNREGISTER_WORKER: Final[Method[UnregisterWorker, Committed[None]]] = Method(
-    "unregister_worker", UnregisterWorker, _NOTHING
+    "unregister_worker",
+    UnregisterWorker,
+    _NOTHING,
+    lambda controller, request: controller.worker_lifecycle.unregister_worker(request.worker_id),
 )
 REGISTER_WORKER: Final[Method[WorkerRegistration, Committed[int]]] = Method(
-    "register_worker", WorkerRegistration, Committed[int], AllowedCallers.ITSELF, is_repeatable=True
+    "register_worker",
+    WorkerRegistration,
+    Committed[int],
+    lambda controller, request: controller.worker_lifecycle.register_worker(request),
+    AllowedCallers.ITSELF,
+    is_repeatable=True,
 )
 REGISTER_CONTROLLER: Final[Method[ControllerRegistration, Committed[None]]] = Method(
     "register_controller",
     ControllerRegistration,
     _NOTHING,
+    lambda controller, request: controller.change(
+        lambda image: register_controller(image, request)
+    ),
     AllowedCallers.ITSELF,
     is_repeatable=True,
 )
 HEARTBEAT: Final[Method[WorkerHeartbeat, HeartbeatAnswer]] = Method(
-    "heartbeat", WorkerHeartbeat, HeartbeatAnswer, AllowedCallers.ITSELF, is_repeatable=True
+    "heartbeat",
+    WorkerHeartbeat,
+    HeartbeatAnswer,
+    lambda controller, request: controller.worker_lifecycle.heartbeat(request),
+    AllowedCallers.ITSELF,
+    is_repeatable=True,
 )
 ELECT_LEADERS: Final[Method[ElectLeaders, Committed[list[KafkaError | None]]]] = Method(
-    "elect_leaders", ElectLeaders, _ERRORS
+    "elect_leaders",
+    ElectLeaders,
+    _ERRORS,
+    lambda controller, request: controller.change_each(request.specs, elect_leader),
 )
 ALTER_PARTITIONS: Final[Method[AlterPartitions, Committed[list[ErrorCode]]]] = Method(
     "alter_partitions",  # what was made is not made twice: the partition epoch is another then
     AlterPartitions,
     Committed[list[ErrorCode]],
+    lambda controller, request: controller.alter_partitions(
+        request.worker_id, request.broker_epoch, request.changes
+    ),
     AllowedCallers.ITSELF,
     is_repeatable=True,
 )
 REPORT_LOST_LOGS: Final[Method[ReportLostLogs, Committed[list[KafkaError | None]]]] = Method(
-    "lose_logs", ReportLostLogs, _ERRORS, AllowedCallers.ITSELF, is_repeatable=True
+    "lose_logs",
+    ReportLostLogs,
+    _ERRORS,
+    lambda controller, request: controller.report_lost_logs(
+        request.worker_id, request.broker_epoch, request.logs, recreated=request.recreated
+    ),
+    AllowedCallers.ITSELF,
+    is_repeatable=True,
 )
 ALLOCATE_PRODUCER_IDS: Final[Method[AllocateProducerIds, Committed[ProducerIdBlock]]] = Method(
     "allocate_producer_ids",  # a block that nobody was told of is lost, and there are enough
     AllocateProducerIds,
     Committed[ProducerIdBlock],
+    lambda controller, request: controller.change(
+        lambda image: allocate_producer_ids(image, request.worker_id, request.broker_epoch)
+    ),
     AllowedCallers.ITSELF,
     is_repeatable=True,
 )
 WATCH_QUORUM: Final[Method[WatchQuorum, QuorumView]] = Method(
-    "watch_quorum", WatchQuorum, QuorumView, needs_active=False, is_repeatable=True
+    "watch_quorum", WatchQuorum, QuorumView, None, needs_active=False, is_repeatable=True
 )
 DESCRIBE_QUORUM: Final[Method[DescribeQuorum, QuorumDescription]] = Method(
-    "describe_quorum", DescribeQuorum, QuorumDescription, is_repeatable=True
+    "describe_quorum", DescribeQuorum, QuorumDescription, None, is_repeatable=True
 )
-READ_END: Final[Method[ReadEnd, int]] = Method("read_end", ReadEnd, int, is_repeatable=True)
+READ_END: Final[Method[ReadEnd, int]] = Method("read_end", ReadEnd, int, None, is_repeatable=True)
 FETCH_METADATA: Final[Method[FetchMetadata, MetadataPart]] = Method(
-    "fetch_metadata", FetchMetadata, MetadataPart, needs_active=False, is_repeatable=True
+    "fetch_metadata", FetchMetadata, MetadataPart, None, needs_active=False, is_repeatable=True
 )
 
 METHODS: Final[dict[str, Method[Any, Any]]] = {

@@ -14,27 +14,10 @@ from metaquorum.controller.controller import Controller
 from metaquorum.metadata.replicated_log import Leadership, OutcomeUnknownError, Quorum
 from metaquorum.rpc.feed import MetadataFeed, SnapshotParts
 from metaquorum.rpc.methods import (
-    ALLOCATE_PRODUCER_IDS,
-    ALTER_PARTITIONS,
-    CHANGE_CONFIGS,
-    CHANGE_QUOTAS,
-    CHANGE_SCRAM_CREDENTIALS,
-    CREATE_PARTITIONS,
-    CREATE_TOPICS,
-    DELETE_TOPICS,
-    DESCRIBE_MUTATIONS,
     DESCRIBE_QUORUM,
-    ELECT_LEADERS,
     FETCH_METADATA,
-    HEARTBEAT,
     METHODS,
     READ_END,
-    REGISTER_CONTROLLER,
-    REGISTER_WORKER,
-    REPORT_LOST_LOGS,
-    TAKE_MUTATIONS,
-    UNREGISTER_WORKER,
-    UPDATE_FEATURES,
     WATCH_QUORUM,
     AllowedCallers,
     FetchMetadata,
@@ -81,53 +64,16 @@ class ControllerService:
         self._feed = feed
         self._clock = clock
         self._streams: dict[Caller, _StreamState] = {}
-        members = controller.worker_lifecycle
+        # Of the methods whose row names no action: what needs the service's own state.
         self._actions: Mapping[str, Callable[[Caller, Any], Awaitable[Any]]] = {
-            CREATE_TOPICS.name: lambda _, r: controller.create_topics(
-                r.topics, validate_only=r.validate_only
-            ),
-            DELETE_TOPICS.name: lambda _, r: controller.delete_topics(r.topics),
-            CREATE_PARTITIONS.name: lambda _, r: controller.create_partitions(
-                r.specs, validate_only=r.validate_only
-            ),
-            CHANGE_CONFIGS.name: lambda _, r: controller.change_configs(
-                r.resources, validate_only=r.validate_only
-            ),
-            CHANGE_QUOTAS.name: lambda _, r: controller.change_quotas(
-                r.changes, validate_only=r.validate_only
-            ),
-            TAKE_MUTATIONS.name: lambda _, r: controller.take_mutations(
-                r.context.user, r.context.client_id, r.counts, is_strict=r.is_strict
-            ),
-            DESCRIBE_MUTATIONS.name: lambda _, r: controller.describe_mutations(
-                r.user, r.client_id, r.most_used
-            ),
-            CHANGE_SCRAM_CREDENTIALS.name: lambda _, r: controller.change_scram_credentials(
-                r.users
-            ),
-            UPDATE_FEATURES.name: lambda _, r: controller.update_features(
-                r.updates, validate_only=r.validate_only
-            ),
-            UNREGISTER_WORKER.name: lambda _, r: members.unregister_worker(r.worker_id),
-            REGISTER_WORKER.name: lambda _, r: members.register_worker(r),
-            REGISTER_CONTROLLER.name: lambda _, r: controller.register_controller(r),
-            HEARTBEAT.name: lambda _, r: members.heartbeat(r),
-            ALLOCATE_PRODUCER_IDS.name: lambda _, r: controller.allocate_producer_ids(
-                r.worker_id, r.broker_epoch
-            ),
-            ELECT_LEADERS.name: lambda _, r: controller.elect_leaders(r.specs),
-            ALTER_PARTITIONS.name: lambda _, r: controller.alter_partitions(
-                r.worker_id, r.broker_epoch, r.changes
-            ),
-            REPORT_LOST_LOGS.name: lambda _, r: controller.report_lost_logs(
-                r.worker_id, r.broker_epoch, r.logs, recreated=r.recreated
-            ),
             WATCH_QUORUM.name: self._watch,
             DESCRIBE_QUORUM.name: lambda _caller, _request: self._describe(),
             READ_END.name: lambda _caller, _request: self._read_end(),
             FETCH_METADATA.name: self._fetch,
         }
-        assert self._actions.keys() == METHODS.keys()
+        assert self._actions.keys() == {
+            method.name for method in METHODS.values() if method.action is None
+        }
 
     @property
     def view(self) -> QuorumView:
@@ -170,6 +116,8 @@ class ControllerService:
             _check_itself(caller, request)
         if method.needs_active:
             self.check_active()
+        if method.action is not None:
+            return await method.action(self.controller, request)
         answer: A = await self._actions[method.name](caller, request)
         return answer
 

@@ -11,6 +11,7 @@ from metaquorum.controller.quota_changes import FilterPart, QuotaChange, QuotaFi
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.quota_lookup import EntityPart
+from metaquorum.rpc.methods import CHANGE_QUOTAS, ChangeQuotas
 from wire.messages import alter_client_quotas, describe_client_quotas
 from wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
@@ -43,8 +44,11 @@ async def handle_alter_client_quotas(
             for entry in entries:
                 changes.append(_change(entry))
                 await slicer.pause()
-            errors = await worker.controller_client.change_quotas(
-                request.context, changes, validate_only=message.validate_only, timeout_s=CHANGE_S
+            errors = await worker.controller_client.change_each(
+                CHANGE_QUOTAS,
+                changes,
+                lambda part: ChangeQuotas(request.context, part, message.validate_only),
+                timeout_s=CHANGE_S,
             )
         work = in_pieces(zip(entries, errors, strict=True), _altered)
         return AlterClientQuotasResponse(entries=await slicer.do(work, len(entries)))

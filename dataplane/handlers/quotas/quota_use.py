@@ -20,6 +20,7 @@ from metaquorum.metadata.quota_lookup import (
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
 )
+from metaquorum.rpc.methods import DESCRIBE_MUTATIONS, DescribeMutations
 from wire.messages.describe_quota_use import (
     AskedClient,
     DescribedUse,
@@ -110,8 +111,8 @@ async def _mutations(worker: Worker, number: int, client: AskedClient) -> list[D
     if not worker.quotas.limits_mutations(name):
         return []
     try:
-        uses = await worker.controller_client.describe_mutations(
-            client.user, client.client_id, timeout_s=ASK_S
+        uses = await worker.controller_client.ask(
+            DESCRIBE_MUTATIONS, DescribeMutations(client.user, client.client_id), timeout_s=ASK_S
         )
     except KafkaError:
         return []
@@ -123,8 +124,8 @@ async def _most_mutations(worker: Worker, count: int) -> list[DescribedUse]:
     if not worker.quotas.limits_any_mutations:
         return []
     try:
-        uses = await worker.controller_client.describe_mutations(
-            "", None, most_used=count, timeout_s=ASK_S
+        uses = await worker.controller_client.ask(
+            DESCRIBE_MUTATIONS, DescribeMutations("", None, most_used=count), timeout_s=ASK_S
         )
     except KafkaError:
         return []

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from metaquorum.client.users import new_upsertion
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
-from metaquorum.rpc.methods import RequestContext
 from metaquorum.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, ScramMechanism
+from tests.dataplane.changes import change_scram_credentials
 from tests.dataplane.network.test_sasl_authenticator import authenticate, handshake, log_in, secured
 from tests.dataplane.replication.together import NODES, Together, together
 from tests.dataplane.serving import RawClient, Simulated, listening
@@ -44,10 +44,7 @@ async def challenges(node: Simulated, *users: str) -> list[Challenge]:
 
 
 async def change(node: Simulated, wanted: UserScramChange) -> None:
-    controller_client = node.worker.controller_client
-    assert await controller_client.change_scram_credentials(
-        RequestContext(), [wanted], timeout_s=20
-    ) == [None]
+    await change_scram_credentials(node.worker.controller_client, wanted)
     await node.world.sleep(1)
 
 

@@ -16,11 +16,11 @@ from dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.metadata.quota_lookup import USER, EntityPart
-from metaquorum.rpc.methods import RequestContext
 from metaquorum.runtime import sleep
 from metaquorum.security.sasl import PLAIN, client_mechanism
 from metaquorum.security.scram import ScramMechanism, salted_password
 from simulations.kernel.world import World
+from tests.dataplane.changes import change_quotas, change_scram_credentials
 from tests.dataplane.serving import (
     RawClient,
     Simulated,
@@ -64,10 +64,7 @@ def secured(scenario: Story, **more: str) -> World:
             for mechanism in ScramMechanism
         )
         change = UserScramChange("alice", upsertions=upsertions)
-        controller_client = node.worker.controller_client
-        assert await controller_client.change_scram_credentials(
-            RequestContext(), [change], timeout_s=20
-        ) == [None]
+        await change_scram_credentials(node.worker.controller_client, change)
         await scenario(node)
 
     dotted = CONFIGS | {name.replace("_", "."): value for name, value in more.items()}
@@ -277,10 +274,7 @@ def test_who_one_is_and_how_one_shows_it_stay_the_same() -> None:
 def test_a_credential_that_is_deleted_lets_nobody_in() -> None:
     async def scenario(node: Simulated) -> None:
         change = UserScramChange("alice", (int(ScramMechanism.SCRAM_SHA_256),))
-        controller_client = node.worker.controller_client
-        assert await controller_client.change_scram_credentials(
-            RequestContext(), [change], timeout_s=20
-        ) == [None]
+        await change_scram_credentials(node.worker.controller_client, change)
         await node.on_machine.stop()
         await node.on_machine.start()
         gone, there = await node.connect(), await node.connect()
@@ -363,13 +357,9 @@ def test_quotas_of_a_user_hold_for_whoever_is_logged_in_as_it() -> None:
         change = QuotaChange(
             (EntityPart(USER, "alice"),), [QuotaOp("controller_mutation_rate", 1e-6)]
         )
-        assert await node.worker.controller_client.change_quotas(
-            RequestContext(), [change], timeout_s=20
-        ) == [None]
+        await change_quotas(node.worker.controller_client, change)
         change = QuotaChange((EntityPart(USER, "alice"),), [QuotaOp("producer_byte_rate", 100.0)])
-        assert await node.worker.controller_client.change_quotas(
-            RequestContext(), [change], timeout_s=20
-        ) == [None]
+        await change_quotas(node.worker.controller_client, change)
         client = await node.connect()
         await log_in(client, SCRAM_256)
         assert (await client.create("t")).error_code == 0

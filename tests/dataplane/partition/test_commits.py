@@ -9,7 +9,7 @@ import trio
 from dataplane.partition.partition import Partition
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
-from metaquorum.rpc.methods import RequestContext
+from tests.dataplane.changes import change_quotas
 from tests.dataplane.replication.replicas import state
 from tests.dataplane.serving import (
     PRODUCE_VERSION,
@@ -109,10 +109,7 @@ async def test_an_answer_that_had_to_wait_is_charged_to_the_quota(tmp_path: Path
         change = QuotaChange(
             (EntityPart(CLIENT_ID, None),), [QuotaOp("producer_byte_rate", 1000.0)]
         )
-        controller_client = served.worker.controller_client
-        assert await controller_client.change_quotas(RequestContext(), [change], timeout_s=20) == [
-            None
-        ]
+        await change_quotas(served.worker.controller_client, change)
         message = produce_message("t", batch_of(bytes(50_000)))
         await client.ask(ApiKey.PRODUCE, message, PRODUCE_VERSION)
         await until_waiting(partition)

@@ -5,7 +5,7 @@ from typing import Any
 from dataplane.handlers.quotas.client_quotas import SLICE_ENTITIES
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import EntityPart
-from metaquorum.rpc.methods import RequestContext
+from tests.dataplane.changes import change_quotas
 from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges
 from wire.messages.alter_client_quotas import AlterClientQuotasRequest
@@ -55,10 +55,7 @@ def test_quotas_survive_a_restart_and_many_are_described_in_slices() -> None:
     ]
 
     async def scenario(node: Simulated) -> None:
-        controller_client = node.worker.controller_client
-        assert set(
-            await controller_client.change_quotas(RequestContext(), changes, timeout_s=20)
-        ) == {None}
+        await change_quotas(node.worker.controller_client, *changes)
         await node.on_machine.stop()
         await node.on_machine.start()
         client = await node.connect()

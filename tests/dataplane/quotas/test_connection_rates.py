@@ -9,7 +9,8 @@ from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ConfigChange, ConfigOp, ResourceChange
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import IP, EntityPart
-from metaquorum.rpc.methods import RequestContext
+from metaquorum.rpc.methods import CHANGE_CONFIGS, ChangeConfigs, RequestContext
+from tests.dataplane.changes import change_quotas
 from tests.dataplane.serving import RawClient, Simulated, simulated
 from wire.protocol.apis import APIS, ApiKey
 
@@ -18,10 +19,7 @@ ASKED = APIS[ApiKey.API_VERSIONS].request()
 
 async def set_rate(node: Simulated, value: float | None) -> None:
     change = QuotaChange((EntityPart(IP, None),), [QuotaOp("connection_creation_rate", value)])
-    answers = await node.worker.controller_client.change_quotas(
-        RequestContext(), [change], timeout_s=20
-    )
-    assert answers == [None]
+    await change_quotas(node.worker.controller_client, change)
 
 
 async def is_served(client: RawClient) -> bool:
@@ -103,8 +101,11 @@ async def seconds_for(node: Simulated, port: int, count: int) -> float:
 async def configure(node: Simulated, name: str, value: str | None) -> None:
     op = ConfigOp.DELETE if value is None else ConfigOp.SET
     change = ResourceChange(Scope.WORKER, "1", [ConfigChange(name, op, value)])
-    answers = await node.worker.controller_client.change_configs(
-        RequestContext(), [change], timeout_s=20
+    answers = await node.worker.controller_client.change_each(
+        CHANGE_CONFIGS,
+        [change],
+        lambda part: ChangeConfigs(RequestContext(), part),
+        timeout_s=20,
     )
     assert not any(answers), answers
 

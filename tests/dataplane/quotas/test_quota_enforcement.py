@@ -11,9 +11,9 @@ from dataplane.quotas.muting import ClientName
 from dataplane.quotas.quota_status import QuotaStatus
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import BY_CONFIG, CLIENT_ID, USER, EntityPart
-from metaquorum.rpc.methods import RequestContext
 from simulations.kernel.clock import PIECE_CPU_S
 from simulations.single_node.snapback import per_second, producer
+from tests.dataplane.changes import change_quotas
 from tests.dataplane.serving import (
     FETCH_VERSION,
     RawClient,
@@ -38,10 +38,7 @@ async def set_quota(
     change = QuotaChange(
         (EntityPart(CLIENT_ID, name),), [QuotaOp(key, None if value is None else float(value))]
     )
-    answers = await node.worker.controller_client.change_quotas(
-        RequestContext(), [change], timeout_s=20
-    )
-    assert answers == [None]
+    await change_quotas(node.worker.controller_client, change)
 
 
 async def send(client: RawClient, batch: bytes | bytearray, version: int = 9) -> int:
@@ -403,9 +400,7 @@ def test_the_clients_of_the_chapter(default: bool) -> None:
             rules.append(((alice, EntityPart(CLIENT_ID, None)), 300.0))
         for parts, rate in rules:
             change = QuotaChange(parts, [QuotaOp("consumer_byte_rate", rate)])
-            assert await node.worker.controller_client.change_quotas(
-                RequestContext(), [change], timeout_s=20
-            ) == [None]
+            await change_quotas(node.worker.controller_client, change)
         quotas = node.worker.quotas
         status = QuotaStatus(quotas)
         seen = {}

@@ -17,7 +17,7 @@ from metaquorum.controller.quota_changes import (
     QuotaOp,
 )
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
-from metaquorum.rpc.methods import RequestContext
+from tests.dataplane.changes import change_quotas
 from tests.dataplane.replication.test_replicas import delete_records, fill, latest
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient, batch_of, produce_message
@@ -195,8 +195,7 @@ def test_a_false_replica_that_asks_for_very_much_gets_a_small_answer(version: in
 
 async def set_quota(cluster: Together, key: str, value: float) -> None:
     change = QuotaChange((EntityPart(CLIENT_ID, None),), [QuotaOp(key, value)])
-    controller_client = cluster.worker(LEADER).controller_client
-    assert await controller_client.change_quotas(RequestContext(), [change], timeout_s=20) == [None]
+    await change_quotas(cluster.worker(LEADER).controller_client, change)
     await cluster.world.sleep(0.5)
 
 

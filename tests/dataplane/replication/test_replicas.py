@@ -10,7 +10,7 @@ from metaquorum.controller.quota_changes import (
     QuotaOp,
 )
 from metaquorum.metadata.quota_lookup import CLIENT_ID, USER, EntityPart
-from metaquorum.rpc.methods import RequestContext
+from tests.dataplane.changes import change_quotas
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient, batch_of
 from wire.messages.delete_records import (
@@ -60,10 +60,7 @@ def test_quotas_of_clients_do_not_slow_down_replication() -> None:
         for key in (CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE):
             for entity in (EntityPart(CLIENT_ID, None), EntityPart(USER, None)):
                 change = QuotaChange((entity,), [QuotaOp(key, 1.0)])
-                controller_client = cluster.worker(1).controller_client
-                assert await controller_client.change_quotas(
-                    RequestContext(), [change], timeout_s=20
-                ) == [None]
+                await change_quotas(cluster.worker(1).controller_client, change)
         client = await cluster.connect(1)
         began = cluster.world.now
         for _ in range(20):

@@ -5,7 +5,8 @@ import trio
 
 from metaquorum.controller.quota_changes import QuotaChange, QuotaOp
 from metaquorum.metadata.quota_lookup import CLIENT_ID, EntityPart
-from metaquorum.rpc.methods import RequestContext
+from metaquorum.rpc.methods import TAKE_MUTATIONS, RequestContext, TakeMutations
+from tests.dataplane.changes import change_quotas
 from tests.dataplane.serving import RawClient, Simulated, simulated
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -22,10 +23,7 @@ async def limited(node: Simulated, rate: float | None = 2.0) -> RawClient:
     change = QuotaChange(
         (EntityPart(CLIENT_ID, "test"),), [QuotaOp("controller_mutation_rate", rate)]
     )
-    answers = await node.worker.controller_client.change_quotas(
-        RequestContext(), [change], timeout_s=20
-    )
-    assert answers == [None]
+    await change_quotas(node.worker.controller_client, change)
     return await node.connect()
 
 
@@ -112,8 +110,10 @@ def test_others_are_not_limited() -> None:
             RequestContext(client_id="else"), [], timeout_s=5
         )
         assert outcomes == []
-        taken = await node.worker.controller_client.take_mutations(
-            RequestContext(client_id="else"), [1000, 1000], is_strict=True, timeout_s=5
+        taken = await node.worker.controller_client.ask(
+            TAKE_MUTATIONS,
+            TakeMutations(RequestContext(client_id="else"), [1000, 1000], is_strict=True),
+            timeout_s=5,
         )
         assert (taken.count, taken.throttle_s) == (2, 0)
 

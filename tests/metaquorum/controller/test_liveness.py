@@ -11,7 +11,11 @@ from metaquorum.controller.controller import Controller
 from metaquorum.controller.features import FeatureUpdate, UpgradeType
 from metaquorum.controller.heartbeats import RECONNECT_GRACE_S, HeartbeatAnswer, WorkerHeartbeat
 from metaquorum.controller.topics import NewTopic
-from metaquorum.controller.worker_registration import ControllerRegistration, WorkerRegistration
+from metaquorum.controller.worker_registration import (
+    ControllerRegistration,
+    WorkerRegistration,
+    register_controller,
+)
 from metaquorum.metadata.image import NO_LEADER
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import Endpoint, FeatureRange
@@ -80,6 +84,9 @@ class Quorum:
             await self.controller.worker_lifecycle.register_worker(worker)
         ).answer
         return self.epochs[worker_id]
+
+    async def register_controller(self, controller: ControllerRegistration) -> None:
+        await self.controller.change(lambda image: register_controller(image, controller))
 
     async def beat(self, worker_id: int, *, wants_shutdown: bool = False) -> HeartbeatAnswer:
         return await self.controller.worker_lifecycle.heartbeat(
@@ -423,11 +430,9 @@ async def test_nobody_joins_who_cannot_run_at_the_clusters_levels(quorum: Quorum
             await quorum.register(1, features=features)
         assert refused.value.code is E.UNSUPPORTED_VERSION
         with pytest.raises(KafkaError) as refused:
-            await quorum.controller.register_controller(
-                ControllerRegistration(2, bytes(16), "h", 1, features)
-            )
+            await quorum.register_controller(ControllerRegistration(2, bytes(16), "h", 1, features))
         assert refused.value.code is E.UNSUPPORTED_VERSION
-    await quorum.controller.register_controller(ControllerRegistration(2, bytes(16), "h", 1))
+    await quorum.register_controller(ControllerRegistration(2, bytes(16), "h", 1))
     assert quorum.loader.image.controllers[2].host == "h"
     with pytest.raises(KafkaError, match="only supports versions 1-1") as refused:
         await quorum.controller.update_features([FeatureUpdate("metadata.version", 2)])

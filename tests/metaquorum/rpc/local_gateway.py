@@ -5,12 +5,16 @@ from typing import TypeVar
 
 from metaquorum.controller.config_changes import ResourceChange
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.features import FeatureUpdate
 from metaquorum.controller.heartbeats import HeartbeatAnswer, WorkerHeartbeat
 from metaquorum.controller.proposer import Committed
-from metaquorum.controller.quota_changes import QuotaChange
-from metaquorum.controller.topics import NewPartitions, NewTopic, ProducerIdBlock, TopicOutcome
-from metaquorum.controller.worker_registration import ControllerRegistration, WorkerRegistration
+from metaquorum.controller.topics import (
+    NewPartitions,
+    NewTopic,
+    ProducerIdBlock,
+    TopicOutcome,
+    allocate_producer_ids,
+)
+from metaquorum.controller.worker_registration import WorkerRegistration
 from metaquorum.metadata.loader import MetadataLoader
 from wire.primitives.errors import KafkaError
 
@@ -50,25 +54,11 @@ class LocalGateway:
             await self._controller.change_configs(resources, validate_only=validate_only)
         )
 
-    async def change_quotas(
-        self, changes: Sequence[QuotaChange], *, validate_only: bool = False
-    ) -> list[KafkaError | None]:
-        return await self._seen(
-            await self._controller.change_quotas(changes, validate_only=validate_only)
-        )
-
-    async def update_features(
-        self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
-    ) -> None:
-        await self._seen(
-            await self._controller.update_features(updates, validate_only=validate_only)
-        )
-
-    async def unregister_worker(self, worker_id: int) -> None:
-        await self._seen(await self._controller.worker_lifecycle.unregister_worker(worker_id))
-
     async def allocate_producer_ids(self, worker_id: int, broker_epoch: int) -> ProducerIdBlock:
-        return (await self._controller.allocate_producer_ids(worker_id, broker_epoch)).answer
+        committed = await self._controller.change(
+            lambda image: allocate_producer_ids(image, worker_id, broker_epoch)
+        )
+        return committed.answer
 
     async def register_worker(self, worker: WorkerRegistration) -> int:
         """The broker epoch. Not waited for: that anything of it is visible here.
@@ -77,9 +67,6 @@ class LocalGateway:
         predecessor.
         """
         return (await self._controller.worker_lifecycle.register_worker(worker)).answer
-
-    async def register_controller(self, controller: ControllerRegistration) -> None:
-        await self._controller.register_controller(controller)
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatAnswer:
         return await self._controller.worker_lifecycle.heartbeat(heartbeat)

@@ -21,10 +21,12 @@ from metaquorum.rpc.feed import RecentBatches
 from metaquorum.rpc.follower import DivergedError, MetadataFollower
 from metaquorum.rpc.links import QuorumLinks
 from metaquorum.rpc.methods import (
+    ALLOCATE_PRODUCER_IDS,
     CREATE_TOPICS,
     HEARTBEAT,
     REGISTER_WORKER,
     WATCH_QUORUM,
+    AllocateProducerIds,
     QuorumView,
     RequestContext,
 )
@@ -130,10 +132,11 @@ async def test_what_is_answered_is_committed_and_visible_here_and_there(tmp_path
         assert [each.code for each in again] == [ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS]
         assert same(loader, worker.loader)
         assert worker.follower.snapshots_loaded == 0
-        block = await worker.controller_client.allocate_producer_ids(
-            7, worker.session.broker_epoch, timeout_s=TIMEOUT_S
+        request = AllocateProducerIds(7, worker.session.broker_epoch)
+        allocated = await worker.controller_client.ask(
+            ALLOCATE_PRODUCER_IDS, request, timeout_s=TIMEOUT_S
         )
-        assert block.count
+        assert allocated.answer.count
         assert await worker.session.shut_down(TIMEOUT_S)
         assert loader.image.workers[7].fenced
 
