@@ -246,85 +246,123 @@ MetadataRecord: TypeAlias = (
 )
 
 # A kind turns an unpacked value into a field's value, or raises ValueError saying what it is not.
+# Kinds are plain objects, so that tests make values of every row of `SCHEMAS`.
 Kind: TypeAlias = Callable[[Any], Any]
 
 
-def _integer(least: int, most: int) -> Kind:
-    def check(value: Any) -> int:
+class Integer:
+    __slots__ = ("least", "most")
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least = least
+        self.most = most
+
+    def __call__(self, value: Any) -> int:
         # No enumeration either: the image is the same whether it was replayed before the record
         # was encoded or from its bytes.
-        if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"is not an integer from {least} to {most}")
+        if type(value) is not int or not self.least <= value <= self.most:
+            raise ValueError(f"is not an integer from {self.least} to {self.most}")
         return value
 
-    return check
 
+class Text:
+    __slots__ = ("max_chars",)
 
-def _text(max_chars: int) -> Kind:
-    def check(value: Any) -> str:
-        if type(value) is not str or len(value) > max_chars:
-            raise ValueError(f"is not a text of at most {max_chars} characters")
+    def __init__(self, max_chars: int) -> None:
+        self.max_chars = max_chars
+
+    def __call__(self, value: Any) -> str:
+        if type(value) is not str or len(value) > self.max_chars:
+            raise ValueError(f"is not a text of at most {self.max_chars} characters")
         return value
 
-    return check
 
+class OneOf:
+    __slots__ = ("texts",)
 
-def _one_of(*texts: str) -> Kind:
-    def check(value: Any) -> str:
-        if type(value) is not str or value not in texts:
-            raise ValueError(f"is not one of {', '.join(texts)}")
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def __call__(self, value: Any) -> str:
+        if type(value) is not str or value not in self.texts:
+            raise ValueError(f"is not one of {', '.join(self.texts)}")
         return value
 
-    return check
 
+class Positive:
+    __slots__ = ()
 
-def _positive(value: Any) -> float:
-    if type(value) is not float or not 0 < value < math.inf:
-        raise ValueError("is not a finite number above zero")
-    return value
-
-
-def _nullable(kind: Kind) -> Kind:
-    return lambda value: None if value is None else kind(value)
-
-
-def _uuid(value: Any) -> bytes:
-    if type(value) is not bytes or len(value) != UUID_BYTES:
-        raise ValueError(f"is not {UUID_BYTES} bytes")
-    return value
-
-
-def _data(max_bytes: int) -> Kind:
-    def check(value: Any) -> bytes:
-        if type(value) is not bytes or len(value) > max_bytes:
-            raise ValueError(f"is not at most {max_bytes} bytes")
+    def __call__(self, value: Any) -> float:
+        if type(value) is not float or not 0 < value < math.inf:
+            raise ValueError("is not a finite number above zero")
         return value
 
-    return check
+
+class Nullable:
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+
+    def __call__(self, value: Any) -> Any:
+        return None if value is None else self.kind(value)
 
 
-def _boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("is not true or false")
-    return value
+class Uuid:
+    __slots__ = ()
+
+    def __call__(self, value: Any) -> bytes:
+        if type(value) is not bytes or len(value) != UUID_BYTES:
+            raise ValueError(f"is not {UUID_BYTES} bytes")
+        return value
 
 
-def _array(kind: Kind, max_items: int) -> Kind:
-    def check(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, tuple) or len(value) > max_items:
-            raise ValueError(f"is not an array of at most {max_items} items")
+class Data:
+    __slots__ = ("max_bytes",)
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+
+    def __call__(self, value: Any) -> bytes:
+        if type(value) is not bytes or len(value) > self.max_bytes:
+            raise ValueError(f"is not at most {self.max_bytes} bytes")
+        return value
+
+
+class Boolean:
+    __slots__ = ()
+
+    def __call__(self, value: Any) -> bool:
+        if type(value) is not bool:
+            raise ValueError("is not true or false")
+        return value
+
+
+class Array:
+    __slots__ = ("kind", "max_items")
+
+    def __init__(self, kind: Kind, max_items: int) -> None:
+        self.kind = kind
+        self.max_items = max_items
+
+    def __call__(self, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, tuple) or len(value) > self.max_items:
+            raise ValueError(f"is not an array of at most {self.max_items} items")
+        kind = self.kind
         return tuple([kind(item) for item in value])
 
-    return check
 
+class Struct:
+    __slots__ = ("kinds", "make")
 
-def _struct(make: Callable[..., Any], *kinds: Kind) -> Kind:
-    def check(value: Any) -> Any:
-        if not isinstance(value, tuple) or len(value) != len(kinds):
-            raise ValueError(f"is not an array of {len(kinds)} items")
-        return make(*[kind(item) for kind, item in zip(kinds, value, strict=True)])
+    def __init__(self, make: Callable[..., Any], *kinds: Kind) -> None:
+        self.make = make
+        self.kinds = kinds
 
-    return check
+    def __call__(self, value: Any) -> Any:
+        if not isinstance(value, tuple) or len(value) != len(self.kinds):
+            raise ValueError(f"is not an array of {len(self.kinds)} items")
+        return self.make(*[kind(item) for kind, item in zip(self.kinds, value, strict=True)])
 
 
 @frozen
@@ -372,29 +410,29 @@ class Schema:
         )
 
 
-_WORKER_ID: Final = _integer(0, 2**31 - 1)
-_LEADER: Final = _integer(-1, 2**31 - 1)
-_EPOCH: Final = _integer(0, _EPOCH_MAX)
-_OFFSET: Final = _integer(0, _OFFSET_MAX)
-_NAME: Final = _text(MAX_TOPIC_CHARS)
-_MECHANISM: Final = _integer(1, 2)
-_LONG_TEXT: Final = _text(MAX_TEXT_CHARS)
-_REPLICAS: Final = _array(_WORKER_ID, MAX_REPLICAS)
-_LEVEL: Final = _integer(0, 32_767)
-_ENDPOINT: Final = _struct(Endpoint, _NAME, _NAME, _integer(0, 65_535), _NAME)
-_FEATURE: Final = _struct(FeatureRange, _NAME, _LEVEL, _LEVEL)
-_ENTITY_PART: Final = _struct(EntityPart, _one_of(USER, CLIENT_ID, IP), _nullable(_LONG_TEXT))
+_WORKER_ID: Final = Integer(0, 2**31 - 1)
+_LEADER: Final = Integer(-1, 2**31 - 1)
+_EPOCH: Final = Integer(0, _EPOCH_MAX)
+_OFFSET: Final = Integer(0, _OFFSET_MAX)
+_NAME: Final = Text(MAX_TOPIC_CHARS)
+_MECHANISM: Final = Integer(1, 2)
+_LONG_TEXT: Final = Text(MAX_TEXT_CHARS)
+_REPLICAS: Final = Array(_WORKER_ID, MAX_REPLICAS)
+_LEVEL: Final = Integer(0, 32_767)
+_ENDPOINT: Final = Struct(Endpoint, _NAME, _NAME, Integer(0, 65_535), _NAME)
+_FEATURE: Final = Struct(FeatureRange, _NAME, _LEVEL, _LEVEL)
+_ENTITY_PART: Final = Struct(EntityPart, OneOf(USER, CLIENT_ID, IP), Nullable(_LONG_TEXT))
 
 SCHEMAS: Final[tuple[Schema, ...]] = (
     Schema(1, 0, FeatureLevelRecord, (Field("name", _NAME), Field("level", _LEVEL))),
-    Schema(2, 0, TopicRecord, (Field("name", _NAME), Field("topic_id", _uuid))),
+    Schema(2, 0, TopicRecord, (Field("name", _NAME), Field("topic_id", Uuid()))),
     Schema(
         3,
         3,
         PartitionRecord,
         (
-            Field("topic_id", _uuid),
-            Field("partition", _integer(0, MAX_PARTITION)),
+            Field("topic_id", Uuid()),
+            Field("partition", Integer(0, MAX_PARTITION)),
             Field("replicas", _REPLICAS),
             Field("isr", _REPLICAS),
             Field("leader", _LEADER),
@@ -402,23 +440,23 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
             Field("partition_epoch", _EPOCH),
             Field("offline", _REPLICAS, since=1, default=()),
             Field("blank", _REPLICAS, since=2, default=()),
-            Field("unclean_epoch", _integer(-1, _EPOCH_MAX), since=2, default=-1),
+            Field("unclean_epoch", Integer(-1, _EPOCH_MAX), since=2, default=-1),
             Field("elr", _REPLICAS, since=3, default=()),
             Field("last_leader", _LEADER, since=3, default=-1),
         ),
         levels=(0, 0, 0, 0),  # as below
         features=((3, ELIGIBLE_LEADERS),),
     ),
-    Schema(4, 0, RemoveTopicRecord, (Field("topic_id", _uuid),)),
+    Schema(4, 0, RemoveTopicRecord, (Field("topic_id", Uuid()),)),
     Schema(
         5,
         0,
         ConfigRecord,
         (
-            Field("resource_type", _integer(0, 127)),
+            Field("resource_type", Integer(0, 127)),
             Field("resource_name", _NAME),
             Field("name", _NAME),
-            Field("value", _nullable(_LONG_TEXT)),
+            Field("value", Nullable(_LONG_TEXT)),
         ),
     ),
     Schema(
@@ -427,16 +465,16 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
         RegisterWorkerRecord,
         (
             Field("worker_id", _WORKER_ID),
-            Field("incarnation_id", _uuid),
+            Field("incarnation_id", Uuid()),
             Field("broker_epoch", _OFFSET),
-            Field("endpoints", _array(_ENDPOINT, MAX_ENDPOINTS)),
+            Field("endpoints", Array(_ENDPOINT, MAX_ENDPOINTS)),
             Field("host", _NAME),
-            Field("rack", _nullable(_NAME)),
-            Field("log_dirs", _array(_uuid, MAX_LOG_DIRS)),
-            Field("features", _array(_FEATURE, MAX_FEATURES)),
-            Field("fenced", _boolean),
-            Field("in_controlled_shutdown", _boolean, since=1, default=False),
-            Field("previous_broker_epoch", _nullable(_OFFSET), since=2, default=None),
+            Field("rack", Nullable(_NAME)),
+            Field("log_dirs", Array(Uuid(), MAX_LOG_DIRS)),
+            Field("features", Array(_FEATURE, MAX_FEATURES)),
+            Field("fenced", Boolean()),
+            Field("in_controlled_shutdown", Boolean(), since=1, default=False),
+            Field("previous_broker_epoch", Nullable(_OFFSET), since=2, default=None),
         ),
         # Nothing was released that reads older versions only, so none needs a level of its own.
         levels=(0, 0, 0),
@@ -464,8 +502,8 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
         (
             Field("worker_id", _WORKER_ID),
             Field("broker_epoch", _OFFSET),
-            Field("fenced", _nullable(_boolean)),
-            Field("in_controlled_shutdown", _nullable(_boolean)),
+            Field("fenced", Nullable(Boolean())),
+            Field("in_controlled_shutdown", Nullable(Boolean())),
         ),
     ),
     Schema(
@@ -474,10 +512,10 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
         RegisterControllerRecord,
         (
             Field("controller_id", _WORKER_ID),
-            Field("incarnation_id", _uuid),
+            Field("incarnation_id", Uuid()),
             Field("host", _NAME),
-            Field("port", _integer(0, 65_535)),
-            Field("features", _array(_FEATURE, MAX_FEATURES)),
+            Field("port", Integer(0, 65_535)),
+            Field("features", Array(_FEATURE, MAX_FEATURES)),
         ),
     ),
     Schema(
@@ -485,9 +523,9 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
         0,
         ClientQuotaRecord,
         (
-            Field("entity", _array(_ENTITY_PART, MAX_ENTITY_PARTS)),
+            Field("entity", Array(_ENTITY_PART, MAX_ENTITY_PARTS)),
             Field("key", _NAME),
-            Field("value", _nullable(_positive)),
+            Field("value", Nullable(Positive())),
         ),
     ),
     Schema(
@@ -497,10 +535,10 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
         (
             Field("name", _NAME),
             Field("mechanism", _MECHANISM),
-            Field("salt", _data(MAX_SALT_BYTES), is_secret=True),
-            Field("iterations", _integer(1, 2**31 - 1)),
-            Field("stored_key", _data(MAX_KEY_BYTES), is_secret=True),
-            Field("server_key", _data(MAX_KEY_BYTES), is_secret=True),
+            Field("salt", Data(MAX_SALT_BYTES), is_secret=True),
+            Field("iterations", Integer(1, 2**31 - 1)),
+            Field("stored_key", Data(MAX_KEY_BYTES), is_secret=True),
+            Field("server_key", Data(MAX_KEY_BYTES), is_secret=True),
         ),
     ),
     Schema(
@@ -510,8 +548,8 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
         (
             Field("name", _NAME),
             Field("mechanism", _MECHANISM),
-            Field("salt", _data(MAX_SALT_BYTES), since=1, default=b"", is_secret=True),
-            Field("iterations", _integer(0, 2**31 - 1), since=1, default=0),
+            Field("salt", Data(MAX_SALT_BYTES), since=1, default=b"", is_secret=True),
+            Field("iterations", Integer(0, 2**31 - 1), since=1, default=0),
         ),
         levels=(0, 0),  # as with RegisterWorkerRecord
     ),

@@ -14,80 +14,62 @@ from metaquorum.metadata.batch import (
     BatchTooLargeError,
     decode_batch,
 )
-from metaquorum.metadata.quota_lookup import CLIENT_ID, IP, USER, EntityPart
 from metaquorum.metadata.records import (
     SCHEMAS,
-    ClientQuotaRecord,
-    ConfigRecord,
-    Endpoint,
-    FeatureLevelRecord,
-    FeatureRange,
+    Array,
+    Boolean,
+    Data,
+    Integer,
     MetadataRecord,
     NewerVersionError,
-    PartitionRecord,
-    ProducerIdsRecord,
+    Nullable,
+    OneOf,
+    Positive,
     RecordError,
-    RegisterWorkerRecord,
-    RemoveScramCredentialRecord,
     RemoveTopicRecord,
-    ScramCredentialRecord,
+    Struct,
+    Text,
     TopicRecord,
-    UnregisterWorkerRecord,
+    Uuid,
     decode_record,
     encode_record,
     record_text,
 )
 
-NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
-UUIDS = st.binary(min_size=16, max_size=16)
-NUMBERS = st.integers(0, 2**31 - 1)
-OFFSETS = st.integers(0, 2**63 - 1)
-REPLICAS = st.lists(NUMBERS, max_size=4).map(tuple)
+FEW = 3  # items of an array, and bytes or characters of most texts
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """What a field of that kind may hold."""
+    match kind:
+        case Integer():
+            return st.integers(kind.least, kind.most)
+        case Text():
+            return st.text(st.characters(codec="utf-8"), max_size=FEW)
+        case OneOf():
+            return st.sampled_from(kind.texts)
+        case Positive():
+            return st.floats(0, exclude_min=True, allow_infinity=False)
+        case Nullable():
+            return st.none() | values_of(kind.kind)
+        case Uuid():
+            return st.binary(min_size=16, max_size=16)
+        case Data():
+            return st.binary(max_size=FEW) | st.just(bytes(kind.max_bytes))
+        case Boolean():
+            return st.booleans()
+        case Array():
+            return st.lists(values_of(kind.kind), max_size=FEW).map(tuple)
+        case Struct():
+            return st.builds(kind.make, *map(values_of, kind.kinds))
+    raise AssertionError(f"no values of {kind}")
+
+
 RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
-    st.builds(FeatureLevelRecord, NAMES, st.integers(0, 32_767)),
-    st.builds(TopicRecord, NAMES, UUIDS),
-    st.builds(
-        PartitionRecord, UUIDS, NUMBERS, REPLICAS, REPLICAS, st.integers(-1, 9), NUMBERS, NUMBERS
-    ),
-    st.builds(RemoveTopicRecord, UUIDS),
-    st.builds(ConfigRecord, st.sampled_from([2, 4]), NAMES, NAMES, st.none() | NAMES),
-    st.builds(
-        RegisterWorkerRecord,
-        NUMBERS,
-        UUIDS,
-        OFFSETS,
-        st.lists(st.builds(Endpoint, NAMES, NAMES, st.integers(0, 65_535), NAMES), max_size=3).map(
-            tuple
-        ),
-        NAMES,
-        st.none() | NAMES,
-        st.lists(UUIDS, max_size=2).map(tuple),
-        st.lists(
-            st.builds(FeatureRange, NAMES, st.integers(0, 9), st.integers(0, 9)), max_size=2
-        ).map(tuple),
-        st.booleans(),
-    ),
-    st.builds(UnregisterWorkerRecord, NUMBERS, OFFSETS),
-    st.builds(ProducerIdsRecord, NUMBERS, OFFSETS, OFFSETS),
-    st.builds(
-        ClientQuotaRecord,
-        st.lists(
-            st.builds(EntityPart, st.sampled_from([USER, CLIENT_ID, IP]), st.none() | NAMES),
-            max_size=3,
-        ).map(tuple),
-        NAMES,
-        st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
-    ),
-    st.builds(
-        ScramCredentialRecord,
-        NAMES,
-        st.integers(1, 2),
-        st.binary(max_size=1024),
-        st.integers(1, 2**31 - 1),
-        st.binary(max_size=64),
-        st.binary(max_size=64),
-    ),
-    st.builds(RemoveScramCredentialRecord, NAMES, st.integers(1, 2)),
+    [
+        st.builds(schema.record, *[values_of(field.kind) for field in schema.fields])
+        for schema in SCHEMAS
+    ]
 )
 
 
