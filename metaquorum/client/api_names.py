@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from metaquorum.client.connection import VersionRange
+from wire.protocol.apis import APIS, FIRST_OWN_KEY
 
-# Source: the message definitions of Kafka 4.3.
+# Source: the message definitions of Kafka 4.3; and the table of metaquorum's own APIs.
 API_NAMES: Final[Mapping[int, str]] = {
     0: "Produce",
     1: "Fetch",
@@ -103,11 +104,7 @@ API_NAMES: Final[Mapping[int, str]] = {
     90: "DescribeShareGroupOffsets",
     91: "AlterShareGroupOffsets",
     92: "DeleteShareGroupOffsets",
-    10_001: "DescribeWorkers",  # of our own
-    10_002: "DescribeTruncations",
-    10_003: "DescribeReplicas",
-    10_004: "DescribeQuotaUse",
-    10_005: "AuthenticateReplica",
+    **{key: api.name for key, api in APIS.items() if key >= FIRST_OWN_KEY},
 }
 
 
