@@ -350,7 +350,10 @@ class IsrManager:
     async def recovered(self, partitions: Sequence[Partition]) -> None:
         """What these logs lack since they were opened is recorded."""
         now_ms = self._runtime.clock.now_ms()
-        found = [truncation_ledger.of_recovery(partition, now_ms) for partition in partitions]
+        found = [
+            truncation_ledger.of_recovery(partition, now_ms, self.ledger.last_of)
+            for partition in partitions
+        ]
         await self.ledger.record([entry for entry in found if entry is not None])
 
     def _failed(self, partition: Partition, error: StorageError) -> None:

@@ -23,11 +23,11 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from enum import Enum
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import trio
 
@@ -57,6 +57,9 @@ class Reason(Enum):
     LEADER_STARTS_LATER = "leader starts later"
     RECOVERY = "recovery"
     LOST_LOG = "lost log"
+
+
+LastOf: TypeAlias = "Callable[[Uuid, int], Entry | None]"  # the newest entry of a partition
 
 
 class Acknowledged(Enum):
@@ -188,12 +191,25 @@ def _doubt(partition: Partition, before: PartitionImage) -> str:
     return ""
 
 
-def of_recovery(partition: Partition, now_ms: int) -> Entry | None:
-    """What was missing when the log was opened; None where nothing was."""
+def of_recovery(partition: Partition, now_ms: int, last_of: LastOf) -> Entry | None:
+    """What was missing when the log was opened; None where nothing was, or it is recorded.
+
+    Checkpoints may know of records that a cut of the whole log was removing when the process was
+    killed. After such a cut the log begins at its end or behind it, so that checkpoints that say
+    no more than its end were made before.
+    """
     log = partition.log
     end, known_end = log.log_end_offset, max(log.lost_end_offset, partition.known_high_watermark)
-    if known_end <= end and not log.lost_bytes:
-        return None
+    if not log.lost_bytes:
+        if known_end <= end:
+            return None
+        last = last_of(partition.topic_id, partition.index)
+        if (
+            last is not None
+            and last.reason is Reason.LEADER_STARTS_LATER
+            and known_end <= last.end_offset
+        ):
+            return None
     # How far it reached beyond that nobody knows.
     known = f"; it reached offset {known_end} at least" if known_end > end else ""
     return Entry(
@@ -363,19 +379,24 @@ class TruncationLedger:
             for entry in self._entries
         )
 
+    def last_of(self, topic_id: Uuid, partition: int) -> Entry | None:
+        """The newest entry of that partition; None: there is none, or it is forgotten."""
+        for entry in reversed(self._entries):
+            if (entry.topic_id, entry.partition) == (topic_id, partition):
+                return entry
+        return None
+
     def _is_known(self, entry: Entry) -> bool:
         """A recovery that was cut short is made again, and finds the same."""
         if entry.reason is not Reason.RECOVERY:
             return False
-        for known in reversed(self._entries):
-            if (known.topic_id, known.partition) == (entry.topic_id, entry.partition):
-                return (known.reason, known.offset, known.end_offset, known.leader_epoch) == (
-                    entry.reason,
-                    entry.offset,
-                    entry.end_offset,
-                    entry.leader_epoch,
-                )
-        return False
+        known = self.last_of(entry.topic_id, entry.partition)
+        return known is not None and (
+            known.reason,
+            known.offset,
+            known.end_offset,
+            known.leader_epoch,
+        ) == (entry.reason, entry.offset, entry.end_offset, entry.leader_epoch)
 
     def _write(self, data: bytes) -> None:
         disk = self._disk

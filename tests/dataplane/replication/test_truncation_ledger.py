@@ -23,6 +23,7 @@ from dataplane.replication.truncation_ledger import (
     decode_lines,
     encode_line,
     of_follower,
+    of_recovery,
     of_unclean_leader,
 )
 from metaquorum.metadata.image import NO_LEADER
@@ -339,6 +340,32 @@ def test_a_log_that_lost_what_was_committed_says_so_when_it_is_opened() -> None:
         assert found.detail.endswith("it reached offset 5 at least")
 
     together(scenario, replica_high_watermark_checkpoint_interval_ms=100)
+
+
+@pytest.mark.parametrize(
+    ("reason", "end_offset", "known_high_watermark", "is_recorded"),
+    [
+        (Reason.LEADER_STARTS_LATER, 20, 20, False),
+        (Reason.LEADER_STARTS_LATER, 20, 21, True),  # noted after that cut
+        (Reason.DIVERGENCE, 20, 20, True),
+        (None, 0, 20, True),
+    ],
+)
+def test_what_a_kill_left_of_a_recorded_cut_of_the_whole_log_is_no_loss(
+    partition: Partition,
+    tmp_path: Path,
+    reason: Reason | None,
+    end_offset: int,
+    known_high_watermark: int,
+    is_recorded: bool,
+) -> None:
+    ledger = TruncationLedger.open(RealDisk(), str(tmp_path))
+    if reason is not None:
+        record(ledger, entry(reason=reason, end_offset=end_offset), entry(9, partition=1))
+    partition.known_high_watermark = known_high_watermark
+    assert partition.log.log_end_offset < known_high_watermark
+    found = of_recovery(partition, 2000, ledger.last_of)
+    assert (found is not None) == is_recorded
 
 
 def test_a_lost_log_is_recorded_with_what_was_noted_of_it() -> None:
