@@ -1,5 +1,5 @@
-"""Fetch sessions (KIP-227) on both sides, long polls, and preferred read replicas (KIP-392).
+"""Fetch: what one reads, its sessions (KIP-227) on both sides, long polls, near replicas (KIP-392).
 
-Imports `network`, `partition` and below. No I/O. `sessions` is the leader's side, `session_client`
-the follower's; `parked_polls` bounds the memory of long polls.
+Imports `network`, `partition` and below. No I/O but reads of the log in `reader`. `sessions` is the
+leader's side, `session_client` the follower's; `parked_polls` bounds the memory of long polls.
 """

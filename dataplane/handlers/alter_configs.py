@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from dataplane.handlers.configs import MAX_WORKER_ID, config_scope
 from dataplane.scheduling.time_slices import each_of, in_pieces, row_count
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import AsksController, HasSlicer, HasWorkerId
+from dataplane.worker.context import Request
 from metaquorum.config.definition import Scope
 from metaquorum.controller.config_changes import ALL_WORKERS, ConfigChange, ConfigOp, ResourceChange
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
@@ -31,6 +32,10 @@ _Answer = TypeVar(
 CHANGE_S: Final = 25.0
 
 
+class AltersConfigs(AsksController, HasWorkerId, Protocol):
+    """May ask the controller for changes; a worker's configs are changed at that worker alone."""
+
+
 @frozen
 class _RequestedResource:
     """What one resource of a request asks for, whichever of the two requests it is."""
@@ -42,7 +47,7 @@ class _RequestedResource:
 
 
 async def handle_incremental_alter_configs(
-    worker: Worker, request: Request, message: IncrementalAlterConfigsRequest
+    worker: AltersConfigs, request: Request, message: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
     asked = await _asked(
         worker,
@@ -61,7 +66,7 @@ async def handle_incremental_alter_configs(
 
 
 async def _asked(
-    worker: Worker,
+    worker: HasSlicer,
     resources: list[Any],
     change: Callable[[Any], ConfigChange],
     *,
@@ -82,7 +87,7 @@ async def _asked(
 
 
 async def handle_alter_configs(
-    worker: Worker, request: Request, message: AlterConfigsRequest
+    worker: AltersConfigs, request: Request, message: AlterConfigsRequest
 ) -> AlterConfigsResponse:
     asked = await _asked(
         worker,
@@ -101,7 +106,7 @@ async def handle_alter_configs(
 
 
 async def _change(
-    worker: Worker,
+    worker: AltersConfigs,
     request: Request,
     asked: list[_RequestedResource],
     kind: type[_Answer],
@@ -156,7 +161,7 @@ async def _change(
         slicer.discard(asked, outcomes, specs, counts)
 
 
-def _spec(worker: Worker, asked: _RequestedResource) -> ResourceChange:
+def _spec(worker: HasWorkerId, asked: _RequestedResource) -> ResourceChange:
     if len(asked.changes) > MAX_SPECS:
         raise TOO_MANY
     scope = config_scope(asked.resource_type)

@@ -3,7 +3,8 @@
 import re
 from typing import Final
 
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasImage
+from dataplane.worker.context import Request
 from metaquorum.controller.features import SUPPORTED_FEATURES
 from wire.messages.api_versions import (
     ApiVersion,
@@ -21,7 +22,7 @@ _ZERO_LEVELS_SINCE: Final = 4  # older clients stumble over a feature at level 0
 
 
 def handle_api_versions(
-    worker: Worker, request: Request, message: ApiVersionsRequest
+    worker: HasImage, request: Request, message: ApiVersionsRequest
 ) -> ApiVersionsResponse:
     if request.version >= _NAMES_SINCE:
         software = (message.client_software_name, message.client_software_version)

@@ -1,9 +1,11 @@
 """DescribeCluster, and FindCoordinator while there are no coordinators."""
 
-from typing import Final
+from typing import Final, Protocol
 
+from dataplane.network.worker_addresses import WorkerAddress
 from dataplane.scheduling.time_slices import Work, in_pieces
-from dataplane.worker.context import Request, Worker, WorkerAddress
+from dataplane.worker.capabilities import HasImage, HasWorkerId
+from dataplane.worker.context import Request
 from wire.messages.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
@@ -36,8 +38,12 @@ _NO_COORDINATOR: Final = {
 _OF_LIBRDKAFKA: Final = 2
 
 
+class DescribesCluster(HasImage, HasWorkerId, Protocol):
+    """May read the metadata; this worker is the coordinator and controller that clients see."""
+
+
 def handle_describe_cluster(
-    worker: Worker, request: Request, message: DescribeClusterRequest
+    worker: DescribesCluster, request: Request, message: DescribeClusterRequest
 ) -> DescribeClusterResponse:
     image = worker.image
     response = DescribeClusterResponse(
@@ -47,7 +53,7 @@ def handle_describe_cluster(
         response.error_code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
         response.error_message = "This is a broker endpoint; controllers have none of their own."
         return response
-    response.controller_id = worker.controller_id
+    response.controller_id = worker.worker_id  # administration may be sent to any worker
     response.brokers = [
         DescribeClusterBroker(
             broker_id=address.worker_id,
@@ -67,7 +73,7 @@ def handle_describe_cluster(
 
 
 def handle_find_coordinator(
-    worker: Worker, request: Request, message: FindCoordinatorRequest
+    worker: DescribesCluster, request: Request, message: FindCoordinatorRequest
 ) -> FindCoordinatorResponse | Work[FindCoordinatorResponse]:
     """Groups are this worker's; there is no coordinator of anything else.
 
@@ -108,7 +114,7 @@ def _for_each(keys: list[str], found: Coordinator) -> Work[FindCoordinatorRespon
     return FindCoordinatorResponse(coordinators=coordinators)
 
 
-def _coordinator_of_groups(worker: Worker, request: Request) -> Coordinator:
+def _coordinator_of_groups(worker: DescribesCluster, request: Request) -> Coordinator:
     own = worker.image.workers.get(worker.worker_id)
     at = None if own is None else WorkerAddress.of(own, request.client.listener)
     if at is None:  # it was unregistered, and is about to register again

@@ -1,10 +1,12 @@
 """DescribeConfigs: the values in force, and every layer's word on them. ListConfigResources."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
+from dataplane.network.worker_addresses import live_worker_ids
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasImage, HasLayers, HasSlicer, HasWorkerId
+from dataplane.worker.context import Request
 from metaquorum.config.definition import ConfigType, Scope, to_text
 from metaquorum.config.registry import is_of_listener, shown_keys
 from metaquorum.config.resolution import Configs, Resolved
@@ -34,8 +36,20 @@ _TYPES_SINCE: Final = 1
 PIECE_CONFIGS: Final = 16  # some 10 µs each
 
 
+class ResolvesConfigs(HasImage, HasLayers, HasWorkerId, Protocol):
+    """May read configs of all topics and of this worker; changes none."""
+
+    @property
+    def configs(self) -> Configs:
+        """This worker's own, as they are in force now."""
+
+
+class DescribesConfigs(ResolvesConfigs, HasSlicer, Protocol):
+    """As ResolvesConfigs, of as many resources as a request names."""
+
+
 def handle_describe_configs(
-    worker: Worker, request: Request, message: DescribeConfigsRequest
+    worker: DescribesConfigs, request: Request, message: DescribeConfigsRequest
 ) -> Work[DescribeConfigsResponse]:
     """A resource that is asked for twice with the same keys is told once: clients look by name."""
     asked: dict[tuple[int, str, frozenset[str] | None], DescribeConfigsResource] = {}
@@ -57,7 +71,7 @@ def handle_describe_configs(
 
 
 def _describe(
-    worker: Worker,
+    worker: ResolvesConfigs,
     message: DescribeConfigsRequest,
     resource: DescribeConfigsResource,
     wanted: frozenset[str] | None,
@@ -81,7 +95,7 @@ def _describe(
     return result
 
 
-def _resolved(worker: Worker, resource: DescribeConfigsResource) -> Iterator[Resolved]:
+def _resolved(worker: ResolvesConfigs, resource: DescribeConfigsResource) -> Iterator[Resolved]:
     name = resource.resource_name
     if config_scope(resource.resource_type) is Scope.TOPIC:
         check_topic_name(name)
@@ -146,7 +160,7 @@ def _entry(resolved: Resolved, message: DescribeConfigsRequest) -> DescribeConfi
 
 
 def handle_list_config_resources(
-    worker: Worker, request: Request, message: ListConfigResourcesRequest
+    worker: HasImage, request: Request, message: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse | Work[ListConfigResourcesResponse]:
     """Before version 1 this asked for client metrics, which are not kept."""
     if request.version < _TYPES_SINCE:
@@ -156,7 +170,7 @@ def handle_list_config_resources(
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     names: list[tuple[Scope, str]] = []
     if Scope.WORKER in wanted:
-        names += [(Scope.WORKER, str(worker_id)) for worker_id in worker.live_worker_ids()]
+        names += [(Scope.WORKER, str(worker_id)) for worker_id in live_worker_ids(worker.image)]
     if Scope.TOPIC in wanted:
         names += [(Scope.TOPIC, name) for name in worker.image.topics]
     return _list_resources(names)

@@ -15,7 +15,7 @@ from types import CoroutineType, GeneratorType
 from typing import Any, Final, TypeAlias, cast
 
 from dataplane.handlers import (
-    access,
+    acls,
     alter_configs,
     api_versions,
     cluster,
@@ -32,6 +32,8 @@ from dataplane.handlers import (
     quorum,
     records,
     replicas,
+    sasl,
+    scram,
     topics,
 )
 from dataplane.handlers.quotas import client_quotas, quota_use
@@ -66,8 +68,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.METADATA: metadata.handle_metadata,
     ApiKey.OFFSET_FETCH: groups.handle_offset_fetch,
     ApiKey.FIND_COORDINATOR: cluster.handle_find_coordinator,
-    ApiKey.SASL_HANDSHAKE: access.handle_sasl_handshake,
-    ApiKey.SASL_AUTHENTICATE: access.handle_sasl_authenticate,
+    ApiKey.SASL_HANDSHAKE: sasl.handle_sasl_handshake,
+    ApiKey.SASL_AUTHENTICATE: sasl.handle_sasl_authenticate,
     ApiKey.API_VERSIONS: api_versions.handle_api_versions,
     ApiKey.CREATE_TOPICS: topics.handle_create_topics,
     ApiKey.DELETE_TOPICS: topics.handle_delete_topics,
@@ -82,13 +84,13 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_PRODUCERS: partitions_api.handle_describe_producers,
     ApiKey.DELETE_RECORDS: records.handle_delete_records,
     ApiKey.DESCRIBE_LOG_DIRS: log_dirs.handle_describe_log_dirs,
-    ApiKey.DESCRIBE_ACLS: access.handle_describe_acls,
-    ApiKey.CREATE_ACLS: access.handle_create_acls,
-    ApiKey.DELETE_ACLS: access.handle_delete_acls,
+    ApiKey.DESCRIBE_ACLS: acls.handle_describe_acls,
+    ApiKey.CREATE_ACLS: acls.handle_create_acls,
+    ApiKey.DELETE_ACLS: acls.handle_delete_acls,
     ApiKey.DESCRIBE_CLIENT_QUOTAS: client_quotas.handle_describe_client_quotas,
     ApiKey.ALTER_CLIENT_QUOTAS: client_quotas.handle_alter_client_quotas,
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: access.handle_describe_user_scram_credentials,
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: access.handle_alter_user_scram_credentials,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: scram.handle_describe_user_scram_credentials,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: scram.handle_alter_user_scram_credentials,
     ApiKey.LIST_CONFIG_RESOURCES: configs.handle_list_config_resources,
     ApiKey.DESCRIBE_CLUSTER: cluster.handle_describe_cluster,
     ApiKey.DESCRIBE_QUORUM: quorum.handle_describe_quorum,

@@ -1,10 +1,12 @@
 """ElectLeaders: elections that a client asks for."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import AsksController, HasImage
+from dataplane.worker.context import Request
 from metaquorum.controller.elect_leaders import ElectionSpec, ElectionType, specs_of
 from metaquorum.rpc.methods import ELECT_LEADERS, ElectLeaders
 from wire.messages.elect_leaders import (
@@ -18,8 +20,12 @@ from wire.primitives.errors import ErrorCode, KafkaError
 _TYPES = frozenset(ElectionType)
 
 
+class ElectsLeaders(AsksController, HasImage, Protocol):
+    """May ask the controller for elections, of all topics of the metadata."""
+
+
 async def handle_elect_leaders(
-    worker: Worker, request: Request, message: ElectLeadersRequest
+    worker: ElectsLeaders, request: Request, message: ElectLeadersRequest
 ) -> ElectLeadersResponse:
     kind = message.election_type
     if kind not in _TYPES:

@@ -15,19 +15,20 @@ after a wait it looks again only at partitions to which something has happened.
 
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from dataplane.fetch.parked_polls import ParkedRequests
+from dataplane.fetch.reader import FetchedWorker, FetchReader, replica_of, size_of
 from dataplane.fetch.sessions import (
     INITIAL_EPOCH,
     NO_SESSION,
     FetchSession,
+    FetchSessions,
     Key,
     SessionPartition,
     has_many,
     is_whole,
 )
-from dataplane.handlers.fetch_reader import FetchReader, replica_of, size_of
 from dataplane.log.segments.files import ColdError
 from dataplane.network.delayed import DelayedResponse
 from dataplane.partition.partition import NO_ERROR, FetchWaiter, Partition, Watcher
@@ -40,7 +41,16 @@ from dataplane.scheduling.time_slices import (
     in_pieces,
     pieces,
 )
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import (
+    HasClock,
+    HasDisk,
+    HasImage,
+    HasQuotas,
+    HasStopping,
+    HasTimers,
+    ReadsPartitions,
+)
+from dataplane.worker.context import Request
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import StorageError
 from wire.messages.fetch import (
@@ -73,11 +83,66 @@ _NEVER: Final = -1  # looked at, or not all of it
 _T = TypeVar("_T")
 
 
-def handle_fetch(worker: Worker, request: Request, message: FetchRequest) -> Answer | Work[Answer]:
+class LimitsFetches(FetchedWorker, HasQuotas, Protocol):
+    """May read partitions, and charge a client's quota for it."""
+
+    @property
+    def fetch_max_bytes(self) -> int: ...
+
+
+class DelaysFetches(HasTimers, Protocol):
+    """May hold a request open until it is woken, or its time is over."""
+
+    @property
+    def fetch_waiters(self) -> set[FetchWaiter]:
+        """Long polls; those that are held open are woken when the worker stops."""
+
+
+class AnswersFetches(DelaysFetches, ReadsPartitions, HasDisk, HasImage, HasStopping, Protocol):
+    """May look up partitions, hold the request open, and read cold pages in a worker thread."""
+
+
+class KeepsSessions(HasClock, Protocol):
+    @property
+    def fetch_sessions(self) -> FetchSessions: ...
+
+
+class AnswersFullFetches(AnswersFetches, KeepsSessions, Protocol):
+    """As AnswersFetches, of many partitions, for which a session may begin."""
+
+    @property
+    def parked(self) -> ParkedRequests: ...
+
+
+class ContinuesSessions(AnswersFetches, KeepsSessions, Protocol):
+    """As AnswersFetches, of the partitions of a session."""
+
+
+class NewestMetadata(Protocol):
+    @property
+    def image(self) -> MetadataImage: ...
+
+
+class FollowerContacts(Protocol):
+    def heard_from(self, replica_id: int) -> None: ...
+
+
+class Fetches(LimitsFetches, AnswersFullFetches, ContinuesSessions, Protocol):
+    """All that Fetch may touch: it reads partitions, and notes that a follower was heard of."""
+
+    @property
+    def loader(self) -> NewestMetadata:
+        """The metadata as received: a follower's registration counts at once."""
+
+    @property
+    def isr_manager(self) -> FollowerContacts: ...
+
+
+def handle_fetch(worker: Fetches, request: Request, message: FetchRequest) -> Answer | Work[Answer]:
     if (replica_id := replica_of(message)) >= 0:
         if error := fetch_claim_error(request.client, message, worker.loader.image):
             return _refuse_claim(message, error)
-        worker.isr_manager.context.heard[replica_id] = worker.clock.monotonic()
+        worker.isr_manager.heard_from(replica_id)
     allowed = _Allowed(worker, request, message, is_limited=replica_id < 0)
     has_topic_ids = request.version >= _TOPIC_IDS_SINCE
     if not is_whole(message):
@@ -131,7 +196,7 @@ class _Allowed:
     )
 
     def __init__(
-        self, worker: Worker, request: Request, message: FetchRequest, *, is_limited: bool
+        self, worker: LimitsFetches, request: Request, message: FetchRequest, *, is_limited: bool
     ) -> None:
         self.throttle_ms = 0
         self.max_bytes = min(message.max_bytes, worker.fetch_max_bytes)
@@ -183,7 +248,7 @@ class _DelayedFetch(DelayedResponse):
 
     def __init__(
         self,
-        worker: Worker,
+        worker: DelaysFetches,
         message: FetchRequest,
         missing_bytes: int,
         answer: Callable[[], FetchResponse | Work[FetchResponse]],
@@ -280,7 +345,7 @@ def _each(topics: Iterable[FetchTopic]) -> Iterator[_Asked]:
             yield topic, data
 
 
-async def _warm(worker: Worker, cold: Iterable[ColdError]) -> bool:
+async def _warm(worker: HasDisk, cold: Iterable[ColdError]) -> bool:
     """The pages were read. False: not all of them; who reads the partition is to be told why."""
     try:
         for each in cold:
@@ -299,7 +364,11 @@ class _FullFetch:
     __slots__ = ("allowed", "found", "has_topic_ids", "image", "message", "watched", "worker")
 
     def __init__(
-        self, worker: Worker, message: FetchRequest, has_topic_ids: bool, allowed: _Allowed
+        self,
+        worker: AnswersFullFetches,
+        message: FetchRequest,
+        has_topic_ids: bool,
+        allowed: _Allowed,
     ) -> None:
         self.worker = worker
         self.allowed = allowed
@@ -573,7 +642,7 @@ class _FullFetch:
 
 
 def _continue(
-    worker: Worker, message: FetchRequest, has_topic_ids: bool, allowed: _Allowed
+    worker: ContinuesSessions, message: FetchRequest, has_topic_ids: bool, allowed: _Allowed
 ) -> Answer | Work[Answer]:
     sessions, now_s = worker.fetch_sessions, worker.clock.monotonic()
     try:
@@ -587,7 +656,7 @@ def _continue(
 
 
 def _continue_later(
-    worker: Worker, message: FetchRequest, use: Work[FetchSession], allowed: _Allowed
+    worker: AnswersFetches, message: FetchRequest, use: Work[FetchSession], allowed: _Allowed
 ) -> Work[Answer]:
     try:
         session = yield from use
@@ -600,7 +669,7 @@ def _continue_later(
 
 
 def _continue_with(
-    worker: Worker, message: FetchRequest, session: FetchSession, allowed: _Allowed
+    worker: AnswersFetches, message: FetchRequest, session: FetchSession, allowed: _Allowed
 ) -> Answer | Work[Answer]:
     if not session.partitions:
         return FetchResponse(throttle_time_ms=allowed.throttle_ms)
@@ -617,7 +686,11 @@ class _IncrementalFetch:
     __slots__ = ("allowed", "epoch", "message", "session", "worker")
 
     def __init__(
-        self, worker: Worker, message: FetchRequest, session: FetchSession, allowed: _Allowed
+        self,
+        worker: AnswersFetches,
+        message: FetchRequest,
+        session: FetchSession,
+        allowed: _Allowed,
     ) -> None:
         self.worker = worker
         self.allowed = allowed

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasImage
+from dataplane.worker.context import Request
 from wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -34,7 +35,7 @@ _TOPIC_IDS_SINCE: Final = 10
 
 
 def handle_offset_fetch(
-    worker: Worker, request: Request, message: OffsetFetchRequest
+    worker: HasImage, request: Request, message: OffsetFetchRequest
 ) -> Work[OffsetFetchResponse]:
     """No offset, without an error, for each partition that is asked for (as for a new group)."""
     if request.version < _GROUPS_SINCE:
@@ -53,7 +54,7 @@ def handle_offset_fetch(
 
 
 def _of_group(
-    worker: Worker, request: Request, group: OffsetFetchRequestGroup
+    worker: HasImage, request: Request, group: OffsetFetchRequestGroup
 ) -> Work[OffsetFetchResponseGroup]:
     def row_of(topic: OffsetFetchRequestTopics) -> Callable[[int], OffsetFetchResponsePartitions]:
         if request.version >= _TOPIC_IDS_SINCE and topic.topic_id not in worker.image.topic_names:

@@ -1,14 +1,16 @@
 """DescribeLogDirs: the log directories of this worker, and how large the logs in them are."""
 
-from collections.abc import AsyncIterator, Iterable
-from typing import Final
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Final, Protocol
 
 import trio
 
 from dataplane.log.dirs.log_dir import LogDir
+from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasDisk, HasSlicer
+from dataplane.worker.context import Request
 from wire.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsPartition,
@@ -23,8 +25,28 @@ from wire.primitives.errors import ErrorCode
 SLICE_PARTITIONS: Final = 500
 
 
+class HostedLogs(Protocol):
+    """The partitions of this worker, and in which log directory each lies; changes neither."""
+
+    def __iter__(self) -> Iterator[Partition]: ...
+
+    def of_topic(self, name: str) -> list[Partition]: ...
+
+    @property
+    def log_dirs(self) -> LogDirs: ...
+
+
+class HostsLogs(Protocol):
+    @property
+    def replica_manager(self) -> HostedLogs: ...
+
+
+class DescribesLogDirs(HostsLogs, HasDisk, HasSlicer, Protocol):
+    """May look at all partitions of this worker, and ask the disk how much space it has."""
+
+
 async def handle_describe_log_dirs(
-    worker: Worker, request: Request, message: DescribeLogDirsRequest
+    worker: DescribesLogDirs, request: Request, message: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
     log_dirs = worker.replica_manager.log_dirs
     usable = {log_dir.path: await _space(worker, log_dir) for log_dir in list(log_dirs.online)}
@@ -52,7 +74,7 @@ def _lost(path: str) -> DescribeLogDirsResult:
     return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path)
 
 
-async def _space(worker: Worker, log_dir: LogDir) -> DescribeLogDirsResult:
+async def _space(worker: HasDisk, log_dir: LogDir) -> DescribeLogDirsResult:
     disk, path = worker.disk, log_dir.path
     try:
         total, usable = await disk.run(lambda: (disk.total_bytes(path), disk.free_bytes(path)))
@@ -62,7 +84,7 @@ async def _space(worker: Worker, log_dir: LogDir) -> DescribeLogDirsResult:
 
 
 async def _wanted(
-    worker: Worker, topics: list[DescribableLogDirTopic] | None
+    worker: DescribesLogDirs, topics: list[DescribableLogDirTopic] | None
 ) -> AsyncIterator[tuple[LogDir, Partition]]:
     """Those of `topics` (None: all) that are here and usable, each once, topic by topic."""
     partitions: Iterable[Partition] = worker.replica_manager
@@ -78,7 +100,7 @@ async def _wanted(
             await trio.lowlevel.checkpoint()
 
 
-def _asked(worker: Worker, topics: list[DescribableLogDirTopic]) -> Work[list[Partition]]:
+def _asked(worker: HostsLogs, topics: list[DescribableLogDirTopic]) -> Work[list[Partition]]:
     """The partitions that are here and asked for, each once, topic by topic."""
     here: dict[str, dict[int, Partition]] = {}
     asked: dict[str, dict[int, Partition]] = {}

@@ -1,21 +1,25 @@
 """Metadata: the workers, and the topics with their leaders, as the metadata log says."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Sequence, Set
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
-from dataplane.handlers.cluster import CLUSTER_OPERATIONS
+from dataplane.handlers.cluster import CLUSTER_OPERATIONS, DescribesCluster
+from dataplane.network.worker_addresses import live_workers
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
 from dataplane.worker import mutation_limits
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasImage, HasSlicer, HasStopping, HasWorkerId
+from dataplane.worker.context import Request
 from dataplane.worker.metadata_cache import (
     PARTITIONS_PER_SLICE,
     TOPICS_PER_SLICE,
+    MetadataCache,
     ResponseFormat,
     TopicView,
 )
+from dataplane.worker.mutation_limits import CreatesTopics
 from metaquorum.controller.topics import NewTopic, TopicOutcome
 from metaquorum.metadata.image import MetadataImage, TopicImage
 from metaquorum.metadata.topic_names import check_topic_name
@@ -41,8 +45,59 @@ TopicRow: TypeAlias = bytes | MetadataResponseTopic
 Found: TypeAlias = TopicImage | MetadataResponseTopic
 
 
+class LostPartitions(Protocol):
+    def offline(self, topic_id: Uuid) -> Set[int]: ...
+
+
+class SuspectLeaders(Protocol):
+    def suspects(self) -> frozenset[int]: ...
+
+
+class ViewsLeaders(HasImage, Protocol):
+    """May read the metadata, and which leaders' processes seem to be gone."""
+
+    @property
+    def isr_manager(self) -> SuspectLeaders: ...
+
+
+class ViewsTopics(ViewsLeaders, HasWorkerId, Protocol):
+    """As ViewsLeaders; and which partitions of this worker are offline."""
+
+    @property
+    def replica_manager(self) -> LostPartitions: ...
+
+
+class DescribesTopics(ViewsTopics, HasSlicer, Protocol):
+    """As ViewsTopics, of as many topics as there are, which it may keep encoded."""
+
+    @property
+    def metadata_cache(self) -> MetadataCache: ...
+
+
+class MetadataProgress(Protocol):
+    async def wait_visible(self, end_offset: int) -> None: ...
+
+
+class AwaitsLeaders(DescribesTopics, HasStopping, Protocol):
+    """As DescribesTopics, when the metadata name a leader again."""
+
+    @property
+    def loader(self) -> MetadataProgress: ...
+
+
+class CreatesAskedTopics(CreatesTopics, DescribesTopics, Protocol):
+    """May create topics that are asked for, as far as configs and quotas allow."""
+
+    @property
+    def auto_create_topics(self) -> bool: ...
+
+
+class AnswersMetadata(CreatesAskedTopics, AwaitsLeaders, Protocol):
+    """All that Metadata may touch: it describes topics, creates them, and awaits their leaders."""
+
+
 def handle_metadata(
-    worker: Worker, request: Request, message: MetadataRequest
+    worker: AnswersMetadata, request: Request, message: MetadataRequest
 ) -> (
     MetadataResponse
     | Coroutine[Any, Any, MetadataResponse]
@@ -73,7 +128,10 @@ def handle_metadata(
 
 
 def _describe_many(
-    worker: Worker, request: Request, message: MetadataRequest, asked: list[MetadataRequestTopic]
+    worker: CreatesAskedTopics,
+    request: Request,
+    message: MetadataRequest,
+    asked: list[MetadataRequestTopic],
 ) -> Work[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]:
     """Without a wait for the next leader of any of them: who asks for so many asks often."""
     by_id = request.version >= _TOPIC_IDS_SINCE
@@ -96,11 +154,11 @@ def _describe_many(
     return _topic_rows_in_slices(worker, request, message, found)
 
 
-def _new_name(worker: Worker, topic: MetadataRequestTopic) -> str | None:
+def _new_name(worker: HasImage, topic: MetadataRequestTopic) -> str | None:
     return topic.name if topic.name and worker.image.topic(topic.name) is None else None
 
 
-def _has_suspect_leader(worker: Worker, asked: list[MetadataRequestTopic]) -> bool:
+def _has_suspect_leader(worker: ViewsLeaders, asked: list[MetadataRequestTopic]) -> bool:
     suspects = worker.isr_manager.suspects()
     if not suspects:
         return False
@@ -114,7 +172,10 @@ def _has_suspect_leader(worker: Worker, asked: list[MetadataRequestTopic]) -> bo
 
 
 async def _once_led(
-    worker: Worker, request: Request, message: MetadataRequest, asked: list[MetadataRequestTopic]
+    worker: AwaitsLeaders,
+    request: Request,
+    message: MetadataRequest,
+    asked: list[MetadataRequestTopic],
 ) -> MetadataResponse:
     """The answer waits until it can name the next leader, but not for long.
 
@@ -123,7 +184,7 @@ async def _once_led(
     """
     with trio.move_on_after(NEXT_LEADER_S):
         while _has_suspect_leader(worker, asked) and not worker.stopping:
-            await worker.loader.wait_visible(worker.loader.visible.end_offset + 1)
+            await worker.loader.wait_visible(worker.image.end_offset + 1)
     found = [_find(worker, each) for each in asked]
     return await _topic_rows_in_slices(worker, request, message, found)
 
@@ -135,7 +196,7 @@ def _topic_of(image: MetadataImage, asked: MetadataRequestTopic) -> TopicImage |
 
 
 async def _create_first(
-    worker: Worker, request: Request, message: MetadataRequest, names: list[str]
+    worker: CreatesAskedTopics, request: Request, message: MetadataRequest, names: list[str]
 ) -> MetadataResponse:
     """Unknown topics are made before the answer, which then shows them with their leaders."""
     once: dict[str, NewTopic] = {}
@@ -187,7 +248,7 @@ def _creation_error(code: ErrorCode) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _find(worker: Worker, asked: MetadataRequestTopic) -> Found:
+def _find(worker: HasImage, asked: MetadataRequestTopic) -> Found:
     image = worker.image
     if asked.name is None:
         return image.topic_by_id(asked.topic_id) or MetadataResponseTopic(
@@ -204,7 +265,7 @@ def _find(worker: Worker, asked: MetadataRequestTopic) -> Found:
     return MetadataResponseTopic(error_code=code, name=asked.name)
 
 
-def view_of(worker: Worker, topic: TopicImage) -> TopicView:
+def view_of(worker: ViewsTopics, topic: TopicImage) -> TopicView:
     offline = worker.replica_manager.offline(topic.topic_id)
     return TopicView(worker.image, topic, worker.worker_id, offline, worker.isr_manager.suspects())
 
@@ -214,7 +275,7 @@ def _form(request: Request, message: MetadataRequest) -> ResponseFormat:
 
 
 def _is_much(
-    worker: Worker, request: Request, message: MetadataRequest, found: Sequence[Found]
+    worker: DescribesTopics, request: Request, message: MetadataRequest, found: Sequence[Found]
 ) -> bool:
     """More than one slice of the loop is for, if much of it is not kept from before."""
     if len(found) > TOPICS_PER_SLICE:
@@ -228,7 +289,7 @@ def _is_much(
 
 
 def _topic_rows(
-    worker: Worker, request: Request, message: MetadataRequest, found: Sequence[Found]
+    worker: DescribesTopics, request: Request, message: MetadataRequest, found: Sequence[Found]
 ) -> MetadataResponse:
     rows, form = worker.metadata_cache, _form(request, message)
     described: list[TopicRow] = [
@@ -239,7 +300,7 @@ def _topic_rows(
 
 
 async def _topic_rows_in_slices(
-    worker: Worker, request: Request, message: MetadataRequest, found: list[Found]
+    worker: DescribesTopics, request: Request, message: MetadataRequest, found: list[Found]
 ) -> MetadataResponse:
     rows, form = worker.metadata_cache, _form(request, message)
     described: list[TopicRow] = []
@@ -255,7 +316,7 @@ async def _topic_rows_in_slices(
 
 
 def _describe_all(
-    worker: Worker, request: Request, message: MetadataRequest
+    worker: DescribesTopics, request: Request, message: MetadataRequest
 ) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
     found: list[Found] = list(worker.image.topics.values())
     if _is_much(worker, request, message, found):
@@ -264,15 +325,15 @@ def _describe_all(
 
 
 def _response(
-    worker: Worker, request: Request, message: MetadataRequest, described: list[TopicRow]
+    worker: DescribesCluster, request: Request, message: MetadataRequest, described: list[TopicRow]
 ) -> MetadataResponse:
     response = MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
-            for w in worker.live_workers(request.client.listener)
+            for w in live_workers(worker.image, request.client.listener)
         ],
         cluster_id=worker.image.cluster_id,
-        controller_id=worker.controller_id,
+        controller_id=worker.worker_id,  # administration may be sent to any worker
         topics=described,  # type: ignore[arg-type]  # they may be encoded
     )
     if message.include_cluster_authorized_operations:

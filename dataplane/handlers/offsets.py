@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -11,7 +11,13 @@ from dataplane.log.segments.timestamps import Candidate, TimestampOffset, latest
 from dataplane.partition.partition import Partition
 from dataplane.replication.replica_authentication import claim_error
 from dataplane.scheduling.time_slices import Work, each_of, for_each_of, in_pieces
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import (
+    FailsPartitions,
+    HasPartitions,
+    OpensBatches,
+    ReadsPartitions,
+)
+from dataplane.worker.context import Request
 from metaquorum.runtime import File, StorageError
 from wire.messages.list_offsets import (
     ListOffsetsPartition,
@@ -48,8 +54,12 @@ _SINCE: Final = {
 _READ_COMMITTED: Final = 1
 
 
+class LooksUpOffsets(ReadsPartitions, OpensBatches, FailsPartitions, Protocol):
+    """May look up partitions, and open their batches to find a timestamp."""
+
+
 def handle_list_offsets(
-    worker: Worker, request: Request, message: ListOffsetsRequest
+    worker: LooksUpOffsets, request: Request, message: ListOffsetsRequest
 ) -> Work[ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]]:
     """As in Kafka, a partition that is asked for twice is told INVALID_REQUEST each time."""
     seen: set[tuple[str, int]] = set()
@@ -84,7 +94,9 @@ def _note_twice(
 class _Lookup:
     """One request's rows. Those for which batches may have to be opened wait in `searches`."""
 
-    def __init__(self, worker: Worker, request: Request, message: ListOffsetsRequest) -> None:
+    def __init__(
+        self, worker: LooksUpOffsets, request: Request, message: ListOffsetsRequest
+    ) -> None:
         self.twice: set[tuple[str, int]] = set()
         self.searches: list[tuple[ListOffsetsPartitionResponse, Partition, int, int]] = []
         self._worker = worker
@@ -170,7 +182,7 @@ def _find(partition: Partition, timestamp: int, end_offset: int) -> tuple[int, i
 
 
 async def _search(
-    worker: Worker, log: PartitionLog, timestamp: int, end_offset: int
+    worker: OpensBatches, log: PartitionLog, timestamp: int, end_offset: int
 ) -> TimestampOffset | None:
     """The record below `end_offset` that is not older, or the youngest. Opens batches."""
     if timestamp == MAX_TIMESTAMP:
@@ -196,7 +208,7 @@ async def _search(
 
 
 async def _open(
-    worker: Worker, candidate: Candidate, find: Callable[[File], TimestampOffset | None]
+    worker: OpensBatches, candidate: Candidate, find: Callable[[File], TimestampOffset | None]
 ) -> TimestampOffset | None:
     """What `find` says of the batch, beside the loop if that may take long."""
     with candidate.records.pinned() as file:
@@ -222,7 +234,7 @@ def _find_or_refusal(
 
 
 def handle_offset_for_leader_epoch(
-    worker: Worker, request: Request, message: OffsetForLeaderEpochRequest
+    worker: ReadsPartitions, request: Request, message: OffsetForLeaderEpochRequest
 ) -> Work[OffsetForLeaderEpochResponse]:
     def epoch_end(topic: OffsetForLeaderTopic, data: OffsetForLeaderPartition) -> EpochEndOffset:
         return _epoch_end(worker, request, message.replica_id, topic.topic, data)
@@ -236,7 +248,11 @@ def handle_offset_for_leader_epoch(
 
 
 def _epoch_end(
-    worker: Worker, request: Request, replica_id: int, topic: str, data: OffsetForLeaderPartition
+    worker: HasPartitions,
+    request: Request,
+    replica_id: int,
+    topic: str,
+    data: OffsetForLeaderPartition,
 ) -> EpochEndOffset:
     answer = EpochEndOffset(partition=data.partition, leader_epoch=-1, end_offset=-1)
     try:

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
-from dataplane.handlers.metadata import view_of
+from dataplane.handlers.metadata import ViewsTopics, view_of
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.log.segments.producers import ProducerEntry
 from dataplane.scheduling.time_slices import (
@@ -20,8 +20,10 @@ from dataplane.scheduling.time_slices import (
     row_count,
 )
 from dataplane.worker import mutation_limits
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasPartitions, HasSlicer, ReadsPartitions
+from dataplane.worker.context import Request
 from dataplane.worker.metadata_cache import TOPIC_OPERATIONS, describe
+from dataplane.worker.mutation_limits import ChangesPartitions
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewPartitions
 from metaquorum.metadata.image import NO_LEADER, TopicImage
 from metaquorum.metadata.topic_names import check_topic_name
@@ -57,8 +59,12 @@ _NO_TIMESTAMP: Final = -1
 _STRICT_SINCE: Final = 3  # clients know that a quota may refuse them (KIP-599)
 
 
+class DescribesPartitions(ViewsTopics, HasSlicer, Protocol):
+    """May read the metadata, with what this worker alone knows of leaders and replicas."""
+
+
 async def handle_create_partitions(
-    worker: Worker, request: Request, message: CreatePartitionsRequest
+    worker: ChangesPartitions, request: Request, message: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     topic_count = len(message.topics)
     slicer = worker.slicer
@@ -132,7 +138,7 @@ def _spec(topic: CreatePartitionsTopic) -> NewPartitions:
 
 
 def handle_describe_topic_partitions(
-    worker: Worker, request: Request, message: DescribeTopicPartitionsRequest
+    worker: DescribesPartitions, request: Request, message: DescribeTopicPartitionsRequest
 ) -> Work[DescribeTopicPartitionsResponse]:
     """Topics by name, from the cursor on, until the limit of partitions is reached."""
     image, cursor = worker.image, message.cursor
@@ -189,7 +195,7 @@ def _absent(name: str) -> DescribeTopicPartitionsResponseTopic:
 
 
 def _describe(
-    worker: Worker, topic: TopicImage, first: int, limit: int
+    worker: ViewsTopics, topic: TopicImage, first: int, limit: int
 ) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,
@@ -218,7 +224,7 @@ def _describe(
 
 
 async def handle_describe_producers(
-    worker: Worker, request: Request, message: DescribeProducersRequest
+    worker: ReadsPartitions, request: Request, message: DescribeProducersRequest
 ) -> DescribeProducersResponse:
     """A partition that is asked for twice is told of once."""
     asked: dict[str, dict[int, None]] = {}
@@ -245,7 +251,7 @@ async def handle_describe_producers(
     return response
 
 
-async def _producers(worker: Worker, topic: str, index: int) -> PartitionResponse:
+async def _producers(worker: HasPartitions, topic: str, index: int) -> PartitionResponse:
     """As this replica knows them, whether it leads or not: kafka-transactions asks each worker."""
     answer = PartitionResponse(partition_index=index)
     try:

@@ -6,19 +6,22 @@ the answer, a partition where such an append is still under way) becomes a corou
 place in the order of its connection and of its partition. Both ways validate alike.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dataplane.handlers.produce_outcome import (
     Answer,
     Answers,
+    AnswersProduce,
     Commit,
     DelayedProduce,
+    DelaysProduce,
     Outcome,
     Pending,
     Refusal,
+    RejectsAfterCheck,
     Uncommitted,
     failed,
     is_doubtful,
@@ -45,7 +48,17 @@ from dataplane.partition.batch_validation import (
 from dataplane.partition.partition import Partition
 from dataplane.partition.rejected_batches import Place, RejectedBatches, TooManyRejectedError
 from dataplane.scheduling.time_slices import Work, each_of, in_pieces
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import (
+    HasClock,
+    HasImage,
+    HasPartitions,
+    HasQuotas,
+    HasSlicer,
+    OpensBatches,
+    PartitionLookup,
+    ReadsMetadata,
+)
+from dataplane.worker.context import Request
 from metaquorum.runtime import Clock, StorageError
 from wire.messages.produce import (
     PartitionProduceData,
@@ -71,8 +84,41 @@ _NO_ACKS: Final = 0
 _ALL_ACKS: Final = -1
 
 
+class AppendLimit(Protocol):
+    @property
+    def inline_append_bytes(self) -> int:
+        """Larger batches are appended in a worker thread."""
+
+
+class ProduceLookup(PartitionLookup, Protocol):
+    def of_raw(self, topic: bytes, *, by_id: bool) -> Mapping[int, Partition] | None: ...
+
+
+class ProducesFast(AnswersProduce, DelaysProduce, AppendLimit, HasClock, Protocol):
+    """May append to partitions in place, and report or await what became of that. No disk."""
+
+    @property
+    def replica_manager(self) -> ProduceLookup: ...
+
+
+class ValidatesSlowly(OpensBatches, HasClock, HasQuotas, Protocol):
+    """May open batches in a worker thread, and charge the client for its time."""
+
+
+class AppendsSlowly(ValidatesSlowly, RejectsAfterCheck, Protocol):
+    """May append in a worker thread, and report what became of that."""
+
+
+class Appends(AppendsSlowly, HasPartitions, AppendLimit, Protocol):
+    """May append to partitions, in place or in a worker thread."""
+
+
+class Produces(Appends, HasImage, HasSlicer, Protocol):
+    """All that Produce may touch: it appends to as many partitions as a request names."""
+
+
 def handle_produce_fast(
-    worker: Worker, frame: memoryview, body: int, header: RequestHeader, client: Client
+    worker: ProducesFast, frame: memoryview, body: int, header: RequestHeader, client: Client
 ) -> bytes | DelayedReply | None:
     """The answer to a request to one topic that can be appended in place, which most can.
 
@@ -137,7 +183,7 @@ def handle_produce_fast(
 
 
 def handle_produce(
-    worker: Worker, request: Request, message: ProduceRequest
+    worker: Produces, request: Request, message: ProduceRequest
 ) -> Work[ProduceResponse | Coroutine[Any, Any, ProduceResponse | None] | None]:
     acks = message.acks
     if not -1 <= acks <= 1:
@@ -171,7 +217,7 @@ _NO_TRANSACTIONS: Final = "transactions are not served by this version"
 
 
 async def _await_all(
-    worker: Worker, client: Client, acks: int, answers: Answers
+    worker: ReadsMetadata, client: Client, acks: int, answers: Answers
 ) -> ProduceResponse | None:
     for _, of_topic in answers:
         for index, answer in enumerate(of_topic):
@@ -182,7 +228,7 @@ async def _await_all(
 
 
 def _respond(
-    worker: Worker, client: Client, acks: int, answers: Answers
+    worker: HasImage, client: Client, acks: int, answers: Answers
 ) -> Work[ProduceResponse | None]:
     if acks != _NO_ACKS:
         return (yield from response_of(worker, client, answers))
@@ -209,7 +255,7 @@ def _refuse_all(
 
 
 def _append(
-    worker: Worker,
+    worker: Appends,
     request: Request,
     topic: TopicProduceData,
     data: PartitionProduceData,
@@ -251,7 +297,7 @@ def _place(partition: Partition, version: int) -> Place:
     return (partition.topic_id if by_id else partition.topic), partition.index
 
 
-def _must_wait(worker: Worker, partition: Partition, records: memoryview) -> bool:
+def _must_wait(worker: AppendLimit, partition: Partition, records: memoryview) -> bool:
     """Whether an append is too much to be made in place, or has to queue behind such a one."""
     return (
         len(records) > worker.inline_append_bytes
@@ -296,7 +342,11 @@ def _check(partition: Partition, records: memoryview, version: int, now_ms: int)
 
 
 async def _validated(
-    worker: Worker, client: Client, partition: Partition, records: memoryview, header: BatchHeader
+    worker: ValidatesSlowly,
+    client: Client,
+    partition: Partition,
+    records: memoryview,
+    header: BatchHeader,
 ) -> tuple[Batch, BatchHeader]:
     """As `validated`, in slices in a worker thread whose time is charged to the client."""
     now_ms = worker.clock.now_ms()
@@ -345,7 +395,7 @@ def _run_slice(
 
 
 async def _append_slowly(
-    worker: Worker,
+    worker: AppendsSlowly,
     request: Request,
     partition: Partition,
     records: memoryview,
@@ -379,7 +429,7 @@ async def _append_slowly(
 
 
 async def _settle(
-    worker: Worker,
+    worker: AppendsSlowly,
     partition: Partition,
     result: AppendResult,
     leader_epoch: int,

@@ -6,19 +6,28 @@ refused for anything else    at once
 """
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
+from dataplane.instruments.error_counts import ErrorCounts
 from dataplane.log.partition_log import AppendResult
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse
+from dataplane.network.worker_addresses import live_workers
 from dataplane.partition.batch_validation import InvalidRecordsError
 from dataplane.partition.partition import Partition
 from dataplane.replication.replica_manager import NotLeaderOrFollowerError
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, at_once, in_pieces, pieces
-from dataplane.worker.context import Worker
-from dataplane.worker.leadership_check import LeadershipQuestion
+from dataplane.worker.capabilities import (
+    FailsPartitions,
+    HasClock,
+    HasImage,
+    HasQuotas,
+    HasTimers,
+    HasWorkerId,
+)
+from dataplane.worker.leadership_check import LeadershipCheck, LeadershipQuestion
 from metaquorum.runtime import StorageError
 from wire.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -45,6 +54,32 @@ Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 _NOT_WRITTEN: Final = "the partition's log cannot be written at present"
 
 
+class ReportsFailures(HasWorkerId, FailsPartitions, Protocol):
+    """May set a partition offline whose disk failed, and name another leader."""
+
+
+class ChecksLeadership(Protocol):
+    """May ask the quorum whether this worker still leads."""
+
+    @property
+    def leadership_check(self) -> LeadershipCheck: ...
+
+
+class RejectsAfterCheck(ReportsFailures, ChecksLeadership, Protocol):
+    """May report a failure once the quorum has said who leads."""
+
+
+class AnswersProduce(ReportsFailures, HasImage, HasQuotas, Protocol):
+    """May report what became of each partition, and charge the client for the request."""
+
+    @property
+    def errors(self) -> ErrorCounts | None: ...
+
+
+class DelaysProduce(ChecksLeadership, HasQuotas, HasTimers, Protocol):
+    """May wait for replicas, the quorum or the request's time limit."""
+
+
 def success(partition: Partition, result: AppendResult) -> Answer:
     return PartitionProduceResponse(
         index=partition.index,
@@ -66,7 +101,10 @@ def refused(index: int, code: ErrorCode, reason: str) -> Answer:
 
 
 def failed(
-    worker: Worker, partition: Partition | None, index: int, error: KafkaError | StorageError
+    worker: ReportsFailures,
+    partition: Partition | None,
+    index: int,
+    error: KafkaError | StorageError,
 ) -> Answer:
     if isinstance(error, StorageError):
         assert partition is not None
@@ -97,7 +135,7 @@ def topic_response(answers: tuple[TopicProduceData, list[Any]]) -> TopicProduceR
     )
 
 
-def response_of(worker: Worker, client: Client, answers: Answers) -> Work[ProduceResponse]:
+def response_of(worker: HasImage, client: Client, answers: Answers) -> Work[ProduceResponse]:
     """Of answers that are all there."""
     response = ProduceResponse(responses=(yield from in_pieces(answers, topic_response)))
     names_leader = False
@@ -109,7 +147,7 @@ def response_of(worker: Worker, client: Client, answers: Answers) -> Work[Produc
     if names_leader:
         response.node_endpoints = [
             NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
-            for w in worker.live_workers(client.listener)
+            for w in live_workers(worker.image, client.listener)
         ]
     return response
 
@@ -121,7 +159,7 @@ class Outcome:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: AnswersProduce,
         client: Client,
         header: RequestHeader,
         size_bytes: int,
@@ -196,7 +234,7 @@ class Commit:
 
     __slots__ = ("_deadline", "_worker")
 
-    def __init__(self, worker: Worker, timeout_ms: int) -> None:
+    def __init__(self, worker: HasClock, timeout_ms: int) -> None:
         self._worker = worker
         self._deadline = worker.clock.monotonic() + max(0, timeout_ms) / 1000
 
@@ -238,7 +276,7 @@ class DelayedProduce(DelayedResponse):
 
     def __init__(
         self,
-        worker: Worker,
+        worker: DelaysProduce,
         uncommitted: list[Uncommitted],
         doubts: list[Refusal],
         outcome: Outcome,
@@ -311,7 +349,10 @@ def _after_check(
 
 
 async def reject_after_check(
-    worker: Worker, partition: Partition, leader_epoch: int, error: KafkaError | StorageError
+    worker: RejectsAfterCheck,
+    partition: Partition,
+    leader_epoch: int,
+    error: KafkaError | StorageError,
 ) -> Answer:
     answered = trio.Event()
     question = worker.leadership_check.ask(answered.set)

@@ -1,12 +1,22 @@
 """InitProducerId: an id of its own for each idempotent producer."""
 
-from dataplane.worker.context import Request, Worker
+from typing import Protocol
+
+from dataplane.worker.context import Request
+from dataplane.worker.producer_ids import ProducerIds
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from wire.primitives.errors import ErrorCode, KafkaError
 
 
+class GivesProducerIds(Protocol):
+    """May take a producer id out of this worker's block."""
+
+    @property
+    def producer_ids(self) -> ProducerIds: ...
+
+
 async def handle_init_producer_id(
-    worker: Worker, request: Request, message: InitProducerIdRequest
+    worker: GivesProducerIds, request: Request, message: InitProducerIdRequest
 ) -> InitProducerIdResponse:
     if message.transactional_id is not None:
         # Without a coordinator there are no transactions, nor will there be any if asked again.

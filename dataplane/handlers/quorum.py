@@ -5,11 +5,12 @@ records, as everywhere; what a voter has of the log beyond what is committed cou
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from dataplane.handlers.topics import timeout_seconds
 from dataplane.scheduling.time_slices import TimeSlicer, Work, each_of, in_pieces, row_count
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import AsksController, HasControllerClient, HasImage, HasSlicer
+from dataplane.worker.context import Request
 from metaquorum.controller.features import FeatureUpdate, UpgradeType
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.metadata.records import RegisterWorkerRecord
@@ -60,8 +61,16 @@ _UPGRADE_TYPE_SINCE: Final = 1
 _NOT_HERE: Final = "This server does not host this topic-partition."
 
 
+class DescribesWorkers(HasControllerClient, HasImage, Protocol):
+    """May ask the controller about the quorum, and read who is registered."""
+
+
+class DescribesQuorum(DescribesWorkers, HasSlicer, Protocol):
+    """As DescribesWorkers, for as many topics as a request names."""
+
+
 async def handle_describe_quorum(
-    worker: Worker, request: Request, message: DescribeQuorumRequest
+    worker: DescribesQuorum, request: Request, message: DescribeQuorumRequest
 ) -> DescribeQuorumResponse:
     if not _asks_for_metadata(message.topics):
         count = row_count(message.topics, lambda topic: topic.partitions)
@@ -123,7 +132,7 @@ def _states(replicas: Sequence[ReplicaView]) -> list[ReplicaState]:
     ]
 
 
-def _nodes(worker: Worker, found: QuorumDescription) -> list[Node]:
+def _nodes(worker: HasImage, found: QuorumDescription) -> list[Node]:
     """The voters' quorum addresses, of those that have told them."""
     controllers = worker.image.controllers
     return [
@@ -137,7 +146,7 @@ def _nodes(worker: Worker, found: QuorumDescription) -> list[Node]:
 
 
 async def handle_update_features(
-    worker: Worker, request: Request, message: UpdateFeaturesRequest
+    worker: AsksController, request: Request, message: UpdateFeaturesRequest
 ) -> UpdateFeaturesResponse:
     """All of the levels are changed, or none."""
 
@@ -173,7 +182,7 @@ async def handle_update_features(
 
 
 async def handle_unregister_broker(
-    worker: Worker, request: Request, message: UnregisterBrokerRequest
+    worker: HasControllerClient, request: Request, message: UnregisterBrokerRequest
 ) -> UnregisterBrokerResponse:
     try:
         await worker.controller_client.change(
@@ -187,7 +196,7 @@ async def handle_unregister_broker(
 
 
 async def handle_describe_workers(
-    worker: Worker, request: Request, message: DescribeWorkersRequest
+    worker: DescribesWorkers, request: Request, message: DescribeWorkersRequest
 ) -> DescribeWorkersResponse:
     response = DescribeWorkersResponse()
     views: dict[int, WorkerView] = {}

@@ -1,13 +1,23 @@
 """DeleteRecords: logs begin at a later offset, on disk too, and at every replica that is live."""
 
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from dataplane.handlers.topics import timeout_seconds
+from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.partition.partition import Partition
+from dataplane.partition.pending_deletes import PendingDeletes
 from dataplane.scheduling.time_slices import for_each_of, row_count
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import (
+    FailsPartitions,
+    HasClock,
+    HasDisk,
+    HasImage,
+    HasLayers,
+    HasSlicer,
+)
+from dataplane.worker.context import Request
 from metaquorum.runtime import StorageError
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -23,8 +33,37 @@ HIGH_WATERMARK: Final = -1
 _NO_OFFSET: Final = -1
 
 
+class HostedRecords(Protocol):
+    """The partitions of this worker by name, and their log directories for a checkpoint."""
+
+    def by_name(self, topic: str, index: int) -> Partition: ...
+
+    @property
+    def log_dirs(self) -> LogDirs: ...
+
+
+class HostsRecords(Protocol):
+    @property
+    def replica_manager(self) -> HostedRecords: ...
+
+
+class ReadsTopicConfigs(HasImage, HasLayers, Protocol):
+    """May read the configs that are in force for a topic."""
+
+
+class DeletesSegments(ReadsTopicConfigs, HasClock, HasDisk, Protocol):
+    """May advance the start of a log; its files go later, by `pending_deletes`."""
+
+    @property
+    def pending_deletes(self) -> PendingDeletes: ...
+
+
+class DeletesRecords(DeletesSegments, HostsRecords, FailsPartitions, HasSlicer, Protocol):
+    """May delete records of the partitions of this worker, of as many as a request names."""
+
+
 async def handle_delete_records(
-    worker: Worker, request: Request, message: DeleteRecordsRequest
+    worker: DeletesRecords, request: Request, message: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
     deadline = trio.current_time() + timeout_seconds(message.timeout_ms)
     asked = await _once(worker, message)
@@ -47,7 +86,7 @@ async def handle_delete_records(
     return DeleteRecordsResponse(topics=topics)
 
 
-async def _once(worker: Worker, message: DeleteRecordsRequest) -> dict[str, dict[int, int]]:
+async def _once(worker: HasSlicer, message: DeleteRecordsRequest) -> dict[str, dict[int, int]]:
     """Each partition of each topic with the last offset that is asked for, as in Kafka."""
     asked: dict[str, dict[int, int]] = {}
 
@@ -59,7 +98,9 @@ async def _once(worker: Worker, message: DeleteRecordsRequest) -> dict[str, dict
     return asked
 
 
-async def _everywhere(worker: Worker, topic: str, result: DeleteRecordsPartitionResult) -> None:
+async def _everywhere(
+    worker: HostsRecords, topic: str, result: DeleteRecordsPartitionResult
+) -> None:
     """Every live replica's log begins there, or beyond; REQUEST_TIMED_OUT if cancelled."""
     start, result.low_watermark = result.low_watermark, _NO_OFFSET
     try:
@@ -84,7 +125,7 @@ async def _everywhere(worker: Worker, topic: str, result: DeleteRecordsPartition
 
 
 async def _of_topic(
-    worker: Worker,
+    worker: DeletesRecords,
     name: str,
     asked: dict[int, int],
     deleted: list[tuple[str, DeleteRecordsPartitionResult]],
@@ -104,7 +145,7 @@ async def _of_topic(
 
 
 async def _of_partition(
-    worker: Worker, topic: str, index: int, offset: int
+    worker: DeletesRecords, topic: str, index: int, offset: int
 ) -> DeleteRecordsPartitionResult:
     result = DeleteRecordsPartitionResult(partition_index=index, low_watermark=_NO_OFFSET)
     partition: Partition | None = None
@@ -121,7 +162,7 @@ async def _of_partition(
     return result
 
 
-async def _delete_before(worker: Worker, partition: Partition, offset: int) -> int:
+async def _delete_before(worker: DeletesSegments, partition: Partition, offset: int) -> int:
     """The log's start: `offset`, or beyond. KafkaError, StorageError.
 
     What lies in the same segment as `offset` goes with that segment. The log is synced, so that
@@ -146,7 +187,7 @@ async def _delete_before(worker: Worker, partition: Partition, offset: int) -> i
     return plog.log_start_offset
 
 
-def _check_policy(worker: Worker, topic: str) -> None:
+def _check_policy(worker: ReadsTopicConfigs, topic: str) -> None:
     configs = worker.layers.topic_configs(worker.image.topic_configs(topic))
     if "compact" in (policy := configs.list("cleanup.policy")) and "delete" not in policy:
         raise KafkaError(ErrorCode.POLICY_VIOLATION)

@@ -1,15 +1,19 @@
 """Replicas, as far as no API of Kafka serves: their proofs, what is known of them, what was cut."""
 
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from dataplane.partition.leader_state import Follower
 from dataplane.partition.partition import Partition
-from dataplane.replication.replica_authentication import ReplicaAuthenticationError
-from dataplane.replication.truncation_ledger import Entry
+from dataplane.replication.replica_authentication import (
+    ReplicaAuthenticationError,
+    ReplicaAuthenticator,
+)
+from dataplane.replication.truncation_ledger import Entry, TruncationLedger
 from dataplane.scheduling.time_slices import Work, in_pieces
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasClock, HasPartitions, HasSlicer
+from dataplane.worker.context import Request
 from wire.messages.authenticate_replica import (
     AuthenticateReplicaRequest,
     AuthenticateReplicaResponse,
@@ -33,8 +37,42 @@ SLICE_PARTITIONS: Final = 500
 _UNKNOWN: Final = -1
 
 
+class AuthenticatesReplicas(Protocol):
+    """May answer a follower's proof of which worker it is."""
+
+    @property
+    def replica_authenticator(self) -> ReplicaAuthenticator: ...
+
+
+class CutLogs(Protocol):
+    @property
+    def ledger(self) -> TruncationLedger: ...
+
+
+class DescribesTruncations(HasSlicer, Protocol):
+    """May read which logs were truncated; nothing else of replication."""
+
+    @property
+    def isr_manager(self) -> CutLogs: ...
+
+
+class FollowerContacts(Protocol):
+    def heard_at(self, replica_id: int) -> float: ...
+
+
+class HearsFollowers(Protocol):
+    """May read when followers were heard of; nothing else of replication."""
+
+    @property
+    def isr_manager(self) -> FollowerContacts: ...
+
+
+class DescribesReplicas(HearsFollowers, HasClock, HasPartitions, Protocol):
+    """May look up partitions, and what their leaders know of followers."""
+
+
 def handle_authenticate_replica(
-    worker: Worker, request: Request, message: AuthenticateReplicaRequest
+    worker: AuthenticatesReplicas, request: Request, message: AuthenticateReplicaRequest
 ) -> AuthenticateReplicaResponse:
     """One message of the handshake by which a follower proves which worker it is."""
     try:
@@ -49,7 +87,7 @@ def handle_authenticate_replica(
 
 
 def handle_describe_truncations(
-    worker: Worker, request: Request, message: DescribeTruncationsRequest
+    worker: DescribesTruncations, request: Request, message: DescribeTruncationsRequest
 ) -> Work[DescribeTruncationsResponse]:
     ledger = worker.isr_manager.ledger
     topics: set[str] = set()
@@ -84,7 +122,7 @@ def _described(entry: Entry) -> DescribedTruncation:
 
 
 async def handle_describe_replicas(
-    worker: Worker, request: Request, message: DescribeReplicasRequest
+    worker: DescribesReplicas, request: Request, message: DescribeReplicasRequest
 ) -> DescribeReplicasResponse:
     response = DescribeReplicasResponse()
     looked_at = 0
@@ -99,7 +137,7 @@ async def handle_describe_replicas(
     return response
 
 
-def _replicas(worker: Worker, topic: str, index: int) -> DescribedReplicas:
+def _replicas(worker: DescribesReplicas, topic: str, index: int) -> DescribedReplicas:
     try:
         partition = worker.replica_manager.by_name(topic, index)
         if code := partition.leader_error():
@@ -121,12 +159,10 @@ def _replicas(worker: Worker, topic: str, index: int) -> DescribedReplicas:
 
 
 def _follower(
-    worker: Worker, partition: Partition, follower: Follower, now: float
+    worker: HearsFollowers, partition: Partition, follower: Follower, now: float
 ) -> DescribedFollower:
     caught_up_at = follower.caught_up_at
-    heard_at = max(
-        follower.fetched_at, worker.isr_manager.context.heard.get(follower.replica_id, 0.0)
-    )
+    heard_at = max(follower.fetched_at, worker.isr_manager.heard_at(follower.replica_id))
     if follower.log_end_offset == partition.log.log_end_offset:
         caught_up_at = max(caught_up_at, heard_at)  # who stands at the end does not ask anew
     return DescribedFollower(

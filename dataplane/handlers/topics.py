@@ -1,12 +1,14 @@
 """CreateTopics and DeleteTopics: wishes for the controller, answered once they are visible."""
 
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from dataplane.handlers.configs import resolve_all
 from dataplane.scheduling.time_slices import PIECE_ROWS, TimeSlicer, Work, in_pieces, pieces
 from dataplane.worker import mutation_limits
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasLayers, HasSlicer
+from dataplane.worker.context import Request
+from dataplane.worker.mutation_limits import ChangesPartitions, CreatesTopics
 from metaquorum.config.definition import to_text
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY, NewTopic, TopicOutcome
 from wire.messages.create_topics import (
@@ -33,8 +35,16 @@ _STRICT_DELETION_SINCE: Final = 5
 MAX_TIMEOUT_MS: Final = 10 * 60 * 1000
 
 
+class DescribesNewTopics(HasLayers, HasSlicer, Protocol):
+    """May read which configs are in force for topics that have just been created."""
+
+
+class CreatesAndDescribesTopics(CreatesTopics, HasLayers, Protocol):
+    """May create topics, as far as quotas allow, and read which configs are in force for them."""
+
+
 async def handle_create_topics(
-    worker: Worker, request: Request, message: CreateTopicsRequest
+    worker: CreatesAndDescribesTopics, request: Request, message: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     created, throttle_ms = await _create(worker, request, message)
     try:
@@ -46,7 +56,10 @@ async def handle_create_topics(
 
 
 def _all_created(
-    worker: Worker, request: Request, message: CreateTopicsRequest, created: list[TopicOutcome]
+    worker: DescribesNewTopics,
+    request: Request,
+    message: CreateTopicsRequest,
+    created: list[TopicOutcome],
 ) -> Work[list[CreatableTopicResult]]:
     """Each name once, in the order of the request."""
     outcomes: dict[str | None, TopicOutcome] = {}
@@ -68,7 +81,7 @@ def _all_created(
 
 
 async def _create(
-    worker: Worker, request: Request, message: CreateTopicsRequest
+    worker: CreatesTopics, request: Request, message: CreateTopicsRequest
 ) -> tuple[list[TopicOutcome], int]:
     """An outcome for each name, and the throttle time."""
     slicer = worker.slicer
@@ -140,7 +153,7 @@ def timeout_seconds(timeout_ms: int) -> float:
     return max(0, min(timeout_ms, MAX_TIMEOUT_MS)) / 1000
 
 
-def _created(worker: Worker, outcome: TopicOutcome, version: int) -> CreatableTopicResult:
+def _created(worker: HasLayers, outcome: TopicOutcome, version: int) -> CreatableTopicResult:
     assert outcome.name is not None
     result = CreatableTopicResult(
         name=outcome.name, error_code=outcome.code, error_message=outcome.message
@@ -155,7 +168,7 @@ def _created(worker: Worker, outcome: TopicOutcome, version: int) -> CreatableTo
     return result
 
 
-def _configs(worker: Worker, outcome: TopicOutcome) -> list[CreatableTopicConfigs]:
+def _configs(worker: HasLayers, outcome: TopicOutcome) -> list[CreatableTopicConfigs]:
     return [
         CreatableTopicConfigs(
             name=resolved.key.name,
@@ -169,7 +182,7 @@ def _configs(worker: Worker, outcome: TopicOutcome) -> list[CreatableTopicConfig
 
 
 async def handle_delete_topics(
-    worker: Worker, request: Request, message: DeleteTopicsRequest
+    worker: ChangesPartitions, request: Request, message: DeleteTopicsRequest
 ) -> DeleteTopicsResponse:
     slicer = worker.slicer
     once: dict[tuple[str | None, Uuid | None], None] = {}

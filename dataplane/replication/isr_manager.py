@@ -167,6 +167,14 @@ class IsrManager:
             [at[0] for at, (fetcher, _) in self._fetchers.items() if fetcher.is_leader_suspect]
         )
 
+    def heard_from(self, replica_id: int) -> None:
+        """A follower has just sent a fetch as this replica, of whatever partitions."""
+        self.context.heard[replica_id] = self._runtime.clock.monotonic()
+
+    def heard_at(self, replica_id: int) -> float:
+        """Monotonic seconds of the last fetch as this replica; 0 when there was none."""
+        return self.context.heard.get(replica_id, 0.0)
+
     def assigned(self, partition: Partition) -> None:
         """The partition's leader, replicas or ISR may be others now."""
         key = partition.topic_id, partition.index

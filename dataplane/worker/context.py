@@ -1,7 +1,6 @@
 """What the handlers of one worker share: its identity, the metadata it follows, its partitions."""
 
 import logging
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import trio
@@ -27,12 +26,10 @@ from dataplane.worker.producer_ids import ProducerIds
 from metaquorum.config.resolution import Configs, WorkerLayers
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.loader import MetadataLoader
-from metaquorum.metadata.records import RegisterWorkerRecord
 from metaquorum.rpc.controller_client import ControllerClient
 from metaquorum.rpc.methods import RequestContext
 from metaquorum.rpc.session import WorkerSession
 from metaquorum.runtime import Clock, Disk, Runtime, StorageError
-from wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
 
@@ -50,26 +47,12 @@ class Request(NamedTuple):
         return RequestContext(self.client.principal, self.client_id, self.client.address[0])
 
 
-@frozen
-class WorkerAddress:
-    """Where clients reach a worker of the cluster."""
-
-    worker_id: int
-    host: str
-    port: int
-    rack: str | None
-
-    @classmethod
-    def of(cls, record: RegisterWorkerRecord, listener: str) -> "WorkerAddress | None":
-        """None: it has no listener of that name."""
-        for endpoint in record.endpoints:
-            if endpoint.listener == listener:
-                return cls(record.worker_id, endpoint.host, endpoint.port, record.rack)
-        return None
-
-
 class Worker:
-    """The state of one worker; `dataplane.node` puts it together."""
+    """The state of one worker; `dataplane.node` puts it together.
+
+    Handlers get it by narrower types, which list what each may touch
+    (`dataplane.worker.capabilities`).
+    """
 
     def __init__(
         self,
@@ -136,20 +119,6 @@ class Worker:
     def image(self) -> MetadataImage:
         """The metadata as this worker's parts have taken it in."""
         return self.loader.visible
-
-    @property
-    def controller_id(self) -> int:
-        """The worker to which clients are to send administration: any will do, so this one."""
-        return self.worker_id
-
-    def live_workers(self, listener: str) -> Iterator[WorkerAddress]:
-        """Those that clients of such a listener can reach, by a listener of the same name."""
-        for record in self.image.workers.values():
-            if not record.fenced and (address := WorkerAddress.of(record, listener)) is not None:
-                yield address
-
-    def live_worker_ids(self) -> Iterator[int]:
-        return (record.worker_id for record in self.image.workers.values() if not record.fenced)
 
     def stop_waiting(self) -> None:
         """Long polls are answered now, and none begins any more."""

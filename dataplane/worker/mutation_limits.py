@@ -6,11 +6,13 @@ validated) costs nothing.
 """
 
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from dataplane.quotas.client_state import name_of
 from dataplane.quotas.muting import throttle_ms
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasControllerClient, HasImage, HasQuotas, HasSlicer
+from dataplane.worker.context import Request
+from metaquorum.config.resolution import Configs
 from metaquorum.controller.topics import (
     MAX_PARTITIONS_PER_TOPIC,
     USE_DEFAULT,
@@ -31,6 +33,26 @@ EXCEEDED: Final = KafkaError(
 ASK_S: Final = 5.0
 
 
+class LimitsMutations(HasControllerClient, HasQuotas, Protocol):
+    """May ask the controller what a client may create or delete, and mute who has to wait."""
+
+
+class ChangesPartitions(LimitsMutations, HasImage, HasSlicer, Protocol):
+    """May create and delete what is in the metadata, as far as quotas allow."""
+
+
+class CountsNewPartitions(HasImage, Protocol):
+    """May look up which topics there are, and how many partitions others get."""
+
+    @property
+    def configs(self) -> Configs:
+        """This worker's own, as they are in force now."""
+
+
+class CreatesTopics(ChangesPartitions, CountsNewPartitions, Protocol):
+    """May create topics, as far as quotas allow."""
+
+
 class Allowed:
     """`count`: of the wishes, from the first on. `throttle_ms`: what the answer says."""
 
@@ -42,7 +64,7 @@ class Allowed:
 
 
 async def allowed(
-    worker: Worker, request: Request, counts: Sequence[int], *, is_strict: bool
+    worker: LimitsMutations, request: Request, counts: Sequence[int], *, is_strict: bool
 ) -> Allowed:
     """What may be done of what creates or deletes so many partitions each.
 
@@ -63,7 +85,7 @@ async def allowed(
     return Allowed(taken.count, throttle_ms(taken.throttle_s))
 
 
-def partitions_of_new(worker: Worker, spec: NewTopic) -> int:
+def partitions_of_new(worker: CountsNewPartitions, spec: NewTopic) -> int:
     if worker.image.topic(spec.name) is not None:
         return 0
     try:

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from dataplane.handlers.fetch_reader import FetchReader
+from dataplane.fetch.reader import FetchReader
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.segments.config import NEVER
 from dataplane.log.segments.index import TimeIndex

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import trio
 
-from dataplane.handlers import fetch, fetch_reader, produce
-from dataplane.handlers.fetch_reader import FetchReader
+from dataplane.fetch import reader
+from dataplane.fetch.reader import FetchReader
+from dataplane.handlers import fetch, produce
 from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.log.local_log import LocalLog
 from dataplane.partition import batch_validation
@@ -39,7 +40,7 @@ def _high_watermark_without_epoch() -> AbstractContextManager[None]:
 
     return all_of(
         swapped(Partition, "leader_error", wrong),
-        swapped(fetch_reader, "diverging_epoch", _always(None)),
+        swapped(reader, "diverging_epoch", _always(None)),
     )
 
 
@@ -56,7 +57,7 @@ def _truncation_by_high_watermark() -> AbstractContextManager[None]:
 
     return all_of(
         swapped(Partition, "assign", wrong),
-        swapped(fetch_reader, "diverging_epoch", _always(None)),
+        swapped(reader, "diverging_epoch", _always(None)),
     )
 
 

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from dataplane.fetch.reader import replica_of
 from dataplane.handlers import fetch
-from dataplane.handlers.fetch_reader import replica_of
 from dataplane.network.client import Client
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from metaquorum.controller.quota_changes import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE

@@ -6,7 +6,8 @@ from typing import Any, Final
 import trio
 
 from dataplane.scheduling.time_slices import in_pieces
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import AsksController, HasImage
+from dataplane.worker.context import Request
 from metaquorum.controller.quota_changes import FilterPart, QuotaChange, QuotaFilter, QuotaOp
 from metaquorum.controller.topics import MAX_SPECS, TOO_MANY
 from metaquorum.metadata.image import MetadataImage
@@ -32,7 +33,7 @@ SLICE_ENTITIES: Final = 1000  # looked at before the loop gets its turn
 
 
 async def handle_alter_client_quotas(
-    worker: Worker, request: Request, message: AlterClientQuotasRequest
+    worker: AsksController, request: Request, message: AlterClientQuotasRequest
 ) -> AlterClientQuotasResponse:
     slicer, entries = worker.slicer, message.entries
     changes: list[QuotaChange] = []
@@ -77,7 +78,7 @@ def _change(entry: alter_client_quotas.EntryData) -> QuotaChange:
 
 
 def handle_describe_client_quotas(
-    worker: Worker, request: Request, message: DescribeClientQuotasRequest
+    worker: HasImage, request: Request, message: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse | Coroutine[Any, Any, DescribeClientQuotasResponse]:
     parts = [
         FilterPart(c.entity_type, c.match_type, c.match)

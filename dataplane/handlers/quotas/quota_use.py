@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from heapq import nlargest
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from dataplane.quotas.muting import ClientName
 from dataplane.quotas.quota_status import QuotaStatus, QuotaUsage
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import HasControllerClient, HasQuotas
+from dataplane.worker.context import Request
 from metaquorum.config.addresses import canonical
 from metaquorum.controller.mutation_quotas import MutationUse
 from metaquorum.metadata.quota_lookup import (
@@ -39,8 +40,12 @@ _RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
 _KEYS: Final = (*_RATES, *[OBSERVED + key for key in _RATES])
 
 
+class DescribesQuotaUse(HasControllerClient, HasQuotas, Protocol):
+    """May read what is used of quotas, here and, of mutations, at the controller."""
+
+
 async def handle_describe_quota_use(
-    worker: Worker, request: Request, message: DescribeQuotaUseRequest
+    worker: DescribesQuotaUse, request: Request, message: DescribeQuotaUseRequest
 ) -> DescribeQuotaUseResponse:
     if len(message.clients) > MAX_CLIENTS:
         return DescribeQuotaUseResponse(
@@ -81,7 +86,7 @@ async def handle_describe_quota_use(
 
 
 def _of_client(
-    worker: Worker, status: QuotaStatus, number: int, client: AskedClient
+    worker: HasQuotas, status: QuotaStatus, number: int, client: AskedClient
 ) -> Iterator[DescribedUse]:
     principal = f"User:{client.user}"
     for key in _KEYS:
@@ -105,7 +110,9 @@ def _of_client(
             )
 
 
-async def _mutations(worker: Worker, number: int, client: AskedClient) -> list[DescribedUse]:
+async def _mutations(
+    worker: DescribesQuotaUse, number: int, client: AskedClient
+) -> list[DescribedUse]:
     """As the active controller counts them, for all workers; not told where it does not answer."""
     name = ClientName(f"User:{client.user}", client.client_id)
     if not worker.quotas.limits_mutations(name):
@@ -119,7 +126,7 @@ async def _mutations(worker: Worker, number: int, client: AskedClient) -> list[D
     return [_mutation_row(use, number) for use in uses]
 
 
-async def _most_mutations(worker: Worker, count: int) -> list[DescribedUse]:
+async def _most_mutations(worker: DescribesQuotaUse, count: int) -> list[DescribedUse]:
     """Every worker tells the same: what the active controller counts, for all of them."""
     if not worker.quotas.limits_any_mutations:
         return []

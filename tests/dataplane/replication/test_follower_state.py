@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane.handlers.fetch_reader import diverging_epoch
+from dataplane.fetch.reader import diverging_epoch
 from dataplane.partition.partition import Partition
 from dataplane.replication import follower_state
 from tests.dataplane.log.logs import append, make_batch, open_log, read_headers

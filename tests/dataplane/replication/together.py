@@ -5,6 +5,7 @@ from typing import Any
 
 import trio
 
+from dataplane.network.worker_addresses import live_worker_ids
 from dataplane.partition.partition import Partition
 from metaquorum.runtime import Runtime
 from simulations.harness.node import NodeOnMachine
@@ -147,7 +148,9 @@ def together(
             cluster = Together(world, nodes, runtime)
             everybody = set(NODES)
             await cluster.until(
-                lambda: all(everybody == set(cluster.worker(n).live_worker_ids()) for n in NODES)
+                lambda: all(
+                    everybody == set(live_worker_ids(cluster.worker(n).image)) for n in NODES
+                )
             )
             await scenario(cluster)
 

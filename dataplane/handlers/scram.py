@@ -1,10 +1,11 @@
-"""SCRAM credentials; and ACLs, of which there are none: who is let in may do everything."""
+"""DescribeUserScramCredentials and AlterUserScramCredentials (KIP-554)."""
 
 from collections import Counter
 from typing import Final
 
 from dataplane.scheduling.time_slices import TimeSlicer, Work, in_pieces, pieces
-from dataplane.worker.context import Request, Worker
+from dataplane.worker.capabilities import AsksController, ReadsMetadata
+from dataplane.worker.context import Request
 from metaquorum.controller.scram_changes import ScramUpsertion, UserScramChange
 from metaquorum.metadata.records import ScramCredentialRecord
 from metaquorum.rpc.methods import CHANGE_SCRAM_CREDENTIALS, ChangeScramCredentials
@@ -15,58 +16,20 @@ from wire.messages.alter_user_scram_credentials import (
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
-from wire.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
-from wire.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
-from wire.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
 from wire.messages.describe_user_scram_credentials import (
     CredentialInfo,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
 )
-from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from wire.primitives.errors import ErrorCode, KafkaError
 
-_NO_AUTHORIZER: Final = "No Authorizer is configured."
 # The request has no time of its own.
 ALTER_S: Final = 30.0
 
 
-def handle_describe_acls(
-    worker: Worker, request: Request, message: DescribeAclsRequest
-) -> DescribeAclsResponse:
-    return DescribeAclsResponse(
-        error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
-    )
-
-
-def handle_create_acls(
-    worker: Worker, request: Request, message: CreateAclsRequest
-) -> Work[CreateAclsResponse]:
-    results = yield from in_pieces(
-        message.creations,
-        lambda _: AclCreationResult(
-            error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
-        ),
-    )
-    return CreateAclsResponse(results=results)
-
-
-def handle_delete_acls(
-    worker: Worker, request: Request, message: DeleteAclsRequest
-) -> Work[DeleteAclsResponse]:
-    results = yield from in_pieces(
-        message.filters,
-        lambda _: DeleteAclsFilterResult(
-            error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
-        ),
-    )
-    return DeleteAclsResponse(filter_results=results)
-
-
 def handle_describe_user_scram_credentials(
-    worker: Worker, request: Request, message: DescribeUserScramCredentialsRequest
+    worker: ReadsMetadata, request: Request, message: DescribeUserScramCredentialsRequest
 ) -> Work[DescribeUserScramCredentialsResponse]:
     """KIP-554: without names, everybody who has any."""
     known: dict[str, list[CredentialInfo]] = {}
@@ -108,7 +71,7 @@ def handle_describe_user_scram_credentials(
 
 
 async def handle_alter_user_scram_credentials(
-    worker: Worker, request: Request, message: AlterUserScramCredentialsRequest
+    worker: AsksController, request: Request, message: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:
     slicer = worker.slicer
     count = len(message.deletions) + len(message.upsertions)
@@ -170,20 +133,4 @@ def _scram_result(
         user=change.name,
         error_code=ErrorCode.NONE if error is None else error.code,
         error_message=None if error is None else error.message,
-    )
-
-
-def handle_sasl_handshake(
-    worker: Worker, request: Request, message: SaslHandshakeRequest
-) -> SaslHandshakeResponse:
-    """On a listener without SASL; on others `authentication` is there first."""
-    return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
-
-
-def handle_sasl_authenticate(
-    worker: Worker, request: Request, message: SaslAuthenticateRequest
-) -> SaslAuthenticateResponse:
-    return SaslAuthenticateResponse(
-        error_code=ErrorCode.ILLEGAL_SASL_STATE,
-        error_message="SaslAuthenticate request received after successful authentication",
     )

@@ -1,12 +1,13 @@
 """What can be read now for one fetch: a row per partition, within the bounds the client gave."""
 
-from typing import Final
+from typing import Final, Protocol
 
 from dataplane.fetch.replica_selector import nearest_replica
 from dataplane.log.segments.files import ColdError
 from dataplane.log.segments.slices import LogSlice
+from dataplane.network.worker_addresses import live_workers
 from dataplane.partition.partition import NO_ERROR, NOT_LEADER, Partition
-from dataplane.worker.context import Worker
+from metaquorum.metadata.image import MetadataImage
 from metaquorum.runtime import StorageError
 from wire.messages.fetch import (
     EpochEndOffset,
@@ -26,6 +27,22 @@ _LEADER_ELSEWHERE: Final = frozenset(
 # Told when the wait is over, unless there is nothing to wait for: a client that has not heard yet
 # that a topic is gone would else ask without a pause.
 _UNHURRIED: Final = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))
+
+
+class FetchedWorker(Protocol):
+    """What a fetch may read of the worker, beside the partitions that were looked up for it.
+
+    It changes nothing of the worker but that a partition has failed.
+    """
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+    @property
+    def selects_replicas(self) -> bool:
+        """Whether consumers are sent to replicas of their rack (KIP-392)."""
+
+    def partition_failed(self, partition: Partition, error: StorageError) -> None: ...
 
 
 def replica_of(message: FetchRequest) -> int:
@@ -55,7 +72,7 @@ class FetchReader:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: FetchedWorker,
         listener: str,
         message: FetchRequest,
         max_bytes: int,
@@ -128,7 +145,7 @@ class FetchReader:
             return []
         return [
             NodeEndpoint(node_id=w.worker_id, host=w.host, port=w.port, rack=w.rack)
-            for w in self.worker.live_workers(self.listener)
+            for w in live_workers(self.worker.image, self.listener)
         ]
 
     def _refuse(

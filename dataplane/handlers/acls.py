@@ -1,0 +1,44 @@
+"""DescribeAcls, CreateAcls and DeleteAcls: there is no authorizer, and each says so."""
+
+from typing import Final
+
+from dataplane.scheduling.time_slices import Work, in_pieces
+from dataplane.worker.context import Request
+from wire.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
+from wire.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
+from wire.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from wire.primitives.errors import ErrorCode
+
+_NO_AUTHORIZER: Final = "No Authorizer is configured."
+
+
+def handle_describe_acls(
+    worker: object, request: Request, message: DescribeAclsRequest
+) -> DescribeAclsResponse:
+    return DescribeAclsResponse(
+        error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
+    )
+
+
+def handle_create_acls(
+    worker: object, request: Request, message: CreateAclsRequest
+) -> Work[CreateAclsResponse]:
+    results = yield from in_pieces(
+        message.creations,
+        lambda _: AclCreationResult(
+            error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
+        ),
+    )
+    return CreateAclsResponse(results=results)
+
+
+def handle_delete_acls(
+    worker: object, request: Request, message: DeleteAclsRequest
+) -> Work[DeleteAclsResponse]:
+    results = yield from in_pieces(
+        message.filters,
+        lambda _: DeleteAclsFilterResult(
+            error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
+        ),
+    )
+    return DeleteAclsResponse(filter_results=results)

@@ -1,0 +1,24 @@
+"""SaslHandshake and SaslAuthenticate on a listener without SASL: neither is in place there.
+
+On listeners with SASL the connection answers both (`dataplane.network.sasl_authenticator`).
+"""
+
+from dataplane.worker.context import Request
+from wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from wire.primitives.errors import ErrorCode
+
+
+def handle_sasl_handshake(
+    worker: object, request: Request, message: SaslHandshakeRequest
+) -> SaslHandshakeResponse:
+    return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
+
+
+def handle_sasl_authenticate(
+    worker: object, request: Request, message: SaslAuthenticateRequest
+) -> SaslAuthenticateResponse:
+    return SaslAuthenticateResponse(
+        error_code=ErrorCode.ILLEGAL_SASL_STATE,
+        error_message="SaslAuthenticate request received after successful authentication",
+    )

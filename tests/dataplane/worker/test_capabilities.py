@@ -1,0 +1,302 @@
+"""The signature of a handler names what it may touch of its worker, and no more.
+
+mypy holds handlers to what their Protocols list, and the worker to have all of it. Here the reverse
+is checked, by their syntax: that nothing is listed that no handler touches.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from tests.nodes import ROOT
+
+CAPABILITIES = "dataplane.worker.capabilities"
+DISPATCHER = "dataplane.handlers.dispatcher"
+# What handlers give their worker to, besides each other.
+OTHERS = (CAPABILITIES, "dataplane.worker.mutation_limits", "dataplane.fetch.reader")
+# Parts that a Protocol has of its own, and Protocols that it joins, together.
+MOST_PARTS = 6
+
+Name: TypeAlias = tuple[str, str]  # of a module, and in it
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def sources() -> dict[str, str]:
+    paths = list((ROOT / "dataplane/handlers").rglob("*.py"))
+    paths += [ROOT / f"{module.replace('.', '/')}.py" for module in OTHERS]
+    found = {module_name(path): path.read_text() for path in paths}
+    assert found.pop(DISPATCHER)
+    return found
+
+
+@dataclass
+class Capability:
+    """A Protocol."""
+
+    bases: list[Name]
+    # Its own parts, and the names in the annotations of what they are or return.
+    parts: dict[str, set[Name]]
+
+
+@dataclass
+class Unit:
+    """A function or class of a module: what it does with the workers that it is given."""
+
+    takes: set[Name] = field(default_factory=set)  # the annotations of workers
+    touched: set[str] = field(default_factory=set)
+    gives_to: set[Name] = field(default_factory=set)  # units that get the worker, too
+    attributes: set[str] = field(default_factory=set)  # of anything
+
+
+class Handlers:
+    """The Protocols of some modules, and the functions and classes that take them."""
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        self.complaints: list[str] = []
+        self.capabilities: dict[Name, Capability] = {}
+        self.units: dict[Name, Unit] = {}
+        trees = {name: ast.parse(source) for name, source in modules.items()}
+        self._names = {name: _names(name, tree) for name, tree in trees.items()}
+        for module, tree in trees.items():
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases):
+                    self.capabilities[module, node.name] = self._capability(module, node)
+        for module, tree in trees.items():
+            for node in tree.body:
+                if (
+                    isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+                    and (module, node.name) not in self.capabilities
+                ):
+                    self.units[module, node.name] = self._unit(module, node)
+
+    def _resolve(self, module: str, node: ast.expr) -> Name | None:
+        """What a name, or a name in an imported module, is."""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            parent = self._names[module].get(node.value.id)
+            return parent and (".".join(parent), node.attr)
+        return self._names[module].get(node.id) if isinstance(node, ast.Name) else None
+
+    def _capability(self, module: str, node: ast.ClassDef) -> Capability:
+        bases = [found for base in node.bases if (found := self._resolve(module, base))]
+        parts = {
+            each.name: {
+                found
+                for name in ast.walk(each.returns or ast.Constant(None))
+                if isinstance(name, ast.Name) and (found := self._resolve(module, name))
+            }
+            for each in node.body
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        return Capability([base for base in bases if base[1] != "Protocol"], parts)
+
+    def _unit(
+        self, module: str, top: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    ) -> Unit:
+        unit = Unit()
+        workers = set()  # expressions
+        for node in ast.walk(top):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                annotation = arg.annotation and self._resolve(module, arg.annotation)
+                if annotation in self.capabilities:
+                    assert annotation is not None
+                    unit.takes.add(annotation)
+                    workers.add(arg.arg)
+                elif arg.arg == "worker" and (
+                    arg.annotation is None or ast.unparse(arg.annotation) != "object"
+                ):
+                    self.complaints.append(f"{module}.{top.name} takes what is no Protocol")
+        for _ in range(2):  # an attribute is a worker where it was assigned, and then its alias
+            for target, value in _assignments(top):
+                if ast.unparse(value) in workers:
+                    workers.add(ast.unparse(target))
+        for node in ast.walk(top):
+            if isinstance(node, ast.Attribute):
+                unit.attributes.add(node.attr)
+                if ast.unparse(node.value) in workers:
+                    unit.touched.add(node.attr)
+            elif isinstance(node, ast.Call):
+                given = [*node.args, *[keyword.value for keyword in node.keywords]]
+                if any(ast.unparse(each) in workers for each in given):
+                    callee = node.func
+                    if ast.unparse(callee) == "partial":
+                        callee = node.args[0]
+                    unit.gives_to.add(self._resolve(module, callee) or ("", ast.unparse(callee)))
+        return unit
+
+    def parts_of(self, name: Name) -> Iterator[str]:
+        """All parts of a Protocol, those of its bases, too."""
+        yield from self.capabilities[name].parts
+        for base in self.capabilities[name].bases:
+            if base in self.capabilities:
+                yield from self.parts_of(base)
+
+    def reached(self, units: Iterable[Name]) -> set[Name]:
+        """These units, and all to which they give their worker."""
+        found: set[Name] = set()
+        todo = list(units)
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found.add(name)
+                todo += self.units[name].gives_to & self.units.keys()
+        return found
+
+    def all_complaints(self) -> list[str]:
+        found = list(self.complaints)
+        for (module, name), unit in self.units.items():
+            for to in unit.gives_to - self.units.keys():
+                found.append(f"{module}.{name} gives its worker to {'.'.join(to)}")
+        taken = {name for unit in self.units.values() for name in unit.takes}
+        used = set(taken)
+        for name in taken:
+            at_hand = self.reached(at for at, unit in self.units.items() if name in unit.takes)
+            touched = {part for at in at_hand for part in self.units[at].touched}
+            for part in sorted(set(self.parts_of(name)) - touched):
+                found.append(f"nothing that takes {'.'.join(name)} touches {part}")
+        for name in self._bases(taken):
+            used.add(name)
+            for part, types in self.capabilities[name].parts.items():
+                for kind in types & self.capabilities.keys():
+                    used |= {kind, *self._bases([kind])}
+                    near = [unit for unit in self.units.values() if part in unit.touched]
+                    wanted = {one for one in self.parts_of(kind) if not one.startswith("__")}
+                    for one in sorted(wanted - {a for unit in near for a in unit.attributes}):
+                        found.append(f"nobody who touches {part} needs {one} of it")
+        found += [f"{'.'.join(name)} is not used" for name in self.capabilities.keys() - used]
+        for name, each in self.capabilities.items():
+            if len(each.bases) + len(each.parts) > MOST_PARTS:
+                found.append(f"{'.'.join(name)} has too many parts: it is a worker by another name")
+        return sorted(found)
+
+    def _bases(self, names: Iterable[Name]) -> set[Name]:
+        found: set[Name] = set()
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            if name in self.capabilities and name not in found:
+                found.add(name)
+                todo += self.capabilities[name].bases
+        return found
+
+
+def _names(module: str, tree: ast.Module) -> dict[str, Name]:
+    """What is defined or imported in a module, by its name there."""
+    found: dict[str, Name] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                found[alias.asname or alias.name] = (str(node.module), alias.name)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = (module, node.name)
+    return found
+
+
+def _assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                yield from zip(target.elts, node.value.elts, strict=True)
+            else:
+                yield target, node.value
+
+
+def test_handlers_name_what_they_touch_and_nothing_else() -> None:
+    found = Handlers(sources())
+    assert found.all_complaints() == []
+    assert len(found.capabilities) > 40
+    handlers = [unit for (_, name), unit in found.units.items() if name.startswith("handle_")]
+    assert len(handlers) > 35
+    assert sum(bool(unit.takes) for unit in handlers) > 30
+
+
+@pytest.mark.parametrize(
+    ("module", "before", "after", "complaint"),
+    [
+        (
+            "api_versions",
+            "worker: HasImage",
+            "worker: Worker",
+            "dataplane.handlers.api_versions.handle_api_versions takes what is no Protocol",
+        ),
+        (
+            "groups",
+            "worker: HasImage, request: Request, group",
+            "worker, request: Request, group",
+            "dataplane.handlers.groups._of_group takes what is no Protocol",
+        ),
+        (
+            "elections",
+            "class ElectsLeaders(AsksController, HasImage, Protocol):",
+            "class ElectsLeaders(AsksController, HasImage, Protocol):\n"
+            "    @property\n    def disk(self) -> Disk: ...",
+            "nothing that takes dataplane.handlers.elections.ElectsLeaders touches disk",
+        ),
+        (  # what Produce calls touches it
+            "produce_outcome",
+            "known.leader_id != worker.worker_id",
+            "known.leader_id",
+            "nothing that takes dataplane.handlers.produce.Produces touches worker_id",
+        ),
+        (  # an attribute is the worker
+            "produce_outcome",
+            "self._worker.errors",
+            "self._errors",
+            "nothing that takes dataplane.handlers.produce_outcome.AnswersProduce touches errors",
+        ),
+        (  # a variable is that attribute
+            "offsets",
+            "worker.partition_failed(",
+            "partition_failed(",
+            "nothing that takes dataplane.handlers.offsets.LooksUpOffsets touches partition_failed",
+        ),
+        (
+            "fetch",
+            "poll.park(self.worker.parked, len(self.found))",
+            "poll",
+            "nothing that takes dataplane.handlers.fetch.Fetches touches parked",
+        ),
+        (
+            "replicas",
+            "worker.isr_manager.heard_at(",
+            "heard_at(worker.isr_manager, ",
+            "nobody who touches isr_manager needs heard_at of it",
+        ),
+        (
+            "log_dirs",
+            "class HostsLogs(Protocol):",
+            "class Spare(HasDisk, Protocol):\n    pass\n\n\nclass HostsLogs(Protocol):",
+            "dataplane.handlers.log_dirs.Spare is not used",
+        ),
+        (
+            "configs",
+            "result = yield from _describe(worker,",
+            "result = yield from elsewhere(worker,",
+            "dataplane.handlers.configs.handle_describe_configs gives its worker to .elsewhere",
+        ),
+        (
+            "metadata",
+            "class AwaitsLeaders(DescribesTopics, HasStopping, Protocol):",
+            "class AwaitsLeaders(DescribesTopics, HasStopping, HasImage, HasSlicer, HasWorkerId,"
+            " ViewsLeaders, Protocol):",
+            "dataplane.handlers.metadata.AwaitsLeaders has too many parts: it is a worker by"
+            " another name",
+        ),
+    ],
+)
+def test_what_is_not_so_is_found(module: str, before: str, after: str, complaint: str) -> None:
+    modules = sources()
+    name = f"dataplane.handlers.{module}"
+    assert before in modules[name]
+    modules[name] = modules[name].replace(before, after)
+    assert complaint in Handlers(modules).all_complaints()
