@@ -6,7 +6,8 @@ answers are compared byte by byte, then the logs, what quotas have counted, and 
 """
 
 import errno
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -37,9 +38,9 @@ from wire.messages.describe_quota_use import AskedClient, DescribeQuotaUseReques
 from wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import APIS, ApiKey
-from wire.protocol.headers import decode_response
+from wire.protocol.headers import decode_request_header, decode_response, encode_request
 from wire.records.batches import TRANSACTIONAL
-from wire.records.records import Codec
+from wire.records.records import Codec, Record, encode_batch
 
 CLIENT_ID: Final = "test"
 PARTITIONS: Final = 3
@@ -51,11 +52,12 @@ TOPICS: Final = {
     "sometimes": {"flush_messages": 3},
     "stamped": {"message_timestamp_type": "LogAppendTime"},
     "keyed": {"cleanup_policy": "compact"},
-    "copied": {"min_insync_replicas": 2},  # of which there is one: acks=all is refused
+    "copied": {"min_insync_replicas": 2},  # no more than the one replica is asked for
     "zipped": {"compression_type": "gzip"},
     "timely": {"message_timestamp_after_max_ms": 1000},
 }
 API: Final = APIS[ApiKey.PRODUCE]
+NOT_SERVED: Final = (0, API.min_version - 1, API.max_version + 1)
 
 
 class Data(NamedTuple):
@@ -64,23 +66,34 @@ class Data(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One request; `topics` by their names, "" for one that is not there."""
+    """One request; `topics` by their names, ABSENT for one that is not there."""
 
     version: int
     acks: int
-    timeout_ms: int
-    transactional_id: str | None
     topics: tuple[tuple[str, tuple[Data, ...]], ...]
-    behind: bytes  # the message, in its frame
+    timeout_ms: int = 1000
+    transactional_id: str | None = None
+    client_id: str | None = CLIENT_ID
+    named_version: int | None = None  # in its header, if it is another one
+    behind: bytes = b""  # the message, in its frame
+    damage: tuple[int, int] | None = None  # which byte of the body is changed, and how
 
 
-def _sequenced(producer_id: int, epoch: int, sequence: int, size: int) -> bytes:
+def _sequenced(producer_id: int, epoch: int, sequence: int, size: int, **options: int) -> bytes:
     ids = {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": sequence}
-    return bytes(batch_of(*(b"%d" % sequence for _ in range(size)), **ids))
+    return bytes(batch_of(*(b"%d" % sequence for _ in range(size)), **ids, **options))
 
 
+def _of_times(*timestamps: int) -> bytes:
+    return bytes(encode_batch([Record(i, at, b"k", b"v") for i, at in enumerate(timestamps)]))
+
+
+ABSENT: Final = "absent"
+DAMAGED_BYTES: Final = 50  # of the body, before the batch's checksum
+DAY_MS: Final = 86_400_000
 SOUND: Final = bytes(batch_of(b"value"))
-OTHERS: Final = {
+KINDS: Final = {
+    "sound": SOUND,
     "none": None,
     "empty": b"",
     "two batches": SOUND + SOUND,
@@ -88,44 +101,77 @@ OTHERS: Final = {
     "long": SOUND + b"\0",
     "damaged": bytes(damaged(batch_of(b"value"), 40)),
     "legacy": legacy(1),
+    "behind offset 0": bytes(batch_of(b"value", base_offset=1)),
+    "other records than its header says": bytes(rewritten(batch_of(b"value"), record_count=2)),
+    "of a broker": bytes(rewritten(batch_of(b"value"), attributes=0x20)),
     "large for some": bytes(batch_of(b"x" * 200)),
     "splittable": bytes(batch_of(b"x" * 100, b"y" * 100)),
+    "splittable, of a producer": bytes(
+        batch_of(b"x" * 100, b"y" * 100, producer_id=3, producer_epoch=0, base_sequence=0)
+    ),
     "gzip": bytes(batch_of(b"x" * 100, codec=Codec.GZIP)),
-    "of a transaction": bytes(rewritten(batch_of(b"value"), attributes=TRANSACTIONAL)),
-    "of tomorrow": bytes(batch_of(b"value", timestamp=WORLD_BEGAN_MS + 3 * 86_400_000)),
+    "zstd": bytes(batch_of(b"x" * 100, codec=Codec.ZSTD)),
+    "of a transaction": bytes(
+        rewritten(bytearray(_sequenced(5, 0, 0, 1)), attributes=TRANSACTIONAL)
+    ),
+    "of a transaction of nobody": bytes(rewritten(batch_of(b"value"), attributes=TRANSACTIONAL)),
+    "of tomorrow": _of_times(WORLD_BEGAN_MS + 3 * DAY_MS),
+    "partly of tomorrow": _of_times(WORLD_BEGAN_MS, WORLD_BEGAN_MS + 3 * DAY_MS),
+    "of another largest time": bytes(
+        rewritten(bytearray(_of_times(WORLD_BEGAN_MS)), max_timestamp=WORLD_BEGAN_MS + 5)
+    ),
+    "with a key": _of_times(WORLD_BEGAN_MS),
     "more than in place": bytes(batch_of(b"x" * 300_000)),
 }
-BATCHES: Final = st.one_of(
-    st.just(SOUND),
-    st.builds(
-        _sequenced, st.integers(0, 1), st.integers(0, 1), st.integers(0, 3), st.integers(1, 2)
-    ),
-    st.sampled_from(sorted(OTHERS)).map(OTHERS.__getitem__),
-)
-DATA: Final = st.builds(Data, st.integers(-1, PARTITIONS), BATCHES)
-LIKELY_DATA: Final = st.builds(Data, st.integers(0, PARTITIONS - 1), BATCHES)
-ROWS: Final = st.lists(st.one_of(LIKELY_DATA, DATA), min_size=1, max_size=3).map(tuple)
+
+
+def _batch(rng: random.Random) -> bytes | None:
+    if rng.random() < 0.5:
+        return _sequenced(
+            rng.randrange(2), rng.choice((0, 0, 0, 1)), rng.randrange(4), rng.randrange(1, 3)
+        )
+    return rng.choice((SOUND, KINDS[rng.choice(sorted(KINDS))]))
+
+
+def _rows(rng: random.Random) -> tuple[Data, ...]:
+    if rng.random() < 0.03:  # more than one byte counts
+        return tuple(Data(n % PARTITIONS, SOUND) for n in range(rng.randrange(125, 130)))
+    indexes = range(PARTITIONS) if rng.random() < 0.9 else range(-1, PARTITIONS + 1)
+    return tuple(Data(rng.choice(indexes), _batch(rng)) for _ in range(rng.randrange(1, 4)))
+
+
+def _asked(names: list[str], seed: int) -> Asked:
+    """Usually what is read by hand, but for its batches."""
+    rng = random.Random(seed)
+    topic_count = rng.choice((0, 2)) if rng.random() < 0.05 else 1
+    asked = Asked(
+        rng.randint(API.min_version, API.max_version),
+        rng.choices((-1, 1, 0, 2, -2), (45, 45, 4, 3, 3))[0],
+        tuple((rng.choice(names), _rows(rng)) for _ in range(topic_count)),
+        rng.choice((1000, 0, -1)),
+        client_id=rng.choice((CLIENT_ID, CLIENT_ID, "another", None)),
+    )
+    match rng.randrange(40):
+        case 0:
+            return asked._replace(transactional_id="tx")
+        case 1:
+            return asked._replace(named_version=rng.choice(NOT_SERVED))
+        case 2:
+            return asked._replace(behind=b"\0")
+        case 3 | 4:
+            return asked._replace(damage=(rng.randrange(1 << 16), rng.randrange(1, 256)))
+    return asked
 
 
 @st.composite
 def series(draw: st.DrawFn) -> list[Asked]:
-    """Requests about few topics, so that they meet in their logs."""
-    names = st.sampled_from(
-        draw(st.lists(st.sampled_from([*TOPICS, ""]), min_size=1, max_size=2, unique=True))
-    )
-    one_topic = st.tuples(names, ROWS).map(lambda topic: (topic,))
-    several = st.lists(st.tuples(names, ROWS), max_size=2).map(tuple)
-    usually = st.integers(0, 9)
-    request = st.builds(
-        Asked,
-        st.integers(API.min_version, API.max_version),
-        usually.map(lambda dice: {0: 0, 1: 2}.get(dice, -1 if dice % 2 else 1)),
-        st.sampled_from([1000, 0, -1]),
-        usually.map(lambda dice: "tx" if dice == 0 else None),
-        usually.flatmap(lambda dice: several if dice == 0 else one_topic),
-        usually.map(lambda dice: b"" if dice else b"\0"),
-    )
-    return draw(st.lists(request, min_size=1, max_size=6))
+    """Requests about few topics, so that they meet in their logs.
+
+    Each is made from a number, not drawn part by part, as Hypothesis would mostly repeat a few.
+    """
+    names = draw(st.lists(st.sampled_from([*TOPICS, ABSENT]), min_size=1, max_size=3, unique=True))
+    seeds = st.integers(0, (1 << 64) - 1)
+    return [_asked(names, seed) for seed in draw(st.lists(seeds, min_size=1, max_size=20))]
 
 
 def frame_of(asked: Asked, ids: dict[str, bytes], number: int) -> bytes:
@@ -135,15 +181,23 @@ def frame_of(asked: Asked, ids: dict[str, bytes], number: int) -> bytes:
         transactional_id=asked.transactional_id,
         topic_data=[
             TopicProduceData(
-                name=name or "absent",
+                name=name,
                 topic_id=ids.get(name, b"\7" * 16),
                 partition_data=[PartitionProduceData(index=i, records=batch) for i, batch in rows],
             )
             for name, rows in asked.topics
         ],
     )
-    whole = request(ApiKey.PRODUCE, message, asked.version, number) + asked.behind
-    return (len(whole) - 4).to_bytes(4, "big") + whole[4:]
+    whole = encode_request(ApiKey.PRODUCE, asked.version, number, asked.client_id, message)
+    frame = bytearray(whole[4:] + asked.behind)
+    if asked.named_version is not None:
+        frame[2:4] = asked.named_version.to_bytes(2, "big")
+    if asked.damage is not None:
+        _, body = decode_request_header(memoryview(bytes(frame)))
+        at, change = asked.damage
+        # What stands before the batches decides how the rest is read.
+        frame[body + at % min(len(frame) - body, DAMAGED_BYTES)] ^= change
+    return len(frame).to_bytes(4, "big") + frame
 
 
 async def answers_to(served: Simulated, client: RawClient, frame: bytes) -> list[bytes]:
@@ -168,8 +222,18 @@ class Outcome(NamedTuple):
     taken: dict[tuple[str, int], tuple[int, int]]  # records and bytes, as metrics count them
 
 
-def play(requests: Iterable[Asked], quota: int | None, fault: int, by_hand: bool) -> Outcome:
-    """`fault`: with which error the disk refuses to write to one of the logs; 0: with none."""
+class Fault(NamedTuple):
+    """The disk refuses with `error` to write to the first log of a topic, at these requests."""
+
+    topic: str
+    error: int
+    since: int = 0
+    until: int = 1000
+
+
+def play(
+    requests: Iterable[Asked], quota: int | None, fault: Fault | None, by_hand: bool
+) -> Outcome:
     found: list[Outcome] = []
 
     async def scenario(served: Simulated) -> None:
@@ -184,9 +248,11 @@ def play(requests: Iterable[Asked], quota: int | None, fault: int, by_hand: bool
             await set_quota(served, "producer_byte_rate", quota, name=CLIENT_ID)
         served.worker.errors = ErrorCounts()
         disk = served.on_machine.machine.faults
-        disk.refusing = lambda path: fault if "/plain-0/" in path else 0
         answers = []
         for number, asked in enumerate(requests):
+            if fault is not None:
+                refuses = fault.since <= number < fault.until
+                disk.refusing = _refusing(fault) if refuses else None
             answers.append(await answers_to(served, client, frame_of(asked, ids, number)))
             if answers[-1] and answers[-1][-1] == b"closed":
                 client = await served.connect()
@@ -198,6 +264,10 @@ def play(requests: Iterable[Asked], quota: int | None, fault: int, by_hand: bool
             patch.setattr(produce, "decode_one", lambda *_: None)
         simulated(scenario, log_dirs=LOG_DIRS[:2])
     return found[0]
+
+
+def _refusing(fault: Fault) -> Callable[[str], int]:
+    return lambda path: fault.error if f"/{fault.topic}-0/" in path else 0
 
 
 async def trim(client: RawClient) -> None:
@@ -239,16 +309,31 @@ async def outcome_of(served: Simulated, client: RawClient, answers: list[list[by
 
 @pytest.mark.slow
 @settings(
-    max_examples=60,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(
     series(),
     st.sampled_from([None, 10_000]),
-    st.sampled_from([0, 0, 0, errno.ENOSPC, errno.EIO]),
+    st.none()
+    | st.builds(
+        Fault,
+        st.sampled_from(sorted(TOPICS)),
+        st.sampled_from([errno.ENOSPC, errno.EIO]),
+        st.integers(0, 3),
+        st.sampled_from([4, 1000]),
+    ),
 )
-def test_both_ways_have_one_outcome(requests: list[Asked], quota: int | None, fault: int) -> None:
+def test_both_ways_have_one_outcome(
+    requests: list[Asked], quota: int | None, fault: Fault | None
+) -> None:
+    both_ways(requests, quota, fault)
+
+
+def both_ways(
+    requests: list[Asked], quota: int | None = None, fault: Fault | None = None
+) -> Outcome:
     ours, tables = play(requests, quota, fault, True), play(requests, quota, fault, False)
     for number, asked in enumerate(requests):
         assert ours.answers[number] == tables.answers[number], (
@@ -257,16 +342,80 @@ def test_both_ways_have_one_outcome(requests: list[Asked], quota: int | None, fa
             decoded(asked, tables.answers[number]),
         )
     assert ours == tables
+    return ours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acks", [-1, 1])
+def test_each_kind_of_batch_has_one_outcome_in_each_topic_by_each_version(acks: int) -> None:
+    requests = [
+        Asked(version, acks, ((topic, (Data(number % PARTITIONS, batch),)),))
+        for version in range(API.min_version, API.max_version + 1)
+        for topic in [*TOPICS, ABSENT]
+        for number, batch in enumerate(KINDS.values())
+        if len(batch or b"") < 1000 or version == API.max_version
+    ]
+    both_ways(requests)
+
+
+def _other_forms(version: int) -> Iterator[Asked]:
+    plain = (("plain", (Data(0, SOUND),)),)
+    asked = Asked(version, 1, plain)
+    for acks in (-2, -1, 0, 1, 2):
+        yield asked._replace(acks=acks)
+    for timeout_ms in (-1, 0, 1000):
+        yield asked._replace(acks=-1, timeout_ms=timeout_ms)
+    for named_version in NOT_SERVED:
+        yield asked._replace(named_version=named_version)
+    yield asked._replace(transactional_id="tx")
+    yield asked._replace(behind=b"\0")
+    yield asked._replace(topics=())
+    yield asked._replace(topics=plain * 2)
+    yield asked._replace(topics=(("plain", ()),))
+    yield asked._replace(topics=(("", (Data(0, SOUND),)),))
+    for count in range(125, 130):  # of which some are counted by two bytes
+        rows = tuple(Data(number % PARTITIONS, SOUND) for number in range(count))
+        yield asked._replace(topics=(("plain", rows),))
+    for position in range(DAMAGED_BYTES):
+        for change in (1, 0x80, 0xFF):
+            yield asked._replace(damage=(position, change))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", range(API.min_version, API.max_version + 1))
+def test_each_other_form_of_a_request_has_one_outcome(version: int) -> None:
+    both_ways(list(_other_forms(version)))
+
+
+@pytest.mark.parametrize("version", [9, API.max_version])
+def test_what_follows_a_batch_that_was_refused_is_refused_for_the_next_four_requests(
+    version: int,
+) -> None:
+    first, second = (
+        Asked(version, 1, (("plain", (Data(0, _sequenced(7, 0, sequence, 1)),)),))
+        for sequence in range(2)
+    )
+    other = Asked(version, 1, (("trimmed", (Data(0, SOUND),)),))
+    full = Fault("plain", errno.ENOSPC, until=1)
+    for between, code in ((3, ErrorCode.KAFKA_STORAGE_ERROR), (4, ErrorCode.NONE)):
+        requests = [first, *[other] * between, second]
+        codes = _codes(requests, both_ways(requests, fault=full))
+        assert codes == [[ErrorCode.KAFKA_STORAGE_ERROR], *[[0]] * between, [code]]
 
 
 def test_nothing_is_taken_in_a_directory_that_has_failed_within_the_same_request() -> None:
     rows = tuple(Data(index, SOUND) for index in range(PARTITIONS))
-    requests = [Asked(9, 1, 1000, None, (("plain", rows),), b"")]
-    ours, tables = (play(requests, None, errno.EIO, by_hand) for by_hand in (True, False))
-    assert ours == tables
-    ((answer,),) = (decoded(*pair) for pair in zip(requests, ours.answers, strict=True))
-    codes = [row.error_code for row in answer.responses[0].partition_responses]
+    requests = [Asked(9, 1, (("plain", rows),))]
+    (codes,) = _codes(requests, both_ways(requests, fault=Fault("plain", errno.EIO)))
     assert sorted(codes) == [0, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.KAFKA_STORAGE_ERROR]
+
+
+def _codes(requests: list[Asked], outcome: Outcome) -> list[list[int]]:
+    """By request, those of the rows of its only topic."""
+    answers = [decoded(*pair) for pair in zip(requests, outcome.answers, strict=True)]
+    return [
+        [row.error_code for row in answer.responses[0].partition_responses] for (answer,) in answers
+    ]
 
 
 def decoded(asked: Asked, frames: list[bytes]) -> list[Any]:
