@@ -9,14 +9,16 @@ from wire.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest,
 from wire.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
 from wire.primitives.errors import ErrorCode
 
+# Kafka has a text of its own for DescribeAcls.
 _NO_AUTHORIZER: Final = "No Authorizer is configured."
+_NOTHING_TO_DESCRIBE: Final = "No Authorizer is configured on the broker"
 
 
 def handle_describe_acls(
     worker: object, request: Request, message: DescribeAclsRequest
 ) -> DescribeAclsResponse:
     return DescribeAclsResponse(
-        error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER
+        error_code=ErrorCode.SECURITY_DISABLED, error_message=_NOTHING_TO_DESCRIBE
     )
 
 

@@ -3,7 +3,6 @@
 import logging
 import struct
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -29,11 +28,8 @@ from tests.dataplane.serving import (
     request,
     simulated,
 )
-from tests.wire.messages.golden import exchanges, in_any_order
-from wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from wire.messages.describe_user_scram_credentials import DescribeUserScramCredentialsRequest
 from wire.messages.metadata import MetadataRequest
 from wire.messages.sasl_authenticate import SaslAuthenticateRequest
 from wire.messages.sasl_handshake import SaslHandshakeRequest
@@ -313,43 +309,6 @@ def test_passwords_are_shown_to_nobody() -> None:
         assert "s3cret" not in repr(result)
 
     secured(scenario)
-
-
-def test_scram_credentials_are_changed_and_described_as_a_real_kafka_does_it() -> None:
-    altering, describing = (
-        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
-        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
-    )
-    changes = exchanges(altering, AlterUserScramCredentialsRequest)
-    descriptions = exchanges(describing, DescribeUserScramCredentialsRequest)
-    per_change = len(descriptions) // (len(changes) + 1)
-
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        for number in range(len(changes) + 1):
-            if number:
-                version, asked, golden = changes[number - 1]
-                answer = await client.call(altering, asked, version)
-                assert in_any_order(answer.results) == in_any_order(golden.results), asked
-            for version, asked, golden in descriptions[number * per_change :][:per_change]:
-                answer = await client.call(describing, asked, version)
-                assert answer.error_code == golden.error_code
-                assert in_any_order(answer.results) == in_any_order(golden.results), asked
-
-    simulated(scenario)
-
-
-def test_a_listener_without_sasl_says_so_as_a_real_kafka_does(tmp_path: Path) -> None:
-    async def scenario(node: Simulated) -> None:
-        client = await node.connect()
-        for key, asked_for in (
-            (ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest),
-            (ApiKey.SASL_AUTHENTICATE, SaslAuthenticateRequest),
-        ):
-            for version, asked, golden in exchanges(key, asked_for):
-                assert await client.call(key, asked, version) == golden
-
-    simulated(scenario)
 
 
 def test_quotas_of_a_user_hold_for_whoever_is_logged_in_as_it() -> None:

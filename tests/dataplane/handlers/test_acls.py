@@ -1,0 +1,22 @@
+"""The APIs of ACLs: without an authorizer each is refused."""
+
+from tests.dataplane.serving import Simulated, simulated
+from tests.wire.messages.golden import exchanges
+from wire.messages.create_acls import CreateAclsRequest
+from wire.messages.delete_acls import DeleteAclsRequest
+from wire.messages.describe_acls import DescribeAclsRequest
+from wire.protocol.apis import ApiKey
+
+
+def test_acls_are_refused_as_by_a_real_kafka_without_an_authorizer() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        for key, asked_for in (
+            (ApiKey.DESCRIBE_ACLS, DescribeAclsRequest),
+            (ApiKey.CREATE_ACLS, CreateAclsRequest),
+            (ApiKey.DELETE_ACLS, DeleteAclsRequest),
+        ):
+            for version, asked, golden in exchanges(key, asked_for):
+                assert await client.call(key, asked, version) == golden
+
+    simulated(scenario)

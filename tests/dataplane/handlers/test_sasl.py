@@ -1,0 +1,20 @@
+"""SaslHandshake and SaslAuthenticate on a listener without SASL; else `test_sasl_authenticator`."""
+
+from tests.dataplane.serving import Simulated, simulated
+from tests.wire.messages.golden import exchanges
+from wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from wire.messages.sasl_handshake import SaslHandshakeRequest
+from wire.protocol.apis import ApiKey
+
+
+def test_a_listener_without_sasl_says_so_as_a_real_kafka_does() -> None:
+    async def scenario(node: Simulated) -> None:
+        client = await node.connect()
+        for key, asked_for in (
+            (ApiKey.SASL_HANDSHAKE, SaslHandshakeRequest),
+            (ApiKey.SASL_AUTHENTICATE, SaslAuthenticateRequest),
+        ):
+            for version, asked, golden in exchanges(key, asked_for):
+                assert await client.call(key, asked, version) == golden
+
+    simulated(scenario)
