@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from itertools import islice
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.parked_polls import ParkedRequests
 from dataplane.fetch.reader import FetchedWorker, FetchReader, replica_of, size_of
 from dataplane.fetch.sessions import (
@@ -46,8 +47,6 @@ from dataplane.worker.capabilities import (
     HasDisk,
     HasImage,
     HasQuotas,
-    HasStopping,
-    HasTimers,
     ReadsPartitions,
 )
 from dataplane.worker.context import Request
@@ -90,32 +89,18 @@ class LimitsFetches(FetchedWorker, HasQuotas, Protocol):
     def fetch_max_bytes(self) -> int: ...
 
 
-class DelaysFetches(HasTimers, Protocol):
-    """May hold a request open until it is woken, or its time is over."""
-
-    @property
-    def fetch_waiters(self) -> set[FetchWaiter]:
-        """Long polls; those that are held open are woken when the worker stops."""
-
-
-class AnswersFetches(DelaysFetches, ReadsPartitions, HasDisk, HasImage, HasStopping, Protocol):
+class AnswersFetches(ReadsPartitions, HasDisk, HasImage, Protocol):
     """May look up partitions, hold the request open, and read cold pages in a worker thread."""
 
+    @property
+    def long_polls(self) -> LongPolls: ...
 
-class KeepsSessions(HasClock, Protocol):
+
+class KeepsSessions(AnswersFetches, HasClock, Protocol):
+    """As AnswersFetches; and may begin, continue and end sessions."""
+
     @property
     def fetch_sessions(self) -> FetchSessions: ...
-
-
-class AnswersFullFetches(AnswersFetches, KeepsSessions, Protocol):
-    """As AnswersFetches, of many partitions, for which a session may begin."""
-
-    @property
-    def parked(self) -> ParkedRequests: ...
-
-
-class ContinuesSessions(AnswersFetches, KeepsSessions, Protocol):
-    """As AnswersFetches, of the partitions of a session."""
 
 
 class NewestMetadata(Protocol):
@@ -127,7 +112,7 @@ class FollowerContacts(Protocol):
     def heard_from(self, replica_id: int) -> None: ...
 
 
-class Fetches(LimitsFetches, AnswersFullFetches, ContinuesSessions, Protocol):
+class Fetches(LimitsFetches, KeepsSessions, Protocol):
     """All that Fetch may touch: it reads partitions, and notes that a follower was heard of."""
 
     @property
@@ -244,11 +229,11 @@ def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
 class _DelayedFetch(DelayedResponse):
     """A long poll: answered when enough has come, its time is over, or something has happened."""
 
-    __slots__ = ("_answer", "_dropped", "_of_worker", "_parked", "_timer", "_unwatch", "waiter")
+    __slots__ = ("_answer", "_dropped", "_parked", "_polls", "_timer", "_unwatch", "waiter")
 
     def __init__(
         self,
-        worker: DelaysFetches,
+        polls: LongPolls,
         message: FetchRequest,
         missing_bytes: int,
         answer: Callable[[], FetchResponse | Work[FetchResponse]],
@@ -265,10 +250,9 @@ class _DelayedFetch(DelayedResponse):
         self._unwatch = unwatch
         self._dropped = dropped
         self._parked: ParkedRequests | None = None
-        self._of_worker = worker.fetch_waiters
-        self._of_worker.add(self.waiter)
+        self._polls = polls
         wait_s = min(message.max_wait_ms, MAX_WAIT_MS) / 1000
-        self._timer = worker.timers.call_after(wait_s, self.ready)
+        self._timer = polls.hold(self.waiter, wait_s, self.ready)
 
     def park(self, parked: ParkedRequests, row_count: int) -> "_DelayedFetch":
         """It waits from now on, and holds so many rows."""
@@ -290,7 +274,7 @@ class _DelayedFetch(DelayedResponse):
         self._timer.cancel()
         if self._parked is not None:
             self._parked.remove(self)
-        self._of_worker.discard(self.waiter)
+        self._polls.release(self.waiter)
         self._unwatch(self)
         self.waiter.end()  # or each would keep the other in memory
 
@@ -365,7 +349,7 @@ class _FullFetch:
 
     def __init__(
         self,
-        worker: AnswersFullFetches,
+        worker: KeepsSessions,
         message: FetchRequest,
         has_topic_ids: bool,
         allowed: _Allowed,
@@ -402,7 +386,7 @@ class _FullFetch:
             reader.size_bytes >= min_bytes
             or reader.must_answer
             or message.max_wait_ms <= 0
-            or self.worker.stopping
+            or self.worker.long_polls.is_closed
         ):
             return self._respond(reader)
         is_replica = reader.replica_id >= 0
@@ -441,7 +425,7 @@ class _FullFetch:
             if poll is not None and self.watched and not self._is_enough(reader):
                 poll.waiter.note(reader.size_bytes)  # it may have come to enough by now
                 is_waiting = True
-                return poll.park(self.worker.parked, len(self.found))
+                return poll.park(self.worker.long_polls.parked, len(self.found))
         finally:
             if poll is not None and not is_waiting:
                 poll.end()
@@ -449,14 +433,14 @@ class _FullFetch:
 
     @property
     def _may_wait(self) -> bool:
-        return self.message.max_wait_ms > 0 and not self.worker.stopping
+        return self.message.max_wait_ms > 0 and not self.worker.long_polls.is_closed
 
     def _is_enough(self, reader: FetchReader) -> bool:
         return reader.must_answer or reader.size_bytes >= _min_bytes(self.message, self.allowed)
 
     def _poll(self, missing_bytes: int) -> _DelayedFetch:
         return _DelayedFetch(
-            self.worker,
+            self.worker.long_polls,
             self.message,
             missing_bytes,
             self._answer_again,
@@ -642,7 +626,7 @@ class _FullFetch:
 
 
 def _continue(
-    worker: ContinuesSessions, message: FetchRequest, has_topic_ids: bool, allowed: _Allowed
+    worker: KeepsSessions, message: FetchRequest, has_topic_ids: bool, allowed: _Allowed
 ) -> Answer | Work[Answer]:
     sessions, now_s = worker.fetch_sessions, worker.clock.monotonic()
     try:
@@ -743,7 +727,7 @@ class _IncrementalFetch:
     def _may_wait(self) -> bool:
         return (
             self.message.max_wait_ms > 0
-            and not self.worker.stopping
+            and not self.worker.long_polls.is_closed
             and self.session.present_count > 0
         )
 
@@ -752,7 +736,7 @@ class _IncrementalFetch:
 
     def _poll(self, missing_bytes: int) -> _DelayedFetch:
         poll = _DelayedFetch(
-            self.worker, self.message, missing_bytes, self._answer_again, self._unwatch
+            self.worker.long_polls, self.message, missing_bytes, self._answer_again, self._unwatch
         )
         self.session.waiter = poll.waiter
         return poll

@@ -10,7 +10,7 @@ from dataplane.handlers.cluster import CLUSTER_OPERATIONS, DescribesCluster
 from dataplane.network.worker_addresses import live_workers
 from dataplane.scheduling.time_slices import PIECE_ROWS, Work, in_pieces
 from dataplane.worker import mutation_limits
-from dataplane.worker.capabilities import HasImage, HasSlicer, HasStopping, HasWorkerId
+from dataplane.worker.capabilities import HasImage, HasSlicer, HasWorkerId
 from dataplane.worker.context import Request
 from dataplane.worker.metadata_cache import (
     PARTITIONS_PER_SLICE,
@@ -78,8 +78,12 @@ class MetadataProgress(Protocol):
     async def wait_visible(self, end_offset: int) -> None: ...
 
 
-class AwaitsLeaders(DescribesTopics, HasStopping, Protocol):
+class AwaitsLeaders(DescribesTopics, Protocol):
     """As DescribesTopics, when the metadata name a leader again."""
+
+    @property
+    def stopping(self) -> bool:
+        """The worker is about to leave: nothing is to be waited for any more."""
 
     @property
     def loader(self) -> MetadataProgress: ...

@@ -13,7 +13,7 @@ import trio
 from dataplane.instruments.error_counts import ErrorCounts
 from dataplane.log.partition_log import AppendResult
 from dataplane.network.client import Client
-from dataplane.network.delayed import DelayedResponse
+from dataplane.network.delayed import DelayedResponse, Timers
 from dataplane.network.worker_addresses import live_workers
 from dataplane.partition.batch_validation import InvalidRecordsError
 from dataplane.partition.partition import Partition
@@ -24,7 +24,6 @@ from dataplane.worker.capabilities import (
     HasClock,
     HasImage,
     HasQuotas,
-    HasTimers,
     HasWorkerId,
 )
 from dataplane.worker.leadership_check import LeadershipCheck, LeadershipQuestion
@@ -76,8 +75,11 @@ class AnswersProduce(ReportsFailures, HasImage, HasQuotas, Protocol):
     def errors(self) -> ErrorCounts | None: ...
 
 
-class DelaysProduce(ChecksLeadership, HasQuotas, HasTimers, Protocol):
+class DelaysProduce(ChecksLeadership, HasQuotas, Protocol):
     """May wait for replicas, the quorum or the request's time limit."""
+
+    @property
+    def timers(self) -> Timers: ...
 
 
 def success(partition: Partition, result: AppendResult) -> Answer:

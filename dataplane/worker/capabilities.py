@@ -15,7 +15,6 @@ from typing import Protocol
 
 import trio
 
-from dataplane.network.delayed import Timers
 from dataplane.partition.partition import Partition
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from dataplane.scheduling.time_slices import TimeSlicer
@@ -59,11 +58,6 @@ class HasDisk(Protocol):
     def disk(self) -> Disk: ...
 
 
-class HasTimers(Protocol):
-    @property
-    def timers(self) -> Timers: ...
-
-
 class HasLayers(Protocol):
     @property
     def layers(self) -> WorkerLayers:
@@ -73,12 +67,6 @@ class HasLayers(Protocol):
 class HasQuotas(Protocol):
     @property
     def quotas(self) -> ClientQuotas: ...
-
-
-class HasStopping(Protocol):
-    @property
-    def stopping(self) -> bool:
-        """Nothing is to be waited for any more: the worker is about to leave."""
 
 
 class PartitionLookup(Protocol):

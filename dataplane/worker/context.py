@@ -6,14 +6,14 @@ from typing import NamedTuple
 import trio
 
 from dataplane.config.worker import WorkerConfigs
-from dataplane.fetch.parked_polls import ParkedRequests
+from dataplane.fetch.long_polls import LongPolls
 from dataplane.fetch.replica_selector import RACK_AWARE_SELECTOR
 from dataplane.fetch.sessions import FetchSessions
 from dataplane.instruments.error_counts import ErrorCounts
 from dataplane.log.compaction.compaction import CleanerStatistics
 from dataplane.network.client import Client
 from dataplane.network.delayed import Timers
-from dataplane.partition.partition import FetchWaiter, Partition
+from dataplane.partition.partition import Partition
 from dataplane.partition.pending_deletes import PendingDeletes
 from dataplane.quotas.client_quota_manager import ClientQuotas
 from dataplane.replication.isr_manager import IsrManager
@@ -86,10 +86,9 @@ class Worker:
         self.leadership_check = LeadershipCheck(controller_client)
         # One at a time: a batch may decompress to a hundred megabytes.
         self.opening_batch = trio.Lock()
-        self.fetch_waiters: set[FetchWaiter] = set()
-        self.parked = ParkedRequests()
         self.metadata_cache = MetadataCache()
         self.timers = Timers(runtime.clock)
+        self.long_polls = LongPolls(self.timers)
         self.slicer = TimeSlicer(runtime.clock.cpu_s, call_after=self.timers.call_after)
         self.fetch_sessions = FetchSessions(
             self.configs.integer("max.incremental.fetch.session.cache.slots"),
@@ -123,8 +122,7 @@ class Worker:
     def stop_waiting(self) -> None:
         """Long polls are answered now, and none begins any more."""
         self.stopping = True
-        for waiter in self.fetch_waiters:
-            waiter.wake()
+        self.long_polls.close()
 
     def partition_failed(self, partition: Partition, error: StorageError) -> None:
         """The partition's log directory has failed under a request."""

@@ -80,7 +80,7 @@ def test_a_stop_says_what_it_waits_for_and_leaves_a_clean_mark(
             await client.create("t")
             await client.produce("t", batch_of(b"x"))
             await poller.ask(ApiKey.FETCH, fetch_message({"t": [(0, 1)]}, max_wait_ms=60_000), 12)
-            while not served.worker.fetch_waiters:
+            while not served.worker.long_polls:
                 await trio.sleep(0.001)
             served.node.stop()
             answer = await poller.answer(ApiKey.FETCH, 12)

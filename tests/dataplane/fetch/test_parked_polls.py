@@ -55,7 +55,7 @@ def test_one_beyond_the_limit_is_answered_at_once() -> None:
 
 def test_fetches_that_wait_are_bounded_by_what_they_hold() -> None:
     async def scenario(sim: Simulated) -> None:
-        parked = sim.worker.parked
+        parked = sim.worker.long_polls.parked
         parked.limit_bytes = 2 * ROWS * ROW_BYTES
         clients = [await sim.connect() for _ in range(3)]
         await clients[0].create("t")
@@ -88,7 +88,7 @@ def test_all_polls_of_many_partitions_are_answered_after_one_append() -> None:
         message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=600_000)
         for client in clients:
             await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
-        parked = sim.worker.parked
+        parked = sim.worker.long_polls.parked
         while len(parked) < POLLS:
             await trio.sleep(0.01)
         answered: list[list[int]] = []
@@ -106,7 +106,7 @@ def test_all_polls_of_many_partitions_are_answered_after_one_append() -> None:
                 await producer.produce("t", batch_of(b"x"), partition=PRESENT - 1)
         assert answered == [[PRESENT - 1]] * POLLS
         assert not parked.used_bytes
-        assert not sim.worker.fetch_waiters
+        assert not sim.worker.long_polls
 
     simulated(scenario)
 
@@ -117,12 +117,12 @@ def test_a_connection_that_ends_gives_back_what_its_poll_held() -> None:
         await client.create("t")
         message = fetch_message({"t": [(i, 0) for i in range(ROWS)]}, max_wait_ms=60_000)
         await client.ask(ApiKey.FETCH, message, FETCH_VERSION)
-        parked = sim.worker.parked
+        parked = sim.worker.long_polls.parked
         while not parked.used_bytes:
             await trio.sleep(0.01)
         client.connection.close()
         while parked.used_bytes:
             await trio.sleep(0.01)
-        assert not sim.worker.fetch_waiters
+        assert not sim.worker.long_polls
 
     simulated(scenario)

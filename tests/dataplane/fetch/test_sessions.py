@@ -340,7 +340,7 @@ def test_whoever_is_overtaken_in_its_long_poll_is_told_so() -> None:
     async def scenario(sim: Simulated, other: RawClient, session: SessionClient) -> None:
         await session.fetch(ALL)
         await session.ask({}, max_wait_ms=60_000)
-        while not sim.worker.fetch_waiters:
+        while not sim.worker.long_polls:
             await trio.sleep(0.01)
         began = sim.now
         second = SessionClient(await sim.connect(), BY_NAME, {})

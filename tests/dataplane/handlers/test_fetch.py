@@ -152,7 +152,7 @@ def test_a_long_poll_ends_when_enough_has_come_over_all_its_partitions() -> None
         answer = await client.answer(ApiKey.FETCH, FETCH_VERSION)
         assert [len(sizes_of(row)) for row in answer.responses[0].partitions] == [1, 1, 1]
         assert sim.now - began < 0.1
-        assert not sim.worker.fetch_waiters
+        assert not sim.worker.long_polls
         assert not any(p.waiters for p in sim.worker.replica_manager)
 
     simulated(scenario)
@@ -181,7 +181,7 @@ def test_a_long_poll_ends_when_its_partition_or_the_node_goes(what: str) -> None
         await client.create("t")
         await client.ask(ApiKey.FETCH, fetch_message({"t": [(0, 0)]}, max_wait_ms=60_000), 12)
         await other.call(ApiKey.METADATA, MetadataRequest(topics=[]))  # the poll has arrived too
-        while not sim.worker.fetch_waiters:
+        while not sim.worker.long_polls:
             await trio.sleep(0.01)
         began = sim.now
         if what == "deleted":
@@ -514,4 +514,4 @@ async def test_a_fetch_that_is_dropped_between_two_pieces_watches_nothing(tmp_pa
             next(work)
         work.close()
         assert not partition.waiters
-        assert not served.worker.fetch_waiters
+        assert not served.worker.long_polls

@@ -136,7 +136,7 @@ def test_a_client_that_breaks_off_leaves_nothing_unawaited() -> None:
             gone.connection.close()
         await sim.runtime.clock.sleep_until(sim.runtime.clock.monotonic() + 1)
         assert await client.call(ApiKey.METADATA, MetadataRequest(topics=[]))
-        assert len(sim.worker.fetch_waiters) <= 1
+        assert len(sim.worker.long_polls) <= 1
 
     for seed in range(8):
         simulated(scenario, seed=seed)

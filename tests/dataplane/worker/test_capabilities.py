@@ -20,6 +20,8 @@ DISPATCHER = "dataplane.handlers.dispatcher"
 OTHERS = (CAPABILITIES, "dataplane.worker.mutation_limits", "dataplane.fetch.reader")
 # Parts that a Protocol has of its own, and Protocols that it joins, together.
 MOST_PARTS = 6
+# With all that it joins: as many as Fetch needs, which reads, waits and keeps sessions.
+MOST_IN_ALL = 13
 
 Name: TypeAlias = tuple[str, str]  # of a module, and in it
 
@@ -173,7 +175,8 @@ class Handlers:
                         found.append(f"nobody who touches {part} needs {one} of it")
         found += [f"{'.'.join(name)} is not used" for name in self.capabilities.keys() - used]
         for name, each in self.capabilities.items():
-            if len(each.bases) + len(each.parts) > MOST_PARTS:
+            too_many = len(each.bases) + len(each.parts) > MOST_PARTS
+            if too_many or len(set(self.parts_of(name))) > MOST_IN_ALL:
                 found.append(f"{'.'.join(name)} has too many parts: it is a worker by another name")
         return sorted(found)
 
@@ -262,9 +265,9 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
         ),
         (
             "fetch",
-            "poll.park(self.worker.parked, len(self.found))",
-            "poll",
-            "nothing that takes dataplane.handlers.fetch.Fetches touches parked",
+            "self.worker.replica_manager, part.asked",
+            "self.replica_manager, part.asked",
+            "nothing that takes dataplane.handlers.fetch.AnswersFetches touches replica_manager",
         ),
         (
             "replicas",
@@ -286,11 +289,18 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
         ),
         (
             "metadata",
-            "class AwaitsLeaders(DescribesTopics, HasStopping, Protocol):",
-            "class AwaitsLeaders(DescribesTopics, HasStopping, HasImage, HasSlicer, HasWorkerId,"
-            " ViewsLeaders, Protocol):",
+            "class AwaitsLeaders(DescribesTopics, Protocol):",
+            "class AwaitsLeaders(DescribesTopics, HasImage, HasSlicer, HasWorkerId, ViewsLeaders,"
+            " Protocol):",
             "dataplane.handlers.metadata.AwaitsLeaders has too many parts: it is a worker by"
             " another name",
+        ),
+        (
+            "fetch",
+            "class Fetches(LimitsFetches, KeepsSessions, Protocol):",
+            "class Fetches(LimitsFetches, KeepsSessions, Protocol):\n"
+            "    @property\n    def cleaner(self) -> CleanerStatistics: ...",
+            "dataplane.handlers.fetch.Fetches has too many parts: it is a worker by another name",
         ),
     ],
 )
