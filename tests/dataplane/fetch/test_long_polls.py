@@ -7,6 +7,7 @@ from dataplane.fetch.long_polls import LongPolls
 from dataplane.network.delayed import Timers
 from dataplane.partition.partition import FetchWaiter
 from metaquorum.runtime.system import RealClock
+from tests.dataplane.serving import in_trio
 
 
 class Setting:
@@ -21,7 +22,8 @@ class Setting:
         return waiter
 
 
-def test_all_that_are_held_are_woken_by_a_stop_and_no_others() -> None:
+@in_trio
+async def test_all_that_are_held_are_woken_by_a_stop_and_no_others() -> None:
     setting = Setting()
     first, second = setting.hold("first"), setting.hold("second")
     assert (len(setting.polls), setting.polls.is_closed) == (2, False)
