@@ -5,8 +5,8 @@ from typing import Final, Protocol
 
 import trio
 
+from dataplane.log.dirs.dir_discovery import AbsentDir
 from dataplane.log.dirs.log_dir import LogDir
-from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.partition.partition import Partition
 from dataplane.scheduling.time_slices import Work, for_each_of, in_pieces, row_count
 from dataplane.worker.capabilities import HasDisk, HasSlicer
@@ -25,6 +25,21 @@ from wire.primitives.errors import ErrorCode
 SLICE_PARTITIONS: Final = 500
 
 
+class KnownLogDirs(Protocol):
+    """The log directories of this worker, and what lies in each."""
+
+    @property
+    def online(self) -> Iterable[LogDir]: ...
+
+    @property
+    def failed(self) -> Iterable[LogDir]: ...
+
+    @property
+    def absent(self) -> Iterable[AbsentDir]: ...
+
+    def dir_of(self, partition: tuple[str, int]) -> LogDir | None: ...
+
+
 class HostedLogs(Protocol):
     """The partitions of this worker, and in which log directory each lies; changes neither."""
 
@@ -33,7 +48,7 @@ class HostedLogs(Protocol):
     def of_topic(self, name: str) -> list[Partition]: ...
 
     @property
-    def log_dirs(self) -> LogDirs: ...
+    def log_dirs(self) -> KnownLogDirs: ...
 
 
 class HostsLogs(Protocol):

@@ -55,7 +55,6 @@ from dataplane.worker.capabilities import (
     HasQuotas,
     HasSlicer,
     OpensBatches,
-    PartitionLookup,
     ReadsMetadata,
 )
 from dataplane.worker.context import Request
@@ -90,7 +89,7 @@ class AppendLimit(Protocol):
         """Larger batches are appended in a worker thread."""
 
 
-class ProduceLookup(PartitionLookup, Protocol):
+class RawPartitionLookup(Protocol):
     def of_raw(self, topic: bytes, *, by_id: bool) -> Mapping[int, Partition] | None: ...
 
 
@@ -98,7 +97,7 @@ class ProducesFast(AnswersProduce, DelaysProduce, AppendLimit, HasClock, Protoco
     """May append to partitions in place, and report or await what became of that. No disk."""
 
     @property
-    def replica_manager(self) -> ProduceLookup: ...
+    def replica_manager(self) -> RawPartitionLookup: ...
 
 
 class ValidatesSlowly(OpensBatches, HasClock, HasQuotas, Protocol):

@@ -5,7 +5,6 @@ from typing import Final, Protocol
 import trio
 
 from dataplane.handlers.topics import timeout_seconds
-from dataplane.log.dirs.log_dirs import LogDirs
 from dataplane.partition.partition import Partition
 from dataplane.partition.pending_deletes import PendingDeletes
 from dataplane.scheduling.time_slices import for_each_of, row_count
@@ -33,13 +32,17 @@ HIGH_WATERMARK: Final = -1
 _NO_OFFSET: Final = -1
 
 
+class Checkpoints(Protocol):
+    async def checkpoint(self) -> None: ...
+
+
 class HostedRecords(Protocol):
     """The partitions of this worker by name, and their log directories for a checkpoint."""
 
     def by_name(self, topic: str, index: int) -> Partition: ...
 
     @property
-    def log_dirs(self) -> LogDirs: ...
+    def log_dirs(self) -> Checkpoints: ...
 
 
 class HostsRecords(Protocol):

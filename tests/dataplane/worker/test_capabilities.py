@@ -158,27 +158,36 @@ class Handlers:
             for to in unit.gives_to - self.units.keys():
                 found.append(f"{module}.{name} gives its worker to {'.'.join(to)}")
         taken = {name for unit in self.units.values() for name in unit.takes}
-        used = set(taken)
+        parts: dict[Name, set[Name]] = {}  # Protocols of parts, and the units that have such a part
         for name in taken:
             at_hand = self.reached(at for at, unit in self.units.items() if name in unit.takes)
             touched = {part for at in at_hand for part in self.units[at].touched}
             for part in sorted(set(self.parts_of(name)) - touched):
                 found.append(f"nothing that takes {'.'.join(name)} touches {part}")
-        for name in self._bases(taken):
-            used.add(name)
-            for part, types in self.capabilities[name].parts.items():
-                for kind in types & self.capabilities.keys():
-                    used |= {kind, *self._bases([kind])}
-                    near = [unit for unit in self.units.values() if part in unit.touched]
-                    wanted = {one for one in self.parts_of(kind) if not one.startswith("__")}
-                    for one in sorted(wanted - {a for unit in near for a in unit.attributes}):
-                        found.append(f"nobody who touches {part} needs {one} of it")
-        found += [f"{'.'.join(name)} is not used" for name in self.capabilities.keys() - used]
+            self._note_parts(name, at_hand, parts)
+        for name, near in parts.items():
+            used = {attribute for at in near for attribute in self.units[at].attributes}
+            for part in sorted(set(self.parts_of(name)) - used):
+                if not part.startswith("__"):
+                    found.append(f"nothing that has {'.'.join(name)} touches {part} of it")
+        used_at_all = self._bases([*taken, *parts])
+        found += [
+            f"{'.'.join(name)} is not used" for name in self.capabilities.keys() - used_at_all
+        ]
         for name, each in self.capabilities.items():
             too_many = len(each.bases) + len(each.parts) > MOST_PARTS
             if too_many or len(set(self.parts_of(name))) > MOST_IN_ALL:
                 found.append(f"{'.'.join(name)} has too many parts: it is a worker by another name")
         return sorted(found)
+
+    def _note_parts(self, name: Name, units: set[Name], parts: dict[Name, set[Name]]) -> None:
+        """Which of these units, that have a `name`, touch parts of it whose types are Protocols."""
+        for base in self._bases([name]):
+            for part, types in self.capabilities[base].parts.items():
+                near = {at for at in units if part in self.units[at].attributes}
+                for kind in types & self.capabilities.keys():
+                    parts.setdefault(kind, set()).update(near)
+                    self._note_parts(kind, near, parts)
 
     def _bases(self, names: Iterable[Name]) -> set[Name]:
         found: set[Name] = set()
@@ -273,7 +282,13 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
             "replicas",
             "worker.isr_manager.heard_at(",
             "heard_at(worker.isr_manager, ",
-            "nobody who touches isr_manager needs heard_at of it",
+            "nothing that has dataplane.handlers.replicas.FollowerContacts touches heard_at of it",
+        ),
+        (  # a part of a part
+            "records",
+            "worker.replica_manager.log_dirs.checkpoint()",
+            "worker.replica_manager.log_dirs()",
+            "nothing that has dataplane.handlers.records.Checkpoints touches checkpoint of it",
         ),
         (
             "log_dirs",
