@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 
 from dataplane.log.segments.names import LOG, file_name
 from simulations.checkers.deletion import DeletedStaysDeleted
@@ -9,6 +10,7 @@ from simulations.checkers.log_files import naive_batches
 from simulations.harness.environment import Checker, Environment
 from simulations.harness.history import Attempt, Fetched, Final, PartitionOf
 from simulations.harness.node import log_folder
+from wire.primitives.errors import ErrorCode
 
 
 class OneRecordPerOffset(Checker):
@@ -431,3 +433,26 @@ class OtherDirectoriesLive(Checker):
 
     def inspected(self, dead: list[str], seconds: float) -> None:
         self.compare(not dead, "beside a broken device, not served in {:.0f} s: {}", seconds, dead)
+
+
+class FailedDirectoriesTakeNothing(Checker):
+    """A log directory that failed at a row of a request takes none of the rows behind it.
+
+    What it would take is acknowledged by a directory that is offline once the request is answered.
+    """
+
+    invariant = "L7"
+
+    def answered(self, rows: Sequence[tuple[str, int]]) -> None:
+        """`rows`: of one answer, in order, the log directory and the error code."""
+        failed: set[str] = set()
+        for log_dir, code in rows:
+            if log_dir in failed:
+                self.compare(
+                    code != ErrorCode.NONE,
+                    "{} has failed, and takes a later row of the same request: {}",
+                    log_dir,
+                    rows,
+                )
+            if code == ErrorCode.KAFKA_STORAGE_ERROR:
+                failed.add(log_dir)

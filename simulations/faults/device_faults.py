@@ -18,6 +18,7 @@ from simulations.harness.environment import Environment
 from simulations.harness.history import PartitionOf, Rot, Topic
 from simulations.harness.node import DATA_DIR, LOG_DIRS, log_folder
 from simulations.workloads.consumer import LATEST, list_offset
+from simulations.workloads.several_rows import SeveralRows
 
 # Seconds forward and back. Producers' clocks stay: message.timestamp.after.max.ms is an hour.
 JUMPS_S: Final = (-3000.0, -20.0, -0.5, 0.5, 20.0, 3000.0, 172_800.0)
@@ -30,6 +31,7 @@ _LOW_BYTE: Final = 3
 INSPECTION_S: Final = 20.0
 # For so long a trouble waits for a batch that can rot.
 ROT_WITHIN_S: Final = 3.0
+FAILING_LOG: Final = "failing log"
 
 
 async def sync_failure(fault_context: FaultContext) -> None:
@@ -315,6 +317,26 @@ async def broken_device(fault_context: FaultContext) -> None:
     await fault_context.up()
 
 
+async def failing_log(fault_context: FaultContext) -> None:
+    """One write to a log fails, of a request with further rows for the same log directory.
+
+    Draws come from a stream of its own: other faults draw what they would draw without it.
+    """
+    world = fault_context.environment.world
+    draw, faults = world.stream(FAILING_LOG), fault_context.machine.faults
+    client = SeveralRows(fault_context.environment, faults, draw)
+    await fault_context.environment.run("rows", client.run)
+    faults.refusing = None
+    if client.refused:
+        fault_context.count(FAILING_LOG)
+    if draw.random() < 0.5:
+        fault_context.machine.power_cut()
+        count_losses(fault_context)
+    else:
+        fault_context.machine.kill()
+    await fault_context.up()
+
+
 class Inspector:
     """Looks whether every partition in those directories can be used, and soon."""
 
@@ -364,4 +386,5 @@ DEVICE_FAULTS: Final[dict[str, Fault]] = {
     "rot before cleaning": rot_before_cleaning,
     "clock jump": clock_jump,
     "broken device": broken_device,
+    FAILING_LOG: failing_log,
 }

@@ -3,6 +3,8 @@
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from dataplane.handlers import produce
+from dataplane.handlers.produce_outcome import Outcome
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery import recovery
 from dataplane.log.segments import producers
@@ -72,6 +74,39 @@ def _refused_not_remembered() -> AbstractContextManager[None]:
     return swapped(RejectedBatches, "check", lambda _: lambda *_: None)
 
 
+class _TellsLate(Outcome):
+    """Reports failures when the request is answered, not when they happen."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._late: list[Any] = []
+
+    def fail(self, *failure: Any) -> None:
+        self._late.append(failure)
+
+    def answer(self) -> bytes:
+        for failure in self._late:
+            super().fail(*failure)
+        return super().answer()
+
+
+def _failed_directory_appended_to() -> AbstractContextManager[None]:
+    return swapped(produce, "Outcome", lambda _: _TellsLate)
+
+
+class _Whatever:
+    """No number differs from it."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def _fast_path_not_flushed() -> AbstractContextManager[None]:
+    return swapped(produce, "NEVER", lambda _: _Whatever())
+
+
 LOG_MUTANTS: Final = tuple(
     Mutant(name, about, scenario, found_as, apply)
     for name, about, scenario, found_as, apply in (
@@ -109,6 +144,20 @@ LOG_MUTANTS: Final = tuple(
             "disk-full",
             ("T1",),
             _refused_not_remembered,
+        ),
+        (
+            "failed-directory-appended-to",
+            "the fast path of Produce appends in a log directory that failed within the request",
+            "log-dirs",
+            ("L7",),
+            _failed_directory_appended_to,
+        ),
+        (
+            "fast-path-not-flushed",
+            "the fast path of Produce takes topics whose records are flushed before the answer",
+            "syncs",
+            ("R6",),
+            _fast_path_not_flushed,
         ),
     )
 )

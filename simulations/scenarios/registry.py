@@ -1,16 +1,21 @@
 """The scenarios: what is drawn, and what must really have happened in a batch of seeds."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from random import Random
 from typing import Final
 
 from simulations.checkers.all import CHECKERS
-from simulations.checkers.delivery import AcknowledgedIsDurable, LongPollsAreWoken
+from simulations.checkers.delivery import (
+    AcknowledgedIsDurable,
+    FailedDirectoriesTakeNothing,
+    LongPollsAreWoken,
+)
 from simulations.checkers.metadata import AppliedStays
 from simulations.checkers.retention import RetentionIsDue
 from simulations.cluster.cluster_scenario import CLUSTER
 from simulations.cluster.quorum_scenario import QUORUM
 from simulations.cluster.rebuilt_voter import REBUILT_VOTER
+from simulations.faults.device_faults import FAILING_LOG
 from simulations.harness.environment import Checker, Environment, Settings, draw_settings
 from simulations.harness.observing import small_sizes, watched, watched_retirement
 from simulations.harness.scenario import Scenario
@@ -42,6 +47,8 @@ def _single_node(
         settings = draw_settings(draw)
         shape(settings, draw)
         purpose = narrow(name, settings, world.stream("narrow"))
+        if purpose is None and world.stream("one more fault").random() < ONE_MORE_FAULT:
+            settings.faults += LAST_FAULTS.get(name, ())
         if purpose is not None:
             world.say("story", f"narrow world: {purpose}")
             world.count(f"narrow: {purpose}")
@@ -57,6 +64,11 @@ def _single_node(
 
     return Scenario(name, about, play_world, checkers, gates)
 
+
+# A scenario's faults that came later stand behind all others, in so many of its seeds, by a stream
+# of their own: the other seeds, and the faults before them, stay what they were.
+ONE_MORE_FAULT: Final = 0.2
+LAST_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {"log-dirs": (FAILING_LOG,)}
 
 _WORKED: Final = ("acknowledged records", "records read", "topics created")
 
@@ -297,7 +309,14 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             "log-dirs",
             "three log directories, of which one fails or is full; the others are served",
             _log_dirs,
-            (*_WORKED, "fault: broken device", "fault: sync failure", "fault: disk full"),
+            (
+                *_WORKED,
+                "fault: broken device",
+                "fault: sync failure",
+                "fault: disk full",
+                f"fault: {FAILING_LOG}",
+            ),
+            (*CHECKERS, FailedDirectoriesTakeNothing),
         ),
         _single_node(
             "long-polls",
