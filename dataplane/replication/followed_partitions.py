@@ -31,6 +31,8 @@ class Followed:
     failures: int = 0
     logged_error: ErrorCode | None = None  # the error that was logged last
     lag: int = 0  # records that its leader has committed, and that are not here
+    # The leader has compared the last record here with its own log, or there was none to compare.
+    is_matched: bool = False
 
 
 class FollowedPartitions:

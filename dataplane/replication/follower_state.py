@@ -6,6 +6,11 @@ epoch before the fetch offset, or never had that epoch, it answers where the log
 of records; the follower cuts its log there, and asks again. Nothing is fetched before the logs
 agree (KIP-101, KIP-320; carried by Fetch itself since KIP-595).
 
+    the leader's log begins     until the logs are known to agree
+    before our end              our last epoch is compared: cut, or append
+    at our end                  nothing can be compared: begin anew there, then append
+    behind our end              OFFSET_OUT_OF_RANGE: begin anew there
+
 Plain state around the log; its writes are small enough for the loop.
 """
 
@@ -144,6 +149,16 @@ def append(partition: Partition, records: Buffer, now_ms: int) -> int:
         partition.is_growing(end)
         partition.replicated_bytes_in += end
     return end
+
+
+def ends_at_leaders_start(want: RequestedPartition, leader_log_start_offset: int) -> bool:
+    """Whether the leader had no record to compare the last one here with.
+
+    It knows epochs from its log's start on, and agrees to a fetch from there whatever is before it.
+    The last records here may be of a deposed leader, in the place of others that the leader had and
+    has deleted.
+    """
+    return want.last_fetched_epoch >= 0 and want.fetch_offset <= leader_log_start_offset
 
 
 def begins_within(partition: Partition, records: Buffer) -> int | None:

@@ -382,6 +382,7 @@ class ReplicaFetcher:
                 or row.diverging_epoch is not None
                 or followed.partition.log.config.flush_messages != NEVER
                 or _begins_within(followed.partition, row) is not None
+                or not _matches(followed, followed.want, row)
             ):
                 self._rest.append(_Row(key, followed, followed.want, row))
             else:
@@ -405,6 +406,9 @@ class ReplicaFetcher:
             elif each.row.diverging_epoch is not None:
                 if each.want.fetch_offset == each.followed.partition.log.log_end_offset:
                     diverging.append(each)
+            elif not _matches(each.followed, each.want, each.row):
+                if each.want.fetch_offset == each.followed.partition.log.log_end_offset:
+                    await self._truncate_fully(each.key, each.followed, each.row.log_start_offset)
             else:
                 await self._append_and_flush(each)
         if diverging:
@@ -589,16 +593,30 @@ class ReplicaFetcher:
             # It ends before ours does, or begins before: to be told by epochs.
             self._delay(followed, ErrorCode.OFFSET_OUT_OF_RANGE)
         else:
-            cut = follower_state.full_truncation(partition, followed.leader_epoch)
-            if cut.offset < cut.end_offset:
-                await self._events.truncating([(partition, cut)])
-            if self._followed.get(key) is not followed:
-                return
-            await self._begin_anew(key, followed, row.offset)
+            await self._truncate_fully(key, followed, row.offset)
+
+    async def _truncate_fully(self, key: Key, followed: Followed, offset: int) -> None:
+        """As `_begin_anew`, after it was written down what goes."""
+        partition = followed.partition
+        cut = follower_state.full_truncation(partition, followed.leader_epoch)
+        if cut.offset < cut.end_offset:
+            await self._events.truncating([(partition, cut)])
+        if self._followed.get(key) is followed:
+            await self._begin_anew(key, followed, offset)
 
     def partitions(self) -> Iterator[Partition]:
         for followed in list(self._followed):
             yield followed.partition
+
+
+def _matches(followed: Followed, want: RequestedPartition, row: PartitionData) -> bool:
+    """The leader's log is known to hold the last record here; or no record is here.
+
+    Of an answer without error and without an epoch from which on the logs part.
+    """
+    if not followed.is_matched:
+        followed.is_matched = not follower_state.ends_at_leaders_start(want, row.log_start_offset)
+    return followed.is_matched
 
 
 def _begins_within(partition: Partition, row: PartitionData) -> int | None:

@@ -8,6 +8,7 @@ import trio
 
 from dataplane.log.dirs.offset_checkpoints import OffsetCheckpoints
 from dataplane.log.local_log import LocalLog
+from dataplane.replication import follower_state
 from simulations.kernel.mutation import Mutant, all_of, swapped
 
 
@@ -41,6 +42,10 @@ def _deleted_topics_noted() -> AbstractContextManager[None]:
     return swapped(OffsetCheckpoints, "write_deletions", wrong)
 
 
+def _unmatched_log_kept() -> AbstractContextManager[None]:
+    return swapped(follower_state, "ends_at_leaders_start", lambda _: lambda *_: False)
+
+
 CUT_MUTANTS: Final = tuple(
     Mutant(name, about, "crossings", found_as, apply)
     for name, about, found_as, apply in (
@@ -55,6 +60,12 @@ CUT_MUTANTS: Final = tuple(
             "checkpoints tell of a deleted topic until the next one of its name was written to",
             ("L4", "R9"),
             _deleted_topics_noted,
+        ),
+        (
+            "unmatched-log-kept",
+            "a follower whose log ends where its leader's begins keeps what cannot be compared",
+            ("L3", "R7"),
+            _unmatched_log_kept,
         ),
     )
 )

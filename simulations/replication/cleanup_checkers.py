@@ -116,12 +116,7 @@ class ReplicaRetentionIsDue(WatchingChecker):
             move.high_watermark,
         )
         gone = [Name(e, o) for o, e in replica.epochs.items() if o < move.new]
-        # Before what others have removed with good reason it may have records of a deposed leader.
-        lacks = [
-            name
-            for name in gone
-            if name not in history.ever_committed and name.offset >= history.deleted_to
-        ]
+        lacks = [name for name in gone if name not in history.ever_committed]
         self.compare(
             not lacks,
             "{}: worker {} begins at {}, and {} before it are not committed",

@@ -20,6 +20,8 @@ moment. A crossing that does not get to its state within some seconds gives up, 
     handover     another leads while appends queue at the leader
     namesake     a topic is made again under its name, and a worker killed soon after
     unregister   as the trouble of that name, with a partition that nobody else has
+    cut damage   an eligible worker cuts damage off its log and is killed before it has told so
+    deleted ahead a leader is replaced, and its successor deletes all before the end of its log
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -55,6 +57,11 @@ from wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
+)
+from wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
 )
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
@@ -241,6 +248,21 @@ class InterleavingClient(ReplicaReader):
             for _ in range(count):
                 await connection.receive()
 
+    async def delete_records(
+        self, runtime: Runtime, worker_id: int, history: PartitionHistory, offset: int
+    ) -> None:
+        at = history.topic, history.place.partition
+        asked = self.cluster_state.cluster_history.deletions
+        asked[at] = max(asked.get(at, 0), offset)
+        row = DeleteRecordsPartition(partition_index=at[1], offset=offset)
+        message = DeleteRecordsRequest(
+            topics=[DeleteRecordsTopic(name=at[0], partitions=[row])], timeout_ms=2000
+        )
+        async with self.connected(runtime, worker_id) as connection:
+            response = await connection.call(ApiKey.DELETE_RECORDS, message)
+        code = ErrorCode(response.topics[0].partitions[0].error_code)
+        self.say(f"deletes records of {at} before {offset}: {code.name}")
+
     async def ask_end(self, runtime: Runtime, worker_id: int, history: PartitionHistory) -> None:
         """Where that leader says that the partition ends, if it does."""
         async with self.connected(runtime, worker_id) as connection:
@@ -348,6 +370,11 @@ class Interleaving:
         """As that worker knows it; -1 where it is down."""
         partition = self.partition(worker_id, history)
         return -1 if partition is None else partition.high_watermark
+
+    def starts_at(self, worker_id: int, history: PartitionHistory) -> int:
+        """Where its log begins; -1 where it is down."""
+        partition = self.partition(worker_id, history)
+        return -1 if partition is None else partition.log.log_start_offset
 
     # Time
 
@@ -901,6 +928,34 @@ async def namesake(this: Interleaving) -> bool:
     return True
 
 
+async def deleted_ahead(this: Interleaving) -> bool:
+    """A leader that was replaced ends where its successor's log begins, by DeleteRecords.
+
+    The epochs of the successor tell nothing then of the records at the end of the other log.
+    """
+    leader, successor, *_ = this.workers()
+    (history,) = await this.topic((leader, successor))
+    for client in this.clients():
+        if client != this.client.name:
+            for worker in (leader, successor):
+                this.part(this.name(worker), client)
+    this.part(this.name(leader), this.name(successor))
+    await this.client.does(lambda r: this.client.burst(r, leader, history, BURST))
+    this.part_from_controller(leader)
+    if not await this.until(lambda: this.leads(successor, history)):
+        return False
+    end = this.end(leader, history)
+    await this.client.does(lambda r: this.client.burst(r, successor, history, 2 * BURST))
+    if not await this.until(lambda: this.high_watermark(successor, history) > end):
+        return False
+    await this.client.does(lambda r: this.client.delete_records(r, successor, history, end))
+    this.join(this.name(leader), CONTROLLER)  # before it hears again of clients
+    if not await this.until(lambda: this.knows_leader(leader, history)):
+        return False
+    this.heal()
+    return await this.until(lambda: this.starts_at(leader, history) >= end)
+
+
 INTERLEAVINGS: Final[dict[str, Callable[[Interleaving], Awaitable[bool]]]] = {
     "uneven": uneven,
     "unwanted cut": unwanted_cut,
@@ -918,7 +973,8 @@ INTERLEAVINGS: Final[dict[str, Callable[[Interleaving], Awaitable[bool]]]] = {
     "handover": handover,
     "unregister": unregistered,
 }
-# Drawn apart, so that the others stay the worlds that they are.
+# Each is drawn apart, so that the others stay the worlds that they are.
 LATER_CROSSINGS: Final[dict[str, Callable[[Interleaving], Awaitable[bool]]]] = {
     "cut damage": cut_damage,
+    "deleted ahead": deleted_ahead,
 }

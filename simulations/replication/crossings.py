@@ -22,7 +22,7 @@ from simulations.replication.replication_scenario import CHECKERS, Clients, play
 TIMEOUTS_MS: Final = (30, 150, 3000)
 # That a controller keeps for workers: who asks for an earlier one is sent a snapshot.
 RECENT_BATCHES: Final = (2, 2, 20_000)
-# Of the seeds, those with one of `LATER_CROSSINGS`.
+# Of the seeds, those with the first of `LATER_CROSSINGS`; of the others, with the next; and so on.
 LATER: Final = 0.06
 # Those where followers are to come by one batch at a time.
 SMALL_ANSWERS: Final = ("heir", "half way")
@@ -68,9 +68,10 @@ async def play(world: World, leave_out: Collection[int] = ()) -> None:
 
 
 async def play_kind(world: World, kind: str | None, leave_out: Collection[int] = ()) -> None:
-    later = world.stream("later crossings")
-    if kind is None and later.random() < LATER:
-        kind = later.choice(list(LATER_CROSSINGS))
+    for number, name in enumerate(LATER_CROSSINGS):
+        later = world.stream(f"later crossings{f' {name}' if number else ''}")
+        if kind is None and later.random() < LATER:
+            kind = name
     settings = draw_settings(world.stream("settings crossings"), kind)
     world.faults = {fault.number: str(fault) for fault in settings.faults}
     settings.faults = without(settings.faults, leave_out)

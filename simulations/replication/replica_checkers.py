@@ -271,9 +271,7 @@ class LogsMatch(WatchingChecker):
             else:
                 previous = epochs.get(name.offset - 1)
             last = name
-            # A leader that begins behind that record cannot tell that a follower has another: the
-            # follower takes what follows, and begins where its leader does.
-            if previous is None or name.offset - 1 < history.deleted_to:
+            if previous is None:
                 continue
             known = history.before.setdefault(name, previous)
             self.compare(

@@ -3,6 +3,8 @@
 import errno
 from typing import Any
 
+import pytest
+
 from metaquorum.controller.quota_changes import (
     CONSUMER_BYTE_RATE,
     REQUEST_PERCENTAGE,
@@ -11,6 +13,7 @@ from metaquorum.controller.quota_changes import (
 )
 from metaquorum.metadata.quota_lookup import CLIENT_ID, USER, EntityPart
 from tests.dataplane.changes import change_quotas
+from tests.dataplane.replication.test_deposed_leaders import cut_off
 from tests.dataplane.replication.together import Together, together
 from tests.dataplane.serving import RawClient, batch_of
 from wire.messages.delete_records import (
@@ -115,6 +118,47 @@ def test_an_empty_replica_follows_a_log_that_begins_within_a_batch() -> None:
         await cluster.until(lambda: set(cluster.state("t", 1).isr) == {1, 2, 3})
         found = cluster.replica(3, "t").log
         assert (found.log_start_offset, found.log_end_offset) == (7, 12)
+
+    together(scenario)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_record_that_the_leader_never_had_goes_also_where_its_log_begins_behind_it(
+    size: int,
+) -> None:
+    """By epochs alone that cannot be told: the leader has deleted what would tell it.
+
+    If it stayed, its producer, which sends the batch again, would be answered with its place by the
+    next leader, and nobody would ever read it. Of a batch of three records the leader's log begins
+    within, which cannot be appended behind it either.
+    """
+
+    async def scenario(cluster: Together) -> None:
+        first, second = (
+            batch_of(b"%d" % n, producer_id=7, producer_epoch=0, base_sequence=n) for n in range(2)
+        )
+        await cluster.create("t", (1, 2))
+        client = await cluster.connect(1)
+        await client.produce("t", bytearray(first))
+        cut_off(cluster, 1)
+        await client.produce("t", bytearray(second), acks=1)  # offset 1, at worker 1 alone
+        await cluster.kill(1)
+        await cluster.until(lambda: cluster.state("t", 2).leader == 2)
+        cluster.world.internet.heal_all()
+        await cluster.until(lambda: cluster.replica(2, "t").is_leader)
+        client = await cluster.connect(2)
+        await client.produce("t", batch_of(*[b"other"] * size))
+        assert (await delete_records(client, "t", 2)).error_code == E.NONE
+        await cluster.restart(1)
+        await cluster.until(lambda: set(cluster.state("t", 2).isr) == {1, 2})
+        await client.produce("t", batch_of(b"more"))
+        await cluster.kill(2)
+        await cluster.until(lambda: cluster.replica(1, "t").is_leader)
+        client = await cluster.connect(1)
+        row = await client.produce("t", bytearray(second))
+        assert (row.base_offset, row.log_start_offset) == (size + 2, 2)
+        values = await client.values("t", 2)
+        assert values == [*[b"other"] * (size - 1), b"more", b"1"]
 
     together(scenario)
 

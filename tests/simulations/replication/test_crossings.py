@@ -29,6 +29,7 @@ SHOWS_IN = {
     "recovery-point-above-cut": "cut back",
     "deleted-topics-noted": "namesake",
     "cut-damage-forgotten": "cut damage",
+    "unmatched-log-kept": "deleted ahead",
 }
 SEEDS = range(12)
 
