@@ -15,7 +15,6 @@ from types import CoroutineType, GeneratorType
 from typing import Any, Final, TypeAlias, cast
 
 from dataplane.handlers import (
-    acls,
     alter_configs,
     api_versions,
     cluster,
@@ -32,11 +31,10 @@ from dataplane.handlers import (
     quorum,
     records,
     replicas,
-    sasl,
-    scram,
     topics,
 )
 from dataplane.handlers.quotas import client_quotas, quota_use
+from dataplane.handlers.security import acls, sasl, scram
 from dataplane.network.client import Client
 from dataplane.network.delayed import DelayedResponse
 from dataplane.network.replies import CloseConnectionError, DelayedReply, PendingReply, Reply
