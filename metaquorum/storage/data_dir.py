@@ -32,6 +32,8 @@ _NOT_SYNCED: Final = frozenset(
     (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP)
 )
 
+_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+
 
 class StorageIdentityError(StorageError):
     """The data directory is not this node's to use; the message is one sentence for a person."""
@@ -115,8 +117,8 @@ def open_storage(
                 )
             properties = MetaProperties(cluster_id or new_id(random), node_id, new_id(random))
             _format(disk, data_dir, properties)
-        else:  # what a killed process has renamed here, and not synced, is relied on from now on
-            disk.sync_dir(data_dir)
+        else:
+            _sync_names(disk, data_dir)
         _check_identity(data_dir, properties, node_id, cluster_id)
     except OSError as error:
         lock.release()
@@ -143,12 +145,17 @@ def _locked(disk: Disk, data_dir: str, owner: str) -> FileLock:
             f"{data_dir} is in use by {holder or 'another process'}; stop that one, or give this"
             " node a data directory of its own"
         ) from None
-    file = disk.open(path, create=True)
     try:
-        file.truncate(0)
-        file.write(f"{owner}\n".encode(), 0)
-    finally:
-        file.close()
+        file = disk.open(path, create=True)
+        try:
+            file.truncate(0)
+            file.write(f"{owner}\n".encode(), 0)
+        finally:
+            file.close()
+    except OSError as error:
+        if error.errno not in _FULL:  # the name is for people; what is stored here can be read
+            lock.release()
+            raise
     return lock
 
 
@@ -161,6 +168,15 @@ def _format(disk: Disk, data_dir: str, properties: MetaProperties) -> None:
         )
     _sync_parents(disk, data_dir)
     write_atomically(disk, os.path.join(data_dir, META_PROPERTIES), properties.text().encode())
+
+
+def _sync_names(disk: Disk, data_dir: str) -> None:
+    """Names that a killed process made, removed or changed here survive a loss of power. OSError.
+
+    This process relies on them, and makes none of them again: a log that is open in a folder syncs
+    what is in the folder, and a mark of a clean stop that was removed may not come back.
+    """
+    disk.sync_dir(data_dir)
 
 
 def _sync_parents(disk: Disk, data_dir: str) -> None:

@@ -27,6 +27,7 @@ from dataplane.network.pipeline import RequestPipeline
 from metaquorum.controller import leader_selection
 from metaquorum.metadata.image import PartitionImage
 from metaquorum.runtime.interfaces import Disk, write_atomically
+from metaquorum.storage import data_dir
 from metaquorum.storage.journal import Journal
 from simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, swapped
 from simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
@@ -127,7 +128,7 @@ def _recovered_not_synced() -> AbstractContextManager[None]:
 
 
 def _names_not_synced() -> AbstractContextManager[None]:
-    return swapped(LogDir, "_sync_names", lambda right: lambda self: None)
+    return swapped(data_dir, "_sync_names", lambda right: lambda disk, path: None)
 
 
 def _producers_forgotten() -> AbstractContextManager[None]:

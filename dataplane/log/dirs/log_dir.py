@@ -176,9 +176,6 @@ class LogDir:
             folders = await self._disk.run(self._partition_folders)
             in_doubt = not self.was_clean and mark.is_in_doubt()
             mark.begin()  # a recovery syncs, too
-        if not self.was_clean:
-            with storage_errors("sync", self.path):
-                await self._disk.run(self._sync_names)
         recovery_points, starts = offsets
         found = {partition for partition, _ in folders}
         for noted in (self.checkpoints.high_watermarks, recovery_points):
@@ -211,13 +208,6 @@ class LogDir:
         self._deleted = [name for name in names if name.endswith(DELETED_FOLDER)]
         self._strays = [name for name in names if name.endswith(STRAY_FOLDER)]
         return self.checkpoints.read()
-
-    def _sync_names(self) -> None:
-        """Folders that a killed process made, or renamed, survive a loss of power. OSError.
-
-        Logs that are open in them take it for granted: they sync what is in their folders.
-        """
-        self._disk.sync_dir(self.path)
 
     def _partition_folders(self) -> list[tuple[Partition, str]]:
         return [

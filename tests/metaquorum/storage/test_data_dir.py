@@ -1,5 +1,6 @@
 """A data directory is one node's of one cluster, and says so."""
 
+import errno
 from random import Random
 
 import pytest
@@ -121,6 +122,40 @@ def test_a_crash_while_formatting_leaves_a_directory_that_can_be_used(power: boo
         survivor = disk.survivor(Random(fail_at) if power else None)
         assert opened(survivor).properties == opened(survivor).properties
         fail_at += 1
+
+
+@pytest.mark.parametrize(("number", "is_opened"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_a_directory_on_a_full_disk_is_opened(number: int, is_opened: bool) -> None:
+    """The name of the process in the lock's file is for people."""
+
+    async def check(world: World) -> None:
+        machine = world.machine("one")
+
+        def opens(runtime: Runtime) -> Storage:
+            return open_storage(runtime.disk, "/data", 1, runtime.random, owner="process 7")
+
+        async def main(runtime: Runtime) -> None:
+            formatted = opens(runtime)
+            formatted.close()
+            machine.faults.refusing = lambda path: number
+            if is_opened:
+                again = opens(runtime)
+                assert again.properties == formatted.properties
+                with pytest.raises(StorageIdentityError, match="in use by"):
+                    opens(runtime)
+                again.close()
+            else:
+                with pytest.raises(StorageError, match="cannot be used"):
+                    opens(runtime)
+                machine.faults.refusing = None
+                opens(runtime).close()  # the lock was given back
+
+        await machine.start(main).done.wait()
+        assert machine.fate.error is None, machine.fate.error
+
+    world = World(1)
+    world.run(check)
+    assert not world.violations
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -16,6 +16,7 @@ from dataplane.log.segments.files import DirectoryFailedError, DiskFullError, Op
 from dataplane.log.segments.names import file_name, parse_partition_folder, retired_folder
 from metaquorum.runtime.interfaces import File, Runtime, StorageError
 from metaquorum.runtime.system import RealDisk, RealFile
+from metaquorum.storage.data_dir import open_storage
 from simulations.kernel.machine import Machine
 from simulations.kernel.world import World
 from tests.dataplane.log.logs import SMALL, append, append_many, log_files, make_batch, read_headers
@@ -534,9 +535,8 @@ def lives(seed: int, *programs: Program) -> None:
         machine = world.machine("one")
 
         async def run(runtime: Runtime) -> None:
-            runtime.disk.make_dirs("/logs")
-            runtime.disk.sync_dir("/")
-            log_dir = LogDir.open(runtime.disk, "/logs")
+            open_storage(runtime.disk, "/logs", 1, runtime.random, owner="this test")
+            log_dir = LogDir.open(runtime.disk, "/logs", is_locked=True)
             await log_dir.load(lambda topic: SMALL, 0)
             await left.pop(0)(log_dir, machine)
 
