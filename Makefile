@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, make and git, and nothing else.
 #   make demo     three nodes, a real file through them while one is killed, and back (FILE=... sends yours)
 #   make test     every test (ARGS="-k offsets" chooses some, JOBS=4 says how many processes)
-#   make quick    the tests of the packages that start no process and are not slow: under a minute
+#   make quick    the tests of the packages without processes and clusters: a minute on two cores
 #   make lint     ruff, mypy --strict, import-linter
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
 #   make bench    our node and a real Kafka side by side; needs Java 17 and mvn (BENCH= for the long one, NODES=3)
@@ -40,7 +40,8 @@ test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(JOBS) -rs $(ARGS)
 
 quick: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' tests/wire tests/metaquorum tests/dataplane $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' --hypothesis-profile=quick \
+		tests/wire tests/metaquorum tests/dataplane $(ARGS)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check

@@ -29,11 +29,12 @@ NewNode = Callable[..., "Node | KafkaNode"]
 KafkaTool = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # The same examples each time, however long one takes: what fails has been changed. Others come with
-# --hypothesis-profile=fresh.
+# --hypothesis-profile=fresh, a fifth of them in `make quick`.
 settings.register_profile(
     "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("fresh", settings.get_profile("same"), derandomize=False)
+settings.register_profile("quick", settings.get_profile("same"), max_examples=20)
 settings.load_profile("same")
 
 # What listens here is not reached through anybody's proxy.
@@ -71,14 +72,18 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return max(1, int(min(limits)))
 
 
-# What starts a process, and so makes a test slow.
+# A test is slow that simulates a cluster of nodes (tests/dataplane/replication/together.py).
+CLUSTER = "together"
+# And one that starts a process.
 PROCESS_FIXTURES = {"either", "java", "kafka", "kafka_tool", "node", "start_node"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     uses_others: dict[object, bool] = {}
     for item in items:
-        if not PROCESS_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        if not PROCESS_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) or (
+            isinstance(item, pytest.Function) and CLUSTER in item.function.__code__.co_names
+        ):
             item.add_marker(pytest.mark.slow)
         module = item.getparent(pytest.Module)
         if module not in uses_others:

@@ -1,5 +1,6 @@
 """Long polls of many partitions count, and the oldest is answered early when it is too much."""
 
+import pytest
 import trio
 
 from dataplane.fetch.parked_polls import ROW_BYTES, UNCOUNTED_ROWS, ParkedRequests
@@ -78,6 +79,7 @@ def test_fetches_that_wait_are_bounded_by_what_they_hold() -> None:
     simulated(scenario)
 
 
+@pytest.mark.slow
 def test_all_polls_of_many_partitions_are_answered_after_one_append() -> None:
     """Fifty connections wait for the same thousand partitions, and hear of one batch each."""
 

@@ -398,6 +398,7 @@ async def test_api_versions_say_what_is_served(tmp_path: Path) -> None:
             assert answer.error_code == ErrorCode.INVALID_REQUEST
 
 
+@pytest.mark.slow
 @in_trio
 async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dataplane.handlers.partitions_api import MAX_DESCRIBED_PARTITIONS
 from metaquorum.runtime import sleep
 from tests.dataplane.serving import (
@@ -250,6 +252,7 @@ def test_files_of_deleted_records_go_after_the_delay() -> None:
     simulated(scenario)
 
 
+@pytest.mark.slow
 def test_deleted_records_do_not_come_back_after_a_loss_of_power() -> None:
     async def scenario(served: Simulated) -> None:
         client = await served.connect()

@@ -250,6 +250,7 @@ async def test_absurd_waits_and_least_bytes_do_no_harm(tmp_path: Path) -> None:
         assert (row.last_stable_offset, row.aborted_transactions) == (1, [])
 
 
+@pytest.mark.slow
 @in_trio
 async def test_leader_epochs_of_the_asker_are_checked(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
@@ -356,6 +357,7 @@ async def test_list_offsets_knows_every_special_timestamp(tmp_path: Path) -> Non
         assert unknown[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+@pytest.mark.slow
 @in_trio
 async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) -> None:
     """Its million records are looked through beside the loop."""

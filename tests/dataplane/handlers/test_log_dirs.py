@@ -205,6 +205,7 @@ async def test_records_that_cannot_be_read_take_their_partition_offline_alone(
         await client.produce("t", batch_of(b"x"))
 
 
+@pytest.mark.slow
 @in_trio
 async def test_a_directory_that_takes_nothing_when_it_gives_nothing_is_offline(
     tmp_path: Path,

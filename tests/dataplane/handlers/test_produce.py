@@ -406,6 +406,7 @@ async def test_duplicates_are_answered_with_their_place_and_gaps_refused(tmp_pat
         assert await producer_id_from(client) != producer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [10, 300_000])
 @pytest.mark.parametrize("clean", [True, False])
 def test_producers_are_known_again_after_a_restart(tmp_path: Path, size: int, clean: bool) -> None:

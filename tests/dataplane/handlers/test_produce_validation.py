@@ -191,6 +191,7 @@ def test_timestamps_beyond_64_bits_are_refused() -> None:
     simulated(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_batch_beyond_128_mib_is_taken_and_read(codec: Codec) -> None:
     """130 records of a megabyte, which a producer with large batches and equal bytes sends."""

@@ -236,6 +236,7 @@ class Counting(RealDisk):
             self.running -= 1
 
 
+@pytest.mark.slow
 @in_trio
 async def test_as_many_logs_are_recovered_side_by_side_as_is_asked_for(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:

@@ -93,6 +93,7 @@ async def waits_for_records(client: RawClient) -> None:
     await client.send(encode_request(ApiKey.FETCH, 12, 2, "test", asked))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meet", [served, sends_nonsense, waits_for_records])
 def test_a_connection_leaves_nothing(meet: Callable[[RawClient], Awaitable[object]]) -> None:
     async def scenario(node: Simulated) -> None:
@@ -101,6 +102,7 @@ def test_a_connection_leaves_nothing(meet: Callable[[RawClient], Awaitable[objec
     simulated(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meet", [logs_in, guesses, stops_half_way, sends_nonsense])
 def test_one_that_has_to_log_in_leaves_nothing(
     meet: Callable[[RawClient], Awaitable[object]],
@@ -111,6 +113,7 @@ def test_one_that_has_to_log_in_leaves_nothing(
     secured(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"neither TLS nor anything", None])
 def test_one_with_tls_leaves_nothing(sent: bytes | None, tmp_path: Path) -> None:
     """None: the handshake is made, and a frame sent there and back."""

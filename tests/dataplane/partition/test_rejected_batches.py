@@ -360,6 +360,7 @@ def large_first() -> list[bytes]:
     return [b"0" + bytes(LARGE_BYTES), *(b"%d" % number for number in range(1, 8))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_known", [False, True])
 def test_librdkafka_loses_nothing_when_the_second_would_have_fitted(
     tmp_path: Path, is_known: bool
@@ -388,6 +389,7 @@ def test_librdkafka_loses_nothing_when_the_second_would_have_fitted(
     test()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("configs", "without_key", "timestamp", "code"),
     [

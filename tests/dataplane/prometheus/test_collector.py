@@ -325,6 +325,7 @@ def test_elections_that_are_worth_an_alert_are_counted(
     trio.run(main)
 
 
+@pytest.mark.slow
 @in_trio
 async def test_many_partitions_do_not_hold_up_the_loop(tmp_path: Path) -> None:
     slices: list[float] = []

@@ -54,6 +54,7 @@ async def test_a_topic_made_again_never_serves_what_its_predecessor_held(tmp_pat
         assert await client.values("t") == [b"newer"]
 
 
+@pytest.mark.slow
 def test_a_topic_made_again_while_it_is_written_to_begins_anew() -> None:
     """Deletion and creation come together, between appends small and large, and flushes."""
 
@@ -141,6 +142,7 @@ async def test_a_topic_whose_folder_a_full_disk_left_unfinished_can_be_deleted_a
         assert await client.values("full") == [b"y"]
 
 
+@pytest.mark.slow
 @in_trio
 async def test_a_topic_whose_epoch_a_full_disk_kept_from_being_written_can_be_deleted(
     tmp_path: Path,
@@ -225,6 +227,7 @@ async def test_a_directory_in_which_a_sync_failed_is_offline_alone(tmp_path: Pat
         await client.produce("other", batch_of(b"x"))
 
 
+@pytest.mark.slow
 @in_trio
 async def test_a_damaged_log_is_offline_and_can_be_deleted_with_its_topic(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:

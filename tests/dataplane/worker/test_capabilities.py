@@ -232,6 +232,7 @@ def test_handlers_name_what_they_touch_and_nothing_else() -> None:
     assert sum(bool(unit.takes) for unit in handlers) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "before", "after", "complaint"),
     [

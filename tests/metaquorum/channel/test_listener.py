@@ -162,6 +162,7 @@ async def test_a_controller_with_too_many_connections_says_so(
             client.close()
 
 
+@pytest.mark.slow
 @in_trio
 async def test_an_idle_stream_lives() -> None:
     async def lives() -> bool:

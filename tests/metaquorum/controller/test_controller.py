@@ -257,6 +257,7 @@ def test_a_proposal_that_missed_its_offset_is_decided_anew() -> None:
     trio.run(Node(CrashDisk()).run, work)
 
 
+@pytest.mark.slow
 def test_a_large_registration_is_several_batches_and_all_epochs_are_raised() -> None:
     disk = CrashDisk()
     epochs = []

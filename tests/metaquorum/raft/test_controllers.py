@@ -46,6 +46,7 @@ class Controllers:
             await trio.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silently", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_next_active_controller_takes_the_workers_over(seed: int, silently: bool) -> None:

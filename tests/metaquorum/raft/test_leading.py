@@ -16,6 +16,7 @@ def follower(cluster: Cluster) -> Node:
     return next(node for node in cluster.up() if node is not leader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silently", [False, True], ids=["cut", "stalled"])
 def test_a_follower_that_was_cut_off_deposes_nobody_when_it_returns(silently: bool) -> None:
     async def scenario(cluster: Cluster) -> None:

@@ -130,6 +130,7 @@ async def fill_up(cluster: Cluster, node_id: int) -> None:
         await restart(cluster, [node_id], power=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(9))
 def test_nothing_is_lost_or_forked_whatever_fails(seed: int) -> None:
     cluster = Cluster(

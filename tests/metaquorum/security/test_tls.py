@@ -496,6 +496,7 @@ class Tampered:
         return count
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(position=st.integers(0, 24_000), flip=st.integers(1, 255))
 def test_changed_bytes_are_never_delivered(position: int, flip: int, files: TlsFiles) -> None:

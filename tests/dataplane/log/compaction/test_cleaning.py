@@ -377,6 +377,7 @@ async def test_readers_of_old_segments_go_on(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*" + DELETED))
 
 
+@pytest.mark.slow
 @in_trio
 async def test_appends_and_reads_go_on_meanwhile(tmp_path: Path) -> None:
     log = open_log(tmp_path, SEGMENTS)

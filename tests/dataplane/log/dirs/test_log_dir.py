@@ -629,6 +629,7 @@ def test_producers_that_only_a_snapshot_knows_survive_a_loss_of_power(seed: int)
     lives(seed, is_killed, flushes, reads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [3, 4, 5])
 @pytest.mark.parametrize("seed", range(40))
 def test_of_a_deleted_log_no_part_comes_back_under_its_old_name(seed: int, change: int) -> None:
@@ -652,6 +653,7 @@ def test_of_a_deleted_log_no_part_comes_back_under_its_old_name(seed: int, chang
     lives(seed, removes, reads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("failing", [".log", ".index", "leader-epoch-checkpoint"])
 @pytest.mark.parametrize("at_the_close", [False, True])
