@@ -1,0 +1,11 @@
+"""Load exact offset ranges of a Kafka-compatible cluster: into Spark, or into Parquet files.
+
+A range [start, end) of one partition is the unit of work, of retry, of a data file and of the
+report. A plan (`planning`) fixes the ranges, the topic ids and the leader epochs once; whatever
+reads a range afterwards (`range_reader`) answers from the plan alone, so that a task that is run
+again reads the same records. `source` is a data source of PySpark, `loader` writes Parquet files.
+
+Imports `metaquorum.client` over blocking sockets, `metaquorum.security`, `wire` and pyarrow;
+pyspark only in `source` and `loader.spark_runner`. Deliberately absent: trio, pysyncobj and all
+else that a node needs, since this package runs on Spark's executors without them.
+"""
