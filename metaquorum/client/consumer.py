@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
+from metaquorum.client.aborted_transactions import AbortedTransactions
 from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.connection import BrokerConnection
@@ -24,16 +25,7 @@ from wire.messages.fetch import (
 from wire.primitives.errors import ErrorCode, KafkaError, WireError
 from wire.primitives.frozen import frozen
 from wire.primitives.types import ZERO_UUID, Buffer
-from wire.records.records import (
-    BatchHeader,
-    ControlType,
-    batch_crc,
-    batches,
-    decode_marker,
-    decode_pieces,
-    iter_records,
-    stored_problem,
-)
+from wire.records.records import batch_crc, batches, decode_pieces, stored_problem
 
 MAX_WAIT_S: Final = 0.5
 # Of one answer; a batch that is larger comes whole nevertheless.
@@ -287,7 +279,7 @@ class Consumer:
     ) -> Iterator[tuple[list[ConsumedRecord], int]]:
         """Some records at and after the position at a time, and the position after them."""
         position = self.positions[where]
-        aborted = _Aborted(data)
+        aborted = AbortedTransactions(data.aborted_transactions)
         for start, header in batches(buffer):
             if batch_crc(buffer, start, header.batch_bytes) != header.crc:
                 raise WireError("the record batch's checksum does not match")
@@ -348,23 +340,3 @@ class Consumer:
         if not await self.cluster.back_off(self._failures, self._patience):
             raise failures[0]
         self._failures += 1
-
-
-class _Aborted:
-    """Which batches of one answer belong to aborted transactions (KIP-98)."""
-
-    def __init__(self, data: PartitionData) -> None:
-        listed = data.aborted_transactions or []
-        self._coming = sorted(listed, key=lambda one: one.first_offset, reverse=True)
-        self._open: set[int] = set()
-
-    def covers(self, header: BatchHeader) -> bool:
-        while self._coming and self._coming[-1].first_offset <= header.last_offset:
-            self._open.add(self._coming.pop().producer_id)
-        return header.is_transactional and header.producer_id in self._open
-
-    def on_marker(self, buffer: Buffer, start: int, header: BatchHeader) -> None:
-        for record in iter_records(buffer, start):
-            marker = decode_marker(record)
-            if marker is not None and marker.control_type is ControlType.ABORT:
-                self._open.discard(header.producer_id)

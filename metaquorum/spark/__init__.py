@@ -6,6 +6,7 @@ reads a range afterwards (`range_reader`) answers from the plan alone, so that a
 again reads the same records. `source` is a data source of PySpark, `loader` writes Parquet files.
 
 Imports `metaquorum.client` over blocking sockets, `metaquorum.security`, `wire` and pyarrow;
-pyspark only in `source` and `loader.spark_runner`. Deliberately absent: trio, pysyncobj and all
+pyspark only in `source` and `loader.spark_runner`. Network I/O goes through `metaquorum.client`,
+files are the loader's. Start with `range_reader`. Deliberately absent: trio, pysyncobj and all
 else that a node needs, since this package runs on Spark's executors without them.
 """

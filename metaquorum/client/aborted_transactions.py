@@ -1,0 +1,33 @@
+"""Which batches of a fetch response belong to aborted transactions (KIP-98).
+
+A fetch with isolation level read_committed lists, for each partition, the aborted transactions
+whose records may be in the response: producer id and first offset. From that offset on, the
+producer's transactional batches are aborted, up to the marker that ends the transaction.
+"""
+
+from collections.abc import Sequence
+
+from wire.messages.fetch import AbortedTransaction
+from wire.primitives.types import Buffer
+from wire.records.records import BatchHeader, ControlType, decode_marker, iter_records
+
+
+class AbortedTransactions:
+    """Those of one response; its batches must be shown in order, markers too."""
+
+    def __init__(self, listed: Sequence[AbortedTransaction] | None) -> None:
+        self._coming = sorted(listed or (), key=lambda one: one.first_offset, reverse=True)
+        self._open: set[int] = set()
+
+    def covers(self, header: BatchHeader) -> bool:
+        """Whether the records of this batch were aborted."""
+        while self._coming and self._coming[-1].first_offset <= header.last_offset:
+            self._open.add(self._coming.pop().producer_id)
+        return header.is_transactional and header.producer_id in self._open
+
+    def on_marker(self, buffer: Buffer, start: int, header: BatchHeader) -> None:
+        """The control batch at `start` ends its producer's transaction. WireError."""
+        for record in iter_records(buffer, start):
+            marker = decode_marker(record)
+            if marker is not None and marker.control_type is ControlType.ABORT:
+                self._open.discard(header.producer_id)

@@ -1,0 +1,25 @@
+"""What can go wrong while ranges are read; each message is a sentence for the user."""
+
+from metaquorum.spark.gaps import Gap
+from metaquorum.spark.offset_ranges import OffsetRange
+
+
+class LoadError(Exception):
+    """A range cannot be read: the message says which, why, and what to do."""
+
+
+class DataLossError(LoadError):
+    """Records of the range are gone, or are not what they were when the plan was made."""
+
+    def __init__(self, range_: OffsetRange, gap: Gap) -> None:
+        where = f"offsets {gap.start} to {gap.end - 1} of {range_.topic}-{range_.partition}"
+        detail = f": {gap.detail}" if gap.detail else ""
+        super().__init__(
+            f"{where} are {gap.reason.value}{detail}. "
+            "With failOnDataLoss=false the load goes on and its report lists them."
+        )
+        self.range = range_
+        self.gap = gap
+
+    def __reduce__(self) -> tuple[type["DataLossError"], tuple[OffsetRange, Gap]]:
+        return DataLossError, (self.range, self.gap)
