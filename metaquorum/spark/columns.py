@@ -86,10 +86,8 @@ class BatchBuilder:
         if self.first_offset is None:
             self.first_offset = record.offset
         self.last_offset = record.offset
-        low, high = self.min_timestamp_ms, self.max_timestamp_ms
-        self.min_timestamp_ms = (
-            record.timestamp_ms if low is None else min(low, record.timestamp_ms)
-        )
+        low, high, stamp = self.min_timestamp_ms, self.max_timestamp_ms, record.timestamp_ms
+        self.min_timestamp_ms = stamp if low is None else min(low, stamp)
         self.max_timestamp_ms = stamp if high is None else max(high, stamp)
 
     def missing_runs(self) -> Iterator[tuple[int, int]]:
