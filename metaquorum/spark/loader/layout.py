@@ -1,0 +1,107 @@
+"""Where everything lies in the output, by relative paths.
+
+    topic=T/partition=P/T-P-START-END.parquet   data files, Hive-style: only what is committed
+    _rejected/topic=T/partition=P/...parquet    records that the value schema does not fit
+    _metaquorum/format.json                     marks the folder as a table of this loader
+    _metaquorum/plans/VERSION.json              the ranges of a load, written once
+    _metaquorum/manifests/VERSION.json          the load is committed; what it added
+    _metaquorum/reports/VERSION-PLAN.jsonl      its report, a line for each range
+    _loading/VERSION-PLAN/INDEX.json            the range's result, written once
+    _loading/VERSION-PLAN/INDEX-ATTEMPT.staged  data that an attempt at the range wrote
+
+Partition columns are topic and partition, which are constant in a range, so that a range is one
+file. A date is deliberately absent: timestamps do not rise with offsets, and a range would fall
+into as many files as it has days. The statistics of the row groups narrow by time as well.
+
+Spark, Hive and pyarrow skip names that begin with `_`. DuckDB and others do not skip them, but
+`*.parquet` is the name of committed data alone, and of what was rejected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from metaquorum.spark.offset_ranges import OffsetRange
+
+META_FOLDER: Final = "_metaquorum"
+LOADING_FOLDER: Final = "_loading"
+REJECTED_FOLDER: Final = "_rejected"
+FORMAT_FILE: Final = f"{META_FOLDER}/format.json"
+LOCK_FILE: Final = f"{META_FOLDER}/driver"
+PLANS_FOLDER: Final = f"{META_FOLDER}/plans"
+MANIFESTS_FOLDER: Final = f"{META_FOLDER}/manifests"
+REPORTS_FOLDER: Final = f"{META_FOLDER}/reports"
+
+# File names have at most 255 bytes nearly everywhere; a topic's may have 249.
+_MAX_TOPIC_CHARS: Final = 120
+_VERSION_FILE: Final = re.compile(r"(\d{20})\.json")
+_STAGING_FOLDER: Final = re.compile(r"(\d{20})-([0-9a-f]{16})")
+_RESULT_FILE: Final = re.compile(r"(\d{8})\.json")
+
+
+def plan_path(version: int) -> str:
+    return f"{PLANS_FOLDER}/{version:020}.json"
+
+
+def manifest_path(version: int) -> str:
+    return f"{MANIFESTS_FOLDER}/{version:020}.json"
+
+
+def report_path(version: int, plan_id: str) -> str:
+    return f"{REPORTS_FOLDER}/{version:020}-{plan_id}.jsonl"
+
+
+def staging_folder(version: int, plan_id: str) -> str:
+    return f"{LOADING_FOLDER}/{version:020}-{plan_id}"
+
+
+def result_path(staging: str, index: int) -> str:
+    return f"{staging}/{index:08}.json"
+
+
+def staged_path(staging: str, index: int, attempt: str) -> str:
+    return f"{staging}/{index:08}-{attempt}.staged"
+
+
+def rejected_staged_path(staging: str, index: int, attempt: str) -> str:
+    return f"{staging}/{index:08}-{attempt}-rejected.staged"
+
+
+def data_path(range_: OffsetRange) -> str:
+    folder = f"topic={range_.topic}/partition={range_.partition}"
+    return f"{folder}/{file_stem(range_)}.parquet"
+
+
+def rejected_path(range_: OffsetRange) -> str:
+    return f"{REJECTED_FOLDER}/{data_path(range_)}"
+
+
+def file_stem(range_: OffsetRange) -> str:
+    """The range's name; a topic too long for a file's name is cut, with a digest of it all."""
+    topic = range_.topic
+    if len(topic) > _MAX_TOPIC_CHARS:
+        digest = hashlib.sha256(topic.encode()).hexdigest()[:16]
+        topic = f"{topic[:_MAX_TOPIC_CHARS]}~{digest}"
+    return f"{topic}-{range_.partition}-{range_.start:020}-{range_.end:020}"
+
+
+def version_of(path: str) -> int | None:
+    """Of a plan or a manifest; None: it is neither."""
+    found = _VERSION_FILE.fullmatch(path.rpartition("/")[2])
+    return int(found[1]) if found else None
+
+
+def staging_of(path: str) -> tuple[int, str] | None:
+    """Version and plan of what lies in a staging folder; None: it lies in none."""
+    parts = path.split("/")
+    if len(parts) < 2 or parts[0] != LOADING_FOLDER:
+        return None
+    found = _STAGING_FOLDER.fullmatch(parts[1])
+    return (int(found[1]), found[2]) if found else None
+
+
+def result_index(path: str) -> int | None:
+    found = _RESULT_FILE.fullmatch(path.rpartition("/")[2])
+    return int(found[1]) if found else None

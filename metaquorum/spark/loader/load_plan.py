@@ -1,0 +1,105 @@
+"""The plan of one load, as it is kept in the output: the same ranges for every run of it.
+
+Deliberately absent: addresses, users, passwords. Whoever runs the load again says them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from metaquorum.spark.loader.json_fields import (
+    check_format,
+    decode,
+    encode,
+    flag,
+    mapping,
+    sequence,
+    text,
+    text_or_none,
+    whole,
+)
+from metaquorum.spark.offset_ranges import ReadPlan
+from wire.primitives.frozen import frozen
+
+KIND: Final = "load plan"
+FORMAT: Final = 1
+MAX_PLAN_BYTES: Final = 256 << 20
+CODECS: Final = ("snappy", "zstd", "lz4", "gzip", "none")
+
+
+@frozen
+class TableSettings:
+    """What the data files are like, and which records are read: the same for all of a load."""
+
+    columns: tuple[str, ...] | None = None
+    include_headers: bool = False
+    compression: str = "snappy"
+    value_schema: str | None = None  # what values are decoded to, as text; None: they stay binary
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "columns": None if self.columns is None else list(self.columns),
+            "include_headers": self.include_headers,
+            "compression": self.compression,
+            "value_schema": self.value_schema,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TableSettings:
+        columns = None
+        if data.get("columns") is not None:
+            columns = tuple(sequence(data, "columns"))
+            if not all(isinstance(name, str) for name in columns):
+                raise ValueError("columns are not texts")
+        compression = text(data, "compression")
+        if compression not in CODECS:
+            raise ValueError(f"compression is none of {', '.join(CODECS)}")
+        return cls(
+            columns, flag(data, "include_headers"), compression, text_or_none(data, "value_schema")
+        )
+
+
+@frozen
+class LoadPlan:
+    """`plan_id` tells plans of the same version apart; `request` is what was asked for, in words
+    that the same command gives again.
+    """
+
+    version: int
+    plan_id: str
+    request: Mapping[str, Any]
+    settings: TableSettings
+    read_plan: ReadPlan
+    client_id: str
+
+    def to_bytes(self) -> bytes:
+        return encode(
+            {
+                "kind": KIND,
+                "format": FORMAT,
+                "version": self.version,
+                "plan_id": self.plan_id,
+                "request": dict(self.request),
+                "settings": self.settings.to_json(),
+                "client_id": self.client_id,
+                "read_plan": self.read_plan.to_json(),
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> LoadPlan:
+        """ValueError says what is wrong."""
+        found = decode(data)
+        check_format(found, KIND, FORMAT)
+        plan = cls(
+            whole(found, "version", least=1),
+            text(found, "plan_id"),
+            mapping(found.get("request"), "request"),
+            TableSettings.from_json(mapping(found.get("settings"), "settings")),
+            ReadPlan.from_json(found.get("read_plan")),
+            text(found, "client_id"),
+        )
+        if not plan.read_plan.ranges:
+            raise ValueError("it has no ranges")
+        return plan

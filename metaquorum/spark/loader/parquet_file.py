@@ -1,0 +1,137 @@
+"""One Parquet file, written row group by row group while its checksum is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from metaquorum.spark.loader.range_result import StagedFile
+from metaquorum.spark.loader.storage import OutputFile
+from wire.primitives.types import Buffer
+from wire.records.crc import crc32c
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+# A row group ends at the first of these; they are what a task holds beside the fetch response.
+ROW_GROUP_ROWS: Final = 1 << 20
+ROW_GROUP_BYTES: Final = 128 << 20
+
+# Offsets rise by one and timestamps by little: as differences they take next to no room. Keys and
+# values are mostly different from each other: a dictionary of them would be built for nothing.
+_DELTA_COLUMNS: Final = ("offset", "timestamp")
+_DICTIONARY_COLUMNS: Final = ("timestampType",)
+# The least and the most of a key or a value tell a query nothing, and cost a comparison each.
+_STATISTICS_COLUMNS: Final = ("offset", "timestamp", "timestampType")
+
+
+class ChecksummedFile:
+    """A file object for pyarrow, which counts what goes through it."""
+
+    def __init__(self, file: OutputFile) -> None:
+        self._file = file
+        self.bytes = 0
+        self.crc32c = 0
+        self.closed = False
+        self.is_discarded = False
+
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data)
+        if self.is_discarded:
+            return view.nbytes
+        self.crc32c = crc32c(view, self.crc32c)
+        self.bytes += view.nbytes
+        self._file.write(view)
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None:
+        """All of it goes to the file at once."""
+
+    def close(self) -> None:
+        """pyarrow closes what it was given; the file itself is closed by its owner."""
+        self.closed = True
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+class ParquetFile:
+    """`close` it, or `discard` it. It takes `file` over, also when it cannot be made."""
+
+    def __init__(
+        self,
+        file: OutputFile,
+        path: str,
+        schema: pa.Schema,
+        *,
+        compression: str,
+        metadata: Mapping[str, str],
+    ) -> None:
+        import pyarrow.parquet as pq
+
+        self._path = path
+        self._output = file
+        self._counted = ChecksummedFile(file)
+        self._batches: list[pa.RecordBatch] = []
+        self._batch_rows = self._batch_bytes = 0
+        self._rows = 0
+        self._schema = schema.with_metadata({**(schema.metadata or {}), **metadata})
+        options: dict[str, Any] = {
+            "compression": compression,
+            "use_dictionary": _present(schema, _DICTIONARY_COLUMNS),
+            "write_statistics": _present(schema, _STATISTICS_COLUMNS),
+            "column_encoding": dict.fromkeys(
+                _present(schema, _DELTA_COLUMNS), "DELTA_BINARY_PACKED"
+            ),
+        }
+        try:
+            self._writer: pq.ParquetWriter = pq.ParquetWriter(
+                self._counted, self._schema, **options
+            )
+        except BaseException:
+            file.discard()
+            raise
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._batch_rows += batch.num_rows
+        self._batch_bytes += batch.nbytes
+        if self._batch_rows >= ROW_GROUP_ROWS or self._batch_bytes >= ROW_GROUP_BYTES:
+            self._write_row_group()
+
+    def close(self) -> StagedFile:
+        """The file is there for good."""
+        if self._batches:
+            self._write_row_group()
+        self._writer.close()
+        self._output.close()
+        return StagedFile(self._path, self._counted.bytes, self._rows, self._counted.crc32c)
+
+    def discard(self) -> None:
+        self._batches.clear()
+        self._output.discard()
+        self._counted.is_discarded = True
+        self._writer.close()  # its footer goes nowhere
+
+    def _write_row_group(self) -> None:
+        import pyarrow as pa
+
+        table = pa.Table.from_batches(self._batches).replace_schema_metadata(self._schema.metadata)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._rows += table.num_rows
+        self._batches.clear()
+        self._batch_rows = self._batch_bytes = 0
+
+
+def _present(schema: pa.Schema, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name in schema.names]

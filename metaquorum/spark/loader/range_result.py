@@ -1,0 +1,171 @@
+"""What became of one range: its files and its report, as JSON.
+
+A task writes the result once it has written the data; so a result stands for files that are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from metaquorum.spark.gaps import Gap, GapReason, RangeReport
+from metaquorum.spark.loader.json_fields import (
+    check_format,
+    decode,
+    encode,
+    mapping,
+    sequence,
+    text,
+    whole,
+    whole_or_none,
+)
+from metaquorum.spark.offset_ranges import OffsetRange
+from wire.primitives.frozen import frozen
+
+KIND: Final = "range result"
+FORMAT: Final = 1
+MAX_RESULT_BYTES: Final = 16 << 20
+_LEAST_TIMESTAMP: Final = -(2**63)
+
+
+@frozen
+class StagedFile:
+    """`path`: where it lies until its load is committed. `crc32c` is that of all its bytes."""
+
+    path: str
+    bytes: int
+    rows: int
+    crc32c: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "bytes": self.bytes,
+            "rows": self.rows,
+            "crc32c": f"{self.crc32c:08x}",
+        }
+
+
+@frozen
+class RangeResult:
+    """`file` None: the range has no record. `elapsed_ms`: of the attempt that ended it."""
+
+    index: int  # of the range in its plan
+    topic: str
+    partition: int
+    start: int
+    end: int
+    file: StagedFile | None
+    rejected: StagedFile | None
+    report: RangeReport
+    elapsed_ms: int
+
+    def is_of(self, range_: OffsetRange) -> bool:
+        mine = self.topic, self.partition, self.start, self.end
+        return mine == (range_.topic, range_.partition, range_.start, range_.end)
+
+    def to_bytes(self) -> bytes:
+        return encode(
+            {
+                "kind": KIND,
+                "format": FORMAT,
+                "index": self.index,
+                "topic": self.topic,
+                "partition": self.partition,
+                "start": self.start,
+                "end": self.end,
+                "file": None if self.file is None else self.file.to_json(),
+                "rejected": None if self.rejected is None else self.rejected.to_json(),
+                "report": report_to_json(self.report),
+                "elapsed_ms": self.elapsed_ms,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RangeResult:
+        """ValueError says what is wrong."""
+        found = decode(data)
+        check_format(found, KIND, FORMAT)
+        return cls(
+            index=whole(found, "index"),
+            topic=text(found, "topic"),
+            partition=whole(found, "partition"),
+            start=whole(found, "start"),
+            end=whole(found, "end"),
+            file=_staged_file(found.get("file")),
+            rejected=_staged_file(found.get("rejected")),
+            report=report_from_json(mapping(found.get("report"), "report")),
+            elapsed_ms=whole(found, "elapsed_ms"),
+        )
+
+
+def _staged_file(data: Any) -> StagedFile | None:
+    if data is None:
+        return None
+    found = mapping(data, "file")
+    return StagedFile(
+        text(found, "path"), whole(found, "bytes"), whole(found, "rows"), checksum(found)
+    )
+
+
+def checksum(data: Mapping[str, Any]) -> int:
+    digits = text(data, "crc32c")
+    if len(digits) != 8 or any(digit not in "0123456789abcdef" for digit in digits):
+        raise ValueError("crc32c is not eight hexadecimal digits")
+    return int(digits, 16)
+
+
+def report_to_json(report: RangeReport) -> dict[str, Any]:
+    return {
+        "records": report.records,
+        "bytes": report.bytes,
+        "first_offset": report.first_offset,
+        "last_offset": report.last_offset,
+        "min_timestamp_ms": report.min_timestamp_ms,
+        "max_timestamp_ms": report.max_timestamp_ms,
+        "missing": {reason.name.lower(): count for reason, count in report.missing.items()},
+        "gaps": [gap_to_json(gap) for gap in report.gaps],
+        "gap_count": report.gap_count,
+        "fetches": report.fetches,
+        "fetched_bytes": report.fetched_bytes,
+        "throttled_ms": report.throttled_ms,
+    }
+
+
+def gap_to_json(gap: Gap) -> dict[str, Any]:
+    found = {"start": gap.start, "end": gap.end, "reason": gap.reason.name.lower()}
+    return found | ({"detail": gap.detail} if gap.detail else {})
+
+
+def report_from_json(data: Mapping[str, Any]) -> RangeReport:
+    missing = mapping(data.get("missing"), "missing")
+    return RangeReport(
+        records=whole(data, "records"),
+        bytes=whole(data, "bytes"),
+        first_offset=whole_or_none(data, "first_offset"),
+        last_offset=whole_or_none(data, "last_offset"),
+        min_timestamp_ms=whole_or_none(data, "min_timestamp_ms", least=_LEAST_TIMESTAMP),
+        max_timestamp_ms=whole_or_none(data, "max_timestamp_ms", least=_LEAST_TIMESTAMP),
+        missing={reason(name): whole(missing, name) for name in missing},
+        gaps=tuple(_gap(mapping(gap, "a gap")) for gap in sequence(data, "gaps")),
+        gap_count=whole(data, "gap_count"),
+        fetches=whole(data, "fetches"),
+        fetched_bytes=whole(data, "fetched_bytes"),
+        throttled_ms=whole(data, "throttled_ms"),
+    )
+
+
+def _gap(data: Mapping[str, Any]) -> Gap:
+    return Gap(
+        whole(data, "start"),
+        whole(data, "end"),
+        reason(text(data, "reason")),
+        text(data, "detail") if "detail" in data else "",
+    )
+
+
+def reason(name: str) -> GapReason:
+    found = GapReason.__members__.get(name.upper())
+    if found is None:
+        raise ValueError(f"{name!r} is no reason of a gap")
+    return found

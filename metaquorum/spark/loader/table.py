@@ -1,0 +1,213 @@
+"""The table in the output: its format, plans, results and manifests, read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from metaquorum.spark.loader.errors import OutputError
+from metaquorum.spark.loader.json_fields import check_format, decode, encode
+from metaquorum.spark.loader.layout import (
+    FORMAT_FILE,
+    LOADING_FOLDER,
+    MANIFESTS_FOLDER,
+    META_FOLDER,
+    manifest_path,
+    plan_path,
+    report_path,
+    result_index,
+    result_path,
+    staging_folder,
+)
+from metaquorum.spark.loader.load_plan import MAX_PLAN_BYTES, LoadPlan
+from metaquorum.spark.loader.manifest import MAX_MANIFEST_BYTES, CommittedFile, Manifest
+from metaquorum.spark.loader.range_result import MAX_RESULT_BYTES, RangeResult
+from metaquorum.spark.loader.recovery import Listing, check_is_ours, listing_of
+from metaquorum.spark.loader.storage import Storage
+
+T = TypeVar("T")
+
+FORMAT_KIND: Final = "metaquorum table"
+FORMAT: Final = 1
+_FORMAT_BYTES: Final = encode({"kind": FORMAT_KIND, "format": FORMAT})
+_MAX_FORMAT_BYTES: Final = 4096
+MAX_REPORT_BYTES: Final = 1 << 30
+
+
+class Table:
+    """OutputError where the output cannot be used, or holds what nobody wrote so."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    # What the folder is
+
+    def is_there(self) -> bool:
+        """Whether the output is a table of ours. OutputError: of a newer version, or damaged."""
+        try:
+            data = self.storage.read(FORMAT_FILE, _MAX_FORMAT_BYTES)
+        except FileNotFoundError:
+            return False
+        self._parsed(FORMAT_FILE, data, self._check_format)
+        return True
+
+    def open_or_make(self) -> None:
+        """The output is a table, and its store creates exclusively; or OutputError.
+
+        The format file is created where it is already: a store that lets that pass does not create
+        exclusively. All bytes of it are the same each time, so that nothing is harmed.
+        """
+        if not self.is_there():
+            check_is_ours(self.storage.names(), self.storage.url)
+            try:
+                self.storage.create(FORMAT_FILE, _FORMAT_BYTES)
+            except FileExistsError:
+                self.is_there()  # made by another at this moment
+        try:
+            self.storage.create(FORMAT_FILE, _FORMAT_BYTES)
+        except FileExistsError:
+            return
+        raise OutputError(
+            f"{self.storage.url} lets a file be created twice, so that two loads at once could "
+            "both commit; use a newer version of what serves it, or another output"
+        )
+
+    @staticmethod
+    def _check_format(data: bytes) -> None:
+        check_format(decode(data), FORMAT_KIND, FORMAT)
+
+    def listing(self) -> Listing:
+        paths = [*self.storage.list_files(META_FOLDER), *self.storage.list_files(LOADING_FOLDER)]
+        return listing_of(paths)
+
+    # Manifests
+
+    def manifest(self, version: int) -> Manifest:
+        found = self._read(manifest_path(version), MAX_MANIFEST_BYTES, Manifest.from_bytes)
+        if found.version != version:
+            raise self._damaged(manifest_path(version), f"it says version {found.version}")
+        return found
+
+    def newest(self, listing: Listing) -> Manifest | None:
+        return self.manifest(listing.newest) if listing.newest else None
+
+    def commit(self, manifest: Manifest) -> None:
+        """FileExistsError: a load of that version is committed already."""
+        self.storage.create(manifest_path(manifest.version), manifest.to_bytes())
+
+    def make_commits_durable(self) -> None:
+        """Before anything is done that follows from a manifest of a process that died."""
+        self.storage.make_durable(MANIFESTS_FOLDER)
+
+    # Plans
+
+    def plan(self, version: int) -> LoadPlan:
+        found = self._read(plan_path(version), MAX_PLAN_BYTES, LoadPlan.from_bytes)
+        if found.version != version:
+            raise self._damaged(plan_path(version), f"it says version {found.version}")
+        return found
+
+    def create_plan(self, plan: LoadPlan) -> None:
+        """FileExistsError: there is one."""
+        self.storage.create(plan_path(plan.version), plan.to_bytes())
+
+    def discard_plan(self, plan: LoadPlan) -> None:
+        """The load will never be committed; what it read is deleted."""
+        self.storage.delete(plan_path(plan.version))
+        self.storage.delete_folder(staging_folder(plan.version, plan.plan_id))
+
+    # Results
+
+    def results(self, plan: LoadPlan) -> dict[int, RangeResult]:
+        """By the range's index; their files are there, with their sizes."""
+        staging = staging_folder(plan.version, plan.plan_id)
+        sizes = self.storage.list_files(staging)
+        found = {}
+        for path in sorted(sizes):
+            index = result_index(path)
+            if index is None or index >= len(plan.read_plan.ranges):
+                continue
+            result = self._read(path, MAX_RESULT_BYTES, RangeResult.from_bytes)
+            if result.index != index or not result.is_of(plan.read_plan.ranges[index]):
+                raise self._damaged(path, "it is of another range")
+            found[index] = result
+        self._check_sizes(sizes, found.values())
+        return found
+
+    def check_files(self, plan: LoadPlan, results: Iterable[RangeResult]) -> None:
+        """That the files of the results are there, with their sizes. OutputError."""
+        sizes = self.storage.list_files(staging_folder(plan.version, plan.plan_id))
+        self._check_sizes(sizes, results)
+
+    def _check_sizes(self, sizes: Mapping[str, int], results: Iterable[RangeResult]) -> None:
+        for result in results:
+            for file in (result.file, result.rejected):
+                if file is not None and sizes.get(file.path) != file.bytes:
+                    raise OutputError(
+                        f"{self.storage.url}/{file.path} is missing, or has another size than "
+                        f"{file.bytes} bytes; run the load with --discard-unfinished, which reads "
+                        "its ranges again"
+                    )
+
+    def result(self, staging: str, index: int) -> RangeResult | None:
+        try:
+            return self._read(result_path(staging, index), MAX_RESULT_BYTES, RangeResult.from_bytes)
+        except FileNotFoundError:
+            return None
+
+    def write_report(self, plan: LoadPlan, results: Sequence[RangeResult]) -> str:
+        """The path of a file with a line for each range. The manifest names it."""
+        path = report_path(plan.version, plan.plan_id)
+        data = b"".join(result.to_bytes() for result in results)
+        try:
+            self.storage.create(path, data)
+        except FileExistsError:
+            pass  # by a driver that died before it committed: the results are the same
+        return path
+
+    def report(self, manifest: Manifest) -> list[RangeResult]:
+        path = manifest.report
+
+        def parse(data: bytes) -> list[RangeResult]:
+            return [RangeResult.from_bytes(line) for line in data.splitlines()]
+
+        return self._read(path, MAX_REPORT_BYTES, parse)
+
+    # Committed files
+
+    def publish(self, manifest: Manifest) -> None:
+        """Each committed file is at its place, and nothing of the load is left in staging."""
+        for file in manifest.files:
+            self.storage.publish(file.staged, file.path)
+        self.storage.delete_folder(staging_folder(manifest.version, manifest.plan_id))
+
+    def committed(self) -> list[tuple[Manifest, CommittedFile, str]]:
+        """All files of data with where each lies now."""
+        listing = self.listing()
+        staged: Mapping[str, int] = {}
+        found = []
+        for version in listing.manifests:
+            manifest = self.manifest(version)
+            if (version, manifest.plan_id) in listing.staging:
+                staged = self.storage.list_files(staging_folder(version, manifest.plan_id))
+            for each in manifest.ranges:
+                if each.file is not None:
+                    is_staged = each.file.staged in staged
+                    place = each.file.staged if is_staged else each.file.path
+                    found.append((manifest, each.file, place))
+        return found
+
+    def _read(self, path: str, max_bytes: int, parse: Callable[[bytes], T]) -> T:
+        return self._parsed(path, self.storage.read(path, max_bytes), parse)
+
+    def _parsed(self, path: str, data: bytes, parse: Callable[[bytes], T]) -> T:
+        try:
+            return parse(data)
+        except ValueError as error:
+            raise self._damaged(path, str(error)) from None
+
+    def _damaged(self, path: str, why: str) -> OutputError:
+        return OutputError(
+            f"{self.storage.url}/{path} cannot be used: {why}; nothing was changed. Take the file "
+            "back from a backup, or load into another folder"
+        )
