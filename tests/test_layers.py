@@ -11,6 +11,8 @@ from typing import Any
 import click
 import grimp
 import pytest
+from importlinter.configuration import configure
+from importlinter.contracts.forbidden import ForbiddenContract
 from importlinter.contracts.layers import LayersContract
 
 from cli.admin.main import main as mq_admin
@@ -203,13 +205,17 @@ def test_a_package_says_what_it_is(package: str) -> None:
 # The contracts of pyproject.toml. `lint-imports` holds the code to them (`test_house`).
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-CONTRACTS = {contract["name"]: contract for contract in SETTINGS["contracts"]}
+configure()  # of import-linter, which its contracts need
+CONTRACTS = {
+    contract["name"]: contract for contract in SETTINGS["contracts"] if contract["type"] == "layers"
+}
+FORBIDDEN = [contract for contract in SETTINGS["contracts"] if contract["type"] == "forbidden"]
 
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
     first, *others = SETTINGS["root_packages"]
-    return grimp.build_graph(first, *others, cache_dir=None)
+    return grimp.build_graph(first, *others, include_external_packages=True, cache_dir=None)
 
 
 def is_kept(contract: Mapping[str, Any], graph: grimp.ImportGraph) -> bool:
@@ -218,7 +224,8 @@ def is_kept(contract: Mapping[str, Any], graph: grimp.ImportGraph) -> bool:
         for key, value in contract.items()
         if key not in ("name", "type")
     }
-    return LayersContract(contract["name"], SETTINGS, options).check(graph, verbose=False).kept
+    kind = LayersContract if contract["type"] == "layers" else ForbiddenContract
+    return bool(kind(contract["name"], SETTINGS, options).check(graph, verbose=False).kept)
 
 
 def layers_of(contract: Mapping[str, Any]) -> list[list[str]]:
@@ -234,7 +241,7 @@ def test_every_top_package_and_every_large_one_in_it_has_a_contract() -> None:
     contained = {
         container for each in CONTRACTS.values() for container in each.get("containers", ())
     }
-    assert contained == {*TOPS, "dataplane.log"}
+    assert contained == {*TOPS, "dataplane.log", "metaquorum.spark"}
     for name, contract in CONTRACTS.items():
         assert contract.get("exhaustive") or not contract.get("containers"), name
 
@@ -258,3 +265,18 @@ def test_a_new_package_needs_a_place(name: str, graph: grimp.ImportGraph) -> Non
     broken = copy.deepcopy(graph)
     broken.add_module(f"{container}.cellar")
     assert not is_kept(CONTRACTS[name], broken)
+
+
+@pytest.mark.parametrize("contract", FORBIDDEN, ids=lambda contract: contract["name"])
+def test_what_is_forbidden_is_found_through_others(
+    contract: Mapping[str, Any], graph: grimp.ImportGraph
+) -> None:
+    assert is_kept(contract, copy.deepcopy(graph))
+    (source,) = contract["source_modules"]
+    for forbidden in contract["forbidden_modules"]:
+        broken = copy.deepcopy(graph)
+        if forbidden not in broken.modules:
+            broken.add_module(forbidden, is_squashed=True)
+        broken.add_import(importer="wire.primitives.varint", imported=forbidden)
+        broken.add_import(importer=f"{source}.options", imported="wire.primitives.varint")
+        assert not is_kept(contract, broken), f"{source} may import {forbidden}"

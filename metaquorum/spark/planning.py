@@ -28,6 +28,7 @@ from metaquorum.client.errors import AdminError, BrokerError
 from metaquorum.client.replicas import MAX_RESOURCES
 from metaquorum.client.socket_transport import wait
 from metaquorum.client.values import OffsetAtTime, ResourceType
+from metaquorum.spark.errors import LoadError
 from metaquorum.spark.given_options import OptionError
 from metaquorum.spark.offset_ranges import UNKNOWN, OffsetRange, ReadPlan, TopicFacts
 from metaquorum.spark.options import (
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 NO_OFFSET: Final = -1  # of a timestamp: no record has it, or a later one
 
 
-class PlanError(Exception):
+class PlanError(LoadError):
     """What was asked for cannot be read of this cluster; the sentence says why and what to do."""
 
 
