@@ -21,13 +21,20 @@ class AbortedTransactions:
 
     def covers(self, header: BatchHeader) -> bool:
         """Whether the records of this batch were aborted."""
-        while self._coming and self._coming[-1].first_offset <= header.last_offset:
-            self._open.add(self._coming.pop().producer_id)
+        self._begin(header)
         return header.is_transactional and header.producer_id in self._open
 
     def on_marker(self, buffer: Buffer, start: int, header: BatchHeader) -> None:
-        """The control batch at `start` ends its producer's transaction. WireError."""
+        """The control batch at `start` ends its producer's transaction. WireError.
+
+        Of which the response may hold nothing else: a fetch may begin at a marker.
+        """
+        self._begin(header)
         for record in iter_records(buffer, start):
             marker = decode_marker(record)
             if marker is not None and marker.control_type is ControlType.ABORT:
                 self._open.discard(header.producer_id)
+
+    def _begin(self, header: BatchHeader) -> None:
+        while self._coming and self._coming[-1].first_offset <= header.last_offset:
+            self._open.add(self._coming.pop().producer_id)

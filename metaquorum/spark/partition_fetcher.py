@@ -108,6 +108,9 @@ class PartitionFetcher:
             failure: Exception
             try:
                 data = await self._exchange(offset)
+                if data is None:
+                    patience = cluster.deadline()
+                    continue
             except (UnreachableError, *BROKEN) as error:
                 self.close()
                 self._forget_replica()
@@ -169,7 +172,8 @@ class PartitionFetcher:
 
     # One exchange
 
-    async def _exchange(self, offset: int) -> PartitionData:
+    async def _exchange(self, offset: int) -> PartitionData | None:
+        """The answer to a fetch; None of a broker that throttles, which may give nothing at all."""
         if self._in_flight is not None and self._in_flight[1] != offset:
             self.close()
         if self._in_flight is None:
@@ -188,6 +192,8 @@ class PartitionFetcher:
             self._not_before = now + response.throttle_time_ms / 1000
         if response.error_code:
             raise broker_error(response.error_code, None, f"partition {self._where}")
+        if response.throttle_time_ms > 0 and not response.responses:
+            return None
         data = self._partition_of(response)
         if data.records:
             assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded

@@ -106,6 +106,7 @@ class RangeReader:
         self._gaps = _GapList()
         self._corrupt_attempts = 0
         self._damage = ""  # of the batch at the position, which is fetched again
+        self._nothing_up_to = 0  # as the last response said, if it had no records
         self._truncation: str | None = None  # what the cluster's ledger says of it, once asked
         self._fetcher = PartitionFetcher(
             cluster,
@@ -156,9 +157,11 @@ class RangeReader:
             try:
                 data = await self._fetcher.fetch(before)
             except OutOfRangeError:
+                self._nothing_up_to = 0
                 obstacle = await self._on_out_of_range()
             else:
                 if data.records:
+                    self._nothing_up_to = 0
                     assert not hasattr(data.records, "size_bytes")  # holes are only ever encoded
                     async with aclosing(self._decode(data, data.records)) as steps:
                         async for _ in steps:
@@ -258,10 +261,10 @@ class RangeReader:
     # What is not there
 
     async def _absent(self, end: int, log_start: int) -> None:
-        """No record has an offset from the position up to `end`, though later ones have."""
+        """No record has an offset from the position up to `end`, though the log reaches so far."""
         if log_start > self._position:
             await self._deleted(min(end, log_start), log_start)
-        if self._position >= end:
+        if self._position >= min(end, self._range.end):
             return
         if self._is_compacted is False:
             detail = "offsets are missing inside the log of a topic without compaction"
@@ -302,8 +305,12 @@ class RangeReader:
         readable = data.high_watermark
         if self._options.read_committed and data.last_stable_offset >= 0:
             readable = data.last_stable_offset
-        if readable < self._range.end:
+        if readable <= self._position:
             return await self._on_short_log(readable)
+        # The response before this one said as much: what may be read has no batch up to there.
+        if self._nothing_up_to > self._position:
+            await self._absent(min(self._nothing_up_to, readable), data.log_start_offset)
+        self._nothing_up_to = readable
         return f"no records come, though the log reaches to offset {readable}"
 
     async def _on_short_log(self, readable: int) -> str:

@@ -91,6 +91,7 @@ class ModelBroker:
         self.topic_id = TOPIC_ID
         self.exists = True
         self.throttle_ms = 0
+        self.is_empty_when_throttled = False  # as a Kafka's fetches are
         self.preferred: int | None = None
         self.fetches: list[tuple[int, FetchRequest]] = []  # node and request
         self.max_bytes: int | None = None
@@ -191,6 +192,8 @@ class ModelBroker:
         response = FetchableTopicResponse(
             topic=topic.topic, topic_id=topic.topic_id, partitions=[data]
         )
+        if self.throttle_ms and self.is_empty_when_throttled:
+            return FetchResponse(throttle_time_ms=self.throttle_ms)
         if not data.records:
             self._now += request.max_wait_ms / 1000
         return FetchResponse(throttle_time_ms=self.throttle_ms, responses=[response])

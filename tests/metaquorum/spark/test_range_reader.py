@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaquorum.client.cluster import Cluster
@@ -87,7 +87,7 @@ def histories(draw: st.DrawFn) -> History:
     offset, epoch = 0, 3
     parts: list[tuple[int, int, bytes]] = []
     for _ in range(draw(st.integers(1, 14))):
-        step = draw(st.sampled_from(["plain", "plain", "transactional", "end", "election"]))
+        step = draw(st.sampled_from(["plain", "transactional", "transactional", "end", "election"]))
         if step == "election":
             epoch += draw(st.integers(1, 3))
             log.epochs.append((epoch, offset))
@@ -116,7 +116,7 @@ def histories(draw: st.DrawFn) -> History:
         count = draw(st.integers(1, 12))
         offsets = list(range(offset, offset + count))
         kept = draw(st.one_of(st.just(offsets), st.lists(st.sampled_from(offsets), unique=True)))
-        producer = draw(st.integers(0, 2)) if step == "transactional" else -1
+        producer = draw(st.integers(0, 1)) if step == "transactional" else -1
         for one in offsets:
             committed[one] = value_of(one) if one in kept else GapReason.COMPACTED
         if producer >= 0:
@@ -219,6 +219,7 @@ def accounted(reader: RangeReader) -> Mapping[int, GapReason]:
     return found
 
 
+@settings(max_examples=400)
 @given(histories(), st.data())
 def test_every_offset_is_a_record_or_a_gap_with_its_reason(
     history: History, data: st.DataObject
@@ -344,6 +345,24 @@ def test_throttle_times_are_waited_out_and_told() -> None:
     assert [one.position for one in told] == [10, 20, 30, 40]
     assert reader.report is not None
     assert reader.report.throttled_ms == 8000
+
+
+def test_a_broker_that_throttles_may_answer_with_nothing() -> None:
+    """For longer than the timeout, too: it is no failure."""
+    broker = ModelBroker(plain_log(20))
+    broker.throttle_ms, broker.is_empty_when_throttled = 9_000, True
+
+    def on_fetch(node: int, request: FetchRequest) -> ErrorCode | None:
+        if len(broker.fetches) == 6:
+            broker.is_empty_when_throttled = False
+        return None
+
+    broker.before_fetch = on_fetch
+    found, reader = read(broker, range_of(0, 20), STRICT)
+    assert found == everything(20)
+    assert reader.report is not None
+    assert reader.report.throttled_ms == 54_000
+    assert broker.slept_s == pytest.approx(45.0)
 
 
 def test_the_nearest_replica_is_read_from_and_left_when_it_fails() -> None:
@@ -498,6 +517,16 @@ def test_a_topic_that_vanishes_in_mid_range(is_made_again: bool) -> None:
     found, reader = read(broker, range_of(0, 50, 3), UNCOMMITTED)
     assert sorted(found) == list(range(20))
     assert accounted(reader) == dict.fromkeys(range(20, 50), GapReason.DELETED)
+
+
+def test_compaction_up_to_an_open_transaction_leaves_nothing_to_fetch() -> None:
+    """The broker gives no batch, since the next one is not to be read yet."""
+    log = plain_log(50)
+    log.last_stable_offset = 30
+    log.batches = [log.batches[0], *log.batches[3:]]
+    found, reader = read(ModelBroker(log), range_of(0, 30, 3), COMMITTED)
+    assert found == everything(10)
+    assert accounted(reader) == dict.fromkeys(range(10, 30), GapReason.COMPACTED)
 
 
 # Damage
