@@ -212,7 +212,8 @@ def _run_ranges(
 
         failures = runner.run(context, pending, on_event)
         if failures:
-            raise _failed(failures, len(ranges))
+            begun = len(results) + len(failures)
+            raise _failed(failures, len(ranges), len(ranges) - begun)
         table.check_files(plan, results.values())
     missing = [index for index in range(len(ranges)) if index not in results]
     if missing:
@@ -223,14 +224,15 @@ def _run_ranges(
     return [results[index] for index in range(len(ranges))]
 
 
-def _failed(failures: Mapping[int, str], count: int) -> RangesFailedError:
+def _failed(failures: Mapping[int, str], count: int, not_begun: int) -> RangesFailedError:
     reasons = list(dict.fromkeys(failures[index] for index in sorted(failures)))
     shown = "; ".join(reasons[:MAX_SHOWN_FAILURES])
     more = len(reasons) - MAX_SHOWN_FAILURES
+    others = f"; and {more} other reasons" if more > 0 else ""
+    rest = f" {not_begun} others were not begun." if not_begun else ""
     return RangesFailedError(
-        f"{len(failures)} of {count} ranges could not be loaded: {shown}"
-        f"{f'; and {more} other reasons' if more > 0 else ''}. Nothing was committed; the other "
-        "ranges are kept, and the same command goes on with those that failed"
+        f"{len(failures)} of {count} ranges could not be loaded: {shown}{others}.{rest} Nothing "
+        "was committed; the ranges that ended are kept, and the same command goes on with the rest"
     )
 
 

@@ -25,6 +25,9 @@ from wire.primitives.frozen import frozen
 KIND: Final = "load plan"
 FORMAT: Final = 1
 MAX_PLAN_BYTES: Final = 256 << 20
+FILE_COLUMNS: Final = ("key", "value", "offset", "timestamp", "timestampType")
+PATH_COLUMNS: Final = ("topic", "partition")
+HEADERS: Final = "headers"
 CODECS: Final = ("snappy", "zstd", "lz4", "gzip", "none")
 
 
@@ -36,6 +39,14 @@ class TableSettings:
     include_headers: bool = False
     compression: str = "snappy"
     value_schema: str | None = None  # what values are decoded to, as text; None: they stay binary
+
+    @property
+    def file_columns(self) -> tuple[str, ...]:
+        """Those in the data files; topic and partition are in their paths."""
+        chosen = FILE_COLUMNS if self.columns is None else self.columns
+        if self.include_headers and self.columns is None:
+            chosen = (*chosen, HEADERS)
+        return tuple(name for name in chosen if name not in PATH_COLUMNS)
 
     def to_json(self) -> dict[str, Any]:
         return {

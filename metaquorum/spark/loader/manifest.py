@@ -255,10 +255,22 @@ def check_continues(previous: Manifest | None, plan: LoadPlan) -> None:
 
 
 def check_same_source(previous: Manifest, plan: LoadPlan) -> None:
-    """That the cluster and its topics are those that the table was loaded from. RefusedError."""
+    """That cluster, topics and columns are those of the table. RefusedError."""
     check_cluster(previous.cluster_id, plan.read_plan.cluster_id, f"load {previous.version}")
+    check_columns(previous.settings, plan.settings)
     for name, facts in plan.read_plan.topics.items():
         check_topic(name, previous.topic_ids.get(name, ZERO_UUID), facts.topic_id)
+
+
+def check_columns(known: TableSettings, found: TableSettings) -> None:
+    """RefusedError unless the files of the table keep their columns."""
+    mine, theirs = ((sorted(each.file_columns), each.value_schema) for each in (known, found))
+    if mine != theirs:
+        raise RefusedError(
+            f"the files of the table have the columns {', '.join(known.file_columns)}, and those "
+            f"of the load would have {', '.join(found.file_columns)}, or values of another schema; "
+            "ask for the same ones, or load into another folder"
+        )
 
 
 def check_cluster(known: str | None, found: str | None, what: str) -> None:

@@ -19,5 +19,6 @@ class Runner(Protocol):
     def run(self, context: TaskContext, tasks: Sequence[RangeTask], on_event: OnEvent) -> Failures:
         """Each task has a result or a failure; attempts that died were made again.
 
-        RunnerError: nothing can be run.
+        After the first failure no further task is begun: those have neither. RunnerError: nothing
+        can be run.
         """

@@ -1,0 +1,313 @@
+"""Loads for programs: `load`, `plan_load`, `read_report` and `committed_files`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from metaquorum.client.cluster import Cluster, parse_bootstrap
+from metaquorum.client.security import PLAINTEXT, Security
+from metaquorum.spark.cluster_access import open_cluster
+from metaquorum.spark.loader.coordinator import (
+    Events,
+    LoadRequest,
+    new_driver_id,
+    run_load,
+)
+from metaquorum.spark.loader.driver_lock import hold
+from metaquorum.spark.loader.errors import OutputError, UsageError
+from metaquorum.spark.loader.limits import parse_ending, parse_starting
+from metaquorum.spark.loader.load_plan import (
+    CODECS,
+    FILE_COLUMNS,
+    HEADERS,
+    PATH_COLUMNS,
+    LoadPlan,
+    TableSettings,
+)
+from metaquorum.spark.loader.load_report import LoadReport
+from metaquorum.spark.loader.manifest import Manifest
+from metaquorum.spark.loader.planner import ClusterPlanner, RangeSizes
+from metaquorum.spark.loader.recovery import RunPlan, next_step
+from metaquorum.spark.loader.runner import Runner
+from metaquorum.spark.loader.storage import open_storage
+from metaquorum.spark.loader.table import Table
+from metaquorum.spark.offset_ranges import ReadPlan, is_topic_name
+from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting, FetchOptions
+from wire.primitives.frozen import frozen
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# What a retry reads again, at most: some seconds of work, whatever the size of the records.
+DEFAULT_RECORDS_PER_RANGE: Final = 2_000_000
+
+
+@frozen
+class LoadJob:
+    """What is loaded, from where, to where and how. UsageError says what makes no sense."""
+
+    topics: tuple[str, ...]
+    output: str
+    connecting: Connecting
+    starting: str = "earliest"
+    ending: str = "latest"
+    settings: TableSettings = TableSettings()
+    read_committed: bool = False
+    fail_on_data_loss: bool = True
+    sizes: RangeSizes = RangeSizes(max_records=DEFAULT_RECORDS_PER_RANGE)
+    storage_options: Mapping[str, Any] | None = None
+    discard_unfinished: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.topics:
+            raise UsageError("no topic is given; name one at least")
+        for name in self.topics:
+            if not is_topic_name(name):
+                raise UsageError(f"{name[:300]!r} is not the name of a topic")
+        parse_starting(self.starting)
+        parse_ending(self.ending)
+        check_settings(self.settings)
+        try:
+            parse_bootstrap(self.connecting.bootstrap)
+        except ValueError as error:
+            raise UsageError(f"the bootstrap addresses: {error}") from None
+
+    @property
+    def fetch(self) -> FetchOptions:
+        return FetchOptions(
+            self.connecting,
+            self.read_committed,
+            self.fail_on_data_loss,
+            self.settings.include_headers,
+            self.settings.file_columns,
+        )
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """In words: the same command gives the same, whenever it is run."""
+        return {
+            "topics": sorted(self.topics),
+            "from": self.starting,
+            "to": self.ending,
+            "isolation": "read_committed" if self.read_committed else "read_uncommitted",
+        }
+
+    def planner(self, cluster: Cluster) -> ClusterPlanner:
+        return ClusterPlanner(
+            cluster,
+            sorted(set(self.topics)),
+            parse_starting(self.starting),
+            parse_ending(self.ending),
+            self.sizes,
+            self.fetch,
+        )
+
+
+def check_settings(settings: TableSettings) -> None:
+    """UsageError."""
+    if settings.compression not in CODECS:
+        raise UsageError(f"the compression is one of {', '.join(CODECS)}")
+    if settings.columns is None:
+        return
+    known = (*FILE_COLUMNS, *PATH_COLUMNS, *((HEADERS,) if settings.include_headers else ()))
+    for name in settings.columns:
+        if name not in known:
+            hint = "; headers need --headers as well" if name == HEADERS else ""
+            raise UsageError(f"there is no column {name!r}; there are {', '.join(known)}{hint}")
+    if len(set(settings.columns)) < len(settings.columns):
+        raise UsageError("a column is named twice")
+    if not settings.file_columns:
+        raise UsageError(
+            "topic and partition are in the paths of the files; name a column that is in them"
+        )
+
+
+def load(
+    topics: str | Sequence[str],
+    output: str,
+    *,
+    bootstrap: str,
+    starting: str = "earliest",
+    ending: str = "latest",
+    security: Security = PLAINTEXT,
+    columns: Sequence[str] | None = None,
+    include_headers: bool = False,
+    compression: str = "snappy",
+    read_committed: bool = False,
+    fail_on_data_loss: bool = True,
+    client_id: str | None = None,
+    rack: str = "",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    min_ranges: int | None = None,
+    max_records_per_range: int | None = DEFAULT_RECORDS_PER_RANGE,
+    max_bytes_per_range: int | None = None,
+    parallel: int | None = None,
+    spark: SparkSession | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    discard_unfinished: bool = False,
+    events: Events | None = None,
+) -> LoadReport:
+    """The records of the topics are in Parquet files in `output`, each once, and committed.
+
+    Where an earlier call died, this one goes on with it; where one was committed, behind its end.
+    `starting` and `ending` are "earliest" and "latest", an offset, or a time (ISO 8601). With
+    `spark`, a session, its executors do the work, else processes of this machine, at most
+    `parallel` ranges at a time. `output` is a folder, or a URL that fsspec opens with
+    `storage_options`. `client_id`: on which the cluster counts quotas, one for the whole job.
+
+    LoaderError and `metaquorum.spark.errors.LoadError` say what stopped the load, AdminError and
+    KafkaError what the cluster refused; the same call again goes on from there.
+    """
+    job = LoadJob(
+        topics=(topics,) if isinstance(topics, str) else tuple(topics),
+        output=output,
+        connecting=Connecting(bootstrap, security, client_id or new_client_id(), rack, timeout_s),
+        starting=starting,
+        ending=ending,
+        settings=TableSettings(
+            None if columns is None else tuple(columns), include_headers, compression
+        ),
+        read_committed=read_committed,
+        fail_on_data_loss=fail_on_data_loss,
+        sizes=RangeSizes(min_ranges, max_records_per_range, max_bytes_per_range),
+        storage_options=storage_options,
+        discard_unfinished=discard_unfinished,
+    )
+    return run_job(job, make_runner(spark, parallel), events)
+
+
+def new_client_id() -> str:
+    return f"mq-load-{secrets.token_hex(4)}"
+
+
+def make_runner(spark: SparkSession | None, parallel: int | None) -> Runner:
+    if spark is None:
+        from metaquorum.spark.loader.process_runner import ProcessRunner
+
+        return ProcessRunner(parallel)
+    from metaquorum.spark.loader.spark_runner import SparkRunner
+
+    return SparkRunner(spark, parallel)
+
+
+def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadReport:
+    storage = open_storage(job.output, job.storage_options)
+    table = Table(storage)
+    table.open_or_make()
+    request = LoadRequest(
+        output=job.output if "://" in job.output else os.path.abspath(job.output),
+        request=job.request,
+        settings=job.settings,
+        fetch=job.fetch,
+        storage_options=job.storage_options or {},
+        discard_unfinished=job.discard_unfinished,
+    )
+    driver_id = new_driver_id()
+    with hold(storage, driver_id), _cluster(job.connecting) as cluster:
+        outcome = run_load(
+            table, request, job.planner(cluster), runner, driver_id=driver_id, events=events
+        )
+    return LoadReport.of(
+        storage.url,
+        outcome.manifest,
+        outcome.results,
+        client_id=outcome.client_id,
+        resumed=outcome.resumed,
+    )
+
+
+@contextmanager
+def _cluster(connecting: Connecting) -> Iterator[Cluster]:
+    try:
+        connected = open_cluster(connecting)
+        cluster = connected.__enter__()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    try:
+        yield cluster
+    finally:
+        connected.__exit__(None, None, None)
+
+
+@frozen
+class NextLoad:
+    """What the next load would do. `plan` None: there is nothing to load.
+
+    `unfinished`: a load that died, of which `done` ranges have results.
+    """
+
+    plan: ReadPlan | None
+    unfinished: LoadPlan | None
+    done: int
+    bytes_per_s: float | None  # of the last load's tasks, each
+
+
+def plan_load(job: LoadJob) -> NextLoad:
+    """What `run_job` would load now. Nothing is written, and no record read."""
+    table = Table(open_storage(job.output, job.storage_options))
+    newest, unfinished, done, rate = None, None, 0, None
+    if table.is_there():
+        listing = table.listing()
+        newest = table.newest(listing)
+        if newest is not None:
+            rate = _rate(table, newest)
+            listing = replace(listing, staging={})  # it would be published first
+        step = next_step(listing, newest)
+        if isinstance(step, RunPlan) and not job.discard_unfinished:
+            unfinished = table.plan(step.version)
+            done = len(table.results(unfinished))
+    if unfinished is not None:
+        return NextLoad(unfinished.read_plan, unfinished, done, rate)
+    with _cluster(job.connecting) as cluster:
+        return NextLoad(job.planner(cluster).make(newest), None, 0, rate)
+
+
+def _rate(table: Table, manifest: Manifest) -> float | None:
+    report = table.report(manifest)
+    elapsed_ms = sum(each.elapsed_ms for each in report)
+    size = sum(each.report.fetched_bytes for each in report)
+    return 1000 * size / elapsed_ms if elapsed_ms and size else None
+
+
+def read_report(
+    output: str, version: int | None = None, storage_options: Mapping[str, Any] | None = None
+) -> LoadReport:
+    """Of a committed load; of the newest if no version is given. OutputError."""
+    table = _existing(output, storage_options)
+    listing = table.listing()
+    if not listing.newest:
+        raise OutputError(f"{table.storage.url} has no committed load yet")
+    version = listing.newest if version is None else version
+    if version not in listing.manifests:
+        raise OutputError(
+            f"{table.storage.url} has no load {version}; there are 1 to {listing.newest}"
+        )
+    manifest = table.manifest(version)
+    return LoadReport.of(
+        table.storage.url,
+        manifest,
+        table.report(manifest),
+        client_id=table.plan(version).client_id,
+    )
+
+
+def committed_files(output: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
+    """Paths, or URLs, of all data files of the table, and of no others. OutputError.
+
+    A reader that lists the folder sees the same files once the last load has ended. If a file has
+    moved when it is read, a load has been published in this moment: ask again.
+    """
+    table = _existing(output, storage_options)
+    return [f"{table.storage.url}/{place}" for _, _, place in table.committed()]
+
+
+def _existing(output: str, storage_options: Mapping[str, Any] | None) -> Table:
+    table = Table(open_storage(output, storage_options))
+    if not table.is_there():
+        raise OutputError(f"{table.storage.url} is no table of mq-load")
+    return table
