@@ -20,7 +20,7 @@ ROUNDS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test quick lint sim bench failover behind clean
+.PHONY: demo test quick lint sim bench failover behind clean spark-discovery
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -31,7 +31,13 @@ $(BIN)/python:
 # compiled where there is a C compiler.
 $(VENV)/installed-%: $(BIN)/python pyproject.toml wire/records/record_walk.py wire/records/_record_walk.pxd
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(MAKE) --no-print-directory spark-discovery
 	@touch $@
+
+# Spark takes what is listed as pyspark_*; an editable install maps such a name, but lists none.
+spark-discovery: metaquorum/spark/discovery/__init__.py
+	@site="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
+		mkdir -p "$$site/pyspark_metaquorum" && cp $< "$$site/pyspark_metaquorum/"
 
 demo: $(VENV)/installed-demo
 	@$(BIN)/python -m cli.demo $(FILE)

@@ -1,0 +1,7 @@
+"""What Spark looks for: installed as the top-level package `pyspark_metaquorum`.
+
+Spark imports all packages named `pyspark_*` and takes their `DefaultSource`. Imports the source
+and nothing else; no I/O. The class has one home, as Spark pickles it by name.
+"""
+
+from metaquorum.spark.source import DefaultSource as DefaultSource

@@ -1,0 +1,149 @@
+"""A data source of PySpark (Python Data Source API): `spark.read.format("metaquorum")`.
+
+    spark.read.format("metaquorum").option("kafka.bootstrap.servers", "host:9092")
+        .option("subscribe", "topic").load()
+
+Spark finds it by the package `pyspark_metaquorum` (`metaquorum.spark.discovery`), or after
+`spark.dataSource.register(DefaultSource)`. The driver makes a plan, anew for each action, so that
+"latest" is that of the action; each range of the plan is a partition, and a task that is run again
+reads the same records. Rows come as Arrow batches.
+
+Secrets are among the options, which Spark itself pickles for its workers; they are in no name,
+plan or log. Deliberately absent: streaming reads, for which `DefaultSource.streamReader` is the
+place, and writes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Final, NoReturn
+
+import pyarrow as pa
+import pyspark
+
+FIRST_SPARK: Final = (4, 0)  # with the Python Data Source API
+AFTER_LAST_SPARK: Final = (5, 0)
+_found = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+if not FIRST_SPARK <= _found < AFTER_LAST_SPARK:
+    raise ImportError(
+        f"the data source metaquorum needs PySpark 4.0 to 4.3, and this is {pyspark.__version__}; "
+        "mq-load --local works without Spark"
+    )
+
+from pyspark.sql.datasource import (  # noqa: E402 - older releases lack it, and say less
+    DataSource,
+    DataSourceReader,
+    InputPartition,
+)
+from pyspark.sql.types import StructType  # noqa: E402
+
+from metaquorum.spark.cluster_access import open_cluster  # noqa: E402
+from metaquorum.spark.gaps import DATA_LOSS  # noqa: E402
+from metaquorum.spark.offset_ranges import OffsetRange  # noqa: E402
+from metaquorum.spark.options import COLUMNS, HEADERS, ReadOptions  # noqa: E402
+from metaquorum.spark.planning import make_plan  # noqa: E402
+from metaquorum.spark.range_reader import RangeReader  # noqa: E402
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "metaquorum"
+# As the official connector's (`KafkaRecordToRowConverter.kafkaSchema`), all nullable.
+_TYPES: Final = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+
+
+class UnsupportedError(Exception):
+    """Spark asks for what this source does not do."""
+
+
+class DefaultSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        """In Spark's DDL. OptionError if any option is wrong."""
+        chosen = _columns(self._options())
+        return ", ".join(f"`{name}` {_TYPES[name]}" for name in chosen)
+
+    def reader(self, schema: StructType) -> RangesReader:
+        options = self._options()
+        wanted = [(name, _TYPES[name]) for name in _columns(options)]
+        given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+        if given != wanted:
+            raise UnsupportedError(
+                f"the schema of the data source {NAME} is fixed: leave out .schema(), and choose "
+                "columns by the options columns and includeHeaders"
+            )
+        return RangesReader(options)
+
+    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802 - Spark's name
+        raise UnsupportedError(
+            f"the data source {NAME} does not support streaming reads yet: use spark.read, or the "
+            "format kafka for spark.readStream"
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        self._refuse_to_write()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
+        self._refuse_to_write()
+
+    def _refuse_to_write(self) -> NoReturn:
+        raise UnsupportedError(
+            f"the data source {NAME} does not support writing yet: use the format kafka"
+        )
+
+    def _options(self) -> ReadOptions:
+        return ReadOptions.parse(self.options)
+
+
+class RangesReader(DataSourceReader):
+    """Pickled for each task, with all that a task needs."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """The ranges of a plan that is made now."""
+        with open_cluster(self._options.fetch.connecting) as cluster:
+            plan = make_plan(cluster, self._options)
+        return [RangePartition(each, plan.topics[each.topic].is_compacted) for each in plan.ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Of no partition, which is what Spark asks for where `partitions` has none, nothing."""
+        if not isinstance(partition, RangePartition):
+            return
+        fetch = self._options.fetch
+        with open_cluster(fetch.connecting) as cluster:
+            reader = RangeReader(
+                cluster, partition.range, fetch, is_compacted=partition.is_compacted
+            )
+            yield from reader
+        if reader.report is not None:
+            for reason in sorted(DATA_LOSS & reader.report.missing.keys(), key=str):
+                count = reader.report.missing[reason]
+                log.warning("%s: %d offsets are %s", partition.range.name, count, reason.value)
+
+
+class RangePartition(InputPartition):
+    def __init__(self, range_: OffsetRange, is_compacted: bool | None) -> None:
+        super().__init__(range_.name)
+        self.range = range_
+        self.is_compacted = is_compacted
+
+
+def _columns(options: ReadOptions) -> Sequence[str]:
+    """Those chosen, in the order of the schema."""
+    fetch = options.fetch
+    all_columns = (*COLUMNS, HEADERS) if fetch.include_headers else COLUMNS
+    return [name for name in all_columns if fetch.columns is None or name in fetch.columns]
