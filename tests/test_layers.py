@@ -17,6 +17,7 @@ from importlinter.contracts.layers import LayersContract
 
 from cli.admin.main import main as mq_admin
 from cli.common.lazy_group import LazyGroup
+from cli.load.main import main as mq_load
 from cli.server.main import main as mq_server
 from tests.nodes import ROOT
 from wire.protocol.apis import ApiKey
@@ -73,7 +74,7 @@ def imported_by(tree: ast.AST, known: Collection[str]) -> set[str]:
 
 def late_commands() -> Iterable[tuple[str, str]]:
     """Modules of commands, which tables name in parts."""
-    for group in (mq_admin, mq_server):
+    for group in (mq_admin, mq_load, mq_server):
         assert isinstance(group, LazyGroup)
         with click.Context(group) as context:
             for name in group.list_commands(context):

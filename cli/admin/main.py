@@ -4,8 +4,8 @@ from typing import Final, NamedTuple
 
 import click
 
-from cli.admin.common.security import security_options
 from cli.common.lazy_group import LazyGroup
+from cli.common.security import security_options
 
 
 class Place(NamedTuple):

@@ -5,8 +5,8 @@ import os
 import click
 
 from cli.admin.common.session import Session, session_command
-from cli.admin.common.settings import read_profiles
 from cli.common.output import Column, Row
+from cli.common.settings import read_profiles
 
 _COLUMNS = (
     Column("profile"),

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.security import MAX_PASSWORD_BYTES
 from cli.admin.common.session import REFUSED, Session, session_command, yes_option
 from cli.common.output import Column, Row, printable
+from cli.common.security import MAX_PASSWORD_BYTES
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.users import DEFAULT_MECHANISM, Credentials, is_unknown
 from metaquorum.security.scram import (

@@ -8,8 +8,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from cli.admin.common.settings import OUTPUTS, Settings, resolve
 from cli.common.output import Column, Row, printable, show_data, show_rows
+from cli.common.settings import OUTPUTS, Settings, resolve
 from metaquorum.client.admin import AdminClient
 from metaquorum.client.cluster import Cluster, parse_bootstrap
 from metaquorum.client.errors import (

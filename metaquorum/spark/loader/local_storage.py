@@ -20,6 +20,7 @@ _WHAT_TO_DO: Final[Mapping[int, str]] = {
     errno.EACCES: "choose an output that you may write to",
     errno.EPERM: "choose an output that you may write to",
     errno.EROFS: "choose an output that you may write to",
+    errno.ENOENT: "choose an output where folders can be made",
     errno.ENOTDIR: "choose an output that is a folder",
     errno.EIO: "the disk, or what serves it, fails: look at the system's log",
 }
@@ -190,7 +191,10 @@ class LocalStorage:
             folder = above
         for each in reversed(missing):
             with _explained(each):
-                os.makedirs(each, exist_ok=True)
+                try:
+                    os.makedirs(each, exist_ok=True)
+                except FileNotFoundError as error:  # of a file system that makes none
+                    raise _output_error(each, error) from None
             _sync_folder(os.path.dirname(each))
 
 

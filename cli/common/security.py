@@ -1,4 +1,4 @@
-"""Who mq-admin is to a cluster, and over what wire: from options, environment or a profile.
+"""Who a client is to a cluster, and over what wire: from options, environment or a profile.
 
 All of it comes from where the cluster's address does, so that no password goes to another cluster:
 a profile's own, or else the environment's (MQ_USERNAME and so on); options go before either.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from cli.admin.common.security import KEYS, resolve_security
+from cli.common.security import KEYS, resolve_security
 from metaquorum.client.security import PLAINTEXT, Security
 from wire.primitives.frozen import frozen
 

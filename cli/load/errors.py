@@ -1,0 +1,52 @@
+"""What stopped a command, as a sentence and an exit code."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import click
+
+from cli.common.output import printable
+from metaquorum.client.errors import AdminError, UnreachableError
+from metaquorum.spark.errors import LoadError
+from metaquorum.spark.given_options import OptionError
+from metaquorum.spark.loader.errors import LoaderError, UsageError
+from wire.primitives.errors import KafkaError, WireError
+
+REFUSED: Final = 1
+BAD_USAGE: Final = 2
+UNREACHABLE: Final = 3
+INTERRUPTED: Final = 130  # as shells have it for SIGINT
+
+
+def says_why(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose errors are sentences on stderr, with the exit code of their kind."""
+
+    @functools.wraps(function)
+    def call(*arguments: object, **options: object) -> None:
+        try:
+            function(*arguments, **options)
+        except (UsageError, OptionError) as error:
+            fail(error, BAD_USAGE)
+        except UnreachableError as error:
+            fail(error, UNREACHABLE, "--bootstrap, MQ_BOOTSTRAP or a profile names the cluster")
+        except KafkaError as error:
+            fail(f"{error} ({error.code.name})", REFUSED)
+        except (LoaderError, LoadError, AdminError, WireError) as error:
+            fail(error, REFUSED)
+        except KeyboardInterrupt:
+            fail("interrupted; the same command goes on from here", INTERRUPTED)
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] not in ("pyarrow", "pyspark"):
+                raise
+            fail(f"{error.name} is not installed; run: pip install 'metaquorum[spark]'", REFUSED)
+
+    return call
+
+
+def fail(what: object, code: int, hint: str = "") -> NoReturn:
+    click.echo(f"mq-load: {printable(str(what))}", err=True)
+    if hint:
+        click.echo(f"  {hint}", err=True)
+    sys.exit(code)

@@ -1,0 +1,241 @@
+"""mq-load load and mq-load plan."""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Final
+
+import click
+
+from cli.common.output import printable, show_data
+from cli.common.security import security_options
+from cli.common.settings import resolve
+from cli.load.errors import says_why
+from cli.load.progress import watch_progress
+from cli.load.show import show_plan, show_report, write_html
+from metaquorum.spark.loader.errors import UsageError
+from metaquorum.spark.loader.load_job import (
+    DEFAULT_RECORDS_PER_RANGE,
+    LoadJob,
+    make_runner,
+    new_client_id,
+    plan_load,
+    run_job,
+)
+from metaquorum.spark.loader.load_plan import CODECS, TableSettings
+from metaquorum.spark.loader.planner import RangeSizes
+from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting
+
+_MAX_OPTIONS_BYTES: Final = 1 << 20
+_SOURCE: Final = (
+    click.option(
+        "-b",
+        "--bootstrap",
+        metavar="HOST:PORT,...",
+        help="Where to find the cluster (or MQ_BOOTSTRAP).",
+    ),
+    click.option("--profile", metavar="NAME", help="A named cluster from mq-admin's profiles."),
+    click.option(
+        "--topic",
+        "topics",
+        multiple=True,
+        required=True,
+        metavar="TOPIC",
+        help="What to load; may be given more than once.",
+    ),
+    click.option(
+        "--from",
+        "starting",
+        default="earliest",
+        show_default=True,
+        metavar="OFFSET|TIME",
+        help="Where the first load of a partition begins: earliest, an offset, or a time; "
+        "later loads go on where the one before ended.",
+    ),
+    click.option(
+        "--to",
+        "ending",
+        default="latest",
+        show_default=True,
+        metavar="OFFSET|TIME",
+        help="Where to end: latest, an offset, or a time; it is not loaded itself.",
+    ),
+    click.option(
+        "--output",
+        required=True,
+        metavar="DIR|URL",
+        help="The table: a folder, or s3://, gs://, abfs:// with a prefix.",
+    ),
+    click.option(
+        "--storage-options",
+        metavar="FILE",
+        help="JSON for fsspec's file system, such as the endpoint; may hold secrets.",
+    ),
+    click.option(
+        "--read-committed", is_flag=True, help="Leave out records of aborted transactions."
+    ),
+    click.option(
+        "--allow-data-loss",
+        is_flag=True,
+        help="Go on where records of the plan are gone, and report the gaps.",
+    ),
+    click.option("--columns", metavar="A,B,...", help="Which columns to write.  [default: all]"),
+    click.option("--headers", is_flag=True, help="Write the records' headers as well."),
+    click.option("--compression", type=click.Choice(CODECS), default="snappy", show_default=True),
+    click.option("--client-id", metavar="ID", help="On which quotas are counted; one for the job."),
+    click.option("--rack", metavar="RACK", help="To read from the nearest replica."),
+    click.option(
+        "--max-records-per-range",
+        type=click.IntRange(1),
+        default=DEFAULT_RECORDS_PER_RANGE,
+        show_default=True,
+        help="A range is a task, a file, and what a retry reads again.",
+    ),
+    click.option("--max-bytes-per-range", type=click.IntRange(1), metavar="BYTES"),
+    click.option("--min-ranges", type=click.IntRange(1), help="Split further, for so many tasks."),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(0.1, 3600),
+        metavar="SECONDS",
+        help=f"How long a leader that moves is waited for.  [default: {DEFAULT_TIMEOUT_S:g}]",
+    ),
+    click.option(
+        "--discard-unfinished",
+        is_flag=True,
+        help="Forget a load that died, and plan anew.",
+    ),
+    click.option("--format", "form", type=click.Choice(["text", "json"]), default="text"),
+    security_options,
+)
+
+
+def _source_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_SOURCE):
+        function = option(function)
+    return function
+
+
+def _job(options: dict[str, Any]) -> LoadJob:
+    given = {**options, "output": None}  # which is a form of output to mq-admin
+    settings = resolve(given, os.environ)
+    columns = options["columns"]
+    return LoadJob(
+        topics=tuple(dict.fromkeys(options["topics"])),
+        output=options["output"],
+        connecting=Connecting(
+            settings.bootstrap,
+            settings.security,
+            options["client_id"] or new_client_id(),
+            options["rack"] or "",
+            options["timeout_s"] or DEFAULT_TIMEOUT_S,
+        ),
+        starting=options["starting"],
+        ending=options["ending"],
+        settings=TableSettings(
+            None if columns is None else tuple(name.strip() for name in columns.split(",")),
+            options["headers"],
+            options["compression"],
+        ),
+        read_committed=options["read_committed"],
+        fail_on_data_loss=not options["allow_data_loss"],
+        sizes=RangeSizes(
+            options["min_ranges"],
+            options["max_records_per_range"],
+            options["max_bytes_per_range"],
+        ),
+        storage_options=read_storage_options(options["storage_options"]),
+        discard_unfinished=options["discard_unfinished"],
+    )
+
+
+def read_storage_options(path: str | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.read(_MAX_OPTIONS_BYTES))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is not JSON") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is not an object of JSON")
+    return found
+
+
+@click.command("load", short_help="Load what is new, or go on with a load that died.")
+@_source_options
+@click.option("--local", is_flag=True, help="In processes of this machine, without Spark.")
+@click.option(
+    "--master",
+    metavar="URL",
+    help="Spark's master.  [default: as spark-submit says, or local[*]]",
+)
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="So many ranges at a time.  [default: as there are cores]",
+)
+@click.option("--dry-run", is_flag=True, help="As mq-load plan.")
+@click.option("--html", metavar="FILE", help="Write the report as a page, too.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@says_why
+def load_command(
+    local: bool,
+    master: str | None,
+    parallel: int | None,
+    dry_run: bool,
+    html: str | None,
+    quiet: bool,
+    form: str,
+    **options: Any,
+) -> None:
+    """Load records into a table of Parquet files, exactly those of a plan, and commit them.
+
+    The plan is kept in the output; whatever dies, the same command goes on with it. When it is
+    committed, the same command loads what has come since. Read the table by its folder
+    (Spark: spark.read.parquet(DIR); DuckDB: read_parquet('DIR/topic=*/*/*.parquet')).
+    """
+    job = _job(options)
+    if dry_run:
+        show_plan(job, plan_load(job), parallel, form)
+        return
+    if local and master is not None:
+        raise UsageError(
+            "--local works without Spark, and --master names one; leave one of them out"
+        )
+    with ExitStack() as ending:
+        session = None
+        if not local:
+            from metaquorum.spark.loader.spark_runner import spark_session
+
+            session = spark_session(master)
+            ending.callback(session.stop)
+        events = ending.enter_context(watch_progress(job.connecting.client_id, quiet=quiet))
+        report = run_job(job, make_runner(session, parallel), events)
+    if html is not None:
+        write_html(report, html)
+    if form == "json":
+        show_data("json", report.to_json())
+    elif report.version is None:
+        click.echo(
+            f"Nothing to load: all that there is up to {printable(job.ending)} is in the table."
+        )
+    else:
+        show_report(report)
+
+
+@click.command("plan", short_help="Show what a load would read, and how long it may take.")
+@_source_options
+@click.option("--parallel", type=click.IntRange(1, 10_000), metavar="N")
+@says_why
+def plan_command(parallel: int | None, form: str, **options: Any) -> None:
+    """Show the ranges that a load would read now, with their sizes and an estimate of the time.
+
+    Nothing is written, and no record is read.
+    """
+    job = _job(options)
+    show_plan(job, plan_load(job), parallel, form)
