@@ -29,7 +29,7 @@ $(BIN)/python:
 
 # One stamp for each extra: what is installed is renewed when pyproject.toml changes, or what is
 # compiled where there is a C compiler.
-$(VENV)/installed-%: $(BIN)/python pyproject.toml wire/records/record_walk.py wire/records/_record_walk.pxd
+$(VENV)/installed-%: $(BIN)/python pyproject.toml $(wildcard wire/records/record_*.py wire/records/*.pxd)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@$(MAKE) --no-print-directory spark-discovery
 	@touch $@
@@ -69,5 +69,5 @@ behind: $(VENV)/installed-test
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -f wire/records/_record_walk.*.so
+	rm -f wire/records/_record_*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,19 +1,40 @@
-"""Arrow record batches of the records in fetched record batches.
+"""Arrow record batches of the records in fetched record batches, without an object for a record.
 
-The columns are those of Spark's Kafka connector, with its types; see `schema`.
+The columns are those of Spark's Kafka connector, with its types:
+
+    key, value      binary, null where the record has none
+    topic           string
+    partition       int32
+    offset          int64
+    timestamp       timestamp[us, UTC]; of the record, or of the append where the topic says so
+    timestampType   int32: 0 CreateTime, 1 LogAppendTime
+    headers         list<struct<key: string, value: binary>>, null without any; only when asked for
+
+A header key that is not UTF-8 has U+FFFD in place of what is not, as in Java. A timestamp that
+microseconds of 64 bits cannot hold is an error, as in the connector.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
+from wire.primitives.errors import WireError
 from wire.primitives.types import Buffer
-from wire.records.records import BatchHeader, Record, decode_pieces
+from wire.records.record_columns import KEY, VALUE, BinaryBuffers, ListBuffers
+from wire.records.record_walk import RECORD_FIELDS
+from wire.records.records import BatchHeader, TimestampType, record_fields
+from wire.records.walk_form import columns_form
 
-_COLUMNS = {
+# Records that are located at a time: 64 bytes of memory each.
+WALKED_RECORDS: Final = 4096
+_MOST_MS: Final = ((1 << 63) - 1) // 1000
+
+_HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+_COLUMNS: Final = {
     "key": pa.binary(),
     "value": pa.binary(),
     "topic": pa.string(),
@@ -22,28 +43,34 @@ _COLUMNS = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestampType": pa.int32(),
 }
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_WITH_HEADERS: Final = {**_COLUMNS, "headers": pa.list_(_HEADER)}
 
 
 def schema(include_headers: bool, columns: Sequence[str] | None) -> pa.Schema:
-    """The columns in their order; of these, `columns` chooses. ValueError for unknown ones."""
-    fields = dict(_COLUMNS)
-    if include_headers:
-        fields["headers"] = _HEADERS
-    chosen = list(fields) if columns is None else list(columns)
-    if unknown := [name for name in chosen if name not in fields]:
-        raise ValueError(f"no column {unknown[0]}; there are: {', '.join(fields)}")
-    if len(set(chosen)) < len(chosen):
-        raise ValueError("a column is named twice")
-    return pa.schema([(name, fields[name]) for name in fields if name in chosen])
+    """The columns in the order above; of these, `columns` chooses (None: all of them).
+
+    ValueError for a column that there is none of, or that is named twice.
+    """
+    there = _WITH_HEADERS if include_headers else _COLUMNS
+    chosen = list(there) if columns is None else list(columns)
+    for name in chosen:
+        if name not in there:
+            hint = "; includeHeaders=true adds headers" if name == "headers" else ""
+            raise ValueError(f"there is no column {name!r}; there are {', '.join(there)}{hint}")
+        if chosen.count(name) > 1:
+            raise ValueError(f"the column {name!r} is named twice")
+    return pa.schema([(name, kind) for name, kind in there.items() if name in chosen])
 
 
 class BatchBuilder:
-    """Holds decoded records until `take`; counts all that were ever added."""
+    """Columns that grow by `add`, until `take` gives them away as one Arrow record batch.
+
+    `rows` and `data_bytes` (keys, values and headers) are what is held now; `records` and `bytes`
+    (keys and values), offsets and timestamps are of all that was ever added.
+    """
 
     def __init__(self, schema: pa.Schema, topic: str, partition: int) -> None:
         self.rows = 0
-        self.data_bytes = 0
         self.records = 0
         self.bytes = 0
         self.first_offset: int | None = None
@@ -53,63 +80,163 @@ class BatchBuilder:
         self._schema = schema
         self._topic = topic
         self._partition = partition
-        self._held: list[tuple[Record, int]] = []
+        form: Any = columns_form()
+        names = set(schema.names)
+        self._key = form.BinaryColumn(KEY) if "key" in names else None
+        self._value = form.BinaryColumn(VALUE) if "value" in names else None
+        self._offset = form.Int64Column() if "offset" in names else None
+        self._timestamp = form.Int64Column() if "timestamp" in names else None
+        self._headers = form.HeadersColumn() if "headers" in names else None
+        self._binary = [one for one in (self._key, self._value, self._headers) if one is not None]
+        self._summary = form.summary
+        self._fields = array("q", bytes(8 * RECORD_FIELDS * WALKED_RECORDS))
+        self._types: list[tuple[int, int]] = []  # timestamp type, and rows of it, in turns
+        self._header: BatchHeader | None = None
+        self._start = self._end = 0
         self._runs: list[tuple[int, int]] = []
+        self._expected = 0
+
+    @property
+    def data_bytes(self) -> int:
+        """Of the rows that are held, what is not of fixed size."""
+        return sum([column.data_bytes for column in self._binary])
 
     def add(
         self, buffer: Buffer, position: int, header: BatchHeader, start: int, end: int
     ) -> Iterator[None]:
-        """Records of the batch at `position` with start <= offset < end, a piece a step."""
-        expected = max(start, header.base_offset)
-        stop = min(end, header.next_offset)
-        self._runs = []
-        kind = header.timestamp_type.value
-        for records in decode_pieces(buffer, position):
-            for record in records:
-                if not start <= record.offset < end:
-                    continue
-                if record.offset > expected:
-                    self._runs.append((expected, record.offset))
-                expected = record.offset + 1
-                self._take_in(record, kind)
-            yield
-        if expected < stop:
-            self._runs.append((expected, stop))
+        """Records with start <= offset < end of the batch at `position`, one piece of it a step.
 
-    def _take_in(self, record: Record, kind: int) -> None:
-        self._held.append((record, kind))
-        size = len(record.key or b"") + len(record.value or b"")
-        self.rows += 1
-        self.records += 1
-        self.data_bytes += size
-        self.bytes += size
-        if self.first_offset is None:
-            self.first_offset = record.offset
-        self.last_offset = record.offset
-        low, high, stamp = self.min_timestamp_ms, self.max_timestamp_ms, record.timestamp_ms
-        self.min_timestamp_ms = stamp if low is None else min(low, stamp)
-        self.max_timestamp_ms = stamp if high is None else max(high, stamp)
+        WireError or KafkaError if the batch makes no sense: the records before that stay, whole,
+        and `last_offset` says which they are.
+        """
+        self._header = header
+        self._start, self._end = start, end
+        self._expected = max(start, header.base_offset)
+        self._runs = []
+        is_dense = header.record_count == header.last_offset_delta + 1
+        take_in = self._take_in if is_dense else self._take_in_sparse
+        yield from record_fields(buffer, position, header, self._fields, take_in)
+        behind = min(end, header.next_offset)
+        if not is_dense and self._expected < behind:
+            self._runs.append((self._expected, behind))
 
     def missing_runs(self) -> Iterator[tuple[int, int]]:
-        """Runs of offsets that the batch added last has no records for, between start and end."""
+        """Of the batch that was added last, between start and end: offsets without a record.
+
+        Each run is its first offset and the one behind its last.
+        """
         return iter(self._runs)
 
+    def _take_in_sparse(self, data: Buffer, count: int) -> None:
+        """As `_take_in`, of a batch in which offsets are missing."""
+        assert self._header is not None
+        base, expected = self._header.base_offset, self._expected
+        for delta in self._fields[0 : count * RECORD_FIELDS : RECORD_FIELDS]:
+            offset = base + delta
+            if offset >= self._end:
+                break
+            if offset >= expected:
+                if offset > expected:
+                    self._runs.append((expected, offset))
+                expected = offset + 1
+        self._expected = expected
+        self._take_in(data, count)
+
+    def _take_in(self, data: Buffer, count: int) -> None:
+        """Of `count` records that are located in `_fields`, those of the range are added."""
+        header, fields = self._header, self._fields
+        assert header is not None
+        base = header.base_offset
+        first = 0
+        if (
+            base + fields[0] < self._start
+            or base + fields[(count - 1) * RECORD_FIELDS] >= self._end
+        ):
+            offsets = [base + delta for delta in fields[0 : count * RECORD_FIELDS : RECORD_FIELDS]]
+            first = sum([offset < self._start for offset in offsets])
+            count = sum([offset < self._end for offset in offsets]) - first
+            if count <= 0:
+                return
+        low, high, size = self._summary(fields, first, count)
+        low += header.base_timestamp
+        high += header.base_timestamp
+        is_appended = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+        if is_appended:
+            low = high = header.max_timestamp
+        if not -_MOST_MS <= low <= high <= _MOST_MS:
+            raise WireError(f"a timestamp of {low if low < -_MOST_MS else high} ms is out of range")
+        for column in self._binary:
+            column.append(data, fields, first, count)
+        if self._offset is not None:
+            self._offset.append_offsets(fields, first, count, base)
+        if self._timestamp is not None:
+            if is_appended:
+                self._timestamp.append_constant(1000 * low, count)
+            else:
+                self._timestamp.append_timestamps(fields, first, count, header.base_timestamp)
+        self.bytes += size
+        self._note(first, count, low, high, int(is_appended))
+
+    def _note(self, first: int, count: int, low: int, high: int, kind: int) -> None:
+        """Facts of `count` records that were added, from the `first` on in `_fields`."""
+        assert self._header is not None
+        fields, base = self._fields, self._header.base_offset
+        self.rows += count
+        self.records += count
+        if self.first_offset is None:
+            self.first_offset = base + fields[first * RECORD_FIELDS]
+        self.last_offset = base + fields[(first + count - 1) * RECORD_FIELDS]
+        self.min_timestamp_ms = min(low, low if (t := self.min_timestamp_ms) is None else t)
+        self.max_timestamp_ms = max(high, high if (t := self.max_timestamp_ms) is None else t)
+        if self._types and self._types[-1][0] == kind:
+            self._types[-1] = kind, self._types[-1][1] + count
+        else:
+            self._types.append((kind, count))
+
     def take(self) -> pa.RecordBatch:
-        """What is held; nothing is, afterwards."""
-        held, self._held = self._held, []
-        self.rows = self.data_bytes = 0
-        values: dict[str, Any] = {
-            "key": [record.key for record, _ in held],
-            "value": [record.value for record, _ in held],
-            "topic": [self._topic] * len(held),
-            "partition": [self._partition] * len(held),
-            "offset": [record.offset for record, _ in held],
-            "timestamp": [record.timestamp_ms * 1000 for record, _ in held],
-            "timestampType": [kind for _, kind in held],
-            "headers": [
-                [{"key": key, "value": value} for key, value in record.headers] or None
-                for record, _ in held
-            ],
-        }
-        arrays = [pa.array(values[field.name], field.type) for field in self._schema]
-        return pa.record_batch(arrays, schema=self._schema)
+        """All rows that are held; none are, afterwards."""
+        rows, self.rows = self.rows, 0
+        types, self._types = self._types, []
+        made: dict[str, pa.Array] = {}
+        if self._key is not None:
+            made["key"] = _binary_array(self._key.take(), pa.binary())
+        if self._value is not None:
+            made["value"] = _binary_array(self._value.take(), pa.binary())
+        if self._offset is not None:
+            made["offset"] = _int64_array(self._offset.take(), rows, pa.int64())
+        if self._timestamp is not None:
+            made["timestamp"] = _int64_array(self._timestamp.take(), rows, _COLUMNS["timestamp"])
+        if self._headers is not None:
+            made["headers"] = _headers_array(self._headers.take())
+        made["topic"] = pa.repeat(self._topic, rows)
+        made["partition"] = pa.repeat(pa.scalar(self._partition, pa.int32()), rows)
+        kinds = [pa.repeat(pa.scalar(kind, pa.int32()), count) for kind, count in types]
+        made["timestampType"] = pa.concat_arrays(kinds) if kinds else pa.array([], pa.int32())
+        return pa.RecordBatch.from_arrays(
+            [made[name] for name in self._schema.names], schema=self._schema
+        )
+
+
+def _binary_array(buffers: BinaryBuffers, kind: pa.DataType) -> pa.Array:
+    validity = None if buffers.validity is None else pa.py_buffer(buffers.validity)
+    parts = [validity, pa.py_buffer(buffers.offsets), pa.py_buffer(buffers.data)]
+    return pa.Array.from_buffers(kind, buffers.rows, parts, null_count=buffers.nulls)
+
+
+def _int64_array(values: memoryview, rows: int, kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values)], null_count=0)
+
+
+def _headers_array(buffers: ListBuffers) -> pa.Array:
+    keys = _binary_array(buffers.keys, pa.binary())
+    try:
+        keys = keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        keys = pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
+    values = _binary_array(buffers.values, pa.binary())
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(_HEADER))
+    validity = None if buffers.validity is None else pa.py_buffer(buffers.validity)
+    parts = [validity, pa.py_buffer(buffers.offsets)]
+    return pa.Array.from_buffers(
+        _WITH_HEADERS["headers"], buffers.rows, parts, null_count=buffers.nulls, children=[pairs]
+    )

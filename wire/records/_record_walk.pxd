@@ -7,6 +7,7 @@ cimport cython
 cdef long long RECORD_MIN_BYTES
 cdef long long MAX_RECORD_BYTES
 cdef long long BODY_MIN_BYTES
+cdef long long RECORD_FIELDS
 cdef int _LENGTH
 cdef int _VARINT
 cdef int _DELTA
@@ -33,8 +34,12 @@ cdef class RecordWalk:
     cdef long long _at
     cdef public long long _key_length
     cdef public list _spans
+    cdef public long long filled
+    cdef long long[::1] _fields
 
-    cdef long long _feed(self, const unsigned char[::1] data, long long position, list spans) except -1
+    cdef long long _feed(
+        self, const unsigned char[::1] data, long long position, long long stop_index, list spans
+    ) except -1
     cdef long long _run(self, const unsigned char[::1] data, long long position, long long stop_index) except -1
 
     @cython.locals(
@@ -45,7 +50,7 @@ cdef class RecordWalk:
         timestamp=cython.longlong, rest=cython.longlong, delta=cython.longlong,
         key_length=cython.longlong, key_at=cython.longlong, value_length=cython.longlong,
         value_at=cython.longlong, headers=cython.longlong, headers_at=cython.longlong,
-        left=cython.longlong,
+        left=cython.longlong, fills=cython.bint, filled=cython.longlong,
     )
     cdef long long _walk(
         self, const unsigned char[::1] data, long long position, long long stop_index

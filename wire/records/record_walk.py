@@ -16,8 +16,9 @@ sends (`dense`), and ascend in one that compaction may have taken records from.
 Source: the Kafka protocol guide, "Record".
 
 Everything that looks at records uses this walk: produce validation (`check`), compaction, dump, the
-client, time lookups (`spans`). Records come in pieces, as decompression gives them: a record that
-is cut at the end of a piece is left to be fed again with what follows.
+client, time lookups (`spans`), loads into columns (`fields`). Records come in pieces, as
+decompression gives them: a record that is cut at the end of a piece is left to be fed again with
+what follows.
 
 This file has two forms with the same results, held together by
 tests/wire/records/test_record_walk.py: interpreted, and compiled by Cython with the C types of
@@ -34,6 +35,7 @@ Both work on blocks of 64 offset deltas: the first byte of the varint is told by
 block, the others are the same throughout the block.
 """
 
+from array import array
 from collections.abc import Callable
 from struct import Struct
 from struct import error as struct_error
@@ -56,6 +58,7 @@ RECORD_MIN_BYTES = 7
 # beyond 100 MB (receive.message.max.bytes), decompressed; a producer sends no larger one.
 MAX_RECORD_BYTES = 1 << 27
 BODY_MIN_BYTES = 6
+RECORD_FIELDS = 8  # of `RecordWalk.fields`
 
 _NO_PROBLEM = 0
 _LENGTH = 1
@@ -107,6 +110,8 @@ class RecordWalk:
         self._at = 0
         self._key_length = -2  # of the records whose shape was tried; -2: none, -3: they vary
         self._spans: list[Span] | None = None
+        self.filled = 0  # records in `_fields`
+        self._fields: Any = None
 
     def check(self, data: bytes | memoryview) -> int:
         """So many bytes, from the start of `data` on, are sound records; WireError if some is not.
@@ -114,13 +119,27 @@ class RecordWalk:
         What is left is the beginning of a record.
         """
         if cython.compiled:
-            return self._feed(data, 0, None)
+            return self._feed(data, 0, self.count, None)
         copied = bytes(data)  # which is indexed twice as fast as a view
-        return self._feed(copied, _check_blocks(self, copied), None)
+        return self._feed(copied, _check_blocks(self, copied), self.count, None)
 
     def spans(self, data: bytes, spans: list[Span]) -> int:
         """As `check`; where each of these records lies is appended to `spans`."""
-        return self._feed(data, 0, spans)
+        return self._feed(data, 0, self.count, spans)
+
+    def fields(self, data: bytes | memoryview, position: int, fields: "array[int]") -> int:
+        """As `check`, from `position` on, until the array is full; `filled` records are in it.
+
+        Of each: offset delta, timestamp delta, where the key begins, its length, where the value
+        begins, its length, where the first header begins, how many headers. See `record_columns`.
+        """
+        self._fields = fields
+        self.filled = 0
+        try:
+            stop = min(self.count, self.index + len(fields) // RECORD_FIELDS)
+            return self._feed(data, position, stop, None)
+        finally:
+            self._fields = None
 
     def finish(self, left_bytes: int) -> None:
         """WireError unless all records were there, with so many bytes behind the last whole one."""
@@ -131,10 +150,12 @@ class RecordWalk:
         if left_bytes:
             raise WireError(f"{left_bytes} bytes behind the last of {self.count} records")
 
-    def _feed(self, data: bytes | memoryview, position: int, spans: "list[Span] | None") -> int:
+    def _feed(
+        self, data: bytes | memoryview, position: int, stop_index: int, spans: "list[Span] | None"
+    ) -> int:
         self._spans = spans
         try:
-            position = self._run(data, position, self.count)
+            position = self._run(data, position, stop_index)
         except IndexError:
             raise WireError(f"record {self.index}: the records end inside it") from None
         finally:
@@ -165,6 +186,8 @@ class RecordWalk:
         low = self.min_timestamp_delta
         high = self.max_timestamp_delta
         collects = self._spans is not None
+        fills = self._fields is not None
+        filled = 0
         while index < stop_index and size - position >= RECORD_MIN_BYTES:
             self.index = index
             at = position
@@ -326,6 +349,16 @@ class RecordWalk:
                     position, end, rest, delta, timestamp, key_at, key_length,
                     value_at, value_length, headers_at, headers,
                 )  # fmt: skip
+            if fills:
+                self._fields[filled] = delta
+                self._fields[filled + 1] = timestamp
+                self._fields[filled + 2] = key_at
+                self._fields[filled + 3] = key_length
+                self._fields[filled + 4] = value_at
+                self._fields[filled + 5] = value_length
+                self._fields[filled + 6] = headers_at
+                self._fields[filled + 7] = headers
+                filled += RECORD_FIELDS
             if index == 0:
                 low = high = timestamp
             elif timestamp < low:
@@ -337,6 +370,8 @@ class RecordWalk:
             last_delta = delta
             index += 1
             position = end
+        if fills:
+            self.filled = filled // RECORD_FIELDS
         self.index = index
         self.offset_delta = last_delta
         self.min_timestamp_delta = low

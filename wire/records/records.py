@@ -6,6 +6,7 @@ front of them is a KafkaError, see `wire.records.batches`. All of it is one walk
 no more is held at a time than one piece, or one record.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -41,7 +42,13 @@ from wire.records.batches import (
     stored_problem,
 )
 from wire.records.compression import PIECE_BYTES, Codec, bounded, compress, decompressed
-from wire.records.record_walk import RECORD_MIN_BYTES, RecordWalk, Span, record_bytes
+from wire.records.record_walk import (
+    RECORD_FIELDS,
+    RECORD_MIN_BYTES,
+    RecordWalk,
+    Span,
+    record_bytes,
+)
 from wire.records.walk_form import new_walk
 
 __all__ = [
@@ -76,6 +83,7 @@ __all__ = [
     "pack_batch",
     "parse_header",
     "produced_batch",
+    "record_fields",
     "record_pieces",
     "record_spans",
     "scan",
@@ -203,6 +211,42 @@ def record_spans(
     for piece in _fed(pieces, walk, lambda piece: walk.spans(piece, spans)):
         yield piece, spans
         spans.clear()
+
+
+def record_fields(
+    buffer: Buffer,
+    position: int,
+    header: BatchHeader,
+    fields: "array[int]",
+    take_in: Callable[[bytes | memoryview, int], None],
+) -> Iterator[None]:
+    """A walk over a stored batch that makes no object for a record; each step is one piece of it.
+
+    `take_in(data, count)` is called whenever the next `count` records are in `fields` (see
+    `RecordWalk.fields`), whose positions count from the start of `data`. WireError names what is
+    wrong with a record; those before it may have been given.
+    """
+    count, last_delta = header.record_count, header.last_offset_delta
+    walk = new_walk(count, last_delta, count == last_delta + 1)
+
+    def feed(data: bytes | memoryview) -> int:
+        at = 0
+        while True:
+            before = walk.index
+            at = walk.fields(data, at, fields)
+            if walk.filled:
+                take_in(data, walk.filled)
+            if walk.filled * RECORD_FIELDS < len(fields) or walk.index == before:
+                return at
+
+    pieces = record_pieces(buffer, position, header)
+    if header.codec is Codec.NONE and count:
+        body = memoryview(buffer)[position + HEADER_BYTES : position + header.batch_bytes]
+        for _ in _fed_plain(body, walk, feed):
+            yield
+        return
+    for _ in _fed(pieces, walk, feed):
+        yield
 
 
 def decode_pieces(

@@ -8,8 +8,10 @@ in any case; the simulator always does (`simulations.kernel.world`).
 
 import os
 from importlib import import_module
+from types import ModuleType
 from typing import Final
 
+from wire.records import record_columns
 from wire.records.record_walk import RecordWalk
 
 INTERPRETED: Final = "METAQUORUM_INTERPRETED"
@@ -38,6 +40,13 @@ walk_class: type[RecordWalk] = form_in_use()
 def new_walk(count: int, last_offset_delta: int, dense: bool) -> RecordWalk:
     """A walk that has not begun, in the form in use."""
     return walk_class(count, last_offset_delta, dense)
+
+
+def columns_form() -> ModuleType:
+    """`record_columns`, or its compiled form where the compiled walk is in use."""
+    if walk_class is RecordWalk:
+        return record_columns
+    return import_module("wire.records._record_columns")
 
 
 def is_compiled() -> bool:

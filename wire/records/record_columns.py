@@ -1,0 +1,421 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=True, wraparound=False
+# cython: initializedcheck=False, show_performance_hints=False
+"""Columns of records in memory that grows, laid out as Arrow lays out its arrays.
+
+`RecordWalk.fields` says where the fields of records are in a piece of a batch; the columns here
+copy them from there: bytes one after the other, an int32 offset and a validity bit for each row.
+`take` gives the buffers away, for `pyarrow.py_buffer` to wrap, and begins new ones. `wire` does not
+import pyarrow.
+
+Compiled by Cython, as `wire.records._record_columns`, no Python object is made for a record. The
+interpreted form gives the same bytes, by slices of Python. C types are in `_record_columns.pxd`;
+tests/wire/records/test_record_columns.py holds both together.
+Source: the Arrow columnar format, "Variable-size Binary Layout", "Variable-size List Layout".
+"""
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+try:
+    import cython
+except ImportError:
+    from wire.records import interpreted as cython
+
+# Of each record in an array of `RecordWalk.fields`.
+FIELDS = 8
+DELTA = 0  # of the offset
+_TIMESTAMP = 1  # delta
+KEY = 2  # where it begins; its length (-1: null) comes next
+VALUE = 4
+_HEADERS_AT = 6
+_HEADERS = 7  # how many
+
+_FIRST_ROWS: Final = 4096
+_FIRST_BYTES: Final = 1 << 16
+_INT32_BYTES: Final = 4
+_INT64_BYTES: Final = 8
+
+
+class BinaryBuffers(NamedTuple):
+    """Of `rows` values: validity bits (None: no value is null), int32 offsets, and bytes."""
+
+    rows: int
+    nulls: int
+    validity: memoryview | None
+    offsets: memoryview
+    data: memoryview
+
+
+class ListBuffers(NamedTuple):
+    """Of `rows` lists of pairs, which are in `keys` and `values`."""
+
+    rows: int
+    nulls: int
+    validity: memoryview | None
+    offsets: memoryview
+    keys: BinaryBuffers
+    values: BinaryBuffers
+
+
+class BinaryColumn:
+    """Keys or values: `rows` of them with `data_bytes`, of which `nulls` are null."""
+
+    def __init__(self, field: int) -> None:
+        """`field`: KEY or VALUE."""
+        self._field = field
+        self._begin(_FIRST_ROWS, _FIRST_BYTES)
+
+    def _begin(self, rows: int, size: int) -> None:
+        self.rows = self.nulls = self.data_bytes = 0
+        self._blocks = (
+            bytearray(size),
+            bytearray((rows + 1) * _INT32_BYTES),
+            bytearray(rows // 8 + 1),
+        )
+        self._map()
+
+    def _map(self) -> None:
+        data, offsets, validity = self._blocks
+        self._data = memoryview(data)
+        self._offsets = memoryview(offsets).cast("i")
+        self._validity = memoryview(validity)
+
+    def reserve(self, rows: int, size: int) -> None:
+        """There is room for so many rows more, with so many bytes. OverflowError at 2 GiB."""
+        data, offsets, validity = self._blocks
+        rows += self.rows
+        size += self.data_bytes
+        if size > _MAX_BYTES:
+            raise OverflowError(f"a column of {size} bytes; int32 offsets reach to {_MAX_BYTES}")
+        if size <= len(data) and (rows + 1) * _INT32_BYTES <= len(offsets):
+            return
+        if size > len(data):
+            data = _grown(data, size)
+        if (rows + 1) * _INT32_BYTES > len(offsets):
+            offsets = _grown(offsets, (rows + 1) * _INT32_BYTES)
+            validity = _grown(validity, len(offsets) // _INT32_BYTES // 8 + 1)
+        self._blocks = data, offsets, validity
+        self._map()
+
+    def append(self, data: Any, fields: "array[int]", first: int, count: int) -> None:
+        """Of `count` records, from the `first` on, what lies in `data` where `fields` says."""
+        if cython.compiled:
+            self.reserve(count, self._measure(fields, first, count))
+            self._copy(data, fields, first, count)
+            return
+        begin, end = first * FIELDS + self._field, (first + count) * FIELDS
+        starts = fields[begin:end:FIELDS]
+        lengths = fields[begin + 1 : end : FIELDS]
+        pairs = zip(starts, lengths, strict=True)
+        self._extend([data[at : at + size] for at, size in pairs if size > 0], lengths)
+
+    def _extend(self, values: Sequence[bytes], lengths: Sequence[int]) -> None:
+        """Interpreted: rows of these lengths (-1: null), of which `values` are those not empty."""
+        joined = b"".join(values)
+        count = len(lengths)
+        self.reserve(count, len(joined))
+        at, row = self.data_bytes, self.rows
+        self._data[at : at + len(joined)] = joined
+        if min(lengths) < 0:
+            for number, length in enumerate(lengths, row):
+                if length >= 0:
+                    self._validity[number >> 3] |= 1 << (number & 7)
+                else:
+                    self.nulls += 1
+            lengths = [max(0, length) for length in lengths]
+        else:
+            _set_bits(self._validity, row, count)
+        ends = array("i", accumulate(lengths, initial=at))
+        self._offsets[row : row + count + 1] = memoryview(ends)
+        self.rows = row + count
+        self.data_bytes = at + len(joined)
+
+    def _measure(self, fields: Any, first: int, count: int) -> int:
+        total = 0
+        index = first * FIELDS + self._field + 1
+        while count > 0:
+            length = fields[index]
+            if length > 0:
+                total += length
+            index += FIELDS
+            count -= 1
+        return total
+
+    def _copy(self, data: Any, fields: Any, first: int, count: int) -> int:
+        at = self.data_bytes
+        row = self.rows
+        index = first * FIELDS + self._field
+        number = 0
+        while number < count:
+            length = fields[index + 1]
+            if length >= 0:
+                self._validity[row >> 3] |= 1 << (row & 7)
+                if length > 0:
+                    start = fields[index]
+                    memcpy(  # type: ignore[name-defined]  # noqa: F821 - from the .pxd
+                        cython.address(self._data[at]), cython.address(data[start]), length
+                    )
+                    at += length
+            else:
+                self.nulls += 1
+            row += 1
+            self._offsets[row] = at
+            index += FIELDS
+            number += 1
+        self.rows = row
+        self.data_bytes = at
+        return 0
+
+    def _put(self, data: Any, start: int, length: int) -> int:
+        """One more row; -1: null."""
+        self.reserve(1, max(0, length))
+        at, row = self.data_bytes, self.rows
+        if length >= 0:
+            self._validity[row >> 3] |= 1 << (row & 7)
+            if length > 0:
+                if cython.compiled:
+                    memcpy(  # type: ignore[name-defined]  # noqa: F821 - from the .pxd
+                        cython.address(self._data[at]), cython.address(data[start]), length
+                    )
+                else:
+                    self._data[at : at + length] = data[start : start + length]
+                at += length
+        else:
+            self.nulls += 1
+        self.rows = row + 1
+        self.data_bytes = at
+        self._offsets[row + 1] = at
+        return 0
+
+    def take(self) -> BinaryBuffers:
+        """All rows; the column has none, afterwards."""
+        data, offsets, validity = self._blocks
+        rows, nulls, size = self.rows, self.nulls, self.data_bytes
+        self._begin(max(_FIRST_ROWS, rows + rows // 4), max(_FIRST_BYTES, size + size // 4))
+        return BinaryBuffers(
+            rows,
+            nulls,
+            memoryview(validity)[: (rows + 7) // 8] if nulls else None,
+            memoryview(offsets)[: (rows + 1) * _INT32_BYTES],
+            memoryview(data)[:size],
+        )
+
+
+class Int64Column:
+    """Offsets or timestamps."""
+
+    def __init__(self) -> None:
+        self._begin(_FIRST_ROWS)
+
+    def _begin(self, rows: int) -> None:
+        self.rows = 0
+        self._block = bytearray(rows * _INT64_BYTES)
+        self._values = memoryview(self._block).cast("q")
+
+    def _reserve(self, rows: int) -> None:
+        if (self.rows + rows) * _INT64_BYTES > len(self._block):
+            self._block = _grown(self._block, (self.rows + rows) * _INT64_BYTES)
+            self._values = memoryview(self._block).cast("q")
+
+    def append_offsets(
+        self, fields: "array[int]", first: int, count: int, base_offset: int
+    ) -> None:
+        """Of `count` records, from the `first` on."""
+        self._append(fields, first, count, DELTA, base_offset, 1)
+
+    def append_timestamps(
+        self, fields: "array[int]", first: int, count: int, base_timestamp_ms: int
+    ) -> None:
+        """In microseconds. The caller has seen that none leaves 64 bits."""
+        self._append(fields, first, count, _TIMESTAMP, base_timestamp_ms, 1000)
+
+    def append_constant(self, value: int, count: int) -> None:
+        """The same value, `count` times."""
+        self._reserve(count)
+        repeated = memoryview(array("q", (value,)) * count)
+        row = self.rows
+        if cython.compiled:
+            memoryview(self._block).cast("q")[row : row + count] = repeated
+        else:
+            self._values[row : row + count] = repeated
+        self.rows = row + count
+
+    def _append(
+        self, fields: "array[int]", first: int, count: int, field: int, base: int, factor: int
+    ) -> None:
+        self._reserve(count)
+        if cython.compiled:
+            self._add(fields, first, count, field, base, factor)
+            return
+        some = fields[first * FIELDS + field : (first + count) * FIELDS : FIELDS]
+        row = self.rows
+        made = array("q", [(base + value) * factor for value in some])
+        self._values[row : row + count] = memoryview(made)
+        self.rows = row + count
+
+    def _add(self, fields: Any, first: int, count: int, field: int, base: int, factor: int) -> int:
+        row = self.rows
+        index = first * FIELDS + field
+        number = 0
+        while number < count:
+            self._values[row] = (base + fields[index]) * factor
+            row += 1
+            index += FIELDS
+            number += 1
+        self.rows = row
+        return 0
+
+    def take(self) -> memoryview:
+        """All values, as int64; the column has none, afterwards."""
+        block, rows = self._block, self.rows
+        self._begin(max(_FIRST_ROWS, rows + rows // 4))
+        return memoryview(block)[: rows * _INT64_BYTES]
+
+
+class HeadersColumn:
+    """A list of pairs of key and value for each record that has headers, null for the others."""
+
+    def __init__(self) -> None:
+        self.keys = BinaryColumn(KEY)
+        self.values = BinaryColumn(VALUE)
+        self._at = 0
+        self._begin(_FIRST_ROWS)
+
+    def _begin(self, rows: int) -> None:
+        self.rows = self.nulls = 0
+        self._blocks = bytearray((rows + 1) * _INT32_BYTES), bytearray(rows // 8 + 1)
+        self._map()
+
+    def _map(self) -> None:
+        offsets, validity = self._blocks
+        self._offsets = memoryview(offsets).cast("i")
+        self._validity = memoryview(validity)
+
+    @property
+    def data_bytes(self) -> int:
+        """Of all keys and values."""
+        return self.keys.data_bytes + self.values.data_bytes
+
+    def append(self, data: Any, fields: "array[int]", first: int, count: int) -> None:
+        """Of `count` records, from the `first` on, whose structure a walk has checked."""
+        offsets, validity = self._blocks
+        if (self.rows + count + 1) * _INT32_BYTES > len(offsets):
+            offsets = _grown(offsets, (self.rows + count + 1) * _INT32_BYTES)
+            self._blocks = offsets, _grown(validity, len(offsets) // _INT32_BYTES // 8 + 1)
+            self._map()
+        self._copy(data, fields, first, count)
+
+    def _copy(self, data: Any, fields: Any, first: int, count: int) -> int:
+        row = self.rows
+        index = first * FIELDS
+        number = 0
+        while number < count:
+            headers = fields[index + _HEADERS]
+            if headers:
+                self._validity[row >> 3] |= 1 << (row & 7)
+                at = fields[index + _HEADERS_AT]
+                left = headers
+                while left > 0:
+                    length = self._varint(data, at)
+                    self.keys._put(data, self._at, length)
+                    at = self._at + length
+                    length = self._varint(data, at)
+                    self.values._put(data, self._at, length)
+                    at = self._at
+                    if length > 0:
+                        at += length
+                    left -= 1
+            else:
+                self.nulls += 1
+            row += 1
+            self._offsets[row] = self.keys.rows
+            index += FIELDS
+            number += 1
+        self.rows = row
+        return 0
+
+    def _varint(self, data: Any, at: int) -> int:
+        """The value at `at`, which ends before `_at`."""
+        raw = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            raw |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        self._at = at
+        value: int = (raw >> 1) ^ -(raw & 1)
+        return value
+
+    def take(self) -> ListBuffers:
+        """All rows; the column has none, afterwards."""
+        offsets, validity = self._blocks
+        rows, nulls = self.rows, self.nulls
+        self._begin(max(_FIRST_ROWS, rows + rows // 4))
+        return ListBuffers(
+            rows,
+            nulls,
+            memoryview(validity)[: (rows + 7) // 8] if nulls else None,
+            memoryview(offsets)[: (rows + 1) * _INT32_BYTES],
+            self.keys.take(),
+            self.values.take(),
+        )
+
+
+_MAX_BYTES = (1 << 31) - 1
+
+
+def summary(fields: Any, first: int, count: int) -> tuple[int, int, int]:
+    """Of `count` records, from the `first` on: least and largest timestamp delta, and how many
+    bytes their keys and values have."""
+    index = first * FIELDS
+    if not cython.compiled:
+        end = (first + count) * FIELDS
+        times = fields[index + _TIMESTAMP : end : FIELDS]
+        size = 0
+        for field in (KEY, VALUE):
+            lengths = fields[index + field + 1 : end : FIELDS]
+            size += sum(lengths) + (lengths.count(-1) if min(lengths) < 0 else 0)
+        return min(times), max(times), size
+    low = high = fields[index + _TIMESTAMP]
+    size = 0
+    while count > 0:
+        time = fields[index + _TIMESTAMP]
+        if time < low:
+            low = time
+        elif time > high:
+            high = time
+        length = fields[index + KEY + 1]
+        if length > 0:
+            size += length
+        length = fields[index + VALUE + 1]
+        if length > 0:
+            size += length
+        index += FIELDS
+        count -= 1
+    return low, high, size
+
+
+def _grown(block: bytearray, size: int) -> bytearray:
+    """At least `size` bytes, which begin with those of `block`."""
+    larger = bytearray(max(size, 2 * len(block)))
+    larger[: len(block)] = block
+    return larger
+
+
+def _set_bits(bits: memoryview, first: int, count: int) -> None:
+    """Bits `first` to `first` + `count` - 1 are set."""
+    end = first + count
+    while first < end and first & 7:
+        bits[first >> 3] |= 1 << (first & 7)
+        first += 1
+    whole = (end - first) >> 3
+    if whole > 0:
+        bits[first >> 3 : (first >> 3) + whole] = b"\xff" * whole
+        first += whole << 3
+    while first < end:
+        bits[first >> 3] |= 1 << (first & 7)
+        first += 1
