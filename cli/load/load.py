@@ -23,8 +23,8 @@ from metaquorum.spark.loader.load_job import (
     plan_load,
     run_job,
 )
-from metaquorum.spark.loader.load_plan import CODECS, TableSettings
 from metaquorum.spark.loader.planner import RangeSizes
+from metaquorum.spark.loader.table.load_plan import CODECS, TableSettings
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting
 
 _MAX_OPTIONS_BYTES: Final = 1 << 20

@@ -10,9 +10,9 @@ import click
 
 from cli.common.output import size_text
 from metaquorum.spark.loader.coordinator import Events
-from metaquorum.spark.loader.load_plan import LoadPlan
-from metaquorum.spark.loader.range_result import RangeResult
-from metaquorum.spark.loader.range_task import TaskProgress
+from metaquorum.spark.loader.table.load_plan import LoadPlan
+from metaquorum.spark.loader.table.range_result import RangeResult
+from metaquorum.spark.loader.tasks.range_task import TaskProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -20,15 +20,22 @@ from dataclasses import field
 from typing import Any, Final, Protocol
 
 from metaquorum.spark.loader.errors import RangesFailedError, RefusedError
-from metaquorum.spark.loader.layout import staging_folder
-from metaquorum.spark.loader.load_plan import LoadPlan, TableSettings
-from metaquorum.spark.loader.manifest import Manifest, check_continues, next_manifest
-from metaquorum.spark.loader.range_result import RangeResult
-from metaquorum.spark.loader.range_task import TaskProgress
-from metaquorum.spark.loader.recovery import Listing, MakePlan, Publish, RunPlan, garbage, next_step
 from metaquorum.spark.loader.runner import Runner
-from metaquorum.spark.loader.table import Table
-from metaquorum.spark.loader.task_spec import RangeTask, TaskContext
+from metaquorum.spark.loader.table.committed_table import Table
+from metaquorum.spark.loader.table.layout import staging_folder
+from metaquorum.spark.loader.table.load_plan import LoadPlan, TableSettings
+from metaquorum.spark.loader.table.manifest import Manifest, check_continues, next_manifest
+from metaquorum.spark.loader.table.range_result import RangeResult
+from metaquorum.spark.loader.table.recovery import (
+    Listing,
+    MakePlan,
+    Publish,
+    RunPlan,
+    garbage,
+    next_step,
+)
+from metaquorum.spark.loader.tasks.range_task import TaskProgress
+from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 from metaquorum.spark.offset_ranges import ReadPlan
 from metaquorum.spark.options import FetchOptions
 from wire.primitives.frozen import frozen

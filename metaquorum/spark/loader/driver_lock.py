@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from metaquorum.spark.loader.errors import OutputError, RefusedError
-from metaquorum.spark.loader.layout import LOCK_FILE, META_FOLDER
-from metaquorum.spark.loader.local_storage import LocalStorage
-from metaquorum.spark.loader.storage import Storage
+from metaquorum.spark.loader.storage.interface import Storage
+from metaquorum.spark.loader.storage.local_storage import LocalStorage
+from metaquorum.spark.loader.table.layout import LOCK_FILE, META_FOLDER
 
 RENEW_S: Final = 4.0
 WATCH_S: Final = 10.0  # more than two renewals

@@ -21,7 +21,12 @@ from metaquorum.spark.loader.coordinator import (
 from metaquorum.spark.loader.driver_lock import hold
 from metaquorum.spark.loader.errors import OutputError, UsageError
 from metaquorum.spark.loader.limits import parse_ending, parse_starting
-from metaquorum.spark.loader.load_plan import (
+from metaquorum.spark.loader.load_report import LoadReport
+from metaquorum.spark.loader.planner import ClusterPlanner, RangeSizes
+from metaquorum.spark.loader.runner import Runner
+from metaquorum.spark.loader.storage.interface import open_storage
+from metaquorum.spark.loader.table.committed_table import Table
+from metaquorum.spark.loader.table.load_plan import (
     CODECS,
     FILE_COLUMNS,
     HEADERS,
@@ -29,13 +34,8 @@ from metaquorum.spark.loader.load_plan import (
     LoadPlan,
     TableSettings,
 )
-from metaquorum.spark.loader.load_report import LoadReport
-from metaquorum.spark.loader.manifest import Manifest
-from metaquorum.spark.loader.planner import ClusterPlanner, RangeSizes
-from metaquorum.spark.loader.recovery import RunPlan, next_step
-from metaquorum.spark.loader.runner import Runner
-from metaquorum.spark.loader.storage import open_storage
-from metaquorum.spark.loader.table import Table
+from metaquorum.spark.loader.table.manifest import Manifest
+from metaquorum.spark.loader.table.recovery import RunPlan, next_step
 from metaquorum.spark.offset_ranges import ReadPlan, is_topic_name
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting, FetchOptions
 from wire.primitives.frozen import frozen

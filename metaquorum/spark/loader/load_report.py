@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from metaquorum.spark.gaps import GapReason
-from metaquorum.spark.loader.manifest import CommittedRange, Manifest
-from metaquorum.spark.loader.range_result import RangeResult, gap_to_json
+from metaquorum.spark.loader.table.manifest import CommittedRange, Manifest
+from metaquorum.spark.loader.table.range_result import RangeResult, gap_to_json
 from wire.primitives.frozen import frozen
 
 KIND: Final = "load report"

@@ -9,8 +9,6 @@ from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import BrokerError
 from metaquorum.client.socket_transport import BlockingAdmin, wait
 from metaquorum.spark.loader.errors import RefusedError
-from metaquorum.spark.loader.load_plan import LoadPlan
-from metaquorum.spark.loader.manifest import Manifest, check_cluster, check_topic
 from metaquorum.spark.loader.starting_points import (
     AtOffset,
     AtTime,
@@ -22,6 +20,8 @@ from metaquorum.spark.loader.starting_points import (
     next_start,
     non_empty,
 )
+from metaquorum.spark.loader.table.load_plan import LoadPlan
+from metaquorum.spark.loader.table.manifest import Manifest, check_cluster, check_topic
 from metaquorum.spark.offset_ranges import ReadPlan
 from metaquorum.spark.options import Assign, FetchOptions, OffsetsByPartition, ReadOptions
 from metaquorum.spark.planning import make_plan

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from metaquorum.runtime.own_processes import own_command, own_environment
 from metaquorum.spark.loader.errors import RunnerError
-from metaquorum.spark.loader.range_result import MAX_RESULT_BYTES, RangeResult
-from metaquorum.spark.loader.range_task import TaskProgress
 from metaquorum.spark.loader.runner import Failures, OnEvent
-from metaquorum.spark.loader.task_spec import (
+from metaquorum.spark.loader.table.range_result import MAX_RESULT_BYTES, RangeResult
+from metaquorum.spark.loader.tasks.range_task import TaskProgress
+from metaquorum.spark.loader.tasks.task_spec import (
     RangeTask,
     TaskContext,
     context_to_json,
@@ -50,7 +50,7 @@ class Worker:
         environment = {k: v for k, v in own_environment().items() if k not in _SECRET_VARIABLES}
         try:
             self._process = subprocess.Popen(  # noqa: S603 - a module of ours
-                own_command("metaquorum.spark.loader.worker"),
+                own_command("metaquorum.spark.loader.tasks.worker"),
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from metaquorum.spark.loader.range_result import RangeResult
-from metaquorum.spark.loader.range_task import TaskProgress
-from metaquorum.spark.loader.task_spec import RangeTask, TaskContext
+from metaquorum.spark.loader.table.range_result import RangeResult
+from metaquorum.spark.loader.tasks.range_task import TaskProgress
+from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 
 # By the range's index: how far an attempt is, or what became of the range.
 OnEvent: TypeAlias = Callable[[int, TaskProgress | RangeResult], None]

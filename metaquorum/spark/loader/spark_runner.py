@@ -25,12 +25,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from metaquorum.spark.loader.errors import RunnerError
-from metaquorum.spark.loader.layout import result_index
 from metaquorum.spark.loader.runner import Failures, OnEvent
-from metaquorum.spark.loader.spark_task import run_lanes
-from metaquorum.spark.loader.storage import open_storage
-from metaquorum.spark.loader.table import Table
-from metaquorum.spark.loader.task_spec import RangeTask, TaskContext
+from metaquorum.spark.loader.storage.interface import open_storage
+from metaquorum.spark.loader.table.committed_table import Table
+from metaquorum.spark.loader.table.layout import result_index
+from metaquorum.spark.loader.tasks.spark_task import run_lanes
+from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 
 APP_NAME: Final = "mq-load"
 LOCAL_ATTEMPTS: Final = 4  # spark.task.maxFailures, where Spark itself tries once

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TypeVar
 
-from metaquorum.spark.loader.storage import OutputFile, Storage
+from metaquorum.spark.loader.storage.interface import OutputFile, Storage
 from tests.nodes import PATIENCE_S
 from wire.primitives.types import Buffer
 

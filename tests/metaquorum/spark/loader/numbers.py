@@ -15,15 +15,15 @@ from metaquorum.spark.loader.coordinator import (
     new_driver_id,
     run_load,
 )
-from metaquorum.spark.loader.layout import META_FOLDER
-from metaquorum.spark.loader.load_plan import LoadPlan, TableSettings
-from metaquorum.spark.loader.local_storage import LocalStorage
-from metaquorum.spark.loader.manifest import Manifest, check_cluster, check_topic
-from metaquorum.spark.loader.range_task import OnProgress, TaskProgress, load_range
 from metaquorum.spark.loader.runner import Failures, OnEvent
-from metaquorum.spark.loader.storage import Storage
-from metaquorum.spark.loader.table import Table
-from metaquorum.spark.loader.task_spec import RangeTask, TaskContext
+from metaquorum.spark.loader.storage.interface import Storage
+from metaquorum.spark.loader.storage.local_storage import LocalStorage
+from metaquorum.spark.loader.table.committed_table import Table
+from metaquorum.spark.loader.table.layout import META_FOLDER
+from metaquorum.spark.loader.table.load_plan import LoadPlan, TableSettings
+from metaquorum.spark.loader.table.manifest import Manifest, check_cluster, check_topic
+from metaquorum.spark.loader.tasks.range_task import OnProgress, TaskProgress, load_range
+from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 from metaquorum.spark.offset_ranges import OffsetRange, ReadPlan, TopicFacts
 from metaquorum.spark.options import Connecting, FetchOptions
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from metaquorum.spark.loader.errors import LoaderError
-from metaquorum.spark.loader.local_storage import LocalStorage
-from metaquorum.spark.loader.storage import Storage
-from metaquorum.spark.loader.table import Table
+from metaquorum.spark.loader.storage.interface import Storage
+from metaquorum.spark.loader.storage.local_storage import LocalStorage
+from metaquorum.spark.loader.table.committed_table import Table
 from tests.metaquorum.spark.loader.dying import Death, Pause, Watched, When, dies_at
 from tests.metaquorum.spark.loader.numbers import (
     Log,

@@ -22,11 +22,11 @@ from typing import Any, BinaryIO, Final
 
 from metaquorum.client.errors import AdminError
 from metaquorum.spark.errors import LoadError
-from metaquorum.spark.loader.cluster_readers import cluster_readers
 from metaquorum.spark.loader.errors import LoaderError
-from metaquorum.spark.loader.range_task import OpenReader, TaskProgress, load_range
-from metaquorum.spark.loader.storage import Storage, open_storage
-from metaquorum.spark.loader.task_spec import (
+from metaquorum.spark.loader.storage.interface import Storage, open_storage
+from metaquorum.spark.loader.tasks.cluster_readers import cluster_readers
+from metaquorum.spark.loader.tasks.range_task import OpenReader, TaskProgress, load_range
+from metaquorum.spark.loader.tasks.task_spec import (
     RangeTask,
     TaskContext,
     context_from_json,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from metaquorum.spark.loader.errors import OutputError
-from metaquorum.spark.loader.json_fields import check_format, decode, encode
-from metaquorum.spark.loader.layout import (
+from metaquorum.spark.loader.storage.interface import Storage
+from metaquorum.spark.loader.table.json_fields import check_format, decode, encode
+from metaquorum.spark.loader.table.layout import (
     FORMAT_FILE,
     LOADING_FOLDER,
     MANIFESTS_FOLDER,
@@ -19,11 +20,10 @@ from metaquorum.spark.loader.layout import (
     result_path,
     staging_folder,
 )
-from metaquorum.spark.loader.load_plan import MAX_PLAN_BYTES, LoadPlan
-from metaquorum.spark.loader.manifest import MAX_MANIFEST_BYTES, CommittedFile, Manifest
-from metaquorum.spark.loader.range_result import MAX_RESULT_BYTES, RangeResult
-from metaquorum.spark.loader.recovery import Listing, check_is_ours, listing_of
-from metaquorum.spark.loader.storage import Storage
+from metaquorum.spark.loader.table.load_plan import MAX_PLAN_BYTES, LoadPlan
+from metaquorum.spark.loader.table.manifest import MAX_MANIFEST_BYTES, CommittedFile, Manifest
+from metaquorum.spark.loader.table.range_result import MAX_RESULT_BYTES, RangeResult
+from metaquorum.spark.loader.table.recovery import Listing, check_is_ours, listing_of
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from metaquorum.spark.loader.errors import OutputError
-from metaquorum.spark.loader.layout import (
+from metaquorum.spark.loader.table.layout import (
     LOADING_FOLDER,
     MANIFESTS_FOLDER,
     META_FOLDER,
@@ -30,7 +30,7 @@ from metaquorum.spark.loader.layout import (
     staging_of,
     version_of,
 )
-from metaquorum.spark.loader.manifest import Manifest
+from metaquorum.spark.loader.table.manifest import Manifest
 from wire.primitives.frozen import frozen
 
 _OURS = frozenset((META_FOLDER, LOADING_FOLDER, REJECTED_FOLDER))

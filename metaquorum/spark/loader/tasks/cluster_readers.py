@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from metaquorum.client.cluster import Cluster
 from metaquorum.spark.cluster_access import open_cluster
-from metaquorum.spark.loader.load_plan import TableSettings
-from metaquorum.spark.loader.range_task import OnProgress, OpenReader, Reader, TaskProgress
-from metaquorum.spark.loader.task_spec import RangeTask, TaskContext
+from metaquorum.spark.loader.table.load_plan import TableSettings
+from metaquorum.spark.loader.tasks.range_task import OnProgress, OpenReader, Reader, TaskProgress
+from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 from metaquorum.spark.options import Connecting, FetchOptions
 from metaquorum.spark.range_reader import Progress, RangeReader
 

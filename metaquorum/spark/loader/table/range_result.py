@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from metaquorum.spark.gaps import Gap, GapReason, RangeReport
-from metaquorum.spark.loader.json_fields import (
+from metaquorum.spark.loader.table.json_fields import (
     check_format,
     decode,
     encode,

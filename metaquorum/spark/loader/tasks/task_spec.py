@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Any
 
 from metaquorum.client.security import Login, Security, Tls
-from metaquorum.spark.loader.load_plan import TableSettings
+from metaquorum.spark.loader.table.load_plan import TableSettings
 from metaquorum.spark.offset_ranges import OffsetRange
 from metaquorum.spark.options import Connecting, FetchOptions
 from wire.primitives.frozen import frozen

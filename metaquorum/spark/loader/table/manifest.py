@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from metaquorum.spark.gaps import GapReason
 from metaquorum.spark.loader.errors import RefusedError
-from metaquorum.spark.loader.json_fields import (
+from metaquorum.spark.loader.table.json_fields import (
     check_format,
     decode,
     encode,
@@ -23,9 +23,9 @@ from metaquorum.spark.loader.json_fields import (
     whole,
     whole_or_none,
 )
-from metaquorum.spark.loader.layout import data_path, rejected_path
-from metaquorum.spark.loader.load_plan import LoadPlan, TableSettings
-from metaquorum.spark.loader.range_result import RangeResult, StagedFile, checksum, reason
+from metaquorum.spark.loader.table.layout import data_path, rejected_path
+from metaquorum.spark.loader.table.load_plan import LoadPlan, TableSettings
+from metaquorum.spark.loader.table.range_result import RangeResult, StagedFile, checksum, reason
 from metaquorum.spark.offset_ranges import OffsetRange
 from wire.primitives.frozen import frozen
 from wire.primitives.types import ZERO_UUID

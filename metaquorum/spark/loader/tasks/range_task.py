@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from metaquorum.spark.gaps import RangeReport
 from metaquorum.spark.loader.errors import LoaderError
-from metaquorum.spark.loader.layout import result_path, staged_path
-from metaquorum.spark.loader.parquet_file import ParquetFile
-from metaquorum.spark.loader.range_result import RangeResult, StagedFile
-from metaquorum.spark.loader.storage import Storage
-from metaquorum.spark.loader.table import Table
-from metaquorum.spark.loader.task_spec import RangeTask, TaskContext
+from metaquorum.spark.loader.storage.interface import Storage
+from metaquorum.spark.loader.table.committed_table import Table
+from metaquorum.spark.loader.table.layout import result_path, staged_path
+from metaquorum.spark.loader.table.range_result import RangeResult, StagedFile
+from metaquorum.spark.loader.tasks.parquet_file import ParquetFile
+from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 from wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from metaquorum.spark.loader.cluster_readers import cluster_readers
-from metaquorum.spark.loader.range_task import load_range
-from metaquorum.spark.loader.storage import open_storage
-from metaquorum.spark.loader.task_spec import RangeTask, TaskContext
-from metaquorum.spark.loader.worker import EXPECTED
+from metaquorum.spark.loader.storage.interface import open_storage
+from metaquorum.spark.loader.tasks.cluster_readers import cluster_readers
+from metaquorum.spark.loader.tasks.range_task import load_range
+from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
+from metaquorum.spark.loader.tasks.worker import EXPECTED
 
 
 def run_lanes(

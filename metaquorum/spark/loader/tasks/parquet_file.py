@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from metaquorum.spark.loader.range_result import StagedFile
-from metaquorum.spark.loader.storage import OutputFile
+from metaquorum.spark.loader.storage.interface import OutputFile
+from metaquorum.spark.loader.table.range_result import StagedFile
 from wire.primitives.types import Buffer
 from wire.records.crc import crc32c
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from metaquorum.spark.loader.json_fields import (
+from metaquorum.spark.loader.table.json_fields import (
     check_format,
     decode,
     encode,

@@ -85,7 +85,7 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     parts = urlsplit(url) if "://" in url else None
     scheme = "" if parts is None else parts.scheme.lower()
     if scheme in LOCAL_SCHEMES:
-        from metaquorum.spark.loader.local_storage import LocalStorage
+        from metaquorum.spark.loader.storage.local_storage import LocalStorage
 
         path = url if parts is None else (parts.netloc + parts.path)
         return LocalStorage(path)
@@ -106,6 +106,6 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
             f"the URL {scheme}://{parts.netloc}{parts.path} ends with a query or a fragment; "
             "leave it out"
         )
-    from metaquorum.spark.loader.object_storage import ObjectStorage
+    from metaquorum.spark.loader.storage.object_storage import ObjectStorage
 
     return ObjectStorage(url, OBJECT_STORES[scheme], options or {})
