@@ -75,7 +75,10 @@ def pytest_xdist_auto_num_workers() -> int | None:
 # A test is slow that simulates a cluster of nodes (tests/dataplane/replication/together.py).
 CLUSTER = "together"
 # And one that starts a process.
-PROCESS_FIXTURES = {"either", "java", "kafka", "kafka_tool", "node", "start_node"}
+PROCESS_FIXTURES = {
+    *("either", "java", "kafka", "kafka_tool", "node", "start_node"),
+    *("shared_spark", "spark"),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

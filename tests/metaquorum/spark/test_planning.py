@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaquorum.client.cluster import Cluster, TopicPartition
-from metaquorum.client.producer import Producer as OwnProducer
 from metaquorum.client.producer import ProducerRecord
-from metaquorum.client.socket_transport import BlockingAdmin, BlockingProducer, connect
-from metaquorum.client.values import CreatedTopic, NewTopic
+from metaquorum.client.socket_transport import BlockingAdmin, connect
 from metaquorum.spark.offset_ranges import UNKNOWN, OffsetRange, ReadPlan, TopicFacts
 from metaquorum.spark.options import (
     MAX_RANGES,
@@ -37,6 +35,7 @@ from metaquorum.spark.planning import (
     resolve,
     split_ranges,
 )
+from tests.metaquorum.spark.topics import new_topic, send
 from tests.nodes import PATIENCE_S, Peer, unique
 from wire.primitives.types import ZERO_UUID, uuid_to_text
 
@@ -313,16 +312,9 @@ def cluster(either: Peer) -> Iterator[Cluster]:
         yield cluster
 
 
-def create(cluster: Cluster, count: int = 1, **configs: str) -> str:
-    name = unique("plan")
-    texts = {key.replace("_", "."): value for key, value in configs.items()}
-    (made,) = BlockingAdmin(cluster).create_topics([NewTopic(name, count, 1, texts)]).values()
-    assert isinstance(made, CreatedTopic)
-    return name
-
-
-def send(cluster: Cluster, topic: str, partition: int, *timestamps_ms: int) -> None:
-    BlockingProducer(OwnProducer(cluster)).send(
+def append(cluster: Cluster, topic: str, partition: int, *timestamps_ms: int) -> None:
+    send(
+        cluster,
         topic,
         [
             ProducerRecord(b"x" * 100, timestamp_ms=time, partition=partition)
@@ -344,9 +336,9 @@ def plan_rows(plan: ReadPlan) -> list[tuple[int, int, int]]:
 
 
 def test_a_plan_has_what_the_cluster_tells(cluster: Cluster) -> None:
-    topic = create(cluster, 3)
-    send(cluster, topic, 0, 1000, 2000, 3000)
-    send(cluster, topic, 2, *range(1000))
+    topic = new_topic(cluster, 3)
+    append(cluster, topic, 0, 1000, 2000, 3000)
+    append(cluster, topic, 2, *range(1000))
     BlockingAdmin(cluster).delete_records({TopicPartition(topic, 2): 100})
     plan = plan_of(cluster, topic)
     assert plan_rows(plan) == [(0, 0, 3), (2, 100, 1000)]
@@ -360,18 +352,18 @@ def test_a_plan_has_what_the_cluster_tells(cluster: Cluster) -> None:
 
 
 def test_the_end_is_fixed_when_the_plan_is_made(cluster: Cluster) -> None:
-    topic = create(cluster)
+    topic = new_topic(cluster)
     assert plan_of(cluster, topic).ranges == ()
-    send(cluster, topic, 0, 1, 2)
+    append(cluster, topic, 0, 1, 2)
     plan = plan_of(cluster, topic)
-    send(cluster, topic, 0, 3)
+    append(cluster, topic, 0, 3)
     assert plan_rows(plan) == [(0, 0, 2)]
 
 
 def test_a_plan_by_timestamps(cluster: Cluster) -> None:
-    topic = create(cluster, 2)
-    send(cluster, topic, 0, 1000, 2000, 3000)
-    send(cluster, topic, 1, 1500, 2500)
+    topic = new_topic(cluster, 2)
+    append(cluster, topic, 0, 1000, 2000, 3000)
+    append(cluster, topic, 1, 1500, 2500)
     plan = plan_of(cluster, topic, startingTimestamp=1500, endingTimestamp=2500)
     assert plan_rows(plan) == [(0, 1, 2), (1, 0, 1)]
     by_partition = f'{{"{topic}":{{"0":3000,"1":1}}}}'
@@ -386,9 +378,9 @@ def test_a_plan_by_timestamps(cluster: Cluster) -> None:
 
 
 def test_splits_of_a_plan(cluster: Cluster) -> None:
-    topic = create(cluster, 2)
-    send(cluster, topic, 0, *range(10))
-    send(cluster, topic, 1, *range(2))
+    topic = new_topic(cluster, 2)
+    append(cluster, topic, 0, *range(10))
+    append(cluster, topic, 1, *range(2))
     assert plan_rows(plan_of(cluster, topic, maxRecordsPerPartition=5)) == [
         (0, 0, 5),
         (0, 5, 10),
@@ -400,8 +392,8 @@ def test_splits_of_a_plan(cluster: Cluster) -> None:
 
 
 def test_offsets_of_a_plan_that_are_not_there(cluster: Cluster) -> None:
-    topic = create(cluster)
-    send(cluster, topic, 0, *range(10))
+    topic = new_topic(cluster)
+    append(cluster, topic, 0, *range(10))
     BlockingAdmin(cluster).delete_records({TopicPartition(topic, 0): 4})
     given = {
         "startingOffsets": f'{{"{topic}":{{"0":2}}}}',
@@ -415,14 +407,14 @@ def test_offsets_of_a_plan_that_are_not_there(cluster: Cluster) -> None:
 
 
 def test_a_plan_knows_which_topics_are_compacted(cluster: Cluster) -> None:
-    topic = create(cluster, cleanup_policy="compact,delete")
+    topic = new_topic(cluster, cleanup_policy="compact,delete")
     assert plan_of(cluster, topic).topics[topic].is_compacted is True
 
 
 def test_only_what_is_committed_is_in_a_plan_that_asks_for_that(kafka: Peer) -> None:
     with connect(kafka.bootstrap, timeout_s=PATIENCE_S) as cluster:
-        topic = create(cluster)
-        send(cluster, topic, 0, 1, 2, 3)
+        topic = new_topic(cluster)
+        append(cluster, topic, 0, 1, 2, 3)
         settings = {"bootstrap.servers": kafka.bootstrap, "log_level": 0}
         producer = Producer({**settings, "transactional.id": topic})
         producer.init_transactions(PATIENCE_S)
@@ -437,9 +429,9 @@ def test_only_what_is_committed_is_in_a_plan_that_asks_for_that(kafka: Peer) -> 
 
 
 def test_topics_by_pattern_and_by_assignment(cluster: Cluster) -> None:
-    topic = create(cluster, 2)
+    topic = new_topic(cluster, 2)
     for partition in (0, 1):
-        send(cluster, topic, partition, 1)
+        append(cluster, topic, partition, 1)
     where = {"kafka.bootstrap.servers": "h"}
     found = make_plan(cluster, ReadOptions.parse({**where, "subscribePattern": topic[2:] + "$"}))
     assert plan_rows(found) == [(0, 0, 1), (1, 0, 1)]

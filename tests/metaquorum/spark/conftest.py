@@ -1,0 +1,130 @@
+"""One Spark session for all tests of a process, where there is a Java to run it.
+
+METAQUORUM_SPARK_JARS, paths of jars with commas between them, adds jars to it: those of the
+official connector, to compare with.
+"""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.nodes import PATIENCE_S, unique, wait_until
+
+LEAST_JAVA = 17
+JARS = "METAQUORUM_SPARK_JARS"
+DRIVER_LOG = """
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {path}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %p %c: %m%n%ex
+"""
+
+
+@functools.cache
+def missing_for_spark() -> str:
+    """Why Spark cannot be run here; empty when it can."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None:
+        return f"Spark needs Java {LEAST_JAVA} or newer: neither JAVA_HOME nor java is there"
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=PATIENCE_S
+        )
+    except OSError as error:
+        return f"Spark needs Java {LEAST_JAVA} or newer: {java} cannot be run: {error.strerror}"
+    found = re.search(r'version "(\d+)', done.stderr)
+    if found is None:
+        return f"Spark needs Java {LEAST_JAVA} or newer: {java} -version tells no version"
+    if int(found[1]) < LEAST_JAVA:
+        return f"Spark needs Java {LEAST_JAVA} or newer: {java} is Java {found[1]}"
+    return ""
+
+
+@dataclass(frozen=True)
+class SharedSpark:
+    session: SparkSession
+    logs: Path  # of driver and executors, whatever they print, and the event log
+
+    def logged(self) -> str:
+        """All that stands in there, of each query until now."""
+        mark = unique("mark")
+        self.session.range(1).selectExpr(f"'{mark}'").collect()
+        wait_until(lambda: mark in text_of(self.logs / "events"))
+        return text_of(self.logs)
+
+
+def text_of(folder: Path) -> str:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return "\n".join(path.read_text(errors="replace") for path in paths)
+
+
+@pytest.fixture(scope="session")
+def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSpark]:
+    if reason := missing_for_spark():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("spark")
+    logs = folder / "logs"
+    events = logs / "events"
+    events.mkdir(parents=True)
+    log4j = folder / "log4j2.properties"
+    log4j.write_text(DRIVER_LOG.format(path=logs / "driver.log"))
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = (
+        SparkSession.builder.appName("tests")
+        .master("local[2]")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.dir", events.as_uri())
+        .config("spark.eventLog.compress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.local.dir", str(folder / "local"))
+    )
+    if jars := os.environ.get(JARS):
+        builder = builder.config("spark.jars", jars)
+    with printing_to(logs / "printed"):  # of Java, which starts here and keeps both files
+        session = builder.getOrCreate()
+    yield SharedSpark(session, logs)
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def spark(shared_spark: SharedSpark) -> SparkSession:
+    return shared_spark.session
+
+
+@contextmanager
+def printing_to(path: Path) -> Iterator[None]:
+    """Processes that begin meanwhile print into that file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    try:
+        with path.open("ab") as file:
+            for number in kept:
+                os.dup2(file.fileno(), number)
+        yield
+    finally:
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)

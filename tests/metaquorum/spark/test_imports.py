@@ -1,0 +1,55 @@
+"""The Spark pipeline runs where pyspark, pyarrow and the codecs are, and nothing else of a node."""
+
+import json
+import subprocess
+import sys
+
+from metaquorum.client.producer import ProducerRecord
+from metaquorum.client.socket_transport import connect
+from tests.metaquorum.spark.topics import new_topic, send
+from tests.nodes import PATIENCE_S, ROOT, Peer
+from wire.records.records import Codec
+
+READ = """
+import importlib, json, pkgutil, sys
+
+ABSENT = {"trio", "pysyncobj", "msgpack", "click", "rich", "yaml", "h11", "pandas", "dataplane"}
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"{name} is not here", name=name)
+
+sys.meta_path.insert(0, Absent())
+
+import metaquorum.spark
+for info in pkgutil.walk_packages(metaquorum.spark.__path__, "metaquorum.spark."):
+    importlib.import_module(info.name)
+
+from metaquorum.spark.options import ReadOptions
+from metaquorum.spark.source import RangesReader
+
+bootstrap, topic = sys.argv[1:]
+reader = RangesReader(
+    ReadOptions.parse({"kafka.bootstrap.servers": bootstrap, "subscribe": topic})
+)
+rows = [batch.num_rows for part in reader.partitions() for batch in reader.read(part)]
+print(json.dumps([sum(rows), sorted(ABSENT & sys.modules.keys())]))
+"""
+
+
+def test_a_topic_is_read_where_nothing_of_a_node_is_installed(node: Peer) -> None:
+    """By every codec, as each is a module of its own; and all modules can be imported there."""
+    with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        topic = new_topic(cluster)
+        for codec in Codec:
+            send(cluster, topic, [ProducerRecord(b"value" * 100)] * 50, codec)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, node.bootstrap, topic],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [50 * len(Codec), []]

@@ -1,0 +1,345 @@
+"""Records by way of the data source: without Spark's Java where that is enough, and by it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import InputPartition
+
+from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.producer import ProducerRecord
+from metaquorum.client.socket_transport import BlockingAdmin, connect
+from metaquorum.spark.columns import schema
+from metaquorum.spark.errors import LoadError
+from metaquorum.spark.options import ReadOptions
+from metaquorum.spark.source import DefaultSource, RangesReader
+from tests.metaquorum.security.certificates import Authority
+from tests.metaquorum.spark.conftest import SharedSpark
+from tests.metaquorum.spark.topics import filled_topic
+from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, free_ports
+from wire.records.records import Codec
+
+PASSWORD = "s3cret of alice, unlike others"
+BEGAN_MS = 1_700_000_000_000
+START = datetime.fromtimestamp(BEGAN_MS / 1000, UTC).replace(tzinfo=None)
+
+
+def record(number: int, partition: int = 0) -> ProducerRecord:
+    """Some keys, values and headers are missing."""
+    return ProducerRecord(
+        None if number % 7 == 0 else b"value %d" % number,
+        None if number % 3 == 0 else b"key %d" % number,
+        (("h", b"%d" % number), ("h", None)) if number % 2 else (),
+        BEGAN_MS + number,
+        partition,
+    )
+
+
+def row(number: int, topic: str, partition: int = 0, offset: int | None = None) -> dict[str, Any]:
+    """What the data source has of `record(number)`."""
+    sent = record(number, partition)
+    return {
+        "key": sent.key,
+        "value": sent.value,
+        "topic": topic,
+        "partition": partition,
+        "offset": number if offset is None else offset,
+        "timestamp": START + timedelta(milliseconds=number),
+        "timestampType": 0,
+        "headers": [{"key": key, "value": value} for key, value in sent.headers] or None,
+    }
+
+
+def reader(bootstrap: str, **options: object) -> RangesReader:
+    texts = {name: str(value) for name, value in options.items()}
+    return RangesReader(ReadOptions.parse({"kafka.bootstrap.servers": bootstrap, **texts}))
+
+
+def read(bootstrap: str, **options: object) -> list[dict[str, Any]]:
+    """Rows as the tasks of Spark make them, one after the other."""
+    made = reader(bootstrap, **options)
+    batches = [batch for part in made.partitions() for batch in made.read(part)]
+    rows: list[dict[str, Any]] = pa.Table.from_batches(batches).to_pylist() if batches else []
+    for each in rows:
+        if "timestamp" in each:
+            each["timestamp"] = each["timestamp"].replace(tzinfo=None)
+    return rows
+
+
+def load(spark: SparkSession, bootstrap: str, **options: object) -> DataFrame:
+    texts = {name: str(value) for name, value in options.items()}
+    return (
+        spark.read.format("metaquorum")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .options(**texts)
+        .load()
+    )
+
+
+# Without Java
+
+
+@pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name.lower())
+def test_every_codec_is_read(either: Peer, codec: Codec) -> None:
+    topic = filled_topic(either.bootstrap, map(record, range(100)), codec=codec)
+    assert read(either.bootstrap, subscribe=topic, includeHeaders="true") == [
+        row(number, topic) for number in range(100)
+    ]
+
+
+def test_the_types_are_those_of_the_connector(node: Peer) -> None:
+    given = {"kafka.bootstrap.servers": node.bootstrap, "subscribe": "t"}
+    plain = (
+        "`key` binary, `value` binary, `topic` string, `partition` int, `offset` bigint, "
+        "`timestamp` timestamp, `timestampType` int"
+    )
+    headers = ", `headers` array<struct<key:string,value:binary>>"
+    assert DefaultSource(given).schema() == plain
+    assert DefaultSource({**given, "includeHeaders": "true"}).schema() == plain + headers
+    assert DefaultSource({**given, "columns": "offset,key"}).schema() == (
+        "`key` binary, `offset` bigint"
+    )
+    assert schema(True, None).names == [
+        name.split("`")[1] for name in (plain + headers).split(", ")
+    ]
+
+
+def test_columns_that_are_not_chosen_are_not_read(node: Peer) -> None:
+    topic = filled_topic(node.bootstrap, map(record, range(10)))
+    found = read(node.bootstrap, subscribe=topic, columns="offset,key")
+    assert found == [{"key": record(n).key, "offset": n} for n in range(10)]
+
+
+def test_ranges_by_time_and_splits(node: Peer) -> None:
+    records = [record(number, number % 2) for number in range(100)]
+    topic = filled_topic(node.bootstrap, records, partitions=2)
+    found = read(
+        node.bootstrap,
+        subscribe=topic,
+        startingTimestamp=BEGAN_MS + 20,
+        endingTimestamp=BEGAN_MS + 60,
+        includeHeaders="true",
+    )
+    assert found == [
+        row(number, topic, partition, number // 2)
+        for partition in (0, 1)
+        for number in range(20 + partition, 60, 2)
+    ]
+    split = reader(node.bootstrap, subscribe=topic, minPartitions=8)
+    assert len(split.partitions()) == 8
+    limited = reader(node.bootstrap, subscribe=topic, maxRecordsPerPartition=7)
+    sizes = [sum(b.num_rows for b in limited.read(part)) for part in limited.partitions()]
+    assert max(sizes) <= 7
+    assert sum(sizes) == 100
+
+
+def test_what_was_deleted_is_left_out_or_an_error(
+    node: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between the plan and its reading, as retention does."""
+    topic = filled_topic(node.bootstrap, map(record, range(100)))
+    strict = reader(node.bootstrap, subscribe=topic)
+    lenient = reader(node.bootstrap, subscribe=topic, failOnDataLoss="false")
+    plans = [strict.partitions(), lenient.partitions()]
+    with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        BlockingAdmin(cluster).delete_records({TopicPartition(topic, 0): 60})
+    with pytest.raises(LoadError, match="failOnDataLoss"):
+        list(strict.read(plans[0][0]))
+    assert sum(batch.num_rows for batch in lenient.read(plans[1][0])) == 40
+    assert "60 offsets are deleted" in caplog.text
+
+
+def test_no_partitions_are_read_as_nothing(node: Peer) -> None:
+    """Spark then has a partition of its own read."""
+    topic = filled_topic(node.bootstrap, [])
+    made = reader(node.bootstrap, subscribe=topic)
+    assert made.partitions() == []
+    assert list(made.read(InputPartition(None))) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("3.5.4", "needs PySpark 4.0 to 4.3, and this is 3.5.4"), ("5.0.0", "and this is 5.0.0")],
+)
+def test_a_wrong_spark_is_told(tmp_path: Path, version: str, words: str) -> None:
+    folder = tmp_path / "pyspark"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import metaquorum.spark.source"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert words in done.stderr.splitlines()[-1]
+
+
+# Security
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A node for alice, who has a password, and another one that needs a certificate."""
+
+    node: Node
+    authority: Authority
+    sasl: str
+    tls: str
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    if elsewhere():
+        pytest.skip("another cluster has other users")
+    folder, port = tmp_path_factory.mktemp("secured"), free_ports((1, 2))
+    authority = Authority(folder)
+    addresses = [f"127.0.0.1:{port + offset}" for offset in range(3)]
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    node = Node(
+        folder,
+        {
+            "listeners": ",".join(
+                f"{name}://{address}"
+                for name, address in zip(("PLAINTEXT", "SASL_SSL", "SSL"), addresses, strict=True)
+            ),
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": (f'{module} user_alice="{PASSWORD}";'),
+            "ssl.keystore.location": authority.store("node"),
+            "ssl.truststore.location": authority.path,
+            "listener.name.ssl.ssl.client.auth": "required",
+        },
+    )
+    node.start()
+    client = AdminClient({"bootstrap.servers": addresses[0], "log_level": 0})
+    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+        info = ScramCredentialInfo(mechanism, 4096)
+        upsertion = UserScramCredentialUpsertion("alice", info, PASSWORD.encode())
+        client.alter_user_scram_credentials([upsertion])["alice"].result(PATIENCE_S)
+    node.bootstrap = addresses[0]
+    yield Secured(node, authority, *addresses[1:])
+    node.stop()
+
+
+def sasl_options(secured: Secured, mechanism: str, password: str = PASSWORD) -> dict[str, str]:
+    module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+    return {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": mechanism,
+        "kafka.sasl.jaas.config": f"org.apache.kafka.common.security.{module} required "
+        f'username="alice" password="{password}";',
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": secured.authority.path,
+    }
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_users_log_in(secured: Secured, mechanism: str) -> None:
+    topic = filled_topic(secured.node.bootstrap, map(record, range(10)))
+    options = sasl_options(secured, mechanism)
+    assert len(read(secured.sasl, subscribe=topic, **options)) == 10
+    with pytest.raises(Exception, match=r"(?i)authentication|credentials") as caught:
+        read(secured.sasl, subscribe=topic, **sasl_options(secured, mechanism, PASSWORD + "!"))
+    assert PASSWORD not in str(caught.value)
+
+
+def test_certificates_are_shown_and_checked(secured: Secured) -> None:
+    topic = filled_topic(secured.node.bootstrap, map(record, range(10)))
+    trust = {"kafka.security.protocol": "SSL", "kafka.ssl.ca.location": secured.authority.path}
+    own = {
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.location": secured.authority.store("alice", common_name="alice"),
+    }
+    assert len(read(secured.tls, subscribe=topic, **trust, **own)) == 10
+    with pytest.raises(Exception, match="TLS"):
+        read(secured.tls, subscribe=topic, **own, **{"kafka.security.protocol": "SSL"})
+    with pytest.raises(ValueError, match=r"nowhere\.pem cannot be read"):
+        read(secured.tls, subscribe=topic, **trust | {"kafka.ssl.ca.location": "nowhere.pem"})
+
+
+# By Spark
+
+
+def sorted_rows(frame: DataFrame) -> list[dict[str, Any]]:
+    def values(found: Row) -> dict[str, Any]:
+        fields: dict[str, Any] = found.asDict(recursive=True)
+        return {
+            name: bytes(value) if isinstance(value, bytearray) else value
+            for name, value in fields.items()
+        }
+
+    return sorted(map(values, frame.collect()), key=lambda one: (one["partition"], one["offset"]))
+
+
+def test_spark_finds_the_source_and_reads_every_row(spark: SparkSession, either: Peer) -> None:
+    records = [record(number, number % 2) for number in range(1000)]
+    topic = filled_topic(either.bootstrap, records, 2, Codec.LZ4)
+    frame = load(spark, either.bootstrap, subscribe=topic, includeHeaders="true", minPartitions=4)
+    assert sorted_rows(frame) == [
+        row(number, topic, partition, number // 2)
+        for partition in (0, 1)
+        for number in range(partition, 1000, 2)
+    ]
+    assert frame.rdd.getNumPartitions() == 4
+    assert frame.filter("offset < 10").count() == 20
+    assert (
+        load(spark, either.bootstrap, subscribe=topic, columns="offset").distinct().count() == 500
+    )
+    empty = load(spark, either.bootstrap, subscribePattern="no such topic there is")
+    assert empty.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOffsets": "latest"}, "startingOffsets can't be latest in a batch read"),
+        ({"columns": "offsets"}, "option columns names 'offsets'; the columns are key, value"),
+        ({"kafka.group.id": "g"}, "a load is in no consumer group"),
+        ({"subscribe": "nowhere"}, "there is no topic nowhere"),
+    ],
+)
+def test_what_is_wrong_is_said_by_spark(
+    spark: SparkSession, node: Peer, options: Mapping[str, str], words: str
+) -> None:
+    with pytest.raises(PySparkException, match=words):
+        load(spark, node.bootstrap, **{"subscribe": "t", **options}).count()
+
+
+def test_what_this_source_does_not_do_is_said(spark: SparkSession, node: Peer) -> None:
+    options = {"kafka.bootstrap.servers": node.bootstrap, "subscribe": "t"}
+    stream = spark.readStream.format("metaquorum").options(**options).load()
+    query = stream.writeStream.format("noop").start()
+    with pytest.raises(PySparkException, match="does not support streaming reads yet"):
+        query.awaitTermination()
+    written = spark.range(1).write.format("metaquorum").mode("append")
+    with pytest.raises(PySparkException, match="does not support writing yet"):
+        written.save()
+    other = spark.read.format("metaquorum").schema("value string").options(**options).load()
+    with pytest.raises(PySparkException, match="the schema of the data source metaquorum is fixed"):
+        other.count()
+
+
+def test_no_secret_is_in_what_spark_logs(shared_spark: SharedSpark, secured: Secured) -> None:
+    topic = filled_topic(secured.node.bootstrap, map(record, range(10)))
+    options = {"subscribe": topic, **sasl_options(secured, "SCRAM-SHA-512")}
+    frame = load(shared_spark.session, secured.sasl, **options)
+    frame.createOrReplaceTempView("secured")
+    assert shared_spark.session.sql("SELECT count(value) FROM secured").collect()
+    plan = str(frame._jdf.queryExecution().toString())
+    with pytest.raises(PySparkException, match="there is no topic nowhere") as caught:
+        load(shared_spark.session, secured.sasl, **options | {"subscribe": "nowhere"}).count()
+    logged = shared_spark.logged()
+    assert "SparkListenerSQLExecutionStart" in logged
+    assert "metaquorum" in plan
+    for text in (plan, str(caught.value), logged):
+        assert PASSWORD not in text
