@@ -23,7 +23,7 @@ class ObjectOutputFile:
         return len(memoryview(data).cast("B"))
 
     def close(self) -> None:
-        with _explained(self._url):
+        with _explained(self._url), _without_bucket(self._url):
             self._file.close()
 
     def discard(self) -> None:
@@ -56,7 +56,7 @@ class ObjectStorage:
         return f"{self._root}/{path}" if path else self._root
 
     def create(self, path: str, data: bytes) -> None:
-        with _explained(f"{self.url}/{path}"):
+        with _explained(f"{self.url}/{path}"), _without_bucket(self.url):
             self._files.pipe_file(self._full(path), data, mode="create")
 
     def read(self, path: str, max_bytes: int) -> bytes:
@@ -118,7 +118,7 @@ class ObjectStorage:
             self.delete(path)
 
     def overwrite(self, path: str, data: bytes) -> None:
-        with _explained(f"{self.url}/{path}"):
+        with _explained(f"{self.url}/{path}"), _without_bucket(self.url):
             self._files.pipe_file(self._full(path), data)
 
 
@@ -135,3 +135,12 @@ def _explained(url: str) -> Iterator[None]:
         ):
             raise
         raise OutputError(f"{url}: {error}; run the load again when that is mended") from error
+
+
+@contextmanager
+def _without_bucket(url: str) -> Iterator[None]:
+    """Where an object is written, nothing else can be missing."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise OutputError(f"{url}: {error}; make the bucket first, or choose another") from None

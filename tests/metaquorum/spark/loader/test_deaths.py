@@ -23,6 +23,8 @@ from tests.metaquorum.spark.loader.numbers import (
     seen_through_manifests,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def small_log() -> Log:
     """Ranges of 6 offsets: one with a gap, one that has only a gap, one of another partition."""
