@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 from pyspark.sql import SparkSession
 
+from metaquorum.spark.source import DefaultSource
 from tests.nodes import PATIENCE_S, unique, wait_until
 
 LEAST_JAVA = 17
@@ -104,6 +106,8 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSpa
         builder = builder.config("spark.jars", jars)
     with printing_to(logs / "printed"):  # of Java, which starts here and keeps both files
         session = builder.getOrCreate()
+    if not any(info.name == "pyspark_metaquorum" for info in iter_modules()):
+        session.dataSource.register(DefaultSource)  # not installed by make
     yield SharedSpark(session, logs)
     session.stop()
 
