@@ -1,0 +1,71 @@
+"""Batches of records in two: rows with the columns of their values, and records to be set aside."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from metaquorum.spark.value_schemas.decoded import SchemaError, ValueDecoder, show
+
+VALUE: Final = "value"
+REASON: Final = "reason"
+_SIDE_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", VALUE)
+
+
+def decoded_schema(batch_schema: pa.Schema, value_schema: pa.Schema) -> pa.Schema:
+    """The columns of a batch with those of the value in the place of `value`.
+
+    A field of the value that is called as a column of the record (`key`, `offset`; Spark does not
+    distinguish upper and lower case) becomes `value_key`. SchemaError if that is taken, too.
+    """
+    at = _value_index(batch_schema)
+    own = [field for field in batch_schema if field.name != VALUE]
+    taken = {field.name.lower() for field in own}
+    columns = [
+        field.with_name(f"value_{field.name}") if field.name.lower() in taken else field
+        for field in value_schema
+    ]
+    for field in columns:
+        count = len(taken)
+        taken.add(field.name.lower())
+        if len(taken) == count:
+            raise SchemaError(
+                f"two columns of the table would be called {show(field.name)}: leave one out of the"
+                " schema"
+            )
+    return pa.schema([*own[:at], *columns, *own[at:]])
+
+
+def rejected_schema(batch_schema: pa.Schema) -> pa.Schema:
+    """Those of topic, partition, offset, timestamp, key, value that the batch has, and reason."""
+    _value_index(batch_schema)
+    fields = [batch_schema.field(name) for name in _SIDE_COLUMNS if name in batch_schema.names]
+    return pa.schema([*fields, pa.field(REASON, pa.string(), nullable=False)])
+
+
+def split(batch: pa.RecordBatch, decoder: ValueDecoder) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """The records whose values were decoded (`decoded_schema`), and the rest (`rejected_schema`).
+
+    Each row of `batch` is in exactly one of the two, in the same order.
+    """
+    at = _value_index(batch.schema)
+    schema = decoded_schema(batch.schema, decoder.arrow_schema)
+    decoded = decoder.decode(batch.column(at))
+    rows = batch.take(decoded.kept)
+    own = [rows.column(index) for index in range(rows.num_columns) if index != at]
+    arrays = [*own[:at], *decoded.columns.columns, *own[at:]]
+    side_schema = rejected_schema(batch.schema)
+    side = batch.take(decoded.rejected)
+    side_arrays = [side.column(name) for name in side_schema.names[:-1]]
+    return (
+        pa.RecordBatch.from_arrays(arrays, schema=schema),
+        pa.RecordBatch.from_arrays([*side_arrays, decoded.reasons], schema=side_schema),
+    )
+
+
+def _value_index(schema: pa.Schema) -> int:
+    at = schema.get_field_index(VALUE)
+    if at < 0:
+        raise SchemaError("values cannot be decoded without the column value: load it, too")
+    return int(at)
