@@ -8,11 +8,12 @@ How each offset from `start` to `end` is accounted for, in order:
 
     below the log's start                          DELETED
     before the next batch, or inside one           COMPACTED; UNEXPLAINED where the topic is not
-                                                     compacted
+                                                     compacted; REPLACED behind a cut, see below
     in a control batch                             CONTROL
     in an aborted transaction, read_committed      ABORTED
     in a batch of a later leader epoch than the
-      plan's end has                               REPLACED: the log was cut, then written again
+      plan's end has                               REPLACED: the log was cut, then written again;
+                                                     what is in the batch is read
     at or behind the end of a log that was cut     TRUNCATED
     in a batch that cannot be decoded              CORRUPT
     everything else                                a record
@@ -31,7 +32,13 @@ from typing import TYPE_CHECKING, Final
 from metaquorum.client.aborted_transactions import AbortedTransactions
 from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
 from metaquorum.client.cluster import Cluster, TopicPartition
-from metaquorum.client.errors import AdminError, BrokerError, NotServedError
+from metaquorum.client.errors import (
+    AdminError,
+    BrokerError,
+    NotServedError,
+    UnreachableError,
+    broker_error,
+)
 from metaquorum.client.socket_transport import wait
 from metaquorum.client.transport import BROKEN
 from metaquorum.spark.columns import BatchBuilder, schema
@@ -106,6 +113,7 @@ class RangeReader:
         self._gaps = _GapList()
         self._corrupt_attempts = 0
         self._damage = ""  # of the batch at the position, which is fetched again
+        self._replaced = ""  # why the batch that is being decoded is not the plan's
         self._nothing_up_to = 0  # as the last response said, if it had no records
         self._truncation: str | None = None  # what the cluster's ledger says of it, once asked
         self._fetcher = PartitionFetcher(
@@ -195,13 +203,15 @@ class RangeReader:
                 continue
             try:
                 _check_stored(buffer, start, header)
-                if header.base_offset > self._position:
+                if header.leader_epoch > self._range.leader_epoch != UNKNOWN:
+                    # Others are asked about it, whose answers may come into this buffer.
+                    buffer = bytes(buffer)
+                    await self._on_later_epoch(header, data.log_start_offset)
+                elif header.base_offset > self._position:
                     await self._absent(min(header.base_offset, end), data.log_start_offset)
                 if self._position >= end:
                     return
                 stop = min(header.next_offset, end)
-                if header.leader_epoch > self._range.leader_epoch != UNKNOWN:
-                    await self._on_replaced(stop, header.leader_epoch)
                 if header.is_control:
                     aborted.on_marker(buffer, start, header)
                     await self._lose(stop, GapReason.CONTROL)
@@ -211,16 +221,17 @@ class RangeReader:
                     for _ in self._builder.add(buffer, start, header, self._position, end):
                         yield
                     for first, behind in self._builder.missing_runs():
-                        self._position = first
-                        await self._absent(behind, data.log_start_offset)
-                    self._position = stop
+                        if not self._replaced:
+                            self._position = first
+                            await self._absent(behind, data.log_start_offset)
+                    await self._take(stop)
             except (WireError, KafkaError) as error:
                 if isinstance(error, BrokerError):
                     raise
                 following = found[index + 1][1] if index + 1 < len(found) else None
                 await self._on_corrupt(header, following, error)
                 return
-            self._damage, self._corrupt_attempts = "", 0
+            self._damage, self._corrupt_attempts, self._replaced = "", 0, ""
         if problem is not None and self._position < end:
             self._on_unreadable(problem)
 
@@ -230,7 +241,8 @@ class RangeReader:
         """The batch is to be fetched again; or what is left of it is a gap."""
         last = self._builder.last_offset
         if last is not None and last >= self._position:
-            self._position = last + 1  # its records before the damage were taken
+            await self._take(last + 1)  # its records before the damage were
+        self._replaced = ""
         self._damage = f"the batch at offset {header.base_offset} cannot be decoded: {error}"
         if self._fetch_again():
             return
@@ -278,6 +290,8 @@ class RangeReader:
 
     async def _lose(self, end: int, reason: GapReason, detail: str = "") -> None:
         """Position to `end` is a gap. DataLossError where that must not be."""
+        if self._replaced:
+            reason, detail = GapReason.REPLACED, self._replaced
         end = min(end, self._range.end)
         if end > self._position:
             gap = Gap(self._position, end, reason, detail)
@@ -286,16 +300,34 @@ class RangeReader:
             self._gaps.add(gap)
             self._position = end
 
-    async def _on_replaced(self, stop: int, epoch: int) -> None:
-        """The batch up to `stop` was written by a later leader than the plan knew of."""
-        detail = (
-            f"the log was cut since the plan was made (leader epoch {self._range.leader_epoch}), "
-            f"and written again in leader epoch {epoch}{await self._ledger()}"
-        )
-        gap = Gap(self._position, stop, GapReason.REPLACED, detail)
-        if self._options.fail_on_data_loss:
-            raise DataLossError(self._range, gap)
-        self._gaps.add(gap)
+    async def _take(self, end: int) -> None:
+        """Records from the position up to `end` have been added; they may not be the plan's."""
+        if self._replaced:
+            await self._lose(end, GapReason.REPLACED)
+        self._position = end
+
+    async def _on_later_epoch(self, header: BatchHeader, log_start: int) -> None:
+        """The batch was written by a later leader than the plan knew of.
+
+        What lies before it may have been compacted away, or cut off and then written again. If the
+        batch has offsets of the range, `_replaced` is set.
+        """
+        stop, end = header.base_offset, self._range.end
+        if stop > self._position:
+            cut_at = await self._cut_at(header.leader_epoch)
+            kept = min(stop, end) if cut_at is None else min(stop, end, cut_at)
+            if kept > self._position:
+                await self._absent(kept, log_start)
+        if self._position < end:
+            self._replaced = (
+                "the log was cut since the plan was made (leader epoch "
+                f"{self._range.leader_epoch}), and written again in leader epoch "
+                f"{header.leader_epoch}{await self._ledger()}"
+            )
+            if self._options.fail_on_data_loss:
+                await self._lose(header.next_offset, GapReason.REPLACED)
+            if stop > self._position:
+                await self._lose(stop, GapReason.REPLACED)
 
     async def _on_nothing(self, data: PartitionData) -> str:
         """The response had nothing: the log ends here, for now or for good. If not, what to say."""
@@ -334,6 +366,7 @@ class RangeReader:
             if isinstance(found, BrokerError):
                 raise found
             bounds.append(found.offset)
+        await self._fetcher.check_topic()  # whose name alone was asked for
         log_start, log_end = bounds
         if log_start > self._position:
             await self._deleted(log_start, log_start)
@@ -341,29 +374,54 @@ class RangeReader:
             return await self._on_short_log(log_end)
         return f"it is out of range, though the log reaches from {log_start} to {log_end}"
 
-    async def _cut_at(self) -> int | None:
-        """Where the log was cut since the plan was made; None: it was not, as far as is known."""
-        epoch = self._range.leader_epoch
-        if epoch == UNKNOWN:
-            return None
+    async def _cut_at(self, seen_epoch: int = UNKNOWN) -> int | None:
+        """Where the log was cut since the plan was made; None: it was not, as far as is known.
+
+        A leader of an epoch before `seen_epoch` is not asked: it has not heard of the cut.
+        """
+        cluster = self._cluster
         self._fetcher.close()  # whose answer would come first
-        found = await self._cluster.partition(self._where, refresh=True)
-        asked = OffsetForLeaderPartition(partition=self._where.partition, leader_epoch=epoch)
-        topic = OffsetForLeaderTopic(topic=self._where.topic, partitions=[asked])
-        if found.leader_id not in self._cluster.nodes:
-            return None
-        try:
-            response: OffsetForLeaderEpochResponse = await self._cluster.call(
-                OffsetForLeaderEpochRequest(replica_id=-1, topics=[topic]), to=found.leader_id
-            )
-        except NotServedError:
-            return None
+        patience = cluster.deadline()
+        attempt = 0
+        while self._range.leader_epoch != UNKNOWN:
+            try:
+                ended = await self._end_of_epoch(self._range.leader_epoch, seen_epoch)
+            except NotServedError:
+                break
+            except (BrokerError, UnreachableError) as error:
+                if isinstance(error, BrokerError) and not error.retriable:
+                    break
+                if not await cluster.back_off(attempt, patience):
+                    raise
+                attempt += 1
+            else:
+                await self._fetcher.check_topic()  # whose name alone was asked for
+                return ended if 0 <= ended < self._range.end else None
+        return None
+
+    async def _end_of_epoch(self, epoch: int, seen_epoch: int) -> int:
+        """Where the leader's log has the first later epoch, or ends. BrokerError."""
+        where = self._where
+        found = await self._cluster.partition(where, refresh=True)
+        if found.leader_id not in self._cluster.nodes or UNKNOWN < found.leader_epoch < seen_epoch:
+            text = "no leader at this time"
+            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, text, f"partition {where}")
+        asked = OffsetForLeaderPartition(
+            partition=where.partition,
+            current_leader_epoch=found.leader_epoch,
+            leader_epoch=epoch,
+        )
+        topic = OffsetForLeaderTopic(topic=where.topic, partitions=[asked])
+        request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[topic])
+        response: OffsetForLeaderEpochResponse = await self._cluster.call(
+            request, to=found.leader_id
+        )
         for result in response.topics:
             for partition in result.partitions:
-                if partition.error_code == ErrorCode.NONE and partition.end_offset >= 0:
-                    ended = partition.end_offset
-                    return ended if ended < self._range.end else None
-        return None
+                if partition.error_code:
+                    raise broker_error(partition.error_code, None, f"partition {where}")
+                return partition.end_offset
+        return UNKNOWN
 
     async def _ledger(self) -> str:
         """What the workers' truncation ledgers say of this partition; "" of any other cluster."""

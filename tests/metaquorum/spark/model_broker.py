@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from metaquorum.client.transport import Attempt
 from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from wire.messages.describe_truncations import DescribedTruncation, DescribeTruncationsResponse
 from wire.messages.fetch import (
     AbortedTransaction,
     FetchableTopicResponse,
@@ -97,6 +98,7 @@ class ModelBroker:
         self.max_bytes: int | None = None
         self.before_fetch: Callable[[int, FetchRequest], ErrorCode | None] = lambda _n, _r: None
         self.down: set[int] = set()
+        self.truncations: list[tuple[int, int]] = []  # in the ledger; first and last offset
         self.slept_s = 0.0
         self._now = 1000.0
         self._served = {**SERVED, ApiKey.FETCH: fetch_version}
@@ -136,6 +138,9 @@ class ModelBroker:
             ApiVersion(api_key=key, min_version=APIS[key].min_version, max_version=version)
             for key, version in self._served.items()
         ]
+        if self.truncations:
+            key = ApiKey.DESCRIBE_TRUNCATIONS
+            keys.append(ApiVersion(api_key=key, min_version=0, max_version=0))
         return ApiVersionsResponse(api_keys=keys)
 
     def _metadata(self, node: int, request: Any) -> MetadataResponse:
@@ -179,6 +184,20 @@ class ModelBroker:
         return OffsetForLeaderEpochResponse(
             topics=[OffsetForLeaderTopicResult(topic=TOPIC, partitions=[found])]
         )
+
+    def _describe_truncations(self, node: int, request: Any) -> DescribeTruncationsResponse:
+        rows = [
+            DescribedTruncation(
+                topic=TOPIC,
+                topic_id=self.topic_id,
+                reason="unclean election",
+                offset=first,
+                end_offset=last + 1,
+                acknowledged="perhaps",
+            )
+            for first, last in self.truncations
+        ]
+        return DescribeTruncationsResponse(truncations=rows)
 
     def _fetch(self, node: int, request: FetchRequest) -> FetchResponse:
         self.fetches.append((node, request))

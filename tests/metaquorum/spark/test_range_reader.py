@@ -468,6 +468,70 @@ def test_a_log_that_was_cut_and_not_written_again_is_truncated() -> None:
     assert accounted(reader) == dict.fromkeys(range(30, 50), GapReason.TRUNCATED)
 
 
+def test_compaction_of_replaced_records_is_no_second_gap() -> None:
+    log = cut_log(30, 30)
+    log.epochs.append((5, 30))
+    log.batches.append(new_batch([31, 34], 30, 39, 5))
+    log.batches.append(new_batch([42], 42, 51, 5))
+    log.log_end = log.high_watermark = log.last_stable_offset = 52
+    for end, offsets in ((50, {31, 34, 42}), (41, {31, 34})):
+        found, reader = read(ModelBroker(log), range_of(0, end, 3), UNCOMMITTED)
+        assert found.keys() == {*range(30), *offsets}
+        assert accounted(reader) == dict.fromkeys(range(30, end), GapReason.REPLACED)
+
+
+def test_a_hole_before_replaced_records_is_compacted_up_to_the_cut_only() -> None:
+    log = plain_log(50)
+    log.batches = [*log.batches[:2], new_batch([45], 40, 49, 5)]
+    log.epochs.append((5, 30))
+    found, reader = read(ModelBroker(log), range_of(0, 50, 3), UNCOMMITTED)
+    assert found == {**everything(20), 45: value_of(45)}
+    assert accounted(reader) == {
+        **dict.fromkeys(range(20, 30), GapReason.COMPACTED),
+        **dict.fromkeys(range(30, 50), GapReason.REPLACED),
+    }
+    # Nothing of the range is left behind the cut: what lies behind the range tells of it.
+    with pytest.raises(DataLossError, match="offsets 30 to 37 of t-0 are replaced"):
+        read(ModelBroker(log), range_of(0, 38, 3), STRICT)
+    found, _ = read(ModelBroker(log), range_of(0, 30, 3), STRICT)
+    assert found == everything(20)
+    # Another leader that only goes on where the plan ends has replaced nothing.
+    log.epochs[-1] = (5, 38)
+    found, _ = read(ModelBroker(log), range_of(0, 38, 3), STRICT)
+    assert found == everything(20)
+
+
+def test_the_ledger_is_asked_for_while_the_response_is_still_decoded() -> None:
+    """Its answer must not come into the buffer of which the records are views."""
+    log = cut_log(30, 50)
+    broker = ModelBroker(log)
+    broker.truncations = [(30, 49)]
+    found, reader = read(broker, range_of(30, 50, 3), UNCOMMITTED)
+    assert found == {offset: value_of(offset) for offset in range(30, 50)}
+    assert reader.report is not None
+    (gap,) = reader.report.gaps
+    assert "node 0 removed offsets 30 to 49" in gap.detail
+
+
+def test_a_topic_that_is_made_again_while_its_end_is_asked_for_is_not_truncated() -> None:
+    """Before topic ids (Fetch 12) an offset out of range may be that of another topic."""
+    log = plain_log(50)
+    broker = ModelBroker(log, fetch_version=12)
+    broker.max_bytes = 1
+
+    def on_fetch(node: int, request: FetchRequest) -> ErrorCode | None:
+        if request.topics[0].partitions[0].fetch_offset == 20:
+            broker.topic_id = bytes(15) + b"x"
+            log.log_end = log.high_watermark = log.last_stable_offset = 0
+            log.epochs, log.batches = [(4, 0)], []
+        return None
+
+    broker.before_fetch = on_fetch
+    found, reader = read(broker, range_of(0, 50, 3), UNCOMMITTED)
+    assert found == everything(20)
+    assert accounted(reader) == dict.fromkeys(range(20, 50), GapReason.DELETED)
+
+
 def test_a_high_watermark_that_lags_is_waited_for() -> None:
     log = plain_log(50)
     log.high_watermark = 20
