@@ -25,6 +25,8 @@ class ReplicationSettings(ClusterSettings):
     throttles: bool = False  # clients have quotas
     racks: int = 0  # that workers stand in; 0: nobody says
     near_consumers: int = 0  # that read from the replica in their rack
+    # Clients that load planned offset ranges; each says so itself.
+    loaders: int = field(default=0, repr=False)
 
 
 class ReplicatedClusterState(ClusterState):

@@ -50,6 +50,12 @@ from simulations.replication.loss_checkers import LOSS_CHECKERS, LossesAreRecord
 from simulations.replication.near_consumer import NEAR_CHECKERS, NearConsumer
 from simulations.replication.probes import watched_replicas
 from simulations.replication.quota_administrator import QuotaAdministrator
+from simulations.replication.range_loads import (
+    LOAD_CHECKERS,
+    LoadsAdministrator,
+    RangeLoader,
+    small_arrow_batches,
+)
 from simulations.replication.replica_checkers import (
     REPLICATION_CHECKERS,
     AcknowledgedStays,
@@ -76,6 +82,7 @@ THROTTLED_CHECKERS: Final = (*CHECKERS, *QUOTA_CHECKERS, *NEAR_CHECKERS)
 # The least quota of a worker lets all that a producer may have left through in this time.
 THROTTLED_S: Final = 90.0
 CLEANED_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *NEAR_CHECKERS)
+LOADS_CHECKERS: Final = (*CHECKERS, *CLEANUP_CHECKERS, *LOAD_CHECKERS)
 # Bits that rot in journals are `quorum`'s; for reads that fail see `draw_failing_reads`.
 _ELSEWHERE: Final = ("bit rot", "stop in snapshot", "failing read")
 KINDS: Final = (*(kind for kind in CLUSTER_FAULTS if kind not in _ELSEWHERE), *REPLICA_KINDS)
@@ -230,6 +237,34 @@ async def play_cleaned(world: World, leave_out: Collection[int] = ()) -> None:
     await play_settings(world, settings, checkers=CLEANED_CHECKERS)
 
 
+def draw_loads_settings(draw: Random) -> ReplicationSettings:
+    """As cleaned-replicas, small: few records and few troubles, so that many ranges are read."""
+    settings = draw_cleaned_settings(draw)
+    settings.controllers = 1
+    settings.is_combined = False
+    settings.workers = 3
+    settings.producers, settings.consumers, settings.near_consumers = 2, 0, 0
+    settings.administrators = 1
+    settings.records, settings.think_s = 60, 0.05
+    settings.changes = draw.choice([3, 8, 14])
+    settings.unclean = draw.choice([0.0, 0.9, 0.9])
+    settings.fault_s, settings.peace_s = 3.0, draw.choice([0.3, 0.8])
+    settings.disk_delay_s, settings.delay_s = draw.choice([0.0005, 0.005]), 0.002
+    settings.session_timeout_ms = 2000
+    settings.loaders = draw.randint(1, 2)
+    kinds = draw.choice([(*KINDS, *_OFTEN), ("alone",), ("alone", "overtaken")])
+    settings.faults = draw_faults(draw, kinds, over_s=settings.fault_s, most=AIMED_FAULTS)
+    return settings
+
+
+async def play_loads(world: World, leave_out: Collection[int] = ()) -> None:
+    settings = draw_loads_settings(world.stream("settings range-loads"))
+    world.faults = {fault.number: str(fault) for fault in settings.faults}
+    settings.faults = without(settings.faults, leave_out)
+    with small_arrow_batches(world.stream("arrow batches")):
+        await play_settings(world, settings, checkers=LOADS_CHECKERS)
+
+
 async def play_settings(
     world: World,
     settings: ReplicationSettings,
@@ -297,7 +332,12 @@ async def restart_impaired(cluster_state: ReplicatedClusterState) -> None:
 
 
 AnyClient: TypeAlias = (
-    ReplicaAdministrator | QuotaAdministrator | ReplicaProducer | ReplicaConsumer | ReplicaAttacker
+    ReplicaAdministrator
+    | QuotaAdministrator
+    | ReplicaProducer
+    | ReplicaConsumer
+    | ReplicaAttacker
+    | RangeLoader
 )
 
 
@@ -307,10 +347,17 @@ class Clients:
     producers: list[ReplicaProducer] = field(default_factory=list)
     consumers: list[ReplicaConsumer] = field(default_factory=list)
     attackers: list[ReplicaAttacker] = field(default_factory=list)
+    loaders: list[RangeLoader] = field(default_factory=list)
 
     @property
     def all(self) -> list[AnyClient]:
-        return [*self.administrators, *self.producers, *self.consumers, *self.attackers]
+        return [
+            *self.administrators,
+            *self.producers,
+            *self.consumers,
+            *self.attackers,
+            *self.loaders,
+        ]
 
     @property
     def are_done(self) -> bool:
@@ -336,6 +383,7 @@ def _clients_of(cluster_state: ReplicatedClusterState) -> Clients:
     for number in range(settings.administrators):
         name = f"admin-{number}"
         administrator = CleanupAdministrator if settings.cleans else ReplicaAdministrator
+        administrator = LoadsAdministrator if settings.loaders else administrator
         clients.administrators.append(administrator(cluster_state, name, world.stream(name)))
     for number in range(settings.producers):
         name = f"producer-{number}"
@@ -354,6 +402,9 @@ def _clients_of(cluster_state: ReplicatedClusterState) -> Clients:
     for number in range(settings.attackers):
         name = f"attacker-{number}"
         clients.attackers.append(ReplicaAttacker(cluster_state, name, world.stream(name)))
+    for number in range(settings.loaders):
+        name = f"loader-{number}"
+        clients.loaders.append(RangeLoader(cluster_state, name, world.stream(name)))
     return clients
 
 
@@ -455,6 +506,29 @@ CLEANED_REPLICAS: Final = Scenario(
         "followers left for the leader",
         "fault: overtaken",
         "fault: alone",
+    ),
+)
+
+RANGE_LOADS: Final = Scenario(
+    "range-loads",
+    "loads that read planned offset ranges again and again, of clusters that lose and delete some",
+    play_loads,
+    LOADS_CHECKERS,
+    gates=(
+        "acknowledged records",
+        "ranges loaded",
+        "ranges loaded in the end",
+        "loads retried",
+        "loads from several fetches",
+        "leaders that moved in mid-range",
+        "gaps: DELETED",
+        "gaps: COMPACTED",
+        "gaps: TRUNCATED",
+        "gaps: REPLACED",
+        "records compacted away",
+        "log starts moved by retention",
+        "unclean elections",
+        "topics made again",
     ),
 )
 

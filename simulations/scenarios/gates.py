@@ -21,10 +21,11 @@ class CiShare(NamedTuple):
 
 
 CI: Final[Mapping[str, CiShare]] = {
-    "replication": CiShare(13, 300),
+    "replication": CiShare(12, 300),
     "crossings": CiShare(3, 100),
     "damaged-replicas": CiShare(2, 30),
-    "cleaned-replicas": CiShare(4, 30),
+    "cleaned-replicas": CiShare(3, 30),
+    "range-loads": CiShare(2, 40),
     "throttled-replicas": CiShare(3, 20),
     "quorum": CiShare(11, 150),
     "rebuilt-voter": CiShare(2, 40),
@@ -74,6 +75,7 @@ UNGATED: Final[Mapping[str, tuple[str, ...]]] = {
     # No strangers, no bits that flip.
     "rebuilt-voter": ("StrangersStayOut", "RotIsNoticed"),
     "cleaned-replicas": ("ClaimsAreRefused", "LiesStayOut"),
+    "range-loads": ("ClaimsAreRefused", "LiesStayOut"),
     "throttled-replicas": ("ClaimsAreRefused", "LiesStayOut", "PositionsStayValid"),
     "single-node-kill": _FEW_FAULTS,
     "single-node-power": _FEW_FAULTS,

@@ -24,6 +24,7 @@ from simulations.replication.crossings import INTERLEAVINGS_SCENARIO
 from simulations.replication.replication_scenario import (
     CLEANED_REPLICAS,
     DAMAGED_REPLICAS,
+    RANGE_LOADS,
     REPLICATION,
     THROTTLED_REPLICAS,
 )
@@ -337,6 +338,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         REPLICATION,
         DAMAGED_REPLICAS,
         CLEANED_REPLICAS,
+        RANGE_LOADS,
         INTERLEAVINGS_SCENARIO,
         THROTTLED_REPLICAS,
         QUOTAS,
