@@ -204,6 +204,8 @@ def _not_in_log(start: int, end: int, snapshot: PartitionSnapshot) -> str:
         return f"offset {start} is behind the end of the log at {snapshot.end}"
     if end > snapshot.end:
         return f"offsets {snapshot.end} to {end - 1} are behind the end of the log"
+    if start > end:  # the log's start
+        return f"those before offset {end} are deleted: the log starts at {start}"
     if start < snapshot.log_start and start < end:
         last = min(end, snapshot.log_start) - 1
         return f"offsets {start} to {last} are deleted: the log starts at {snapshot.log_start}"

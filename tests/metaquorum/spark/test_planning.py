@@ -88,8 +88,8 @@ def timed(start: int | None, end: int | None = None) -> PartitionSnapshot:
         (timed(20, NO_OFFSET), options(Timestamp(5), Timestamp(6)), (20, 50)),
         (timed(NO_OFFSET), options(Timestamp(5), latest_if_no_match=True), (50, 50)),
         (timed(None, 30), options(at(-2), TimestampsByPartition({P0: 6})), (10, 30)),
-        # Nothing is asked for that the log has, nor anything that it had.
-        (LOG, options(Position.EARLIEST, at(5)), (5, 5)),
+        (LOG, options(at(5), at(5)), (5, 5)),
+        (LOG, options(Position.EARLIEST, at(10)), (10, 10)),
     ],
 )
 def test_offsets_that_are_read(
@@ -107,6 +107,7 @@ def test_offsets_that_are_read(
         (at(51), Position.LATEST, "offset 51 is behind the end of the log at 50", (50, 50)),
         (at(60), at(70), "offset 60 is behind the end", (50, 50)),
         (Position.EARLIEST, at(51), "offsets 50 to 50 are behind", (10, 50)),
+        (Position.EARLIEST, at(5), "those before offset 5 are deleted: the log starts", (5, 5)),
     ],
 )
 def test_offsets_that_the_log_does_not_have(
