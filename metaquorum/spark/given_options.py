@@ -21,7 +21,7 @@ class OptionError(ValueError):
 # for this client, which is in no consumer group and reads each range in a task of its own.
 _NO_GROUP: Final = "a load is in no consumer group and commits no offset; leave it out"
 _INLINE_PEM: Final = "certificates and keys are read from files: give the path of a PEM file by "
-_REFUSED: Final[Mapping[str, str]] = {
+REFUSED_OPTIONS: Final[Mapping[str, str]] = {
     "kafka.auto.offset.reset": "set startingOffsets instead: it says where to start",
     "kafka.key.deserializer": "keys are read as bytes; decode them in the DataFrame",
     "kafka.value.deserializer": "values are read as bytes; decode them in the DataFrame",
@@ -38,7 +38,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "path": "a topic is not named by a path: set subscribe, and call load() without a path",
     "topic": "it is for writing; set subscribe to read a topic",
 }
-_KNOWN: Final = (
+KNOWN_OPTIONS: Final = (
     *("assign", "subscribe", "subscribePattern"),
     *("startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp"),
     *("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"),
@@ -80,7 +80,7 @@ class GivenOptions:
         return min(found, default=None)
 
     def check_refused(self) -> None:
-        for name, why in _REFUSED.items():
+        for name, why in REFUSED_OPTIONS.items():
             if name.lower() in self._values:
                 raise OptionError(f"option {name} is not supported: {why}")
 
@@ -89,7 +89,7 @@ class GivenOptions:
             return
         lower = min(self._values)
         name = self._names[lower][:200]
-        known = {one.lower(): one for one in _KNOWN}
+        known = {one.lower(): one for one in KNOWN_OPTIONS}
         if lower in known or lower in map(str.lower, STREAMING_OPTIONS):
             raise OptionError(f"option {name} has no place here{hint}")
         close = difflib.get_close_matches(lower, known, 1)

@@ -275,7 +275,9 @@ def _limit(given: GivenOptions, side: str, default: Position) -> Limit:
     if name == names[0]:
         timestamp_ms = whole_number(value, MAX_OFFSET)
         if timestamp_ms is None:
-            raise OptionError(f"option {name} is not a number of milliseconds since 1970: {value}")
+            raise OptionError(
+                f"option {name} is not a number of milliseconds since 1970: {value[:100]!r}"
+            )
         return Timestamp(timestamp_ms)
     if name == names[1]:
         example = '{"topicA":{"0":1000,"1":1000},"topicB":{"0":2000}}'
@@ -301,7 +303,8 @@ def _by_partition(name: str, text: str, least: int, example: str) -> dict[TopicP
             if where in found:  # as "1" and "01"
                 raise OptionError(f"option {name} names {where} twice")
             if not least <= value <= MAX_OFFSET:
-                raise OptionError(f"option {name} gives {where} the number {value}, which is none")
+                shown = str(value)[:100]
+                raise OptionError(f"option {name} gives {where} the number {shown}, which is none")
             found[where] = value
     return found
 
@@ -405,7 +408,7 @@ def _connecting(given: GivenOptions) -> Connecting:
     try:
         parse_bootstrap(bootstrap)
     except ValueError as error:
-        raise OptionError(f"option kafka.bootstrap.servers: {error}") from None
+        raise OptionError(f"option kafka.bootstrap.servers: {str(error)[:300]}") from None
     return Connecting(
         bootstrap=bootstrap,
         security=parse_security(given),

@@ -1,4 +1,5 @@
 import logging
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from metaquorum.client.cluster import TopicPartition
 from metaquorum.client.security import Login, Security, Tls
+from metaquorum.spark.given_options import KNOWN_OPTIONS, REFUSED_OPTIONS, STREAMING_OPTIONS
 from metaquorum.spark.jaas import parse_jaas
 from metaquorum.spark.options import (
     COLUMNS,
@@ -26,6 +28,7 @@ from metaquorum.spark.options import (
     TimestampsByPartition,
     parse_fetch_options,
 )
+from tests.nodes import ROOT
 
 BOOTSTRAP = {"kafka.bootstrap.servers": "localhost:9092"}
 LEAST = {**BOOTSTRAP, "subscribe": "t"}
@@ -315,6 +318,15 @@ def test_options_that_are_refused(options: Mapping[str, str], words: str) -> Non
         parse(options)
 
 
+def test_every_option_is_documented() -> None:
+    text = (ROOT / "docs" / "spark-source.md").read_text()
+    named = set(re.findall(r"`([\w.]+)`", text))
+    passwords = {"kafka.ssl.truststore.password", "kafka.ssl.keystore.password"}  # refused
+    assert {*KNOWN_OPTIONS, *STREAMING_OPTIONS} - passwords <= named
+    kafkas = {name for name in named if name.startswith("kafka")}
+    assert kafkas <= {*KNOWN_OPTIONS, *REFUSED_OPTIONS}
+
+
 def test_an_option_that_is_given_twice_is_refused() -> None:
     with pytest.raises(OptionError, match="given twice"):
         ReadOptions.parse({**LEAST, "Subscribe": "u"})
@@ -477,6 +489,31 @@ def test_no_secret_is_printed() -> None:
     read = parse({**SASL, "kafka.sasl.jaas.config": JAAS + ";"})
     assert read.fetch.connecting.security.login == Login("SCRAM-SHA-512", "u", SECRET)
     assert SECRET not in repr(read)
+
+
+ALL_NAMES = [*KNOWN_OPTIONS, *REFUSED_OPTIONS, *STREAMING_OPTIONS, "kafka.unknown", "unknown", ""]
+VALUES = [
+    *("true", "SASL_SSL", "SSL", "PEM", "PLAIN", "1", "0", "[]", "{}", "9" * 5000),
+    *('{"t":{"0":1}}', '{"t":[0]}', '{"t":{"0":null}}', '{"t":{"0":1e400}}', '{"t":{"\u0661":1}}'),
+    *('{"t":{"0":' + "9" * 5000 + "}}", '{"t":{"0":' + "9" * 4000 + "}}", "m required a=b;"),
+]
+
+
+@given(
+    st.dictionaries(st.sampled_from(ALL_NAMES), st.text() | st.sampled_from(VALUES), max_size=6),
+    st.booleans(),
+)
+def test_any_options_are_parsed_or_refused_in_a_sentence(
+    options: dict[str, str], is_complete: bool
+) -> None:
+    given_options = {**LEAST, **options} if is_complete else options
+    for parser in (ReadOptions.parse, parse_fetch_options):
+        problem = ""
+        try:
+            repr(parser(given_options))
+        except OptionError as error:
+            problem = str(error)
+        assert len(problem) < 1000
 
 
 # JAAS (Kafka's JaasConfig, Java's StreamTokenizer)
