@@ -10,3 +10,21 @@ pyspark only in `source` and `loader.spark_runner`. Network I/O goes through `me
 files are the loader's. Start with `range_reader`. Deliberately absent: trio, pysyncobj and all
 else that a node needs, since this package runs on Spark's executors without them.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from metaquorum.spark.loader.load_job import load
+
+__all__ = ["load"]
+
+
+def __getattr__(name: str) -> Any:
+    """`load`, imported when it is asked for: executors that only read ranges need no loader."""
+    if name != "load":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from metaquorum.spark.loader.load_job import load
+
+    return load

@@ -1,0 +1,498 @@
+"""Loads from a node: whole ones, those that are killed, and what they leave."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+import metaquorum.spark
+from metaquorum.client.cluster import TopicPartition
+from metaquorum.client.errors import BrokerError
+from metaquorum.client.producer import ProducerRecord
+from metaquorum.client.security import Login, Security, Tls
+from metaquorum.client.socket_transport import BlockingAdmin, connect
+from metaquorum.spark.errors import LoadError
+from metaquorum.spark.gaps import GapReason
+from metaquorum.spark.loader.coordinator import Events
+from metaquorum.spark.loader.errors import (
+    LoaderError,
+    RangesFailedError,
+    RefusedError,
+    UsageError,
+)
+from metaquorum.spark.loader.load_job import LoadJob, committed_files, plan_load, read_report
+from metaquorum.spark.loader.load_report import LoadReport
+from metaquorum.spark.options import Connecting
+from tests.cli.admin.test_security import PASSWORD, Guarded
+from tests.metaquorum.spark.conftest import SharedSpark, text_of
+from tests.metaquorum.spark.loader.processes import (
+    LoadProcess,
+    is_committed,
+    is_running,
+    results_in,
+)
+from tests.metaquorum.spark.topics import filled_topic, new_topic, send
+from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, wait_until
+
+BEGAN_MS = 1_700_000_000_000
+PARTITIONS = 2
+COUNT = 6000
+ATTEMPTS = 5
+WORKER = b"loader.tasks.worker"
+
+pytestmark = pytest.mark.slow
+
+
+def record(number: int) -> ProducerRecord:
+    """Some keys and values are missing; timestamps rise by a millisecond."""
+    return ProducerRecord(
+        None if number % 7 == 0 else b"value %d" % number,
+        None if number % 3 == 0 else b"key %d" % number,
+        (),
+        BEGAN_MS + number,
+        number % PARTITIONS,
+    )
+
+
+@pytest.fixture(scope="module")
+def topic(either: Peer) -> str:
+    """Number n is in partition n % 2, at offset n // 2."""
+    return filled_topic(either.bootstrap, map(record, range(COUNT)), PARTITIONS)
+
+
+@pytest.fixture(scope="module")
+def own_topic(node: Peer) -> str:
+    return filled_topic(node.bootstrap, map(record, range(COUNT)), PARTITIONS)
+
+
+def load(bootstrap: str, topic: str, output: Path, **options: Any) -> LoadReport:
+    given = {"max_records_per_range": 1000, "parallel": 2, "timeout_s": PATIENCE_S} | options
+    return metaquorum.spark.load(topic, str(output), bootstrap=bootstrap, **given)
+
+
+def rows_of(output: Path) -> list[dict[str, Any]]:
+    """As a reader of the folder sees them, in order."""
+    found = ds.dataset(str(output), format="parquet", partitioning="hive").to_table()
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
+
+
+def assert_whole(output: Path, count: int = COUNT) -> None:
+    """Each record once, and as it was sent."""
+    rows = rows_of(output)
+    where = [(number % PARTITIONS, number // PARTITIONS) for number in range(count)]
+    assert [(row["partition"], row["offset"]) for row in rows] == sorted(where)
+    for row in rows:
+        sent = record(row["offset"] * PARTITIONS + row["partition"])
+        assert (row["key"], row["value"]) == (sent.key, sent.value)
+        assert row["timestamp"].timestamp() * 1000 == pytest.approx(sent.timestamp_ms, abs=0.01)
+    assert not (output / "_loading").exists()
+    assert len(committed_files(str(output))) == len(list(output.rglob("*.parquet")))
+
+
+def test_a_load_has_each_record_once(either: Peer, topic: str, tmp_path: Path) -> None:
+    report = load(either.bootstrap, topic, tmp_path / "out")
+    assert (report.version, report.records, report.missing) == (1, COUNT, {})
+    assert len(report.rows) == 6
+    assert_whole(tmp_path / "out")
+    first = report.rows[0].result.report
+    assert (first.first_offset, first.last_offset) == (0, 999)
+    assert (first.min_timestamp_ms, first.max_timestamp_ms) == (BEGAN_MS, BEGAN_MS + 1998)
+    kept = read_report(str(tmp_path / "out")).to_json()
+    assert kept | {"output": report.output} == report.to_json()
+
+
+def test_loads_go_on_where_the_last_one_ended(node: Peer, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        name = new_topic(cluster, PARTITIONS)
+        for version in range(3):
+            send(cluster, name, map(record, range(version * 100, version * 100 + 100)))
+            report = load(node.bootstrap, name, output)
+            assert (report.version, report.records) == (version + 1, 100)
+            assert_whole(output, version * 100 + 100)
+    assert load(node.bootstrap, name, output).version is None
+
+
+def test_a_load_may_begin_and_end_at_a_time(node: Peer, own_topic: str, tmp_path: Path) -> None:
+    limits = {"starting": "2023-11-14T22:13:21Z", "ending": "2023-11-14T22:13:23Z"}
+    report = load(node.bootstrap, own_topic, tmp_path / "out", **limits)
+    assert report.records == 2000
+    offsets = {row["offset"] for row in rows_of(tmp_path / "out")}
+    assert (min(offsets), max(offsets)) == (500, 1499)
+    later = load(node.bootstrap, own_topic, tmp_path / "out", starting=limits["starting"])
+    assert later.records == COUNT - 3000
+
+
+def test_offsets_that_leave_a_gap_are_refused(node: Peer, own_topic: str, tmp_path: Path) -> None:
+    load(node.bootstrap, own_topic, tmp_path / "out", starting="10", ending="20")
+    with pytest.raises(RefusedError, match="would make a gap"):
+        load(node.bootstrap, own_topic, tmp_path / "out", starting="21", ending="30")
+    with pytest.raises(RefusedError, match="would make an overlap"):
+        load(node.bootstrap, own_topic, tmp_path / "out", starting="19", ending="30")
+    again = load(node.bootstrap, own_topic, tmp_path / "out", starting="10", ending="30")
+    assert again.records == 2 * 10
+
+
+def test_columns_and_headers_are_chosen(node: Peer, tmp_path: Path) -> None:
+    sent = [ProducerRecord(b"v", b"k", (("name", b"x"), ("none", None)), BEGAN_MS)]
+    name = filled_topic(node.bootstrap, sent)
+    load(node.bootstrap, name, tmp_path / "all", include_headers=True, compression="zstd")
+    (row,) = rows_of(tmp_path / "all")
+    assert row["headers"] == [{"key": "name", "value": b"x"}, {"key": "none", "value": None}]
+    load(node.bootstrap, name, tmp_path / "some", columns=["offset", "topic"])
+    assert rows_of(tmp_path / "some") == [{"offset": 0, "topic": name, "partition": 0}]
+
+
+def test_deleted_records_are_an_error_or_a_gap_with_its_reason(node: Peer, tmp_path: Path) -> None:
+    name = filled_topic(node.bootstrap, (record(2 * n) for n in range(100)))
+    output = tmp_path / "out"
+    load(node.bootstrap, name, output, ending="10")
+    with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        where = TopicPartition(name, 0)
+        deleted = BlockingAdmin(cluster).delete_records({where: 25})[where]
+        assert not isinstance(deleted, BrokerError)
+    with pytest.raises((LoadError, LoaderError), match="10 to 24"):
+        load(node.bootstrap, name, output)
+    report = load(node.bootstrap, name, output, fail_on_data_loss=False)
+    assert report.missing == {GapReason.DELETED: 15}
+    (gap,) = report.rows[0].result.report.gaps
+    assert (gap.start, gap.end) == (10, 25)
+    assert [row["offset"] for row in rows_of(output)] == [*range(10), *range(25, 100)]
+
+
+def test_an_empty_topic_is_nothing_to_load(node: Peer, tmp_path: Path) -> None:
+    with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        name = new_topic(cluster)
+    assert load(node.bootstrap, name, tmp_path / "out").version is None
+
+
+def test_a_plan_reads_nothing_and_writes_nothing(
+    node: Peer, own_topic: str, tmp_path: Path
+) -> None:
+    job = LoadJob((own_topic,), str(tmp_path / "out"), Connecting(node.bootstrap))
+    found = plan_load(job)
+    assert found.plan is not None
+    assert sum(each.offsets for each in found.plan.ranges) == COUNT
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"starting": "latest"},
+        {"ending": "earliest"},
+        {"starting": "soon"},
+        {"columns": ["nothing"]},
+        {"columns": ["topic"]},
+        {"columns": ["headers"]},
+        {"compression": "best"},
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        load("localhost:1", "topic", tmp_path / "out", **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Deaths
+
+
+def arguments(bootstrap: str, topic: str, output: Path, records: int) -> list[object]:
+    return [
+        *("-b", bootstrap, "--topic", topic, "--output", output, "--local", "--parallel", 1),
+        *("--max-records-per-range", records),
+    ]
+
+
+def half_way(folder: Path, bootstrap: str, topic: str, **environment: str) -> LoadProcess:
+    """A load of 120 ranges, of which some have results, stopped; its output is `folder / "out"`."""
+    process = LoadProcess(
+        folder, arguments(bootstrap, topic, folder / "out", COUNT // 120), **environment
+    )
+    wait_until(
+        lambda: (
+            process.process.poll() is not None
+            or is_committed(folder / "out")
+            or results_in(folder / "out") > 3
+        ),
+        what="some results",
+    )
+    os.kill(process.pid, signal.SIGSTOP)
+    return process
+
+
+def killed_half_way(folder: Path, bootstrap: str, topic: str) -> Path:
+    """The output of a load whose driver died when some ranges had results."""
+    for attempt in range(ATTEMPTS):
+        process = half_way(folder / str(attempt), bootstrap, topic)
+        process.kill()
+        output = folder / str(attempt) / "out"
+        if not is_committed(output):
+            return output
+    raise AssertionError("each load was done before it could be killed")
+
+
+def test_a_driver_that_is_killed_is_gone_on_with(
+    node: Peer, own_topic: str, tmp_path: Path
+) -> None:
+    output = killed_half_way(tmp_path, node.bootstrap, own_topic)
+    done = results_in(output)
+    assert done > 3
+    assert list(output.rglob("*.parquet")) == []
+    again = LoadProcess(tmp_path / "again", arguments(node.bootstrap, own_topic, output, 50))
+    assert again.wait() == 0, again.stderr.read_text()
+    assert "begun by an earlier run" in again.stdout.read_text()
+    assert_whole(output)
+    assert len(read_report(str(output)).rows) == 120
+
+
+def test_another_command_does_not_go_on_with_it_but_may_discard_it(
+    node: Peer, own_topic: str, tmp_path: Path
+) -> None:
+    output = killed_half_way(tmp_path, node.bootstrap, own_topic)
+    with pytest.raises(RefusedError, match="was asked for otherwise"):
+        load(node.bootstrap, own_topic, output, ending="100")
+    load(node.bootstrap, own_topic, output, ending="100", discard_unfinished=True)
+    assert_whole(output, 200)
+
+
+class KillsWorkers(Events):
+    """Kills the workers of this process whenever a range has begun, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.killed: list[int] = []
+        self._times = times
+
+    def on_range(self, index: int, what: object) -> None:
+        if len(self.killed) < self._times:
+            for pid in descendants(os.getpid(), WORKER):
+                os.kill(pid, signal.SIGKILL)
+                self.killed.append(pid)
+
+
+def descendants(ancestor: int, word: bytes) -> list[int]:
+    """Processes that it, or one of those, started, and whose command has that word."""
+    parents, commands = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found = {ancestor}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return [pid for pid in found if word in commands.get(pid, b"")]
+
+
+def test_workers_that_are_killed_are_replaced(node: Peer, own_topic: str, tmp_path: Path) -> None:
+    events = KillsWorkers(6)
+    options = {"max_records_per_range": 100, "events": events}
+    report = load(node.bootstrap, own_topic, tmp_path / "out", **options)
+    assert len(events.killed) >= 6
+    assert report.records == COUNT
+    assert_whole(tmp_path / "out")
+    assert not any(is_running(pid) for pid in events.killed)
+
+
+def test_a_second_driver_is_refused_while_one_works(
+    node: Peer, own_topic: str, tmp_path: Path
+) -> None:
+    for attempt in range(ATTEMPTS):
+        process = half_way(tmp_path / str(attempt), node.bootstrap, own_topic)
+        output = tmp_path / str(attempt) / "out"
+        if is_committed(output):
+            process.kill()
+            continue
+        try:
+            with pytest.raises(RefusedError, match=f"is under way, by process {process.pid} on"):
+                load(node.bootstrap, own_topic, output, max_records_per_range=50)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert process.wait() == 0, process.stderr.read_text()
+        assert_whole(output)
+        return
+    raise AssertionError("each load was done before it could be stopped")
+
+
+def test_an_unfinished_load_of_a_topic_that_is_gone_is_told(node: Peer, tmp_path: Path) -> None:
+    name = filled_topic(node.bootstrap, map(record, range(COUNT)), PARTITIONS)
+    output = killed_half_way(tmp_path, node.bootstrap, name)
+    with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        assert BlockingAdmin(cluster).delete_topics([name]) == {name: None}
+    again = arguments(node.bootstrap, name, output, 50)
+    process = LoadProcess(tmp_path / "again", again)
+    assert process.wait() == 1
+    said = process.stderr.read_text()
+    assert f"topic {name}, which the unfinished load 1 reads, is not there any more" in said
+
+
+# Secrets
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    made = Guarded(tmp_path_factory.mktemp("guarded"))
+    made.node.start()
+    yield made
+    made.node.stop()
+
+
+def all_arguments() -> str:
+    """Those of every process of this machine, as ps shows them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except (OSError, UnicodeDecodeError):
+                continue
+    return "\n".join(found)
+
+
+def security_of(guarded: Guarded) -> Security:
+    return Security(Tls(guarded.authority.path), Login("SCRAM-SHA-512", "admin", PASSWORD))
+
+
+@pytest.mark.skipif(bool(elsewhere()), reason="another cluster has other users")
+def test_no_password_is_in_files_output_or_arguments(guarded: Guarded, tmp_path: Path) -> None:
+    name = filled_topic(guarded.plain, map(record, range(COUNT)), PARTITIONS)
+    by_environment = {
+        "MQ_USERNAME": "admin",
+        "MQ_PASSWORD": PASSWORD,
+        "MQ_TLS_AUTHORITIES": guarded.authority.path,
+    }
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        process = half_way(folder, guarded.node.bootstrap, name, **by_environment)
+        workers = process.workers()
+        shown = all_arguments()
+        inherited = [Path(f"/proc/{pid}/environ").read_bytes() for pid in workers]
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.wait() == 0, process.stderr.read_text()
+        if workers:
+            break
+    assert "loader.tasks.worker" in shown
+    assert PASSWORD not in shown
+    assert not any(PASSWORD.encode() in each for each in inherited)
+    assert PASSWORD not in text_of(folder)
+    assert "admin" not in text_of(folder / "out" / "_metaquorum")
+    assert_whole(folder / "out")
+
+
+@pytest.mark.skipif(bool(elsewhere()), reason="another cluster has other users")
+def test_a_wrong_password_is_a_sentence_without_it(guarded: Guarded, tmp_path: Path) -> None:
+    wrong = PASSWORD + " no more"
+    arguments_ = arguments(guarded.node.bootstrap, "any", tmp_path / "out", 10)
+    process = LoadProcess(
+        tmp_path / "process",
+        arguments_,
+        MQ_USERNAME="admin",
+        MQ_PASSWORD=wrong,
+        MQ_TLS_AUTHORITIES=guarded.authority.path,
+    )
+    assert process.wait() == 1
+    said = process.stderr.read_text()
+    assert said.startswith("mq-load: ")
+    assert "Traceback" not in said
+    assert wrong not in text_of(tmp_path)
+
+
+# By Spark
+
+
+def test_spark_loads_the_same_files(
+    shared_spark: SharedSpark, node: Peer, own_topic: str, tmp_path: Path
+) -> None:
+    load(node.bootstrap, own_topic, tmp_path / "processes")
+    report = load(node.bootstrap, own_topic, tmp_path / "spark", spark=shared_spark.session)
+    assert report.records == COUNT
+    assert_whole(tmp_path / "spark")
+
+    def files(output: Path) -> Sequence[str]:
+        return sorted(str(path.relative_to(output)) for path in output.rglob("*.parquet"))
+
+    assert files(tmp_path / "spark") == files(tmp_path / "processes")
+    frame = shared_spark.session.read.parquet(str(tmp_path / "spark"))
+    assert frame.count() == COUNT
+    assert frame.where("partition = 1").count() == COUNT // 2
+
+
+class KillsPython(Events):
+    """Kills the Python processes of Spark when the first range has a result."""
+
+    def __init__(self) -> None:
+        self.killed: list[int] = []
+
+    def on_range(self, index: int, what: object) -> None:
+        if not self.killed:
+            self.killed = descendants(os.getpid(), b"pyspark.daemon")
+            for pid in self.killed:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_python_processes_of_spark_that_are_killed_are_replaced(
+    shared_spark: SharedSpark, node: Peer, own_topic: str, tmp_path: Path
+) -> None:
+    events = KillsPython()
+    options = {"spark": shared_spark.session, "events": events, "max_records_per_range": 20}
+    report = load(node.bootstrap, own_topic, tmp_path / "out", **options)
+    assert events.killed
+    assert report.records == COUNT
+    assert_whole(tmp_path / "out")
+
+
+@pytest.mark.skipif(bool(elsewhere()), reason="another cluster has other users")
+def test_spark_gets_the_password_and_writes_it_nowhere(
+    shared_spark: SharedSpark, guarded: Guarded, tmp_path: Path
+) -> None:
+    name = filled_topic(guarded.plain, map(record, range(COUNT)), PARTITIONS)
+    options = {"spark": shared_spark.session, "security": security_of(guarded)}
+    load(guarded.node.bootstrap, name, tmp_path / "out", **options)
+    assert_whole(tmp_path / "out")
+    logged = shared_spark.logged()
+    assert "fetch ranges and write Parquet" in logged
+    assert PASSWORD not in logged
+    assert PASSWORD not in text_of(tmp_path)
+
+
+def test_a_range_that_spark_cannot_read_is_a_sentence(
+    shared_spark: SharedSpark, node: Peer, tmp_path: Path
+) -> None:
+    """The records go between the plan and the task."""
+    name = filled_topic(node.bootstrap, (record(2 * n) for n in range(100)))
+
+    class Deletes(Events):
+        def on_plan(self, plan: object, done: int) -> None:
+            with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+                BlockingAdmin(cluster).delete_records({TopicPartition(name, 0): 50})
+
+    options = {"spark": shared_spark.session, "events": Deletes()}
+    with pytest.raises(RangesFailedError, match=r"offsets 0 to 49 .* are deleted"):
+        load(node.bootstrap, name, tmp_path / "out", **options)
+    report = load(node.bootstrap, name, tmp_path / "out", fail_on_data_loss=False)
+    assert report.missing == {GapReason.DELETED: 50}
+
+
+def test_a_node_that_dies_meanwhile_is_waited_for(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node")
+    node.start()
+    try:
+        name = filled_topic(node.bootstrap, map(record, range(COUNT)), PARTITIONS)
+
+        class Restarts(Events):
+            def on_plan(self, plan: object, done: int) -> None:
+                node.kill()
+                node.start()
+
+        load(node.bootstrap, name, tmp_path / "out", events=Restarts())
+        assert_whole(tmp_path / "out")
+    finally:
+        node.stop()
