@@ -60,7 +60,7 @@ public class WriteTopics {
     static void transactions(String topic, boolean leavesOneOpen) {
         List<KafkaProducer<byte[], byte[]>> producers = new ArrayList<>();
         for (int i = 0; i < 2; i++) {
-            producers.add(producer("transactional.id", topic + "-" + i, "compression.type", i == 0 ? "none" : "lz4"));
+            producers.add(producer("transactional.id", topic + "-" + i, "transaction.timeout.ms", "900000", "compression.type", i == 0 ? "none" : "lz4"));
             producers.get(i).initTransactions();
         }
         try (KafkaProducer<byte[], byte[]> plain = producer()) {

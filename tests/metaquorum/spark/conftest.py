@@ -1,7 +1,8 @@
 """One Spark session for all tests of a process, where there is a Java to run it.
 
-METAQUORUM_SPARK_JARS, paths of jars with commas between them, adds jars to it: those of the
-official connector, to compare with.
+The official connector's jars are added to it where they can be had (tests/peers/spark/install, for
+one version of PySpark), to compare with. METAQUORUM_SPARK_JARS names others, with commas between
+them; empty: none.
 """
 
 import functools
@@ -16,14 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import iter_modules
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from metaquorum.spark.source import DefaultSource
-from tests.nodes import PATIENCE_S, unique, wait_until
+from tests.nodes import PATIENCE_S, ROOT, missing_for_java, unique, wait_until
 
 LEAST_JAVA = 17
 JARS = "METAQUORUM_SPARK_JARS"
+CONNECTOR_SPARK = "4.2."  # the newest release with a connector
 DRIVER_LOG = """
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
@@ -54,6 +57,21 @@ def missing_for_spark() -> str:
     if int(found[1]) < LEAST_JAVA:
         return f"Spark needs Java {LEAST_JAVA} or newer: {java} is Java {found[1]}"
     return ""
+
+
+@functools.cache
+def connector_jars() -> str:
+    """Paths of the official connector's jars, with commas between them; empty: there are none."""
+    if JARS in os.environ:
+        return os.environ[JARS]
+    if (
+        missing_for_spark()
+        or missing_for_java()
+        or not pyspark.__version__.startswith(CONNECTOR_SPARK)
+    ):
+        return ""
+    done = subprocess.run([ROOT / "tests/peers/spark/install"], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 @dataclass(frozen=True)
@@ -102,7 +120,7 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSpa
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.local.dir", str(folder / "local"))
     )
-    if jars := os.environ.get(JARS):
+    if jars := connector_jars():
         builder = builder.config("spark.jars", jars)
     with printing_to(logs / "printed"):  # of Java, which starts here and keeps both files
         session = builder.getOrCreate()
