@@ -16,7 +16,7 @@ place, and writes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn
 
 import pyarrow as pa
@@ -36,7 +36,17 @@ from pyspark.sql.datasource import (  # noqa: E402 - older releases lack it, and
     DataSourceReader,
     InputPartition,
 )
-from pyspark.sql.types import StructType  # noqa: E402
+from pyspark.sql.types import (  # noqa: E402
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from metaquorum.spark.cluster_access import open_cluster  # noqa: E402
 from metaquorum.spark.gaps import DATA_LOSS  # noqa: E402
@@ -48,16 +58,19 @@ from metaquorum.spark.range_reader import RangeReader  # noqa: E402
 log = logging.getLogger(__name__)
 
 NAME: Final = "metaquorum"
-# As the official connector's (`KafkaRecordToRowConverter.kafkaSchema`), all nullable.
-_TYPES: Final = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "headers": "array<struct<key:string,value:binary>>",
+# As the official connector's (`KafkaRecordToRowConverter.kafkaSchema`), all nullable. Not in DDL:
+# there, a setting of the session says what a timestamp is.
+_TYPES: Final[Mapping[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(
+        StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    ),
 }
 
 
@@ -70,16 +83,13 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         return NAME
 
-    def schema(self) -> str:
-        """In Spark's DDL. OptionError if any option is wrong."""
-        chosen = _columns(self._options())
-        return ", ".join(f"`{name}` {_TYPES[name]}" for name in chosen)
+    def schema(self) -> StructType:
+        """OptionError if any option is wrong."""
+        return _schema(self._options())
 
     def reader(self, schema: StructType) -> RangesReader:
         options = self._options()
-        wanted = [(name, _TYPES[name]) for name in _columns(options)]
-        given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        if given != wanted:
+        if _names_and_types(schema) != _names_and_types(_schema(options)):
             raise UnsupportedError(
                 f"the schema of the data source {NAME} is fixed: leave out .schema(), and choose "
                 "columns by the options columns and includeHeaders"
@@ -142,8 +152,18 @@ class RangePartition(InputPartition):
         self.is_compacted = is_compacted
 
 
-def _columns(options: ReadOptions) -> Sequence[str]:
-    """Those chosen, in the order of the schema."""
+def _schema(options: ReadOptions) -> StructType:
+    """The columns that are chosen, in their own order."""
     fetch = options.fetch
-    all_columns = (*COLUMNS, HEADERS) if fetch.include_headers else COLUMNS
-    return [name for name in all_columns if fetch.columns is None or name in fetch.columns]
+    columns = (*COLUMNS, HEADERS) if fetch.include_headers else COLUMNS
+    return StructType(
+        [
+            StructField(name, _TYPES[name])
+            for name in columns
+            if fetch.columns is None or name in fetch.columns
+        ]
+    )
+
+
+def _names_and_types(schema: StructType) -> list[tuple[str, str]]:
+    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
