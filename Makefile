@@ -1,5 +1,6 @@
 # `make demo` and `make test` need Python 3.11 or newer, make and git, and nothing else.
 #   make demo     three nodes, a real file through them while one is killed, and back (FILE=... sends yours)
+#   make spark-demo  a topic becomes Parquet files by Spark, with a kill in the middle; needs Java 17
 #   make test     every test (ARGS="-k offsets" chooses some, JOBS=4 says how many processes)
 #   make quick    the tests of the packages without processes and clusters: a minute on two cores
 #   make lint     ruff, mypy --strict, import-linter
@@ -20,7 +21,7 @@ ROUNDS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test quick lint sim bench failover behind clean spark-discovery
+.PHONY: demo spark-demo test quick lint sim bench failover behind clean spark-discovery
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -41,6 +42,9 @@ spark-discovery: metaquorum/spark/discovery/__init__.py
 
 demo: $(VENV)/installed-demo
 	@$(BIN)/python -m cli.demo $(FILE)
+
+spark-demo: $(VENV)/installed-spark
+	@$(BIN)/python -m cli.spark_demo
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(JOBS) -rs $(ARGS)

@@ -1,0 +1,41 @@
+"""`make spark-demo`, in a folder of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.metaquorum.spark.conftest import missing_for_spark
+from tests.nodes import ROOT, elsewhere
+
+TIMEOUT_S = 800
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(elsewhere()), reason="starts nodes of our own"),
+]
+
+
+def test_the_demo_loads_each_record_once(tmp_path: Path) -> None:
+    if reason := missing_for_spark():
+        pytest.skip(reason)
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.spark_demo"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    said = done.stdout
+    assert done.returncode == 0, said + done.stderr
+    assert "Traceback" not in done.stderr
+    found = re.search(r"([\d,]+) rows, ([\d,]+) different offsets", said)
+    assert found is not None
+    assert found[1] == found[2]
+    assert "sees 0 files of it" in said or "done before it could be killed" in said
+    page = (tmp_path / "mq-spark-demo" / "report.html").read_text()
+    assert page.count("class=bar") == len(re.findall(r"^ +lines-\d ", said, re.MULTILINE))
