@@ -3,10 +3,13 @@
     decoder = open_decoder(ValueSchemaSpec("json", "id BIGINT NOT NULL, name STRING"))
     rows, rejected = split(batch, decoder)
 
-JSON has its rules in `json_values`. A value is decoded whole or rejected whole. A null value (a
-tombstone) is rejected: the side table keeps its key and offset.
+JSON (`json_values`) and Avro (`avro_values`, by fastavro, which `pip install 'metaquorum[avro]'`
+installs) have their rules in a module each. A value is decoded whole or rejected whole. A null
+value (a tombstone) is rejected: the side table keeps its key and offset. A registry that does not
+answer raises LoadError instead, so that the task is run again: it is no fault of the record.
 
-Imports pyarrow, `metaquorum.spark.errors` and `wire.primitives`. No I/O. Start with `decoded`.
+Imports pyarrow, `metaquorum.spark.errors` and `wire.primitives`; fastavro in `avro_values` only.
+Network I/O in `registry` only. Start with `decoded`.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ from metaquorum.spark.value_schemas.decoded import (
     ValueDecoder,
 )
 from metaquorum.spark.value_schemas.json_values import JsonDecoder
+from metaquorum.spark.value_schemas.registry import RegistryAuth, RegistryClient, RegistryError
 from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
 from metaquorum.spark.value_schemas.splitting import decoded_schema, rejected_schema, split
 
 __all__ = [
     "Decoded",
+    "RegistryAuth",
+    "RegistryError",
     "SchemaError",
     "ValueDecoder",
     "ValueSchemaSpec",
@@ -32,9 +38,24 @@ __all__ = [
 ]
 
 
-def open_decoder(spec: ValueSchemaSpec) -> ValueDecoder:
-    """A decoder of values to the schema. SchemaError says what is wrong with it."""
+def open_decoder(spec: ValueSchemaSpec, auth: RegistryAuth | None = None) -> ValueDecoder:
+    """A decoder of values to the schema; `auth` is for the spec's registry.
+
+    SchemaError says what is wrong with the schema, or which extra is not installed.
+    """
     if spec.kind == "json":
         assert isinstance(spec.schema, str)
         return JsonDecoder(spec.schema, framed=spec.is_framed)
+    if spec.kind == "avro":
+        try:
+            from metaquorum.spark.value_schemas.avro_values import AvroDecoder
+        except ModuleNotFoundError as error:
+            if error.name != "fastavro":
+                raise
+            raise SchemaError(
+                "Avro values need fastavro, which is not installed: pip install 'metaquorum[avro]'"
+            ) from None
+        assert isinstance(spec.schema, str)
+        registry = None if spec.registry is None else RegistryClient(spec.registry, auth)
+        return AvroDecoder(spec.schema or None, spec.schema_id, registry, framed=spec.is_framed)
     raise SchemaError(f"values of kind {spec.kind} cannot be decoded")
