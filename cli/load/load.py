@@ -26,8 +26,10 @@ from metaquorum.spark.loader.load_job import (
 from metaquorum.spark.loader.planner import RangeSizes
 from metaquorum.spark.loader.table.load_plan import CODECS, TableSettings
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting
+from metaquorum.spark.value_schemas.spec import CONFLUENT, KINDS, NO_FRAMING, ValueSchemaSpec
 
 _MAX_OPTIONS_BYTES: Final = 1 << 20
+_MAX_SCHEMA_BYTES: Final = 16 << 20
 _SOURCE: Final = (
     click.option(
         "-b",
@@ -82,6 +84,29 @@ _SOURCE: Final = (
     ),
     click.option("--columns", metavar="A,B,...", help="Which columns to write.  [default: all]"),
     click.option("--headers", is_flag=True, help="Write the records' headers as well."),
+    click.option(
+        "--value-format",
+        type=click.Choice(KINDS),
+        help="Decode values into columns; what does not fit goes to _rejected, with the reason.",
+    ),
+    click.option(
+        "--value-schema",
+        metavar="FILE",
+        help="Spark's DDL for json, .avsc for avro, a descriptor set (protoc) for protobuf.",
+    ),
+    click.option("--value-message", metavar="NAME", help="The full name of a Protobuf message."),
+    click.option(
+        "--value-framing",
+        type=click.Choice([NO_FRAMING, CONFLUENT]),
+        help="Whether a schema id comes before each value.  [default: with --schema-registry]",
+    ),
+    click.option("--schema-registry", metavar="URL", help="It has the writers' Avro schemas."),
+    click.option(
+        "--schema-id",
+        type=click.IntRange(0),
+        metavar="ID",
+        help="Of the Avro schema in the registry, instead of --value-schema.",
+    ),
     click.option("--compression", type=click.Choice(CODECS), default="snappy", show_default=True),
     click.option("--client-id", metavar="ID", help="On which quotas are counted; one for the job."),
     click.option("--rack", metavar="RACK", help="To read from the nearest replica."),
@@ -137,6 +162,7 @@ def _job(options: dict[str, Any]) -> LoadJob:
             None if columns is None else tuple(name.strip() for name in columns.split(",")),
             options["headers"],
             options["compression"],
+            _value_schema(options),
         ),
         read_committed=options["read_committed"],
         fail_on_data_loss=not options["allow_data_loss"],
@@ -150,14 +176,48 @@ def _job(options: dict[str, Any]) -> LoadJob:
     )
 
 
+def _value_schema(options: dict[str, Any]) -> ValueSchemaSpec | None:
+    kind = options["value_format"]
+    given = ("value_schema", "value_message", "value_framing", "schema_registry", "schema_id")
+    if kind is None:
+        for name in given:
+            if options[name] is not None:
+                raise UsageError(f"--{name.replace('_', '-')} needs --value-format as well")
+        return None
+    path = options["value_schema"]
+    data = b"" if path is None else _read(path, _MAX_SCHEMA_BYTES)
+    schema: str | bytes = data
+    if kind != "protobuf":
+        try:
+            schema = data.decode()
+        except UnicodeDecodeError:
+            raise UsageError(f"{path} is no text") from None
+    return ValueSchemaSpec(
+        kind,
+        schema,
+        options["value_message"] or "",
+        options["schema_registry"],
+        options["schema_id"],
+        options["value_framing"] or "",
+    )
+
+
+def _read(path: str, max_bytes: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > max_bytes:
+        raise UsageError(f"{path} has more than {max_bytes} bytes")
+    return data
+
+
 def read_storage_options(path: str | None) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        with open(path, "rb") as file:
-            found = json.loads(file.read(_MAX_OPTIONS_BYTES))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        found = json.loads(_read(path, _MAX_OPTIONS_BYTES))
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is not JSON") from None
     if not isinstance(found, dict):

@@ -28,6 +28,17 @@ COMMANDS: Final = {
 class _Commands(LazyGroup):
     """Of which none is imported for the help of all."""
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        try:
+            return super().get_command(ctx, cmd_name)
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] != "pyarrow":
+                raise
+            click.echo(
+                "mq-load: pyarrow is not installed; run: pip install 'metaquorum[spark]'", err=True
+            )
+            ctx.exit(1)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, place.short_help) for name, place in COMMANDS.items()])

@@ -38,6 +38,7 @@ from metaquorum.spark.loader.table.manifest import Manifest
 from metaquorum.spark.loader.table.recovery import RunPlan, next_step
 from metaquorum.spark.offset_ranges import ReadPlan, is_topic_name
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting, FetchOptions
+from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
 from wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class LoadJob:
             self.read_committed,
             self.fail_on_data_loss,
             self.settings.include_headers,
-            self.settings.file_columns,
+            self.settings.read_columns,
         )
 
     @property
@@ -121,6 +122,8 @@ def check_settings(settings: TableSettings) -> None:
             raise UsageError(f"there is no column {name!r}; there are {', '.join(known)}{hint}")
     if len(set(settings.columns)) < len(settings.columns):
         raise UsageError("a column is named twice")
+    if settings.value_schema is not None and "value" not in settings.columns:
+        raise UsageError("values are decoded into columns of their own: name the column value, too")
     if not settings.file_columns:
         raise UsageError(
             "topic and partition are in the paths of the files; name a column that is in them"
@@ -148,6 +151,7 @@ def load(
     max_bytes_per_range: int | None = None,
     parallel: int | None = None,
     spark: SparkSession | None = None,
+    value_schema: ValueSchemaSpec | None = None,
     storage_options: Mapping[str, Any] | None = None,
     discard_unfinished: bool = False,
     events: Events | None = None,
@@ -158,7 +162,9 @@ def load(
     `starting` and `ending` are "earliest" and "latest", an offset, or a time (ISO 8601). With
     `spark`, a session, its executors do the work, else processes of this machine, at most
     `parallel` ranges at a time. `output` is a folder, or a URL that fsspec opens with
-    `storage_options`. `client_id`: on which the cluster counts quotas, one for the whole job.
+    `storage_options`. With `value_schema`, values become columns of their own, and records whose
+    values are not of the schema go to `_rejected`, with the reason. `client_id`: on which the
+    cluster counts quotas, one for the whole job.
 
     LoaderError and `metaquorum.spark.errors.LoadError` say what stopped the load, AdminError and
     KafkaError what the cluster refused; the same call again goes on from there.
@@ -170,7 +176,7 @@ def load(
         starting=starting,
         ending=ending,
         settings=TableSettings(
-            None if columns is None else tuple(columns), include_headers, compression
+            None if columns is None else tuple(columns), include_headers, compression, value_schema
         ),
         read_committed=read_committed,
         fail_on_data_loss=fail_on_data_loss,
@@ -196,6 +202,10 @@ def make_runner(spark: SparkSession | None, parallel: int | None) -> Runner:
 
 
 def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadReport:
+    if job.settings.value_schema is not None:
+        from metaquorum.spark.value_schemas import open_decoder
+
+        open_decoder(job.settings.value_schema)  # or it says now what is wrong with the schema
     storage = open_storage(job.output, job.storage_options)
     table = Table(storage)
     table.open_or_make()

@@ -16,10 +16,11 @@ from metaquorum.spark.loader.table.json_fields import (
     mapping,
     sequence,
     text,
-    text_or_none,
     whole,
 )
 from metaquorum.spark.offset_ranges import ReadPlan
+from metaquorum.spark.value_schemas.decoded import SchemaError
+from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
 from wire.primitives.frozen import frozen
 
 KIND: Final = "load plan"
@@ -28,6 +29,7 @@ MAX_PLAN_BYTES: Final = 256 << 20
 FILE_COLUMNS: Final = ("key", "value", "offset", "timestamp", "timestampType")
 PATH_COLUMNS: Final = ("topic", "partition")
 HEADERS: Final = "headers"
+SIDE_COLUMNS: Final = ("key", "value", "offset", "timestamp")
 CODECS: Final = ("snappy", "zstd", "lz4", "gzip", "none")
 
 
@@ -38,7 +40,7 @@ class TableSettings:
     columns: tuple[str, ...] | None = None
     include_headers: bool = False
     compression: str = "snappy"
-    value_schema: str | None = None  # what values are decoded to, as text; None: they stay binary
+    value_schema: ValueSchemaSpec | None = None  # None: values stay binary
 
     @property
     def file_columns(self) -> tuple[str, ...]:
@@ -48,12 +50,20 @@ class TableSettings:
             chosen = (*chosen, HEADERS)
         return tuple(name for name in chosen if name not in PATH_COLUMNS)
 
+    @property
+    def read_columns(self) -> tuple[str, ...]:
+        """Those that are read: with a value schema all that its side table has, too."""
+        if self.value_schema is None:
+            return self.file_columns
+        more = (name for name in SIDE_COLUMNS if name not in self.file_columns)
+        return (*self.file_columns, *more)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "columns": None if self.columns is None else list(self.columns),
             "include_headers": self.include_headers,
             "compression": self.compression,
-            "value_schema": self.value_schema,
+            "value_schema": None if self.value_schema is None else self.value_schema.to_json(),
         }
 
     @classmethod
@@ -66,9 +76,17 @@ class TableSettings:
         compression = text(data, "compression")
         if compression not in CODECS:
             raise ValueError(f"compression is none of {', '.join(CODECS)}")
-        return cls(
-            columns, flag(data, "include_headers"), compression, text_or_none(data, "value_schema")
-        )
+        return cls(columns, flag(data, "include_headers"), compression, _value_schema(data))
+
+
+def _value_schema(data: Mapping[str, Any]) -> ValueSchemaSpec | None:
+    found = data.get("value_schema")
+    if found is None:
+        return None
+    try:
+        return ValueSchemaSpec.from_json(mapping(found, "value_schema"))
+    except SchemaError as error:
+        raise ValueError(str(error)) from None
 
 
 @frozen

@@ -45,4 +45,4 @@ def _open(
 
 def file_options(fetch: FetchOptions, settings: TableSettings) -> FetchOptions:
     """For the columns that are in the files: topic and partition are in their paths."""
-    return replace(fetch, columns=settings.file_columns, include_headers=settings.include_headers)
+    return replace(fetch, columns=settings.read_columns, include_headers=settings.include_headers)

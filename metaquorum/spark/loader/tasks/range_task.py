@@ -7,18 +7,17 @@ that result. An attempt that dies leaves a file that no result names.
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from metaquorum.spark.gaps import RangeReport
 from metaquorum.spark.loader.errors import LoaderError
 from metaquorum.spark.loader.storage.interface import Storage
 from metaquorum.spark.loader.table.committed_table import Table
-from metaquorum.spark.loader.table.layout import result_path, staged_path
-from metaquorum.spark.loader.table.range_result import RangeResult, StagedFile
-from metaquorum.spark.loader.tasks.parquet_file import ParquetFile
+from metaquorum.spark.loader.table.layout import result_path
+from metaquorum.spark.loader.table.range_result import RangeResult
+from metaquorum.spark.loader.tasks.range_files import write_range
 from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 from wire.primitives.frozen import frozen
 
@@ -61,13 +60,11 @@ def load_range(
     if (known := table.result(context.staging, task.index)) is not None:
         return _checked(known, task)
     began = time.monotonic()
-    attempt = secrets.token_hex(4)
-    path = staged_path(context.staging, task.index, attempt)
     reader = open_reader(context, task, on_progress)
-    file = _write(storage, path, context, task, reader)
+    file, rejected = write_range(storage, context, task, reader)
     report = reader.report
     assert report is not None
-    rows = 0 if file is None else file.rows
+    rows = sum(each.rows for each in (file, rejected) if each is not None)
     if rows != report.records:
         raise LoaderError(
             f"{task.range.name}: {report.records} records were read and {rows} written; "
@@ -80,15 +77,16 @@ def load_range(
         task.range.start,
         task.range.end,
         file,
-        None,
+        rejected,
         report,
         round((time.monotonic() - began) * 1000),
     )
     try:
         storage.create(result_path(context.staging, task.index), result.to_bytes())
     except FileExistsError:
-        if file is not None:
-            storage.delete(file.path)
+        for each in (file, rejected):
+            if each is not None:
+                storage.delete(each.path)
         winner = table.result(context.staging, task.index)
         if winner is None:
             raise LoaderError(
@@ -106,41 +104,3 @@ def _checked(result: RangeResult, task: RangeTask) -> RangeResult:
             "run the load with --discard-unfinished"
         )
     return result
-
-
-def _write(
-    storage: Storage,
-    path: str,
-    context: TaskContext,
-    task: RangeTask,
-    batches: Iterable[pa.RecordBatch],
-) -> StagedFile | None:
-    """None: there is no record. A file that is not finished is not left."""
-    file: ParquetFile | None = None
-    try:
-        for batch in batches:
-            if file is None:
-                file = ParquetFile(
-                    storage.open_output(path),
-                    path,
-                    batch.schema,
-                    compression=context.settings.compression,
-                    metadata=_metadata(task),
-                )
-            file.write(batch)
-        return None if file is None else file.close()
-    except BaseException:
-        if file is not None:
-            file.discard()
-        raise
-
-
-def _metadata(task: RangeTask) -> dict[str, str]:
-    """What the file's path says, for whoever has the file alone."""
-    range_ = task.range
-    return {
-        "metaquorum.topic": range_.topic,
-        "metaquorum.partition": str(range_.partition),
-        "metaquorum.start_offset": str(range_.start),
-        "metaquorum.end_offset": str(range_.end),
-    }

@@ -27,6 +27,7 @@ from metaquorum.spark.loader.errors import (
 from metaquorum.spark.loader.load_job import LoadJob, committed_files, plan_load, read_report
 from metaquorum.spark.loader.load_report import LoadReport
 from metaquorum.spark.options import Connecting
+from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
 from tests.cli.admin.test_security import PASSWORD, Guarded
 from tests.metaquorum.spark.conftest import SharedSpark, text_of
 from tests.metaquorum.spark.loader.processes import (
@@ -146,6 +147,35 @@ def test_columns_and_headers_are_chosen(node: Peer, tmp_path: Path) -> None:
     assert row["headers"] == [{"key": "name", "value": b"x"}, {"key": "none", "value": None}]
     load(node.bootstrap, name, tmp_path / "some", columns=["offset", "topic"])
     assert rows_of(tmp_path / "some") == [{"offset": 0, "topic": name, "partition": 0}]
+
+
+def test_values_that_are_not_of_the_schema_go_to_a_side_table(node: Peer, tmp_path: Path) -> None:
+    values = [b'{"id": 1, "name": "one"}', b"no JSON", None, b'{"id": "two"}', b'{"id": 3}']
+    name = filled_topic(node.bootstrap, (ProducerRecord(v, b"k", (), BEGAN_MS) for v in values))
+    output = tmp_path / "out"
+    options = {"value_schema": ValueSchemaSpec("json", "id BIGINT NOT NULL, name STRING")}
+    report = load(node.bootstrap, name, output, columns=["value", "offset"], **options)
+    assert (report.records, report.rejected) == (5, 3)
+    at = {"topic": name, "partition": 0}
+    assert rows_of(output) == [
+        {"id": 1, "name": "one", "offset": 0} | at,
+        {"id": 3, "name": None, "offset": 4} | at,
+    ]
+    rejected = rows_of(output / "_rejected")
+    assert [(row["offset"], row["key"], row["value"]) for row in rejected] == [
+        (offset, b"k", values[offset]) for offset in (1, 2, 3)
+    ]
+    assert all(row["reason"] and row["timestamp"] for row in rejected)
+    assert [Path(path).parent.parent.parent for path in committed_files(str(output))] == [output]
+    other = ValueSchemaSpec("json", "id INT")
+    send_more(node.bootstrap, name)
+    with pytest.raises(RefusedError, match="values of another schema"):
+        load(node.bootstrap, name, output, columns=["value", "offset"], value_schema=other)
+
+
+def send_more(bootstrap: str, name: str) -> None:
+    with connect(bootstrap, timeout_s=PATIENCE_S) as cluster:
+        send(cluster, name, [record(0)])
 
 
 def test_deleted_records_are_an_error_or_a_gap_with_its_reason(node: Peer, tmp_path: Path) -> None:
