@@ -3,13 +3,14 @@
     decoder = open_decoder(ValueSchemaSpec("json", "id BIGINT NOT NULL, name STRING"))
     rows, rejected = split(batch, decoder)
 
-JSON (`json_values`) and Avro (`avro_values`, by fastavro, which `pip install 'metaquorum[avro]'`
-installs) have their rules in a module each. A value is decoded whole or rejected whole. A null
-value (a tombstone) is rejected: the side table keeps its key and offset. A registry that does not
-answer raises LoadError instead, so that the task is run again: it is no fault of the record.
+JSON (`json_values`), Avro (`avro_values`, by fastavro: `pip install 'metaquorum[avro]'`) and
+Protobuf (`protobuf_values`, by protobuf: `pip install 'metaquorum[protobuf]'`) have their rules in
+a module each. A value is decoded whole or rejected whole. A null value (a tombstone) is rejected:
+the side table keeps its key and offset. A registry that does not answer raises LoadError instead,
+so that the task is run again: it is no fault of the record.
 
-Imports pyarrow, `metaquorum.spark.errors` and `wire.primitives`; fastavro in `avro_values` only.
-Network I/O in `registry` only. Start with `decoded`.
+Imports pyarrow, `metaquorum.spark.errors` and `wire.primitives`; fastavro in `avro_values` only,
+google.protobuf in `protobuf_values` only. Network I/O in `registry` only. Start with `decoded`.
 """
 
 from __future__ import annotations
@@ -58,4 +59,14 @@ def open_decoder(spec: ValueSchemaSpec, auth: RegistryAuth | None = None) -> Val
         assert isinstance(spec.schema, str)
         registry = None if spec.registry is None else RegistryClient(spec.registry, auth)
         return AvroDecoder(spec.schema or None, spec.schema_id, registry, framed=spec.is_framed)
-    raise SchemaError(f"values of kind {spec.kind} cannot be decoded")
+    try:
+        from metaquorum.spark.value_schemas.protobuf_values import ProtobufDecoder
+    except ModuleNotFoundError as error:
+        if error.name not in ("google", "google.protobuf"):
+            raise
+        raise SchemaError(
+            "Protobuf values need the library protobuf, which is not installed: pip install"
+            " 'metaquorum[protobuf]'"
+        ) from None
+    assert isinstance(spec.schema, bytes)
+    return ProtobufDecoder(spec.schema, spec.message, framed=spec.is_framed)
