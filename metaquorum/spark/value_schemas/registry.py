@@ -20,7 +20,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from metaquorum.spark.errors import LoadError
-from metaquorum.spark.value_schemas.decoded import SchemaError, show
+from metaquorum.spark.value_schemas.decoded import SchemaError
 from wire.primitives.frozen import frozen
 
 TIMEOUT_S: Final = 10.0
@@ -133,8 +133,8 @@ class RegistryClient:
                 if attempt == _ATTEMPTS:
                     cause = getattr(error, "reason", None) or error or type(error).__name__
                     raise RegistryError(
-                        f"the schema registry {self._url} cannot be reached: {show(str(cause))};"
-                        " check its URL, and that this machine may connect to it"
+                        f"the schema registry {self._url} cannot be reached: {str(cause)[:200]};"
+                        " check its URL, its certificate, and that this machine may connect to it"
                     ) from None
             else:
                 if status < 500 and status != 429:

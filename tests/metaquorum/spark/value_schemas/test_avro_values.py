@@ -1,15 +1,18 @@
 import io
 import json
+import ssl
 import sys
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pytest
+import trustme
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -350,6 +353,21 @@ def test_a_registry_that_is_overloaded_is_asked_again(registry: Registry) -> Non
     registry.answers.append((503, b"", {}))
     decoder = open_decoder(ValueSchemaSpec("avro", record(ID), registry=registry.url))
     assert checked(decoder, framed(1, b"\x02")).columns.to_pylist() == [{"id": 1}]
+
+
+def test_a_registry_with_tls_has_to_show_a_certificate_that_is_trusted(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with running_registry(context) as registry:
+        schema_id = registry.register("s", {"schema": record(ID)})
+        spec = ValueSchemaSpec("avro", registry=registry.url, schema_id=schema_id)
+        with pytest.raises(RegistryError, match="certificate verify failed"):
+            open_decoder(spec)
+        auth = RegistryAuth("user", "S3cret", ca_file=str(tmp_path / "ca.pem"))
+        assert open_decoder(spec, auth).arrow_schema.names == ["id"]
+        assert registry.authorizations == ["Basic dXNlcjpTM2NyZXQ="]
 
 
 def test_without_fastavro_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
