@@ -3,9 +3,18 @@
 import logging
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +45,7 @@ from metaquorum.spark.planning import (
     split_ranges,
 )
 from tests.metaquorum.spark.topics import new_topic, send
-from tests.nodes import PATIENCE_S, Peer, unique
+from tests.nodes import PATIENCE_S, KafkaNode, Peer, unique
 from wire.primitives.types import ZERO_UUID, uuid_to_text
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -455,3 +464,50 @@ def test_a_topic_that_is_not_there_is_an_error(cluster: Cluster) -> None:
     name = unique("nowhere")
     with pytest.raises(PlanError, match=f"there is no topic {name}"):
         plan_of(cluster, name)
+
+
+def test_what_a_user_may_not_know_is_left_out_or_said(java: None, tmp_path: Path) -> None:
+    """Sizes and configs are left out of the plan; a topic that may not be described is an error."""
+    kafka = KafkaNode(
+        tmp_path,
+        {
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+        },
+    )
+    kafka.start()
+    try:
+        with connect(kafka.bootstrap, timeout_s=PATIENCE_S) as cluster:
+            known, unknown = new_topic(cluster), new_topic(cluster)
+            append(cluster, known, 0, 1, 2, 3)
+            allow_reading_alone(kafka.bootstrap, known, unknown)
+            plan = plan_of(cluster, known)
+            assert plan_rows(plan) == [(0, 0, 3)]
+            assert plan.ranges[0].bytes_estimate == UNKNOWN
+            assert plan.topics[known].is_compacted is None
+            with pytest.raises(PlanError, match=f"does not tell the size of {known}-0"):
+                plan_of(cluster, known, maxBytesPerPartition=10)
+            with pytest.raises(PlanError, match=f"may not read topic {unknown}: it needs Read"):
+                plan_of(cluster, f"{known},{unknown}")
+    finally:
+        kafka.stop()
+
+
+def allow_reading_alone(bootstrap: str, known: str, unknown: str) -> None:
+    """Of one of the topics; a broker needs some rights of its own."""
+    topic, cluster = ResourceType.TOPIC, ResourceType.BROKER
+    allow, deny = AclPermissionType.ALLOW, AclPermissionType.DENY
+    client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    bindings = [
+        AclBinding(kind, name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, how)
+        for kind, name, operation, how in (
+            (topic, known, AclOperation.READ, allow),
+            (topic, known, AclOperation.DESCRIBE_CONFIGS, deny),
+            (topic, unknown, AclOperation.DESCRIBE, deny),
+            (cluster, "kafka-cluster", AclOperation.CLUSTER_ACTION, allow),
+            (cluster, "kafka-cluster", AclOperation.ALTER, allow),
+            (cluster, "kafka-cluster", AclOperation.DESCRIBE, deny),
+        )
+    ]
+    for done in client.create_acls(bindings).values():
+        done.result(PATIENCE_S)
