@@ -3,6 +3,7 @@
 #   make spark-demo  a topic becomes Parquet files by Spark, with a kill in the middle; needs Java 17
 #   make test     every test (ARGS="-k offsets" chooses some, JOBS=4 says how many processes)
 #   make quick    the tests of the packages without processes and clusters: a minute on two cores
+#   make spark    the data source, and loads by Spark, tested with another PySpark (PYSPARK=4.3.0)
 #   make lint     ruff, mypy --strict, import-linter
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
 #   make bench    our node and a real Kafka side by side; needs Java 17 and mvn (BENCH= for the long one, NODES=3)
@@ -15,6 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 JOBS ?= auto
 ARGS ?=
 SECONDS ?= 60
+PYSPARK ?= 4.3.0
 BENCH ?= --quick
 NODES ?= 1
 ROUNDS ?= 3
@@ -52,6 +54,16 @@ test: $(VENV)/installed-test
 quick: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' --hypothesis-profile=quick \
 		tests/wire tests/metaquorum tests/dataplane $(ARGS)
+
+# Beside the environment, whose PySpark is another; with that one's py4j.
+$(VENV)/pyspark-%: $(BIN)/python
+	rm -rf $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'pyspark==$*' || { rm -rf $@; exit 1; }
+
+spark: $(VENV)/installed-test $(VENV)/pyspark-$(PYSPARK)
+	PYTHONPATH="$(CURDIR)/$(VENV)/pyspark-$(PYSPARK)" SPARK_HOME="$(CURDIR)/$(VENV)/pyspark-$(PYSPARK)/pyspark" \
+		$(BIN)/python -m pytest -rs tests/metaquorum/spark/test_source.py \
+		tests/metaquorum/spark/loader/test_load.py -k 'test_source or of_spark or test_spark or that_spark' $(ARGS)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check
