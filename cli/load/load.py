@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -26,10 +26,16 @@ from metaquorum.spark.loader.load_job import (
 from metaquorum.spark.loader.planner import RangeSizes
 from metaquorum.spark.loader.table.load_plan import CODECS, TableSettings
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting
-from metaquorum.spark.value_schemas.spec import CONFLUENT, KINDS, NO_FRAMING, ValueSchemaSpec
+from metaquorum.spark.value_schemas import RegistryAuth, ValueSchemaSpec
+from metaquorum.spark.value_schemas.spec import CONFLUENT, KINDS, NO_FRAMING
 
 _MAX_OPTIONS_BYTES: Final = 1 << 20
 _MAX_SCHEMA_BYTES: Final = 16 << 20
+# They mean nothing without --value-format.
+_VALUE_OPTIONS: Final = (
+    *("value_schema", "value_message", "value_framing"),
+    *("schema_registry", "schema_id", "registry_ca"),
+)
 _SOURCE: Final = (
     click.option(
         "-b",
@@ -100,7 +106,13 @@ _SOURCE: Final = (
         type=click.Choice([NO_FRAMING, CONFLUENT]),
         help="Whether a schema id comes before each value.  [default: with --schema-registry]",
     ),
-    click.option("--schema-registry", metavar="URL", help="It has the writers' Avro schemas."),
+    click.option(
+        "--schema-registry",
+        metavar="URL",
+        help="It has the writers' Avro schemas; MQ_REGISTRY_USERNAME and MQ_REGISTRY_PASSWORD, or "
+        "MQ_REGISTRY_TOKEN, log in to it.",
+    ),
+    click.option("--registry-ca", metavar="FILE", help="PEM file: whose certificates it has."),
     click.option(
         "--schema-id",
         type=click.IntRange(0),
@@ -173,12 +185,20 @@ def _job(options: dict[str, Any]) -> LoadJob:
         ),
         storage_options=read_storage_options(options["storage_options"]),
         discard_unfinished=options["discard_unfinished"],
+        registry_auth=_registry_auth(options["registry_ca"], os.environ),
     )
 
 
 def _value_schema(options: dict[str, Any]) -> ValueSchemaSpec | None:
     kind = options["value_format"]
-    given = ("value_schema", "value_message", "value_framing", "schema_registry", "schema_id")
+    given = (
+        "value_schema",
+        "value_message",
+        "value_framing",
+        "schema_registry",
+        "schema_id",
+        "registry_ca",
+    )
     if kind is None:
         for name in given:
             if options[name] is not None:
@@ -200,6 +220,15 @@ def _value_schema(options: dict[str, Any]) -> ValueSchemaSpec | None:
         options["schema_id"],
         options["value_framing"] or "",
     )
+
+
+def _registry_auth(ca_file: str | None, environment: Mapping[str, str]) -> RegistryAuth | None:
+    username, password, token = (
+        environment.get(f"MQ_REGISTRY_{name}", "") for name in ("USERNAME", "PASSWORD", "TOKEN")
+    )
+    if not (username or password or token or ca_file):
+        return None
+    return RegistryAuth(username, password, token, ca_file or "")
 
 
 def _read(path: str, max_bytes: int) -> bytes:

@@ -38,6 +38,7 @@ from metaquorum.spark.loader.tasks.range_task import TaskProgress
 from metaquorum.spark.loader.tasks.task_spec import RangeTask, TaskContext
 from metaquorum.spark.offset_ranges import ReadPlan
 from metaquorum.spark.options import FetchOptions
+from metaquorum.spark.value_schemas import RegistryAuth
 from wire.primitives.frozen import frozen
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class LoadRequest:
     settings: TableSettings
     fetch: FetchOptions
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    registry_auth: RegistryAuth | None = field(default=None, repr=False)
     discard_unfinished: bool = False
 
 
@@ -210,6 +212,7 @@ def _run_ranges(
             request.fetch,
             request.settings,
             request.storage_options,
+            request.registry_auth,
         )
 
         def on_event(index: int, what: TaskProgress | RangeResult) -> None:

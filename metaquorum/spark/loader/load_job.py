@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from metaquorum.client.cluster import Cluster, parse_bootstrap
@@ -38,7 +38,7 @@ from metaquorum.spark.loader.table.manifest import Manifest
 from metaquorum.spark.loader.table.recovery import RunPlan, next_step
 from metaquorum.spark.offset_ranges import ReadPlan, is_topic_name
 from metaquorum.spark.options import DEFAULT_TIMEOUT_S, Connecting, FetchOptions
-from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
+from metaquorum.spark.value_schemas import RegistryAuth, ValueSchemaSpec, open_decoder
 from wire.primitives.frozen import frozen
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ class LoadJob:
     read_committed: bool = False
     fail_on_data_loss: bool = True
     sizes: RangeSizes = RangeSizes(max_records=DEFAULT_RECORDS_PER_RANGE)
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     discard_unfinished: bool = False
+    registry_auth: RegistryAuth | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.topics:
@@ -152,6 +153,7 @@ def load(
     parallel: int | None = None,
     spark: SparkSession | None = None,
     value_schema: ValueSchemaSpec | None = None,
+    registry_auth: RegistryAuth | None = None,
     storage_options: Mapping[str, Any] | None = None,
     discard_unfinished: bool = False,
     events: Events | None = None,
@@ -183,6 +185,7 @@ def load(
         sizes=RangeSizes(min_ranges, max_records_per_range, max_bytes_per_range),
         storage_options=storage_options,
         discard_unfinished=discard_unfinished,
+        registry_auth=registry_auth,
     )
     return run_job(job, make_runner(spark, parallel), events)
 
@@ -203,9 +206,9 @@ def make_runner(spark: SparkSession | None, parallel: int | None) -> Runner:
 
 def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadReport:
     if job.settings.value_schema is not None:
-        from metaquorum.spark.value_schemas import open_decoder
-
-        open_decoder(job.settings.value_schema)  # or it says now what is wrong with the schema
+        open_decoder(
+            job.settings.value_schema, job.registry_auth
+        )  # or it says now what is wrong with the schema
     storage = open_storage(job.output, job.storage_options)
     table = Table(storage)
     table.open_or_make()
@@ -216,6 +219,7 @@ def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadR
         fetch=job.fetch,
         storage_options=job.storage_options or {},
         discard_unfinished=job.discard_unfinished,
+        registry_auth=job.registry_auth,
     )
     driver_id = new_driver_id()
     with hold(storage, driver_id), _cluster(job.connecting) as cluster:

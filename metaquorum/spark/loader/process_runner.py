@@ -30,7 +30,8 @@ from wire.primitives.frozen import frozen
 
 MAX_ATTEMPTS: Final = 4  # spark.task.maxFailures
 _MAX_LINE_BYTES: Final = 2 * MAX_RESULT_BYTES
-_SECRET_VARIABLES: Final = ("MQ_PASSWORD",)
+# Of the driver's environment: its workers are told what they need through a pipe.
+_SECRET_VARIABLES: Final = ("MQ_PASSWORD", "MQ_REGISTRY_PASSWORD", "MQ_REGISTRY_TOKEN")
 _END_TIMEOUT_S: Final = 10.0
 
 

@@ -26,7 +26,7 @@ def write_range(
     """
     attempt = secrets.token_hex(4)
     spec = context.settings.value_schema
-    decoder = None if spec is None else open_decoder(spec)
+    decoder = None if spec is None else open_decoder(spec, context.registry_auth)
     rows = LazyFile(storage, context, task, staged_path(context.staging, task.index, attempt))
     side = LazyFile(
         storage, context, task, rejected_staged_path(context.staging, task.index, attempt)

@@ -14,6 +14,7 @@ from metaquorum.client.security import Login, Security, Tls
 from metaquorum.spark.loader.table.load_plan import TableSettings
 from metaquorum.spark.offset_ranges import OffsetRange
 from metaquorum.spark.options import Connecting, FetchOptions
+from metaquorum.spark.value_schemas import RegistryAuth
 from wire.primitives.frozen import frozen
 
 
@@ -26,6 +27,7 @@ class TaskContext:
     fetch: FetchOptions
     settings: TableSettings
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    registry_auth: RegistryAuth | None = field(default=None, repr=False)
 
 
 @frozen
@@ -37,7 +39,7 @@ class RangeTask:
 
 def context_to_json(context: TaskContext) -> dict[str, Any]:
     fetch = context.fetch
-    connecting = fetch.connecting
+    connecting, registry = fetch.connecting, context.registry_auth
     tls, login = connecting.security.tls, connecting.security.login
     return {
         "output": context.output,
@@ -52,6 +54,9 @@ def context_to_json(context: TaskContext) -> dict[str, Any]:
         if tls is None
         else [tls.authorities, tls.certificate, tls.key, tls.verify_hostname],
         "login": None if login is None else [login.mechanism, login.username, login.password],
+        "registry": None
+        if registry is None
+        else [registry.username, registry.password, registry.token, registry.ca_file],
         "read_committed": fetch.read_committed,
         "fail_on_data_loss": fetch.fail_on_data_loss,
         "fetch_max_bytes": fetch.fetch_max_bytes,
@@ -59,7 +64,7 @@ def context_to_json(context: TaskContext) -> dict[str, Any]:
 
 
 def context_from_json(data: Mapping[str, Any]) -> TaskContext:
-    tls, login = data["tls"], data["login"]
+    tls, login, registry = data["tls"], data["login"], data["registry"]
     security = Security(
         None if tls is None else Tls(*tls), None if login is None else Login(*login)
     )
@@ -75,7 +80,14 @@ def context_from_json(data: Mapping[str, Any]) -> TaskContext:
         settings.columns,
         data["fetch_max_bytes"],
     )
-    return TaskContext(data["output"], data["staging"], fetch, settings, data["storage_options"])
+    return TaskContext(
+        data["output"],
+        data["staging"],
+        fetch,
+        settings,
+        data["storage_options"],
+        None if registry is None else RegistryAuth(*registry),
+    )
 
 
 def task_to_json(task: RangeTask) -> dict[str, Any]:

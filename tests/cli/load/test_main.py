@@ -1,0 +1,211 @@
+"""mq-load, as somebody types it: what it prints, and how it ends."""
+
+import json
+import os
+import re
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cli.load.main import main
+from metaquorum.client.producer import ProducerRecord
+from metaquorum.client.socket_transport import connect
+from tests.cli.admin.running import environment
+from tests.metaquorum.spark.topics import filled_topic, new_topic
+from tests.nodes import PATIENCE_S, Peer
+
+BEGAN_MS = 1_700_000_000_000
+
+pytestmark = pytest.mark.slow
+
+
+class Load:
+    """Runs mq-load in this process; the workers of a load are processes of their own."""
+
+    def __init__(self, bootstrap: str = "", **more: str) -> None:
+        given = {"MQ_BOOTSTRAP": bootstrap} if bootstrap else {}
+        self.environment = environment(**given, **more)
+        self.errors = ""
+
+    def __call__(self, *arguments: object, code: int = 0) -> str:
+        blank = {name: None for name in os.environ if name not in self.environment}
+        done = CliRunner().invoke(
+            main,
+            [str(argument) for argument in arguments],
+            env=blank | self.environment,
+            prog_name="mq-load",
+        )
+        self.errors = done.stderr
+        assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+        return done.stdout
+
+    def json(self, *arguments: object) -> Any:
+        return json.loads(self(*arguments, "--format", "json"))
+
+
+@pytest.fixture(scope="module")
+def topic(node: Peer) -> str:
+    records = (ProducerRecord(b"value %d" % n, b"<k>", (), BEGAN_MS + n) for n in range(300))
+    return filled_topic(node.bootstrap, records)
+
+
+def local(topic: str, output: Path, *more: object) -> list[object]:
+    return ["load", "--local", "--topic", topic, "--output", output, *more]
+
+
+def test_a_load_from_plan_to_report(node: Peer, topic: str, tmp_path: Path) -> None:
+    mq_load = Load(node.bootstrap)
+    output, page = tmp_path / "table", tmp_path / "report.html"
+    sized = ["--max-records-per-range", 100]
+    plan = mq_load.json("plan", "--topic", topic, "--output", output, *sized)
+    assert [(row["start"], row["end"]) for row in plan["ranges"]] == [
+        (0, 100),
+        (100, 200),
+        (200, 300),
+    ]
+    assert plan["bytes"] > 0
+    assert plan["estimated_seconds"] >= 0
+    assert not output.exists()
+    dry = mq_load(*local(topic, output, *sized, "--dry-run"))
+    assert re.search(rf"{topic}-0 +100 +200 +100 ", dry)
+    assert not output.exists()
+    said = mq_load(*local(topic, output, *sized, "--html", page))
+    assert re.search(rf"{topic}-0 +100 +200 +100 +1200 +100 +199 ", said)
+    report = mq_load.json("report", output)
+    assert report["totals"]["records"] == 300
+    assert [row["first_offset"] for row in report["ranges"]] == [0, 100, 200]
+    files = mq_load("files", output).splitlines()
+    assert files == mq_load.json("files", output)
+    assert files == [str(output / row["file"]["path"]) for row in report["ranges"]]
+    assert all(Path(path).is_file() for path in files)
+    assert mq_load(*local(topic, output)).startswith("Nothing to load")
+    assert mq_load.json(*local(topic, output))["load"] is None
+    again = mq_load.json("plan", "--topic", topic, "--output", output)
+    assert again["ranges"] == []
+    assert page.read_text().count("<section>") == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "sentence"),
+    [
+        (("--from", "latest"), 2, "begins at latest would read nothing"),
+        (("--from", "soon"), 2, "neither an offset nor a time"),
+        (("--columns", "nothing"), 2, "no column 'nothing'"),
+        (("--columns", ""), 2, "it is empty"),
+        (("--value-schema", "x"), 2, "needs --value-format"),
+        (("--value-format", "json"), 1, "schema of kind json is needed"),
+        (("--master", "local[1]"), 2, "--master names one"),
+        (("--storage-options", "/nowhere/x"), 2, "cannot read /nowhere/x"),
+        (("--username", "u"), 2, "a password is needed"),
+        (("--topic", "not there"), 2, "is not the name of a topic"),
+        (("--to", "500"), 1, "behind the end of the log"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    node: Peer, topic: str, tmp_path: Path, more: tuple[str, ...], code: int, sentence: str
+) -> None:
+    mq_load = Load(node.bootstrap)
+    mq_load(*local(topic, tmp_path / "table", *more), code=code)
+    assert sentence in mq_load.errors
+    assert "Traceback" not in mq_load.errors
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        ("ftp://host/x", "cannot create a file exclusively"),
+        ("memory://x", "cannot create a file exclusively"),
+        ("/proc/x", "choose an output where folders can be made"),
+        ("/dev/null", "choose an output that is a folder"),
+    ],
+)
+def test_an_output_that_will_not_do_is_one_sentence(
+    node: Peer, topic: str, output: str, sentence: str
+) -> None:
+    mq_load = Load(node.bootstrap)
+    mq_load("load", "--local", "--topic", topic, "--output", output, code=1)
+    assert sentence in mq_load.errors
+    assert mq_load.errors.startswith("mq-load: ")
+
+
+def test_a_cluster_that_is_not_there_is_exit_code_3(tmp_path: Path) -> None:
+    mq_load = Load("127.0.0.1:1")
+    mq_load(*local("topic", tmp_path / "table"), code=3)
+    assert mq_load.errors.startswith("mq-load: no broker could be reached")
+
+
+def test_a_topic_that_is_not_there_is_named(node: Peer, tmp_path: Path) -> None:
+    mq_load = Load(node.bootstrap)
+    mq_load(*local("no-such-topic", tmp_path / "table"), code=1)
+    assert "no-such-topic" in mq_load.errors
+
+
+def test_reports_and_files_need_a_table(tmp_path: Path) -> None:
+    mq_load = Load()
+    for command in ("report", "files"):
+        mq_load(command, tmp_path, code=1)
+        assert "is no table of mq-load" in mq_load.errors
+
+
+class Page(HTMLParser):
+    """What it refers to, and which texts it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[tuple[str, str | None]] = []
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [pair for pair in attrs if pair[0] in ("src", "href", "srcset")]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_the_page_loads_nothing_and_quotes_what_others_named(
+    node: Peer, topic: str, tmp_path: Path
+) -> None:
+    mq_load = Load(node.bootstrap)
+    output = tmp_path / "<script>alert(1)</script>" / "table"
+    page = tmp_path / "page.html"
+    mq_load(*local(topic, output))
+    mq_load("report", output, "--html", page)
+    read = Page()
+    read.feed(page.read_text())
+    assert read.references == []
+    assert "script" not in read.tags
+    assert any(str(output) in text for text in read.texts)
+    assert "url(" not in page.read_text()
+    assert "prefers-color-scheme: dark" in page.read_text()
+
+
+def test_an_empty_topic_is_nothing_to_load(node: Peer, tmp_path: Path) -> None:
+    with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        name = new_topic(cluster)
+    assert Load(node.bootstrap)(*local(name, tmp_path / "table")).startswith("Nothing to load")
+
+
+def test_a_bundle_has_what_executors_need(tmp_path: Path) -> None:
+    path = tmp_path / "bundle.zip"
+    Load()("bundle", path)
+    with zipfile.ZipFile(path) as bundle:
+        names = set(bundle.namelist())
+    assert {"metaquorum/spark/source.py", "wire/messages/fetch.py"} <= names
+    assert "pyspark_metaquorum/__init__.py" in names
+    assert not any(name.endswith((".so", ".pyc")) for name in names)
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"metaquorum", "pyspark_metaquorum", "wire"}
+    for absent in ("raft", "controller", "storage", "rpc", "channel", "config"):
+        assert not any(name.startswith(f"metaquorum/{absent}/") for name in names)
+
+
+def test_a_bundle_cannot_be_written_anywhere(tmp_path: Path) -> None:
+    mq_load = Load()
+    mq_load("bundle", tmp_path / "no" / "bundle.zip", code=1)
+    assert "cannot be written" in mq_load.errors
