@@ -19,7 +19,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
@@ -320,7 +320,7 @@ def _check_limits(starting: Limit, ending: Limit) -> None:
     if starts.keys() != ends.keys():
         raise OptionError(
             f"the starting {what}s and the ending {what}s are to name the same partitions: "
-            f"{_names(starts.keys() ^ ends.keys())} are in one of them only"
+            f"{partition_names(starts.keys() ^ ends.keys())} are in one of them only"
         )
     for where, start in starts.items():
         if 0 <= ends[where] < start:
@@ -329,18 +329,14 @@ def _check_limits(starting: Limit, ending: Limit) -> None:
             )
 
 
-def _names(partitions: Sequence[TopicPartition] | set[TopicPartition]) -> str:
+def partition_names(partitions: set[TopicPartition]) -> str:
+    """For a message, in order, and not too many."""
     listed = sorted(partitions)
     more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
     return ", ".join(map(str, listed[:MAX_NAMED])) + more
 
 
 MAX_NAMED: Final = 20  # partitions, in an error
-
-
-def partition_names(partitions: set[TopicPartition]) -> str:
-    """For a message, in order."""
-    return _names(partitions) or "none"
 
 
 def _check_topic(option: str, topic: str) -> None:

@@ -128,10 +128,14 @@ def check_partitions(limit: Limit, side: str, assigned: Iterable[TopicPartition]
     hint = ""
     if isinstance(limit, OffsetsByPartition):
         hint = ", with -1 for latest and -2 for earliest"
+    problems = []
+    if missing := partitions - named:
+        problems.append(f"it does not name {partition_names(missing)}")
+    if others := set(named) - partitions:
+        problems.append(f"it names {partition_names(others)}, not read")
     raise OptionError(
-        f"option {option} is to name exactly the partitions that are read{hint}: it lacks "
-        f"{partition_names(partitions - named)}, and has {partition_names(set(named) - partitions)}"
-        " which are not among them"
+        f"option {option} is to name exactly the partitions that are read{hint}: "
+        + "; ".join(problems)
     )
 
 
