@@ -11,6 +11,7 @@ import click
 from cli.common.output import size_text
 from metaquorum.spark.loader.coordinator import Events
 from metaquorum.spark.loader.table.load_plan import LoadPlan
+from metaquorum.spark.loader.table.manifest import Manifest
 from metaquorum.spark.loader.table.range_result import RangeResult
 from metaquorum.spark.loader.tasks.range_task import TaskProgress
 
@@ -46,6 +47,11 @@ class LoadProgress(Events):
             what = TaskProgress(what.end, report.records, report.bytes, report.throttled_ms)
         self._at[index] = what
         self.show()
+
+    def on_committed(self, manifest: Manifest) -> None:
+        records = sum(each.records for each in manifest.ranges)
+        click.echo(f"load {manifest.version} is committed: {records:,} records", err=True)
+        self._at.clear()
 
     @property
     def position(self) -> int:

@@ -9,3 +9,21 @@ Imports the rest of `metaquorum.spark`, `metaquorum.client` and below, `wire` an
 in `spark_runner` only, fsspec in `storage.object_storage` only. I/O: files in `storage` and
 `driver_lock`, the network in `tasks` and `planner`, processes in `process_runner`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from metaquorum.spark.loader.load_job import committed_files, load, plan_load, read_report
+
+__all__ = ["committed_files", "load", "plan_load", "read_report"]
+
+
+def __getattr__(name: str) -> Any:
+    """Of `load_job`, imported when it is asked for: tasks need none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from metaquorum.spark.loader import load_job
+
+    return getattr(load_job, name)

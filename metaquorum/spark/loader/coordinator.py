@@ -44,6 +44,8 @@ from wire.primitives.frozen import frozen
 log = logging.getLogger(__name__)
 
 MAX_SHOWN_FAILURES: Final = 3
+# Of a request: a plan that is unfinished is finished with its own.
+LIMITS: Final = frozenset(("from", "to"))
 
 
 class Planner(Protocol):
@@ -71,12 +73,16 @@ class LoadRequest:
 
 @frozen
 class LoadOutcome:
-    """`manifest` None: there was nothing to load. `resumed`: an earlier run had begun."""
+    """`manifest` None: there was nothing to load. `resumed`: an earlier run had begun.
+
+    `is_as_asked`: False where that run had other limits, as a nightly load has; they were kept.
+    """
 
     manifest: Manifest | None
     results: tuple[RangeResult, ...]
     resumed: bool
     client_id: str
+    is_as_asked: bool = True
 
 
 class Events:
@@ -139,14 +145,20 @@ def run_load(
         manifest = _commit(table, newest, plan, results, driver_id, now_ms())
         events.on_committed(manifest)
         table.publish(manifest)
-        return LoadOutcome(manifest, tuple(results), isinstance(step, RunPlan), plan.client_id)
+        return LoadOutcome(
+            manifest,
+            tuple(results),
+            isinstance(step, RunPlan),
+            plan.client_id,
+            is_as_asked=plan.request == request.request,
+        )
 
 
 def _check_request(plan: LoadPlan, request: LoadRequest) -> None:
-    """That the unfinished plan is of what is asked for now."""
+    """That the unfinished plan is of what is asked for now, from wherever to wherever."""
     changed = sorted(
         name
-        for name in {*plan.request, *request.request}
+        for name in {*plan.request, *request.request} - LIMITS
         if plan.request.get(name) != request.request.get(name)
     )
     if plan.settings != request.settings:

@@ -160,7 +160,8 @@ def load(
 ) -> LoadReport:
     """The records of the topics are in Parquet files in `output`, each once, and committed.
 
-    Where an earlier call died, this one goes on with it; where one was committed, behind its end.
+    Where an earlier call died, this one goes on with it, and where that had other limits, then with
+    its own; where one was committed, it begins behind its end.
     `starting` and `ending` are "earliest" and "latest", an offset, or a time (ISO 8601). With
     `spark`, a session, its executors do the work, else processes of this machine, at most
     `parallel` ranges at a time. `output` is a folder, or a URL that fsspec opens with
@@ -223,9 +224,11 @@ def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadR
     )
     driver_id = new_driver_id()
     with hold(storage, driver_id), _cluster(job.connecting) as cluster:
-        outcome = run_load(
-            table, request, job.planner(cluster), runner, driver_id=driver_id, events=events
-        )
+        planner = job.planner(cluster)
+        outcome = run_load(table, request, planner, runner, driver_id=driver_id, events=events)
+        if not outcome.is_as_asked:
+            last = run_load(table, request, planner, runner, driver_id=driver_id, events=events)
+            outcome = outcome if last.manifest is None else last
     return LoadReport.of(
         storage.url,
         outcome.manifest,

@@ -286,9 +286,21 @@ def test_another_command_does_not_go_on_with_it_but_may_discard_it(
 ) -> None:
     output = killed_half_way(tmp_path, node.bootstrap, own_topic)
     with pytest.raises(RefusedError, match="was asked for otherwise"):
-        load(node.bootstrap, own_topic, output, ending="100")
-    load(node.bootstrap, own_topic, output, ending="100", discard_unfinished=True)
+        load(node.bootstrap, own_topic, output, compression="zstd")
+    options = {"ending": "100", "compression": "zstd", "discard_unfinished": True}
+    load(node.bootstrap, own_topic, output, **options)
     assert_whole(output, 200)
+
+
+def test_tonights_load_finishes_that_of_last_night_first(node: Peer, tmp_path: Path) -> None:
+    name = filled_topic(node.bootstrap, map(record, range(COUNT)), PARTITIONS)
+    output = killed_half_way(tmp_path, node.bootstrap, name)
+    with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        send(cluster, name, map(record, range(COUNT, COUNT + 100)))
+    report = load(node.bootstrap, name, output, ending=str(COUNT // 2 + 50))
+    assert (report.version, report.records, report.resumed) == (2, 100, False)
+    assert read_report(str(output), 1).records == COUNT
+    assert_whole(output, COUNT + 100)
 
 
 class KillsWorkers(Events):
