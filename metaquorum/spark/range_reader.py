@@ -63,9 +63,10 @@ if TYPE_CHECKING:
     from wire.messages.fetch import PartitionData
     from wire.primitives.types import Buffer
 
-# An Arrow batch is handed out at the first of these.
+# An Arrow batch is handed out at the first of these: memory that a processor's cache holds, and
+# that the next batch uses again.
 MAX_BATCH_ROWS: Final = 1 << 17
-MAX_BATCH_BYTES: Final = 16 << 20
+MAX_BATCH_BYTES: Final = 4 << 20
 # A batch that cannot be decoded is fetched again, over another connection, before it is believed.
 CORRUPT_ATTEMPTS: Final = 3
 # The most that a batch can span: its last offset delta is an int32.
