@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from wire.primitives.errors import WireError
 from wire.primitives.types import Buffer
-from wire.records.record_columns import KEY, VALUE, BinaryBuffers, ListBuffers
+from wire.records.record_columns import KEY, TIMESTAMP, VALUE, BinaryBuffers, ListBuffers
 from wire.records.record_walk import RECORD_FIELDS
 from wire.records.records import BatchHeader, TimestampType, record_fields
 from wire.records.walk_form import columns_form
@@ -32,6 +32,9 @@ from wire.records.walk_form import columns_form
 # Records that are located at a time: 64 bytes of memory each.
 WALKED_RECORDS: Final = 4096
 _MOST_MS: Final = ((1 << 63) - 1) // 1000
+_OFFSETS_END: Final = 1 << 63
+# Of keys, values and headers together: the int32 offsets of one Arrow array reach no further.
+MAX_HELD_BYTES: Final = (1 << 31) - 1
 
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 _COLUMNS: Final = {
@@ -110,13 +113,13 @@ class BatchBuilder:
         and `last_offset` says which they are.
         """
         self._header = header
-        self._start, self._end = start, end
+        self._start, self._end = start, min(end, _OFFSETS_END)
         self._expected = max(start, header.base_offset)
         self._runs = []
         is_dense = header.record_count == header.last_offset_delta + 1
         take_in = self._take_in if is_dense else self._take_in_sparse
         yield from record_fields(buffer, position, header, self._fields, take_in)
-        behind = min(end, header.next_offset)
+        behind = min(self._end, header.next_offset)
         if not is_dense and self._expected < behind:
             self._runs.append((self._expected, behind))
 
@@ -146,6 +149,13 @@ class BatchBuilder:
         """Of `count` records that are located in `_fields`, those of the range are added."""
         header, fields = self._header, self._fields
         assert header is not None
+        if self.data_bytes + len(data) > MAX_HELD_BYTES:
+            # Before any column has grown. RangeReader takes long before: data is at most a window
+            # of twice the largest record.
+            raise WireError(
+                f"{len(data)} bytes of records, and {self.data_bytes} that were not taken: "
+                f"a column reaches to {MAX_HELD_BYTES}"
+            )
         base = header.base_offset
         first = 0
         if (
@@ -157,6 +167,7 @@ class BatchBuilder:
             count = sum([offset < self._end for offset in offsets]) - first
             if count <= 0:
                 return
+        problem = ""
         low, high, size = self._summary(fields, first, count)
         low += header.base_timestamp
         high += header.base_timestamp
@@ -164,7 +175,15 @@ class BatchBuilder:
         if is_appended:
             low = high = header.max_timestamp
         if not -_MOST_MS <= low <= high <= _MOST_MS:
-            raise WireError(f"a timestamp of {low if low < -_MOST_MS else high} ms is out of range")
+            times = self._times(first, count, header.base_timestamp)
+            if is_appended:
+                times = [low]
+            sound = [-_MOST_MS <= time <= _MOST_MS for time in times].index(False)
+            problem = f"a timestamp of {times[sound]} ms is out of range"
+            if not sound:
+                raise WireError(problem)
+            count, low, high = sound, min(times[:sound]), max(times[:sound])
+            _, _, size = self._summary(fields, first, count)
         for column in self._binary:
             column.append(data, fields, first, count)
         if self._offset is not None:
@@ -176,6 +195,13 @@ class BatchBuilder:
                 self._timestamp.append_timestamps(fields, first, count, header.base_timestamp)
         self.bytes += size
         self._note(first, count, low, high, int(is_appended))
+        if problem:
+            raise WireError(problem)
+
+    def _times(self, first: int, count: int, base_timestamp: int) -> list[int]:
+        place = first * RECORD_FIELDS + TIMESTAMP
+        some = self._fields[place : (first + count) * RECORD_FIELDS : RECORD_FIELDS]
+        return [base_timestamp + delta for delta in some]
 
     def _note(self, first: int, count: int, low: int, high: int, kind: int) -> None:
         """Facts of `count` records that were added, from the `first` on in `_fields`."""
@@ -197,6 +223,10 @@ class BatchBuilder:
         """All rows that are held; none are, afterwards."""
         rows, self.rows = self.rows, 0
         types, self._types = self._types, []
+        if not self._schema.names:  # from_arrays would make a batch without rows
+            return pa.RecordBatch.from_struct_array(
+                pa.Array.from_buffers(pa.struct([]), rows, [None], null_count=0)
+            )
         made: dict[str, pa.Array] = {}
         if self._key is not None:
             made["key"] = _binary_array(self._key.take(), pa.binary())

@@ -4,8 +4,8 @@
 cimport cython
 from libc.string cimport memcpy
 
-cdef long long FIELDS
-cdef long long _TIMESTAMP
+cdef long long RECORD_FIELDS
+cdef long long TIMESTAMP
 cdef long long _HEADERS_AT
 cdef long long _HEADERS
 cdef long long KEY
@@ -35,7 +35,7 @@ cdef class BinaryColumn:
 
     @cython.locals(
         index=cython.longlong, length=cython.longlong, start=cython.longlong, at=cython.longlong,
-        row=cython.longlong, number=cython.longlong,
+        row=cython.longlong, number=cython.longlong, size=cython.longlong,
     )
     cdef int _copy(
         self, const unsigned char[::1] data, const long long[::1] fields, long long first,

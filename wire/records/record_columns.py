@@ -18,15 +18,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
+from wire.records.record_walk import RECORD_FIELDS
+
 try:
     import cython
 except ImportError:
     from wire.records import interpreted as cython
 
-# Of each record in an array of `RecordWalk.fields`.
-FIELDS = 8
+# In an array of `RecordWalk.fields`, of the RECORD_FIELDS of each record.
 DELTA = 0  # of the offset
-_TIMESTAMP = 1  # delta
+TIMESTAMP = 1  # delta
 KEY = 2  # where it begins; its length (-1: null) comes next
 VALUE = 4
 _HEADERS_AT = 6
@@ -105,9 +106,9 @@ class BinaryColumn:
             self.reserve(count, self._measure(fields, first, count))
             self._copy(data, fields, first, count)
             return
-        begin, end = first * FIELDS + self._field, (first + count) * FIELDS
-        starts = fields[begin:end:FIELDS]
-        lengths = fields[begin + 1 : end : FIELDS]
+        begin, end = first * RECORD_FIELDS + self._field, (first + count) * RECORD_FIELDS
+        starts = fields[begin:end:RECORD_FIELDS]
+        lengths = fields[begin + 1 : end : RECORD_FIELDS]
         pairs = zip(starts, lengths, strict=True)
         self._extend([data[at : at + size] for at, size in pairs if size > 0], lengths)
 
@@ -134,19 +135,20 @@ class BinaryColumn:
 
     def _measure(self, fields: Any, first: int, count: int) -> int:
         total = 0
-        index = first * FIELDS + self._field + 1
+        index = first * RECORD_FIELDS + self._field + 1
         while count > 0:
             length = fields[index]
             if length > 0:
                 total += length
-            index += FIELDS
+            index += RECORD_FIELDS
             count -= 1
         return total
 
     def _copy(self, data: Any, fields: Any, first: int, count: int) -> int:
+        size = len(data)
         at = self.data_bytes
         row = self.rows
-        index = first * FIELDS + self._field
+        index = first * RECORD_FIELDS + self._field
         number = 0
         while number < count:
             length = fields[index + 1]
@@ -154,6 +156,8 @@ class BinaryColumn:
                 self._validity[row >> 3] |= 1 << (row & 7)
                 if length > 0:
                     start = fields[index]
+                    if length > size - start:
+                        raise IndexError
                     memcpy(  # type: ignore[name-defined]  # noqa: F821 - from the .pxd
                         cython.address(self._data[at]), cython.address(data[start]), length
                     )
@@ -162,7 +166,7 @@ class BinaryColumn:
                 self.nulls += 1
             row += 1
             self._offsets[row] = at
-            index += FIELDS
+            index += RECORD_FIELDS
             number += 1
         self.rows = row
         self.data_bytes = at
@@ -176,6 +180,8 @@ class BinaryColumn:
             self._validity[row >> 3] |= 1 << (row & 7)
             if length > 0:
                 if cython.compiled:
+                    if length > len(data) - start:
+                        raise IndexError
                     memcpy(  # type: ignore[name-defined]  # noqa: F821 - from the .pxd
                         cython.address(self._data[at]), cython.address(data[start]), length
                     )
@@ -229,7 +235,7 @@ class Int64Column:
         self, fields: "array[int]", first: int, count: int, base_timestamp_ms: int
     ) -> None:
         """In microseconds. The caller has seen that none leaves 64 bits."""
-        self._append(fields, first, count, _TIMESTAMP, base_timestamp_ms, 1000)
+        self._append(fields, first, count, TIMESTAMP, base_timestamp_ms, 1000)
 
     def append_constant(self, value: int, count: int) -> None:
         """The same value, `count` times."""
@@ -249,7 +255,9 @@ class Int64Column:
         if cython.compiled:
             self._add(fields, first, count, field, base, factor)
             return
-        some = fields[first * FIELDS + field : (first + count) * FIELDS : FIELDS]
+        some = fields[
+            first * RECORD_FIELDS + field : (first + count) * RECORD_FIELDS : RECORD_FIELDS
+        ]
         row = self.rows
         made = array("q", [(base + value) * factor for value in some])
         self._values[row : row + count] = memoryview(made)
@@ -257,12 +265,12 @@ class Int64Column:
 
     def _add(self, fields: Any, first: int, count: int, field: int, base: int, factor: int) -> int:
         row = self.rows
-        index = first * FIELDS + field
+        index = first * RECORD_FIELDS + field
         number = 0
         while number < count:
             self._values[row] = (base + fields[index]) * factor
             row += 1
-            index += FIELDS
+            index += RECORD_FIELDS
             number += 1
         self.rows = row
         return 0
@@ -309,7 +317,7 @@ class HeadersColumn:
 
     def _copy(self, data: Any, fields: Any, first: int, count: int) -> int:
         row = self.rows
-        index = first * FIELDS
+        index = first * RECORD_FIELDS
         number = 0
         while number < count:
             headers = fields[index + _HEADERS]
@@ -331,7 +339,7 @@ class HeadersColumn:
                 self.nulls += 1
             row += 1
             self._offsets[row] = self.keys.rows
-            index += FIELDS
+            index += RECORD_FIELDS
             number += 1
         self.rows = row
         return 0
@@ -371,19 +379,19 @@ _MAX_BYTES = (1 << 31) - 1
 def summary(fields: Any, first: int, count: int) -> tuple[int, int, int]:
     """Of `count` records, from the `first` on: least and largest timestamp delta, and how many
     bytes their keys and values have."""
-    index = first * FIELDS
+    index = first * RECORD_FIELDS
     if not cython.compiled:
-        end = (first + count) * FIELDS
-        times = fields[index + _TIMESTAMP : end : FIELDS]
+        end = (first + count) * RECORD_FIELDS
+        times = fields[index + TIMESTAMP : end : RECORD_FIELDS]
         size = 0
         for field in (KEY, VALUE):
-            lengths = fields[index + field + 1 : end : FIELDS]
+            lengths = fields[index + field + 1 : end : RECORD_FIELDS]
             size += sum(lengths) + (lengths.count(-1) if min(lengths) < 0 else 0)
         return min(times), max(times), size
-    low = high = fields[index + _TIMESTAMP]
+    low = high = fields[index + TIMESTAMP]
     size = 0
     while count > 0:
-        time = fields[index + _TIMESTAMP]
+        time = fields[index + TIMESTAMP]
         if time < low:
             low = time
         elif time > high:
@@ -394,7 +402,7 @@ def summary(fields: Any, first: int, count: int) -> tuple[int, int, int]:
         length = fields[index + VALUE + 1]
         if length > 0:
             size += length
-        index += FIELDS
+        index += RECORD_FIELDS
         count -= 1
     return low, high, size
 

@@ -130,16 +130,19 @@ class RecordWalk:
     def fields(self, data: bytes | memoryview, position: int, fields: "array[int]") -> int:
         """As `check`, from `position` on, until the array is full; `filled` records are in it.
 
+        After a WireError these are the records before the one that is not sound.
+
         Of each: offset delta, timestamp delta, where the key begins, its length, where the value
         begins, its length, where the first header begins, how many headers. See `record_columns`.
         """
         self._fields = fields
-        self.filled = 0
+        before = self.index
         try:
-            stop = min(self.count, self.index + len(fields) // RECORD_FIELDS)
+            stop = min(self.count, before + len(fields) // RECORD_FIELDS)
             return self._feed(data, position, stop, None)
         finally:
             self._fields = None
+            self.filled = self.index - before
 
     def finish(self, left_bytes: int) -> None:
         """WireError unless all records were there, with so many bytes behind the last whole one."""
@@ -370,8 +373,6 @@ class RecordWalk:
             last_delta = delta
             index += 1
             position = end
-        if fills:
-            self.filled = filled // RECORD_FIELDS
         self.index = index
         self.offset_delta = last_delta
         self.min_timestamp_delta = low

@@ -224,7 +224,7 @@ def record_fields(
 
     `take_in(data, count)` is called whenever the next `count` records are in `fields` (see
     `RecordWalk.fields`), whose positions count from the start of `data`. WireError names what is
-    wrong with a record; those before it may have been given.
+    wrong with a record; all before it have been given.
     """
     count, last_delta = header.record_count, header.last_offset_delta
     walk = new_walk(count, last_delta, count == last_delta + 1)
@@ -233,9 +233,11 @@ def record_fields(
         at = 0
         while True:
             before = walk.index
-            at = walk.fields(data, at, fields)
-            if walk.filled:
-                take_in(data, walk.filled)
+            try:
+                at = walk.fields(data, at, fields)
+            finally:
+                if walk.filled:
+                    take_in(data, walk.filled)
             if walk.filled * RECORD_FIELDS < len(fields) or walk.index == before:
                 return at
 
