@@ -122,6 +122,6 @@ class GivenOptions:
         if not number:
             upto = f" up to {most}" if most < MAX_OFFSET else ""
             raise OptionError(
-                f"option {name} is {text[:100]!r}; it must be a positive number{upto}"
+                f"option {name} is {text[:100]!r}; it is to be a positive whole number{upto}"
             )
         return number

@@ -388,10 +388,17 @@ def _columns(given: GivenOptions, include_headers: bool) -> tuple[str, ...] | No
 
 
 def _fetch_max_bytes(given: GivenOptions) -> int:
-    """One request asks for one range: the least of the three limits is the limit."""
-    names = ("fetchMaxBytes", "kafka.fetch.max.bytes", "kafka.max.partition.fetch.bytes")
-    limits = [limit for name in names if (limit := given.positive(name)) is not None]
-    return min([*limits, MAX_FETCH_BYTES]) if limits else DEFAULT_FETCH_BYTES
+    """One request asks for one range: the least of the limits is the limit.
+
+    Kafka's own may be above what this client takes of one answer.
+    """
+    limits = [
+        given.positive("fetchMaxBytes", MAX_FETCH_BYTES),
+        given.positive("kafka.fetch.max.bytes"),
+        given.positive("kafka.max.partition.fetch.bytes"),
+    ]
+    found = [limit for limit in limits if limit is not None]
+    return min([*found, MAX_FETCH_BYTES]) if found else DEFAULT_FETCH_BYTES
 
 
 def _connecting(given: GivenOptions) -> Connecting:

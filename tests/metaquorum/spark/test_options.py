@@ -268,7 +268,9 @@ def test_the_least_of_the_limits_of_a_fetch_is_the_limit() -> None:
     given = {"kafka.fetch.max.bytes": "3000", "kafka.max.partition.fetch.bytes": "2000"}
     assert parse(given).fetch.fetch_max_bytes == 2000
     assert parse({**given, "fetchMaxBytes": "1000"}).fetch.fetch_max_bytes == 1000
-    assert parse({"fetchMaxBytes": str(1 << 40)}).fetch.fetch_max_bytes == MAX_FETCH_BYTES
+    assert parse({"kafka.fetch.max.bytes": str(1 << 40)}).fetch.fetch_max_bytes == MAX_FETCH_BYTES
+    with pytest.raises(OptionError, match=f"positive whole number up to {MAX_FETCH_BYTES}"):
+        parse({"fetchMaxBytes": str(MAX_FETCH_BYTES + 1)})
 
 
 def test_how_the_cluster_is_reached() -> None:
