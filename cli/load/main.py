@@ -22,6 +22,7 @@ COMMANDS: Final = {
     ),
     "files": Place("tables:files_command", "List the data files that are committed."),
     "bundle": Place("tables:bundle_command", "Write a zip of this program for Spark's --py-files."),
+    "script": Place("tables:script_command", "Print the path of the file that spark-submit takes."),
 }
 
 
@@ -69,7 +70,7 @@ def main() -> None:
       mq-load plan -b broker1:9092 --topic orders --output tables/orders
       mq-load load -b broker1:9092 --topic orders --from 2026-01-31 --output s3://bucket/orders
       mq-load report tables/orders --html report.html
-      spark-submit --py-files bundle.zip "$(which mq-load)" load --topic orders ...
+      spark-submit --py-files bundle.zip "$(mq-load script)" load --topic orders ...
     """
 
 

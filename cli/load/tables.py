@@ -5,6 +5,7 @@ import click
 from cli.common.output import printable, show_data
 from cli.load.errors import says_why
 from cli.load.load import read_storage_options
+from cli.load.script import mq_load
 from cli.load.show import show_report, write_html
 from metaquorum.spark.loader.bundle import write_bundle
 from metaquorum.spark.loader.load_job import committed_files, read_report
@@ -59,3 +60,9 @@ def bundle_command(path: str) -> None:
     """
     names = write_bundle(path)
     click.echo(f"{printable(path)}: {len(names)} files; spark-submit --py-files {printable(path)}")
+
+
+@click.command("script", short_help="Print the path of the file that spark-submit takes.")
+def script_command() -> None:
+    """Print the path of a file that is this program, for spark-submit, which takes only .py."""
+    click.echo(mq_load.__file__)

@@ -17,7 +17,9 @@ import metaquorum
 import wire
 from metaquorum.spark.loader.errors import OutputError
 
-_ROOTS: Final = ("metaquorum.spark",)
+# Spark puts the zip before all that is installed, on the driver, too: what `mq-load` itself imports
+# of metaquorum has to be in it.
+_ROOTS: Final = ("metaquorum.spark", "metaquorum.runtime.one_line")
 _DISCOVERY: Final = "metaquorum.spark.discovery"
 _DISCOVERED_AS: Final = "pyspark_metaquorum"
 # Imported in functions that no executor calls: they need an event loop.

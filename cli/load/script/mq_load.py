@@ -1,0 +1,6 @@
+"""mq-load, for spark-submit: `spark-submit "$(mq-load script)" load ...`."""
+
+from cli.load.main import main
+
+if __name__ == "__main__":
+    main(prog_name="mq-load")
