@@ -33,6 +33,7 @@ from simulations.kernel.mutation import Mutant, WithoutEffect, all_of, mutated, 
 from simulations.mutants.cleanup_mutants import CLEANUP_MUTANTS
 from simulations.mutants.fetch_mutants import FETCH_MUTANTS
 from simulations.mutants.interleaving_mutants import CHECK_MUTANTS
+from simulations.mutants.load_mutants import LOAD_MUTANTS
 from simulations.mutants.log_mutants import LOG_MUTANTS
 from simulations.mutants.maintenance_mutants import UPKEEP_MUTANTS
 from simulations.mutants.quorum_mutants import CLUSTER_MUTANTS, QUORUM_MUTANTS
@@ -420,6 +421,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         *REGISTRATION_MUTANTS,
         *CUT_MUTANTS,
         *CLEANUP_MUTANTS,
+        *LOAD_MUTANTS,
         *CHECK_MUTANTS,
         *THROTTLING_MUTANTS,
         *FAULT_MUTANTS,

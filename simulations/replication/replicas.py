@@ -639,10 +639,13 @@ class ClusterHistory:
                     self.world.count("committed records lost by the last replica in sync")
             for offset, epoch in list(history.committed.items()):
                 name = Name(epoch, offset)
-                if offset < replica.end or name in history.gone:
+                has_another = replica.epochs.get(offset, epoch) != epoch
+                if (offset < replica.end and not has_another) or name in history.gone:
                     continue
                 if name in history.cleaned:
-                    del history.committed[offset]  # compacted away before, and behind what is left
+                    # Compacted away before, and behind what is left, or in the place of a record
+                    # that the new leader had never committed.
+                    del history.committed[offset]
                     history.gone_unneeded.add(name)
                 elif offset < history.deleted_to:
                     history.gone_unneeded.add(name)

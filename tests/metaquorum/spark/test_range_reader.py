@@ -274,8 +274,9 @@ def test_the_next_fetch_is_sent_before_the_last_response_is_decoded(
         assert sum(batch.num_rows for batch in batches) == 30
 
 
-def test_a_leader_that_moves_or_dies_is_found_again_and_nothing_is_doubled() -> None:
-    broker = ModelBroker(plain_log(100), nodes=3)
+@pytest.mark.parametrize("each", [1, 10])  # records in a batch
+def test_a_leader_that_moves_or_dies_is_found_again_and_nothing_is_doubled(each: int) -> None:
+    broker = ModelBroker(plain_log(100, each=each), nodes=3)
     broker.max_bytes = 1
 
     def on_fetch(node: int, request: FetchRequest) -> ErrorCode | None:
@@ -291,6 +292,25 @@ def test_a_leader_that_moves_or_dies_is_found_again_and_nothing_is_doubled() -> 
     found, _ = read(broker, range_of(0, 100), STRICT)
     assert found == everything(100)
     assert {node for node, _ in broker.fetches} == {0, 1, 2}
+
+
+def test_a_range_that_was_left_half_way_is_read_again() -> None:
+    """Over the same connections: the answer that was on its way is of nobody's interest."""
+    broker = ModelBroker(plain_log(60))
+    broker.max_bytes = 1
+    with cluster_of(broker) as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(range_reader, "MAX_BATCH_ROWS", 1)
+        left = iter(RangeReader(cluster, range_of(0, 60), STRICT))
+        assert next(left).num_rows == 10
+        left.close()  # type: ignore[attr-defined]
+        again = RangeReader(cluster, range_of(0, 60), STRICT, is_compacted=False)
+        assert [offset for one in again for offset in one["offset"].to_pylist()] == list(range(60))
+
+
+def test_records_behind_the_range_are_not_read() -> None:
+    for start, end in ((3, 7), (13, 25), (0, 1)):
+        found, _ = read(ModelBroker(plain_log(60)), range_of(start, end), STRICT)
+        assert found == {offset: value_of(offset) for offset in range(start, end)}
 
 
 @pytest.mark.parametrize(
@@ -503,14 +523,14 @@ def test_a_hole_before_replaced_records_is_compacted_up_to_the_cut_only() -> Non
 
 def test_the_ledger_is_asked_for_while_the_response_is_still_decoded() -> None:
     """Its answer must not come into the buffer of which the records are views."""
-    log = cut_log(30, 50)
-    broker = ModelBroker(log)
-    broker.truncations = [(30, 49)]
+    broker = ModelBroker(cut_log(30, 50))
+    broker.truncations = [(30, 49)] * 9
     found, reader = read(broker, range_of(30, 50, 3), UNCOMMITTED)
     assert found == {offset: value_of(offset) for offset in range(30, 50)}
     assert reader.report is not None
     (gap,) = reader.report.gaps
     assert "node 0 removed offsets 30 to 49" in gap.detail
+    assert len(broker.fetches) == 1  # nothing had to be fetched again
 
 
 def test_a_topic_that_is_made_again_while_its_end_is_asked_for_is_not_truncated() -> None:

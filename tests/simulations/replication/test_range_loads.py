@@ -1,0 +1,65 @@
+"""Mistakes in how ranges are loaded: a test of the reader finds each, and so does the simulator."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from simulations.kernel.mutation import mutated
+from simulations.mutants.load_mutants import LOAD_MUTANTS
+from simulations.mutants.registry import MUTANTS
+from simulations.runner.runs import run_seed
+from tests.metaquorum.spark import test_range_reader as reader
+
+# The test of the reader that fails with the rule removed.
+FAILS: dict[str, Callable[[], None]] = {
+    "plan-epoch-not-compared": partial(
+        reader.test_records_that_were_replaced_are_not_taken_for_those_of_the_plan, 50
+    ),
+    "cut-taken-for-compaction": (
+        reader.test_a_hole_before_replaced_records_is_compacted_up_to_the_cut_only
+    ),
+    "lag-taken-for-cut": reader.test_a_high_watermark_that_lags_is_waited_for,
+    "topic-by-name": partial(reader.test_a_topic_that_vanishes_in_mid_range, True),
+    "topic-not-checked": partial(reader.test_a_topic_that_was_made_anew_is_not_read, 12),
+    "restarted-one-late": partial(
+        reader.test_a_leader_that_moves_or_dies_is_found_again_and_nothing_is_doubled, 1
+    ),
+    "position-behind-gap": reader.test_retention_that_overtakes_the_reader,
+    "deleted-skipped": reader.test_deleted_records_are_an_error_or_a_gap,
+    "loss-not-told": reader.test_deleted_records_are_an_error_or_a_gap,
+    "answer-of-another-fetch": reader.test_a_range_that_was_left_half_way_is_read_again,
+    "batch-from-its-start": reader.test_deleted_records_are_an_error_or_a_gap,
+    "batch-to-its-end": reader.test_records_behind_the_range_are_not_read,
+}
+# Seeds where the mistake that shows soonest is found; others take many more.
+SHOWS_SOON = ("position-behind-gap", "batch-from-its-start")
+
+
+def test_each_mistake_has_its_test() -> None:
+    assert set(FAILS) == {mutant.name for mutant in LOAD_MUTANTS}
+
+
+@pytest.mark.parametrize("name", list(FAILS))
+def test_the_reader_has_a_test_that_fails_without_the_rule(name: str) -> None:
+    FAILS[name]()
+
+    def fails() -> bool:
+        try:
+            FAILS[name]()
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however it fails
+            return True
+        return False
+
+    with mutated(MUTANTS[name]):
+        assert fails()
+
+
+@pytest.mark.parametrize("name", SHOWS_SOON)
+def test_a_mistake_shows_in_loads_of_a_world_in_trouble(name: str) -> None:
+    def found(seed: int) -> Any:
+        outcome, _ = run_seed("range-loads", seed, mutant=name)
+        return {each.split()[0] for each, _ in outcome.violations} & set(MUTANTS[name].found_as)
+
+    assert any(map(found, range(12)))
