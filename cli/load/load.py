@@ -297,14 +297,15 @@ def load_command(
             "--local works without Spark, and --master names one; leave one of them out"
         )
     with ExitStack() as ending:
-        session = None
-        if not local:
-            from metaquorum.spark.loader.spark_runner import spark_session
+        if local:
+            runner = make_runner(None, parallel)
+        else:
+            from metaquorum.spark.loader.spark_runner import SparkOnDemand
 
-            session = spark_session(master)
-            ending.callback(session.stop)
+            runner = spark = SparkOnDemand(master, parallel)
+            ending.callback(spark.stop)
         events = ending.enter_context(watch_progress(job.connecting.client_id, quiet=quiet))
-        report = run_job(job, make_runner(session, parallel), events)
+        report = run_job(job, runner, events)
     if html is not None:
         write_html(report, html)
     if form == "json":

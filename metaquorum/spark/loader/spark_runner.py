@@ -40,21 +40,27 @@ NEWER_THAN_ALL: Final = (4, 4)
 _MAX_REASON_CHARS: Final = 500
 
 
-def spark_session(master: str | None = None) -> SparkSession:
-    """The session of this process (that of spark-submit, say), or a new one. RunnerError.
-
-    `master` None: as Spark's configuration has it, or else local[*].
-    """
+def check_spark() -> None:
+    """That pyspark is one of those supported, and that there is a Java. RunnerError."""
     version = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
     if not OLDEST <= version < NEWER_THAN_ALL:
         raise RunnerError(
             f"pyspark {pyspark.__version__} is installed, and 4.0 to 4.3 are supported; "
             "run: pip install 'pyspark>=4.0,<4.4', or load with --local"
         )
+    if SparkSession.getActiveSession() is None:
+        _check_java()
+
+
+def spark_session(master: str | None = None) -> SparkSession:
+    """The session of this process (that of spark-submit, say), or a new one. RunnerError.
+
+    `master` None: as Spark's configuration has it, or else local[*].
+    """
+    check_spark()
     active = SparkSession.getActiveSession()
     if active is not None and master is None:
         return active
-    _check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(APP_NAME)
     if master is not None:
@@ -104,6 +110,26 @@ class SparkRunner:
             "was committed; the ranges that ended are kept, and the same command goes on with the "
             "rest"
         )
+
+
+class SparkOnDemand:
+    """A `Runner` whose session is started when there is something to run."""
+
+    def __init__(self, master: str | None, parallel: int | None) -> None:
+        """RunnerError where Spark cannot be started at all."""
+        check_spark()
+        self._master = master
+        self._parallel = parallel
+        self._session: SparkSession | None = None
+
+    def run(self, context: TaskContext, tasks: Sequence[RangeTask], on_event: OnEvent) -> Failures:
+        if self._session is None:
+            self._session = spark_session(self._master)
+        return SparkRunner(self._session, self._parallel).run(context, tasks, on_event)
+
+    def stop(self) -> None:
+        if self._session is not None:
+            self._session.stop()
 
 
 def lanes(tasks: Sequence[RangeTask], count: int | None) -> list[list[RangeTask]]:

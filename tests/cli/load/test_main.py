@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
@@ -209,3 +211,20 @@ def test_a_bundle_cannot_be_written_anywhere(tmp_path: Path) -> None:
     mq_load = Load()
     mq_load("bundle", tmp_path / "no" / "bundle.zip", code=1)
     assert "cannot be written" in mq_load.errors
+
+
+def test_without_java_a_load_says_so_before_it_asks_anybody(tmp_path: Path) -> None:
+    mq_load = Load("127.0.0.1:1", JAVA_HOME=str(tmp_path))
+    mq_load("load", "--topic", "t", "--output", tmp_path / "table", code=1)
+    assert "Spark needs Java 17 or newer" in mq_load.errors
+    assert "load with --local" in mq_load.errors
+    assert not (tmp_path / "table").exists()
+
+
+def test_spark_submit_gets_a_file_of_python() -> None:
+    path = Path(Load()("script").strip())
+    assert path.suffix == ".py"
+    done = subprocess.run(
+        [sys.executable, path, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("mq-load, version ")
