@@ -13,7 +13,9 @@ from wire.records.records import Codec
 READ = """
 import importlib, json, pkgutil, sys
 
-ABSENT = {"trio", "pysyncobj", "msgpack", "click", "rich", "yaml", "h11", "pandas", "dataplane"}
+EXTRAS = {"fastavro", "google", "fsspec"}  # of what each is for, modules of their own
+ABSENT = EXTRAS | {"trio", "pysyncobj", "msgpack", "click", "rich", "yaml", "h11"}
+ABSENT |= {"pandas", "dataplane"}
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -24,7 +26,11 @@ sys.meta_path.insert(0, Absent())
 
 import metaquorum.spark
 for info in pkgutil.walk_packages(metaquorum.spark.__path__, "metaquorum.spark."):
-    importlib.import_module(info.name)
+    try:
+        importlib.import_module(info.name)
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] not in EXTRAS:
+            raise
 
 from metaquorum.spark.options import ReadOptions
 from metaquorum.spark.source import RangesReader
