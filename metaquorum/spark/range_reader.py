@@ -242,6 +242,10 @@ class RangeReader:
         """The batch is to be fetched again; or what is left of it is a gap."""
         last = self._builder.last_offset
         if last is not None and last >= self._position:
+            for first, behind in self._builder.missing_runs():
+                if not self._replaced:
+                    self._position = first
+                    await self._absent(behind, first)
             await self._take(last + 1)  # its records before the damage were
         self._replaced = ""
         self._damage = f"the batch at offset {header.base_offset} cannot be decoded: {error}"

@@ -660,6 +660,25 @@ def test_records_that_make_no_sense_behind_a_right_checksum() -> None:
     assert set(found) & set(accounted(reader)) == set()
 
 
+def test_what_compaction_took_before_damage_is_accounted_for() -> None:
+    """Of a batch that is walked in several pieces, the last of which makes no sense."""
+    from wire.records.records import pack_batch, parse_header
+
+    log = PartitionLog(epochs=[(3, 0)])
+    count = 20_000
+    batch = new_batch(list(range(0, count, 2)), 0, count - 1, 3)
+    body = bytearray(batch[61:])
+    body[-1] = 9  # headers, which are not there
+    log.batches = [bytes(pack_batch(parse_header(batch), bytes(body)))]
+    log.log_end = log.high_watermark = count
+    found, reader = read(ModelBroker(log), range_of(0, count), UNCOMMITTED)
+    report = reader.report
+    assert report is not None
+    assert found
+    assert len(found) + sum(report.missing.values()) == count
+    assert report.missing[GapReason.COMPACTED] == len(found) - 1
+
+
 @pytest.mark.parametrize("magic", [0, 1, 7])
 def test_formats_that_are_not_spoken_are_an_error(magic: int) -> None:
     log = plain_log(30)
