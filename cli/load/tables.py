@@ -1,11 +1,12 @@
 """mq-load report, files and bundle: what needs no cluster."""
 
+from pathlib import Path
+
 import click
 
 from cli.common.output import printable, show_data
 from cli.load.errors import says_why
 from cli.load.load import read_storage_options
-from cli.load.script import mq_load
 from cli.load.show import show_report, write_html
 from metaquorum.spark.loader.bundle import write_bundle
 from metaquorum.spark.loader.load_job import committed_files, read_report
@@ -65,4 +66,4 @@ def bundle_command(path: str) -> None:
 @click.command("script", short_help="Print the path of the file that spark-submit takes.")
 def script_command() -> None:
     """Print the path of a file that is this program, for spark-submit, which takes only .py."""
-    click.echo(mq_load.__file__)
+    click.echo(Path(__file__).with_name("script") / "mq_load.py")
