@@ -36,6 +36,7 @@ cdef class RecordWalk:
     cdef public list _spans
     cdef public long long filled
     cdef long long[::1] _fields
+    cdef public long long _first
 
     cdef long long _feed(
         self, const unsigned char[::1] data, long long position, long long stop_index, list spans

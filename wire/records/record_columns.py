@@ -14,8 +14,9 @@ Source: the Arrow columnar format, "Variable-size Binary Layout", "Variable-size
 """
 
 from array import array
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
+from struct import pack_into
 from typing import Any, Final, NamedTuple
 
 from wire.records.record_walk import RECORD_FIELDS
@@ -109,27 +110,41 @@ class BinaryColumn:
         begin, end = first * RECORD_FIELDS + self._field, (first + count) * RECORD_FIELDS
         starts = fields[begin:end:RECORD_FIELDS]
         lengths = fields[begin + 1 : end : RECORD_FIELDS]
-        pairs = zip(starts, lengths, strict=True)
-        self._extend([data[at : at + size] for at, size in pairs if size > 0], lengths)
+        if _is_same(lengths):
+            size = lengths[0]
+            values = [data[at : at + size] for at in starts] if size > 0 else []
+        else:
+            pairs = zip(starts, lengths, strict=True)
+            values = [data[at : at + size] for at, size in pairs if size > 0]
+        self._extend(values, lengths)
 
-    def _extend(self, values: Sequence[bytes], lengths: Sequence[int]) -> None:
+    def _extend(self, values: "list[bytes]", lengths: "array[int]") -> None:
         """Interpreted: rows of these lengths (-1: null), of which `values` are those not empty."""
         joined = b"".join(values)
         count = len(lengths)
         self.reserve(count, len(joined))
         at, row = self.data_bytes, self.rows
         self._data[at : at + len(joined)] = joined
-        if min(lengths) < 0:
+        ends: Iterable[int]
+        if _is_same(lengths):
+            size = lengths[0]
+            if size >= 0:
+                _set_bits(self._validity, row, count)
+            else:
+                self.nulls += count
+            ends = range(at, at + size * count + 1, size) if size > 0 else repeat(at, count + 1)
+        elif -1 in lengths:
             for number, length in enumerate(lengths, row):
                 if length >= 0:
                     self._validity[number >> 3] |= 1 << (number & 7)
                 else:
                     self.nulls += 1
-            lengths = [max(0, length) for length in lengths]
+            some = [length if length > 0 else 0 for length in lengths]
+            ends = accumulate(some, initial=at)
         else:
             _set_bits(self._validity, row, count)
-        ends = array("i", accumulate(lengths, initial=at))
-        self._offsets[row : row + count + 1] = memoryview(ends)
+            ends = accumulate(lengths, initial=at)
+        pack_into(f"{count + 1}i", self._blocks[1], row * _INT32_BYTES, *ends)
         self.rows = row + count
         self.data_bytes = at + len(joined)
 
@@ -258,10 +273,11 @@ class Int64Column:
         some = fields[
             first * RECORD_FIELDS + field : (first + count) * RECORD_FIELDS : RECORD_FIELDS
         ]
-        row = self.rows
-        made = array("q", [(base + value) * factor for value in some])
-        self._values[row : row + count] = memoryview(made)
-        self.rows = row + count
+        values: Sequence[int] = range(base + some[0], base + some[-1] + 1)  # of most offsets
+        if factor > 1 or len(values) != count:
+            values = [(base + value) * factor for value in some]
+        pack_into(f"{count}q", self._block, self.rows * _INT64_BYTES, *values)
+        self.rows += count
 
     def _add(self, fields: Any, first: int, count: int, field: int, base: int, factor: int) -> int:
         row = self.rows
@@ -386,7 +402,12 @@ def summary(fields: Any, first: int, count: int) -> tuple[int, int, int]:
         size = 0
         for field in (KEY, VALUE):
             lengths = fields[index + field + 1 : end : RECORD_FIELDS]
-            size += sum(lengths) + (lengths.count(-1) if min(lengths) < 0 else 0)
+            if _is_same(lengths):
+                size += max(0, lengths[0]) * count
+            else:
+                size += sum(lengths) + lengths.count(-1)
+        if _is_same(times):
+            return times[0], times[0], size
         return min(times), max(times), size
     low = high = fields[index + TIMESTAMP]
     size = 0
@@ -405,6 +426,11 @@ def summary(fields: Any, first: int, count: int) -> tuple[int, int, int]:
         index += RECORD_FIELDS
         count -= 1
     return low, high, size
+
+
+def _is_same(numbers: "array[int]") -> bool:
+    """Whether all are the same: arrays are compared without an object for a number."""
+    return numbers == numbers[:1] * len(numbers)
 
 
 def _grown(block: bytearray, size: int) -> bytearray:

@@ -23,8 +23,8 @@ what follows.
 This file has two forms with the same results, held together by
 tests/wire/records/test_record_walk.py: interpreted, and compiled by Cython with the C types of
 `_record_walk.pxd` as `wire.records._record_walk` (`wire.records.walk_form` chooses). `_walk` is the
-walk itself. Interpreted it takes a microsecond a record, so `check` first tries two short cuts
-which accept only what `_walk` would, and leave everything else to it:
+walk itself. Interpreted it takes a microsecond a record, so `check` and `fields` first try two
+short cuts which accept only what `_walk` would, and leave everything else to it:
 
     columns   records of one size and structure: each byte that gives structure is compared with its
               like in the next records through one strided slice
@@ -36,8 +36,8 @@ block, the others are the same throughout the block.
 """
 
 from array import array
-from collections.abc import Callable
-from struct import Struct
+from collections.abc import Callable, Sequence
+from struct import Struct, pack
 from struct import error as struct_error
 from typing import Any, Final
 
@@ -110,8 +110,9 @@ class RecordWalk:
         self._at = 0
         self._key_length = -2  # of the records whose shape was tried; -2: none, -3: they vary
         self._spans: list[Span] | None = None
-        self.filled = 0  # records in `_fields`
+        self.filled = 0  # records that the last call of `fields` gave
         self._fields: Any = None
+        self._first = 0  # the index of the first record in `_fields`
 
     def check(self, data: bytes | memoryview) -> int:
         """So many bytes, from the start of `data` on, are sound records; WireError if some is not.
@@ -121,7 +122,8 @@ class RecordWalk:
         if cython.compiled:
             return self._feed(data, 0, self.count, None)
         copied = bytes(data)  # which is indexed twice as fast as a view
-        return self._feed(copied, _check_blocks(self, copied), self.count, None)
+        position = _check_blocks(self, copied, 0, self.count)
+        return self._feed(copied, position, self.count, None)
 
     def spans(self, data: bytes, spans: list[Span]) -> int:
         """As `check`; where each of these records lies is appended to `spans`."""
@@ -133,16 +135,20 @@ class RecordWalk:
         After a WireError these are the records before the one that is not sound.
 
         Of each: offset delta, timestamp delta, where the key begins, its length, where the value
-        begins, its length, where the first header begins, how many headers. See `record_columns`.
+        begins, its length, where the first header begins, how many headers. Where something begins
+        that has no bytes may be anywhere. See `record_columns`.
         """
         self._fields = fields
-        before = self.index
+        self._first = self.index
         try:
-            stop = min(self.count, before + len(fields) // RECORD_FIELDS)
+            stop = min(self.count, self.index + len(fields) // RECORD_FIELDS)
+            if not cython.compiled:
+                data = bytes(data)
+                position = _check_blocks(self, data, position, stop)
             return self._feed(data, position, stop, None)
         finally:
             self._fields = None
-            self.filled = self.index - before
+            self.filled = self.index - self._first
 
     def finish(self, left_bytes: int) -> None:
         """WireError unless all records were there, with so many bytes behind the last whole one."""
@@ -190,7 +196,7 @@ class RecordWalk:
         high = self.max_timestamp_delta
         collects = self._spans is not None
         fills = self._fields is not None
-        filled = 0
+        filled = (index - self._first) * RECORD_FIELDS
         while index < stop_index and size - position >= RECORD_MIN_BYTES:
             self.index = index
             at = position
@@ -453,6 +459,10 @@ _KEY_BYTES = [
     0 if byte == 1 else byte >> 1 if byte < 0x80 and not byte & 1 else _NO_SIZE
     for byte in range(256)
 ]
+# A range of positions is a slice of these, twenty times faster than an array of the range is made.
+# As a rule they reach to the end of the piece.
+_ascending = array("q")
+_MOST_ASCENDING = 1 << 18
 _shapes: dict[tuple[int, int, int, int], Callable[[bytes, int], tuple[Any, ...]]] = {}
 _MOST_SHAPES = 1000
 
@@ -468,14 +478,15 @@ def _two_byte_sizes() -> list[int]:
     return sizes
 
 
-def _check_blocks(walk: RecordWalk, data: bytes) -> int:
-    """As much of `data` is walked as the short cuts can; from where on it is not."""
+def _check_blocks(walk: RecordWalk, data: bytes, position: int, stop_index: int) -> int:
+    """As much of `data` is walked as the short cuts can, before the record `stop_index`; from where
+    on it is not."""
     most = walk.last_offset_delta
-    if not walk.dense or most < walk.count - 1 or walk.count - walk.index <= _LEAST:
-        return 0
-    position = skipped = 0
-    while walk.index < walk.count:
-        end_index = min((walk.index | _BLOCK - 1) + 1, walk.count)
+    if not walk.dense or most < walk.count - 1 or stop_index - walk.index <= _LEAST:
+        return position
+    skipped = 0
+    while walk.index < stop_index:
+        end_index = min((walk.index | _BLOCK - 1) + 1, stop_index)
         if skipped or end_index - walk.index <= _LEAST:
             skipped = max(0, skipped - 1)
             end = _walk_to(walk, data, position, end_index)
@@ -604,9 +615,27 @@ def _check_columns(walk: RecordWalk, data: bytes, sample: Span, end_index: int) 
     lows = _FIRST_LOWS if index < _BLOCK else _LOWS
     if data[rest + size : end : size] != lows[place : place + records]:
         return 0
-    times = _column_times([data[at + size : end : size] for at in range(body + 1, rest)])
+    time_columns = [data[at + size : end : size] for at in range(body + 1, rest)]
+    times = _column_times(time_columns)
     if times is None:
         return 0
+    if walk._fields is not None:
+        places = [
+            range(at + size, at + size + records * size, size)
+            for at in (key_at, value_at, headers_at)
+        ]
+        deltas = times[0] if times[0] == times[1] else _all_times(time_columns)
+        _fill(
+            walk,
+            records,
+            deltas,
+            places[0],
+            key_length,
+            places[1],
+            value_length,
+            places[2],
+            headers,
+        )
     _seen(walk, end_index, times[0], times[1], records if key_length < 0 else 0)
     return end
 
@@ -637,6 +666,36 @@ def _column_times(columns: list[bytes]) -> tuple[int, int] | None:
         _time_of(min(numbers).to_bytes(8, "little")),
         _time_of(max(numbers).to_bytes(8, "little")),
     )
+
+
+def _all_times(columns: list[bytes]) -> list[int]:
+    """The timestamp deltas of which `_column_times` gives the least and the largest."""
+    raws = list(columns[0].translate(_SEVEN_BITS))
+    for place, column in enumerate(columns[1:], 1):
+        shift = 7 * place
+        raws = [raw | (byte & 0x7F) << shift for raw, byte in zip(raws, column, strict=True)]
+    return [raw >> 1 for raw in raws]
+
+
+def _fill(walk: RecordWalk, records: int, *columns: Sequence[int] | int) -> None:
+    """The next records are in `_fields`, with these fields behind the offset deltas.
+
+    A number is that of all of them.
+    """
+    if not _ascending:
+        _ascending.extend(range(_MOST_ASCENDING))
+    first = (walk.index - walk._first) * RECORD_FIELDS
+    end = first + records * RECORD_FIELDS
+    form = f"{records}q"
+    deltas = range(walk.index, walk.index + records)
+    for place, column in enumerate((deltas, *columns), first):
+        if isinstance(column, int):
+            numbers = array("q", (column,)) * records
+        elif isinstance(column, range) and column.stop <= _MOST_ASCENDING:
+            numbers = _ascending[column.start : column.stop : column.step]
+        else:
+            numbers = array("q", pack(form, *column))
+        walk._fields[place:end:RECORD_FIELDS] = numbers
 
 
 def _time_of(digits: bytes) -> int:
@@ -698,6 +757,8 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
     times: list[int] = []
     null_keys = 0
     first_position = position
+    fills = walk._fields is not None
+    found: list[tuple[int, int, int, int]] = []
     try:
         if not keys_vary:
             for low in lows:
@@ -720,6 +781,8 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
                 if time != last_time:
                     last_time = time
                     times.append(time)
+                if fills:
+                    found.append((end, time, key_length, value))
                 position = end
                 index += 1
         else:
@@ -731,10 +794,11 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
                 size = sizes[size]
                 key_bytes = _KEY_BYTES[key_raw]
                 at = position + before + long_size + 1 + key_bytes
+                value = data[at] | data[at + 1] << 8
                 if (
                     offset_low != low
                     or offset_rest != suffix
-                    or sizes[data[at] | data[at + 1] << 8] != size - others - key_bytes
+                    or sizes[value] != size - others - key_bytes
                 ):
                     break
                 end = position + size
@@ -746,6 +810,8 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
                 if time != last_time:
                     last_time = time
                     times.append(time)
+                if fills:
+                    found.append((end, time, -1 if key_raw == 1 else key_bytes, value))
                 null_keys += key_raw == 1
                 position = end
                 index += 1
@@ -762,8 +828,46 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
     if time_bytes == 2:
         times = [time & 0x7F | time >> 8 << 7 for time in times]
     deltas = [(time >> 1) ^ -(time & 1) for time in times]
+    if fills:
+        _fill_shape(walk, found, deltas, time_bytes, tail_bytes, headers)
     _seen(walk, index, min(deltas), max(deltas), null_keys)
     return position
+
+
+def _fill_shape(
+    walk: RecordWalk, found: list[tuple[int, int, int, int]], deltas: list[int], time_bytes: int,
+    tail_bytes: int, headers: int,
+) -> None:  # fmt: skip
+    """The next records are in `_fields`: of each its end, the bytes of its timestamp delta, the
+    length of its key, and two bytes that begin with that of its value; `deltas` are all there are.
+    """
+    ends, times, key_lengths, values = zip(*found, strict=True)
+    times_of_all: Sequence[int] | int = deltas[0]
+    if len(deltas) > 1:
+        if time_bytes == 2:
+            times = tuple([time & 0x7F | time >> 8 << 7 for time in times])
+        times_of_all = [(time >> 1) ^ -(time & 1) for time in times]
+    sizes = _sizes
+    # Of the length, 1 or 2 bytes; of null 1, as of an empty value.
+    prefixes = [2 if value & 0x80 else 1 for value in values]
+    value_lengths = [sizes[value] - prefix for value, prefix in zip(values, prefixes, strict=True)]
+    value_ats = [end - tail_bytes - size for end, size in zip(ends, value_lengths, strict=True)]
+    if 0 in value_lengths:
+        value_lengths = [
+            -1 if value & 0xFF == 1 else size
+            for value, size in zip(values, value_lengths, strict=True)
+        ]
+    key_ats: Sequence[int] | int = 0
+    if max(key_lengths) > 0:
+        key_ats = [
+            at - prefix - (size if size > 0 else 0)
+            for at, prefix, size in zip(value_ats, prefixes, key_lengths, strict=True)
+        ]
+    header_ats = [end - tail_bytes + 1 for end in ends] if headers else 0
+    _fill(
+        walk, len(found), times_of_all, key_ats, key_lengths, value_ats, value_lengths, header_ats,
+        headers,
+    )  # fmt: skip
 
 
 def _shape(

@@ -49,7 +49,7 @@ from wire.records.record_walk import (
     Span,
     record_bytes,
 )
-from wire.records.walk_form import new_walk
+from wire.records.walk_form import is_compiled, new_walk
 
 __all__ = [
     "HEADER_BYTES",
@@ -231,6 +231,8 @@ def record_fields(
 
     def feed(data: bytes | memoryview) -> int:
         at = 0
+        if not is_compiled():
+            data = bytes(data)  # which is indexed twice as fast as a view
         while True:
             before = walk.index
             try:

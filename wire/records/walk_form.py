@@ -27,6 +27,14 @@ def compiled_walk() -> type[RecordWalk] | None:
     return walk_class
 
 
+def compiled_columns() -> ModuleType | None:
+    """The compiled form of `record_columns`; None where it was not built."""
+    try:
+        return import_module("wire.records._record_columns")
+    except ImportError:
+        return None
+
+
 def form_in_use() -> type[RecordWalk]:
     if os.environ.get(INTERPRETED):
         return RecordWalk
@@ -46,7 +54,7 @@ def columns_form() -> ModuleType:
     """`record_columns`, or its compiled form where the compiled walk is in use."""
     if walk_class is RecordWalk:
         return record_columns
-    return import_module("wire.records._record_columns")
+    return compiled_columns() or record_columns
 
 
 def is_compiled() -> bool:

@@ -264,7 +264,7 @@ def test_a_record_of_megabytes_lies_between_small_ones(codec: Codec) -> None:
     records = [Record(i, NOW, None, b"x" * size) for i, size in enumerate(sizes)]
     batch = bytes(encode_batch(records, codec=codec))
     [value] = build_in_all_forms([batch], names=["value"]).batches
-    assert pa.compute.binary_length(value["value"]).to_pylist() == sizes
+    assert [len(one) for one in value["value"].to_pylist()] == sizes
 
 
 def test_a_batch_without_records_is_missing_as_a_whole() -> None:
