@@ -47,6 +47,8 @@ def says_why(function: Callable[..., None]) -> Callable[..., None]:
 
 def fail(what: object, code: int, hint: str = "") -> NoReturn:
     click.echo(f"mq-load: {printable(str(what))}", err=True)
+    if "failOnDataLoss" in str(what):
+        click.echo("  --allow-data-loss is what Spark calls failOnDataLoss=false", err=True)
     if hint:
         click.echo(f"  {hint}", err=True)
     sys.exit(code)

@@ -186,6 +186,7 @@ def _job(options: dict[str, Any]) -> LoadJob:
         storage_options=read_storage_options(options["storage_options"]),
         discard_unfinished=options["discard_unfinished"],
         registry_auth=_registry_auth(options["registry_ca"], os.environ),
+        has_own_client_id=options["client_id"] is not None,
     )
 
 
@@ -304,7 +305,7 @@ def load_command(
 
             runner = spark = SparkOnDemand(master, parallel)
             ending.callback(spark.stop)
-        events = ending.enter_context(watch_progress(job.connecting.client_id, quiet=quiet))
+        events = ending.enter_context(watch_progress(options["client_id"], quiet=quiet))
         report = run_job(job, runner, events)
     if html is not None:
         write_html(report, html)

@@ -24,8 +24,9 @@ LINE_EVERY_S: Final = 10.0
 class LoadProgress(Events):
     """Sums over the ranges that were begun in this run."""
 
-    def __init__(self, client_id: str) -> None:
-        self.client_id = client_id
+    def __init__(self, client_id: str | None) -> None:
+        self._given = client_id
+        self.client_id = client_id or ""
         self.version = 0
         self.ranges = 0
         self.done = 0
@@ -34,7 +35,7 @@ class LoadProgress(Events):
         self._at: dict[int, TaskProgress] = {}
 
     def on_plan(self, plan: LoadPlan, done: int) -> None:
-        self.version, self.client_id = plan.version, self.client_id or plan.client_id
+        self.version, self.client_id = plan.version, self._given or plan.client_id
         self.ranges, self.done = len(plan.read_plan.ranges), done
         self._starts = [range_.start for range_ in plan.read_plan.ranges]
         self.offsets = sum(range_.end - range_.start for range_ in plan.read_plan.ranges)
@@ -72,7 +73,7 @@ class LoadProgress(Events):
 
 
 class Lines(LoadProgress):
-    def __init__(self, client_id: str) -> None:
+    def __init__(self, client_id: str | None) -> None:
         super().__init__(client_id)
         self._shown_at = time.monotonic()
 
@@ -83,7 +84,7 @@ class Lines(LoadProgress):
 
 
 class Bar(LoadProgress):
-    def __init__(self, client_id: str, progress: "Progress", task: "TaskID") -> None:
+    def __init__(self, client_id: str | None, progress: "Progress", task: "TaskID") -> None:
         super().__init__(client_id)
         self._progress = progress
         self._task = task
@@ -95,7 +96,7 @@ class Bar(LoadProgress):
 
 
 @contextmanager
-def watch_progress(client_id: str, *, quiet: bool) -> Iterator[Events]:
+def watch_progress(client_id: str | None, *, quiet: bool) -> Iterator[Events]:
     if quiet:
         yield Events()
     elif not sys.stderr.isatty():

@@ -16,7 +16,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Final, Protocol
 
 from metaquorum.spark.loader.errors import RangesFailedError, RefusedError
@@ -69,6 +69,11 @@ class LoadRequest:
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     registry_auth: RegistryAuth | None = field(default=None, repr=False)
     discard_unfinished: bool = False
+    has_own_client_id: bool = False  # or else that of the plan, also where another run made it
+
+    def client_id(self, plan: LoadPlan) -> str:
+        """The same for all runs of a load, unless one was given."""
+        return self.fetch.connecting.client_id if self.has_own_client_id else plan.client_id
 
 
 @frozen
@@ -149,7 +154,7 @@ def run_load(
             manifest,
             tuple(results),
             isinstance(step, RunPlan),
-            plan.client_id,
+            request.client_id(plan),
             is_as_asked=plan.request == request.request,
         )
 
@@ -218,10 +223,11 @@ def _run_ranges(
         if index not in results
     ]
     if pending:
+        connecting = replace(request.fetch.connecting, client_id=request.client_id(plan))
         context = TaskContext(
             request.output,
             staging_folder(plan.version, plan.plan_id),
-            request.fetch,
+            replace(request.fetch, connecting=connecting),
             request.settings,
             request.storage_options,
             request.registry_auth,
@@ -247,7 +253,7 @@ def _run_ranges(
 
 
 def _failed(failures: Mapping[int, str], count: int, not_begun: int) -> RangesFailedError:
-    reasons = list(dict.fromkeys(failures[index] for index in sorted(failures)))
+    reasons = list(dict.fromkeys(failures[index].rstrip(". ") for index in sorted(failures)))
     shown = "; ".join(reasons[:MAX_SHOWN_FAILURES])
     more = len(reasons) - MAX_SHOWN_FAILURES
     others = f"; and {more} other reasons" if more > 0 else ""

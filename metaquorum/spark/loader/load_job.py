@@ -64,6 +64,7 @@ class LoadJob:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     discard_unfinished: bool = False
     registry_auth: RegistryAuth | None = field(default=None, repr=False)
+    has_own_client_id: bool = False  # or else one was made up
 
     def __post_init__(self) -> None:
         if not self.topics:
@@ -187,6 +188,7 @@ def load(
         storage_options=storage_options,
         discard_unfinished=discard_unfinished,
         registry_auth=registry_auth,
+        has_own_client_id=client_id is not None,
     )
     return run_job(job, make_runner(spark, parallel), events)
 
@@ -221,6 +223,7 @@ def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadR
         storage_options=job.storage_options or {},
         discard_unfinished=job.discard_unfinished,
         registry_auth=job.registry_auth,
+        has_own_client_id=job.has_own_client_id,
     )
     driver_id = new_driver_id()
     with hold(storage, driver_id), _cluster(job.connecting) as cluster:

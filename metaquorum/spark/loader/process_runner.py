@@ -153,7 +153,6 @@ class _Run:
                 index, what = event
                 if isinstance(what, Failure):
                     failures[index] = what.text
-                    self._is_stopping = True
                 else:
                     on_event(index, what)
         except BaseException:
@@ -212,9 +211,14 @@ class _Run:
                         "others before it; what they wrote to stderr may tell why (a process that "
                         "ends by signal 9 had mostly no memory left: --parallel takes a lower one)"
                     )
-                    self._events.put((task.index, Failure(text)))
+                    self._fail(task, text)
             else:
                 return
+
+    def _fail(self, task: RangeTask, text: str) -> None:
+        """No further task is begun."""
+        self._is_stopping = True
+        self._events.put((task.index, Failure(text)))
 
     def _attempt(self, worker: Worker, task: RangeTask) -> None:
         """The task has a result or a failure. WorkerDiedError."""
@@ -224,7 +228,7 @@ class _Run:
             if "progress" in line:
                 self._events.put((task.index, TaskProgress(*line["progress"])))
             elif "failure" in line:
-                self._events.put((task.index, Failure(str(line["failure"]))))
+                self._fail(task, str(line["failure"]))
                 return
             else:
                 data = json.dumps(line.get("result")).encode()

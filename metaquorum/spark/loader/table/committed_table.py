@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from metaquorum.spark.loader.errors import OutputError
 from metaquorum.spark.loader.storage.interface import Storage
-from metaquorum.spark.loader.table.json_fields import check_format, decode, encode
+from metaquorum.spark.loader.table.json_fields import NewerFormatError, check_format, decode, encode
 from metaquorum.spark.loader.table.layout import (
     FORMAT_FILE,
     LOADING_FOLDER,
@@ -32,6 +33,7 @@ FORMAT: Final = 1
 _FORMAT_BYTES: Final = encode({"kind": FORMAT_KIND, "format": FORMAT})
 _MAX_FORMAT_BYTES: Final = 4096
 MAX_REPORT_BYTES: Final = 1 << 30
+MAX_COPIES: Final = 16  # at a time, in an object store
 
 
 class Table:
@@ -177,9 +179,17 @@ class Table:
 
     def publish(self, manifest: Manifest) -> None:
         """Each committed file is at its place, and nothing of the load is left in staging."""
-        for file in manifest.files:
-            self.storage.publish(file.staged, file.path)
+        if self.storage.is_local:
+            for file in manifest.files:
+                self.storage.publish(file.staged, file.path)
+        else:  # a copy by the store takes seconds, and no work here
+            with ThreadPoolExecutor(MAX_COPIES) as pool:
+                for _ in pool.map(self._publish, manifest.files):
+                    pass
         self.storage.delete_folder(staging_folder(manifest.version, manifest.plan_id))
+
+    def _publish(self, file: CommittedFile) -> None:
+        self.storage.publish(file.staged, file.path)
 
     def committed(self) -> list[tuple[Manifest, CommittedFile, str]]:
         """All files of data with where each lies now."""
@@ -203,6 +213,8 @@ class Table:
     def _parsed(self, path: str, data: bytes, parse: Callable[[bytes], T]) -> T:
         try:
             return parse(data)
+        except NewerFormatError as error:
+            raise OutputError(f"{self.storage.url}/{path} cannot be used: {error}") from None
         except ValueError as error:
             raise self._damaged(path, str(error)) from None
 

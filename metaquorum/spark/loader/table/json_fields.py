@@ -12,6 +12,10 @@ from typing import Any, Final
 MAX_INT64: Final = 2**63 - 1
 
 
+class NewerFormatError(ValueError):
+    """The file was written by a later version of this program."""
+
+
 def encode(data: Any) -> bytes:
     """One line, without what a terminal would obey."""
     return json.dumps(data, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
@@ -31,7 +35,7 @@ def check_format(data: Mapping[str, Any], kind: str, newest: int) -> None:
         raise ValueError(f"it is not a {kind}")
     version = whole(data, "format", least=1)
     if version > newest:
-        raise ValueError(
+        raise NewerFormatError(
             f"it has format {version}, and this program knows formats up to {newest}: "
             "use a newer metaquorum"
         )

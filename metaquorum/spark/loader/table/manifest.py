@@ -160,6 +160,7 @@ def safe_path(path: str) -> str:
     if (
         path.startswith("/")
         or "\\" in path
+        or "\0" in path
         or any(part in ("", ".", "..") for part in path.split("/"))
     ):
         raise ValueError(f"{path!r} is no path in the output")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 import metaquorum.spark
@@ -26,6 +27,11 @@ from metaquorum.spark.loader.errors import (
 )
 from metaquorum.spark.loader.load_job import LoadJob, committed_files, plan_load, read_report
 from metaquorum.spark.loader.load_report import LoadReport
+from metaquorum.spark.loader.spark_runner import lanes
+from metaquorum.spark.loader.storage.local_storage import LocalStorage
+from metaquorum.spark.loader.table.committed_table import Table
+from metaquorum.spark.loader.tasks.task_spec import RangeTask
+from metaquorum.spark.offset_ranges import OffsetRange
 from metaquorum.spark.options import Connecting
 from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
 from tests.cli.admin.test_security import PASSWORD, Guarded
@@ -105,6 +111,16 @@ def test_a_load_has_each_record_once(either: Peer, topic: str, tmp_path: Path) -
     assert (first.min_timestamp_ms, first.max_timestamp_ms) == (BEGAN_MS, BEGAN_MS + 1998)
     kept = read_report(str(tmp_path / "out")).to_json()
     assert kept | {"output": report.output} == report.to_json()
+
+
+def test_a_row_group_has_many_batches(node: Peer, tmp_path: Path) -> None:
+    """Of 4 MiB each, which lie in memory until the group is written."""
+    values = [b"%d " % number * 200 for number in range(12_000)]
+    name = filled_topic(node.bootstrap, map(ProducerRecord, values))
+    report = load(node.bootstrap, name, tmp_path / "out", max_records_per_range=None)
+    (file,) = (tmp_path / "out").rglob("*.parquet")
+    assert pq.ParquetFile(file).num_row_groups == len(report.rows) == 1
+    assert [row["value"] for row in rows_of(tmp_path / "out")] == values
 
 
 def test_loads_go_on_where_the_last_one_ended(node: Peer, tmp_path: Path) -> None:
@@ -301,6 +317,65 @@ def test_tonights_load_finishes_that_of_last_night_first(node: Peer, tmp_path: P
     assert (report.version, report.records, report.resumed) == (2, 100, False)
     assert read_report(str(output), 1).records == COUNT
     assert_whole(output, COUNT + 100)
+
+
+def test_a_load_that_is_interrupted_says_how_to_go_on(
+    node: Peer, own_topic: str, tmp_path: Path
+) -> None:
+    for attempt in range(ATTEMPTS):
+        process = half_way(tmp_path / str(attempt), node.bootstrap, own_topic)
+        process.process.send_signal(signal.SIGINT)
+        os.kill(process.pid, signal.SIGCONT)
+        if process.wait():
+            break
+    assert process.process.returncode == 130
+    said = process.stderr.read_text()
+    assert said == "mq-load: interrupted; the same command goes on from here\n"
+    output = tmp_path / str(attempt) / "out"
+    load(node.bootstrap, own_topic, output, max_records_per_range=COUNT // 120)
+    assert_whole(output)
+
+
+def test_a_job_has_one_client_id_for_all_its_runs(
+    node: Peer, own_topic: str, tmp_path: Path
+) -> None:
+    output = killed_half_way(tmp_path, node.bootstrap, own_topic)
+    plan = Table(LocalStorage(str(output))).plan(1)
+    assert plan.client_id.startswith("mq-load-")
+    assert load(node.bootstrap, own_topic, output).client_id == plan.client_id
+    report = load(node.bootstrap, own_topic, tmp_path / "other", client_id="ours")
+    assert report.client_id == "ours"
+
+
+def test_a_range_that_fails_leaves_the_others_as_they_are(node: Peer, tmp_path: Path) -> None:
+    name = filled_topic(node.bootstrap, map(record, range(400)), PARTITIONS)
+    output = tmp_path / "out"
+
+    class Deletes(Events):
+        def on_plan(self, plan: object, done: int) -> None:
+            with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+                BlockingAdmin(cluster).delete_records({TopicPartition(name, 1): 150})
+
+    options = {"max_records_per_range": 100, "parallel": 1}
+    with pytest.raises(RangesFailedError, match=r"1 of 4 ranges .* offsets 0 to 99 .* are deleted"):
+        load(node.bootstrap, name, output, events=Deletes(), **options)
+    assert results_in(output) == 2
+    report = load(node.bootstrap, name, output, fail_on_data_loss=False, **options)
+    assert (report.resumed, report.missing) == (True, {GapReason.DELETED: 150})
+    assert [row["offset"] for row in rows_of(output)] == [*range(200), *range(150, 200)]
+
+
+def test_lanes_have_about_the_same_size() -> None:
+    tasks = [
+        RangeTask(index, OffsetRange("t", 0, index, index + 1, bytes_estimate=size))
+        for index, size in enumerate([7, 1, 5, 3, 8, 2])
+    ]
+    assert [len(lane) for lane in lanes(tasks, None)] == [1] * 6
+    assert [len(lane) for lane in lanes(tasks, 9)] == [1] * 6
+    two = lanes(tasks, 2)
+    assert sorted(task.index for lane in two for task in lane) == list(range(6))
+    sizes = [sum(task.range.bytes_estimate for task in lane) for lane in two]
+    assert max(sizes) - min(sizes) <= 2
 
 
 class KillsWorkers(Events):
