@@ -181,7 +181,7 @@ def query_duckdb() -> None:
         say("   (DuckDB is not installed; it would read the same folder.)")
         return
     statement = (
-        "SELECT partition, count(*), min(offset), max(offset) "  # noqa: S608 - our own folder
+        'SELECT partition, count(*), min("offset"), max("offset") '  # noqa: S608 - our own folder
         f"FROM read_parquet('{OUTPUT}/topic=*/*/*.parquet') GROUP BY partition ORDER BY partition"
     )
     say(f"   DuckDB: {statement}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -216,7 +215,7 @@ def run_job(job: LoadJob, runner: Runner, events: Events | None = None) -> LoadR
     table = Table(storage)
     table.open_or_make()
     request = LoadRequest(
-        output=job.output if "://" in job.output else os.path.abspath(job.output),
+        output=storage.url if storage.is_local else job.output,
         request=job.request,
         settings=job.settings,
         fetch=job.fetch,

@@ -113,6 +113,20 @@ def test_a_load_has_each_record_once(either: Peer, topic: str, tmp_path: Path) -
     assert kept | {"output": report.output} == report.to_json()
 
 
+@pytest.mark.parametrize("output", ["~/table", "table", "file://{home}/table"])
+def test_an_output_is_the_same_folder_for_drivers_and_tasks(
+    node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    name = filled_topic(node.bootstrap, [record(0)])
+    where = output.format(home=tmp_path)
+    report = metaquorum.spark.load(name, where, bootstrap=node.bootstrap, timeout_s=PATIENCE_S)
+    assert report.output == str(tmp_path / "table")
+    assert len(rows_of(tmp_path / "table")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["table"]
+
+
 def test_a_row_group_has_many_batches(node: Peer, tmp_path: Path) -> None:
     """Of 4 MiB each, which lie in memory until the group is written."""
     values = [b"%d " % number * 200 for number in range(12_000)]
