@@ -72,8 +72,11 @@ class LossesAreRecorded(LedgerChecker):
                 supervisor = self.cluster_state.members[worker_id].supervisor
                 if supervisor.machine.storage is not storage or name.offset < history.deleted_to:
                     continue  # the ledger went with the disk; somebody deleted it
-                if any(replica.holds(name) for replica in history.replicas.values()):
-                    continue  # that leader fell before it led; the next one had it
+                if not any(
+                    term.worker_id == worker_id and epoch > name.leader_epoch
+                    for epoch, term in history.terms.items()
+                ):
+                    continue  # it was elected, and fell before it led
                 lines = self._lines(storage)
                 self.compare(
                     any(
