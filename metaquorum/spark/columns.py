@@ -126,7 +126,8 @@ class BatchBuilder:
     def missing_runs(self) -> Iterator[tuple[int, int]]:
         """Of the batch that was added last, between start and end: offsets without a record.
 
-        Each run is its first offset and the one behind its last.
+        Each run is its first offset and the one behind its last. After an error these are the runs
+        before `last_offset`.
         """
         return iter(self._runs)
 
@@ -143,7 +144,12 @@ class BatchBuilder:
                     self._runs.append((expected, offset))
                 expected = offset + 1
         self._expected = expected
-        self._take_in(data, count)
+        try:
+            self._take_in(data, count)
+        except WireError:
+            last = -1 if self.last_offset is None else self.last_offset
+            self._runs = [run for run in self._runs if run[1] <= last]
+            raise
 
     def _take_in(self, data: Buffer, count: int) -> None:
         """Of `count` records that are located in `_fields`, those of the range are added."""

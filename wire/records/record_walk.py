@@ -753,12 +753,12 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
     if offset_bytes == 2:
         suffix = data[rest + 1]
     sizes = _sizes
-    last_time = -1
+    last_time = -1  # it stays so, and `times` has one of each record, where fields are filled
     times: list[int] = []
     null_keys = 0
     first_position = position
     fills = walk._fields is not None
-    found: list[tuple[int, int, int, int]] = []
+    found: list[tuple[int, int, int]] = []
     try:
         if not keys_vary:
             for low in lows:
@@ -779,10 +779,11 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
                 elif tail_unpack(data, end - tail_bytes) != tail:
                     break
                 if time != last_time:
-                    last_time = time
                     times.append(time)
-                if fills:
-                    found.append((end, time, key_length, value))
+                    if fills:
+                        found.append((end, key_length, value))
+                    else:
+                        last_time = time
                 position = end
                 index += 1
         else:
@@ -808,10 +809,11 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
                 elif tail_unpack(data, end - tail_bytes) != tail:
                     break
                 if time != last_time:
-                    last_time = time
                     times.append(time)
-                if fills:
-                    found.append((end, time, -1 if key_raw == 1 else key_bytes, value))
+                    if fills:
+                        found.append((end, -1 if key_raw == 1 else key_bytes, value))
+                    else:
+                        last_time = time
                 null_keys += key_raw == 1
                 position = end
                 index += 1
@@ -829,24 +831,19 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
         times = [time & 0x7F | time >> 8 << 7 for time in times]
     deltas = [(time >> 1) ^ -(time & 1) for time in times]
     if fills:
-        _fill_shape(walk, found, deltas, time_bytes, tail_bytes, headers)
+        _fill_shape(walk, found, deltas, tail_bytes, headers)
     _seen(walk, index, min(deltas), max(deltas), null_keys)
     return position
 
 
 def _fill_shape(
-    walk: RecordWalk, found: list[tuple[int, int, int, int]], deltas: list[int], time_bytes: int,
-    tail_bytes: int, headers: int,
+    walk: RecordWalk, found: list[tuple[int, int, int]], deltas: list[int], tail_bytes: int,
+    headers: int,
 ) -> None:  # fmt: skip
-    """The next records are in `_fields`: of each its end, the bytes of its timestamp delta, the
-    length of its key, and two bytes that begin with that of its value; `deltas` are all there are.
+    """The next records are in `_fields`: `found` has of each its end, the length of its key, and
+    two bytes that begin with the length of its value; `deltas` are of the timestamps.
     """
-    ends, times, key_lengths, values = zip(*found, strict=True)
-    times_of_all: Sequence[int] | int = deltas[0]
-    if len(deltas) > 1:
-        if time_bytes == 2:
-            times = tuple([time & 0x7F | time >> 8 << 7 for time in times])
-        times_of_all = [(time >> 1) ^ -(time & 1) for time in times]
+    ends, key_lengths, values = zip(*found, strict=True)
     sizes = _sizes
     # Of the length, 1 or 2 bytes; of null 1, as of an empty value.
     prefixes = [2 if value & 0x80 else 1 for value in values]
@@ -865,7 +862,7 @@ def _fill_shape(
         ]
     header_ats = [end - tail_bytes + 1 for end in ends] if headers else 0
     _fill(
-        walk, len(found), times_of_all, key_ats, key_lengths, value_ats, value_lengths, header_ats,
+        walk, len(found), deltas, key_ats, key_lengths, value_ats, value_lengths, header_ats,
         headers,
     )  # fmt: skip
 

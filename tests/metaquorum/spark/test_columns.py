@@ -320,6 +320,18 @@ def test_a_timestamp_out_of_range_is_an_error_behind_the_records_before_it(
     assert built.batches[0]["value"].to_pylist() == [b"v"] * at
 
 
+def test_what_is_missing_behind_a_timestamp_out_of_range_is_not_told() -> None:
+    offsets_times = [(0, 0), (3, 1), (5, _MOST_MS + 1), (9, 2)]
+    batch = bytes(encode_batch([Record(o, t, None, b"v") for o, t in offsets_times]))
+    for form in forms():
+        with in_form(form):
+            builder = BatchBuilder(schema(True, None), "letters", 7)
+            with pytest.raises(WireError, match="out of range"):
+                list(builder.add(batch, 0, parse_header(batch), 0, FOREVER))
+            assert builder.last_offset == 3
+            assert list(builder.missing_runs()) == [(1, 3)]
+
+
 def test_a_timestamp_out_of_range_outside_the_range_of_offsets_does_no_harm() -> None:
     times = [0, _MOST_MS + 1, 1, 2]
     batch = bytes(encode_batch([Record(i, t, None, b"v") for i, t in enumerate(times)]))
