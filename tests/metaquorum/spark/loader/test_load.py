@@ -16,6 +16,7 @@ from metaquorum.client.errors import BrokerError
 from metaquorum.client.producer import ProducerRecord
 from metaquorum.client.security import Login, Security, Tls
 from metaquorum.client.socket_transport import BlockingAdmin, connect
+from metaquorum.metadata.quota_lookup import QuotaEntity
 from metaquorum.spark.errors import LoadError
 from metaquorum.spark.gaps import GapReason
 from metaquorum.spark.loader.coordinator import Events
@@ -43,7 +44,7 @@ from tests.metaquorum.spark.loader.processes import (
     results_in,
 )
 from tests.metaquorum.spark.topics import filled_topic, new_topic, send
-from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, wait_until
+from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, unique, wait_until
 
 BEGAN_MS = 1_700_000_000_000
 PARTITIONS = 2
@@ -223,6 +224,20 @@ def test_deleted_records_are_an_error_or_a_gap_with_its_reason(node: Peer, tmp_p
     (gap,) = report.rows[0].result.report.gaps
     assert (gap.start, gap.end) == (10, 25)
     assert [row["offset"] for row in rows_of(output)] == [*range(10), *range(25, 100)]
+
+
+def test_a_quota_of_the_job_slows_it_down_and_is_reported(node: Peer, tmp_path: Path) -> None:
+    """Counted on one client id, whichever process fetches."""
+    values = [b"%06d" % number * 100 for number in range(1000)]
+    name = filled_topic(node.bootstrap, map(ProducerRecord, values))
+    job = QuotaEntity(client_id=unique("job"))
+    with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
+        rate = {"consumer_byte_rate": 400_000.0}
+        assert BlockingAdmin(cluster).alter_client_quotas({job: rate}) == {job: None}
+    options = {"client_id": str(job.client_id), "max_records_per_range": 250}
+    report = load(node.bootstrap, name, tmp_path / "out", **options)
+    assert report.throttled_ms > 0
+    assert [row["value"] for row in rows_of(tmp_path / "out")] == values
 
 
 def test_an_empty_topic_is_nothing_to_load(node: Peer, tmp_path: Path) -> None:
