@@ -36,6 +36,7 @@ from metaquorum.spark.offset_ranges import OffsetRange
 from metaquorum.spark.options import Connecting
 from metaquorum.spark.value_schemas.spec import ValueSchemaSpec
 from tests.cli.admin.test_security import PASSWORD, Guarded
+from tests.conftest import NewNode
 from tests.metaquorum.spark.conftest import SharedSpark, text_of
 from tests.metaquorum.spark.loader.processes import (
     LoadProcess,
@@ -44,7 +45,7 @@ from tests.metaquorum.spark.loader.processes import (
     results_in,
 )
 from tests.metaquorum.spark.topics import filled_topic, new_topic, send
-from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, unique, wait_until
+from tests.nodes import PATIENCE_S, Node, Peer, elsewhere, wait_until
 
 BEGAN_MS = 1_700_000_000_000
 PARTITIONS = 2
@@ -226,15 +227,18 @@ def test_deleted_records_are_an_error_or_a_gap_with_its_reason(node: Peer, tmp_p
     assert [row["offset"] for row in rows_of(output)] == [*range(10), *range(25, 100)]
 
 
-def test_a_quota_of_the_job_slows_it_down_and_is_reported(node: Peer, tmp_path: Path) -> None:
-    """Counted on one client id, whichever process fetches."""
+def test_a_quota_of_the_job_slows_it_down_and_is_reported(
+    start_node: NewNode, tmp_path: Path
+) -> None:
+    """Counted on one client id, whichever process fetches. Over one second, to be over soon."""
+    node = start_node({"quota.window.num": 2})
     values = [b"%06d" % number * 100 for number in range(1000)]
     name = filled_topic(node.bootstrap, map(ProducerRecord, values))
-    job = QuotaEntity(client_id=unique("job"))
+    job = QuotaEntity(client_id="job")
     with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
-        rate = {"consumer_byte_rate": 400_000.0}
+        rate = {"consumer_byte_rate": 200_000.0}
         assert BlockingAdmin(cluster).alter_client_quotas({job: rate}) == {job: None}
-    options = {"client_id": str(job.client_id), "max_records_per_range": 250}
+    options = {"client_id": "job", "max_records_per_range": 250}
     report = load(node.bootstrap, name, tmp_path / "out", **options)
     assert report.throttled_ms > 0
     assert [row["value"] for row in rows_of(tmp_path / "out")] == values
