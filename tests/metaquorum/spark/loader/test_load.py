@@ -236,7 +236,7 @@ def test_a_quota_of_the_job_slows_it_down_and_is_reported(
     name = filled_topic(node.bootstrap, map(ProducerRecord, values))
     job = QuotaEntity(client_id="job")
     with connect(node.bootstrap, timeout_s=PATIENCE_S) as cluster:
-        rate = {"consumer_byte_rate": 200_000.0}
+        rate = {"consumer_byte_rate": 400_000.0}
         assert BlockingAdmin(cluster).alter_client_quotas({job: rate}) == {job: None}
     options = {"client_id": "job", "max_records_per_range": 250}
     report = load(node.bootstrap, name, tmp_path / "out", **options)
