@@ -1,4 +1,4 @@
-"""Stands for the module `cython` where that is not installed: what imports it runs interpreted."""
+"""Stands for the module `cython` in code that runs interpreted: a node imports no compiler."""
 
 from typing import Any, Final
 

@@ -21,9 +21,9 @@ from typing import Any, Final, NamedTuple
 
 from wire.records.record_walk import RECORD_FIELDS
 
-try:
+if __name__.rpartition(".")[2].startswith("_"):  # compiled
     import cython
-except ImportError:
+else:
     from wire.records import interpreted as cython
 
 # In an array of `RecordWalk.fields`, of the RECORD_FIELDS of each record.

@@ -43,9 +43,9 @@ from typing import Any, Final
 
 from wire.primitives.errors import WireError
 
-try:
+if __name__.rpartition(".")[2].startswith("_"):  # compiled
     import cython
-except ImportError:
+else:
     from wire.records import interpreted as cython
 
 # start, end, where the offset delta begins, offset delta, timestamp delta, where the key begins,
