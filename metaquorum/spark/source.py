@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyspark
 
 FIRST_SPARK: Final = (4, 0)  # with the Python Data Source API
-AFTER_LAST_SPARK: Final = (5, 0)
+AFTER_LAST_SPARK: Final = (4, 4)  # as in pyproject.toml
 _found = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 if not FIRST_SPARK <= _found < AFTER_LAST_SPARK:
     raise ImportError(

@@ -1,5 +1,6 @@
 """mq-load, as somebody types it: what it prints, and how it ends."""
 
+import io
 import json
 import os
 import re
@@ -10,8 +11,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import fastavro
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from google.protobuf import descriptor_pb2
 
 from cli.load.main import main
 from metaquorum.client.producer import ProducerRecord
@@ -233,3 +237,32 @@ def test_spark_submit_gets_a_file_of_python() -> None:
         [sys.executable, path, "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("mq-load, version ")
+
+
+def test_avro_and_protobuf_values_become_columns(node: Peer, tmp_path: Path) -> None:
+    avro = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(avro), {"id": 7})
+    schema = tmp_path / "r.avsc"
+    schema.write_text(json.dumps(avro))
+    file = descriptor_pb2.FileDescriptorProto(name="r.proto", package="p", syntax="proto3")
+    kind = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
+    label = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
+    file.message_type.add(name="R").field.add(name="id", number=1, type=kind, label=label)
+    descriptors = tmp_path / "r.pb"
+    descriptors.write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    for form, value, more in (
+        ("avro", out.getvalue(), ["--value-schema", schema]),
+        ("protobuf", b"\x08\x07", ["--value-schema", descriptors, "--value-message", "p.R"]),
+    ):
+        topic = filled_topic(node.bootstrap, map(ProducerRecord, (value, b"\xff\xff")))
+        output = tmp_path / form
+        arguments = ["--topic", topic, "--output", output, "--local", "--value-format", form]
+        report = Load(node.bootstrap).json("load", *arguments, *more)
+        assert [(one["records"], one["rejected"]) for one in report["ranges"]] == [(2, 1)]
+        (path,) = output.glob("topic=*/partition=*/*.parquet")
+        assert pq.ParquetFile(path).read(["id", "offset"]).to_pylist() == [{"id": 7, "offset": 0}]
+        (path,) = (output / "_rejected").rglob("*.parquet")
+        (row,) = pq.ParquetFile(path).read().to_pylist()
+        assert (row["offset"], row["value"]) == (1, b"\xff\xff")
+        assert row["reason"]
