@@ -10,7 +10,7 @@ The columns are those of Spark's Kafka connector, with its types:
     timestampType   int32: 0 CreateTime, 1 LogAppendTime
     headers         list<struct<key: string, value: binary>>, null without any; only when asked for
 
-A header key that is not UTF-8 has U+FFFD in place of what is not, as in Java. A timestamp that
+A header key that is not UTF-8 has U+FFFD in place of what is not. A timestamp that
 microseconds of 64 bits cannot hold is an error, as in the connector.
 """
 
@@ -68,8 +68,9 @@ def schema(include_headers: bool, columns: Sequence[str] | None) -> pa.Schema:
 class BatchBuilder:
     """Columns that grow by `add`, until `take` gives them away as one Arrow record batch.
 
-    `rows` and `data_bytes` (keys, values and headers) are what is held now; `records` and `bytes`
-    (keys and values), offsets and timestamps are of all that was ever added.
+    `rows` and `data_bytes` are what is held now: keys, values and headers; of headers the Arrow
+    offsets, too, as a header may have no bytes. `records` and `bytes` (keys and values), offsets
+    and timestamps are of all that was ever added.
     """
 
     def __init__(self, schema: pa.Schema, topic: str, partition: int) -> None:
@@ -96,7 +97,7 @@ class BatchBuilder:
         self._types: list[tuple[int, int]] = []  # timestamp type, and rows of it, in turns
         self._header: BatchHeader | None = None
         self._start = self._end = 0
-        self._runs: list[tuple[int, int]] = []
+        self._runs = array("Q")  # first offset and the one behind the last, of each
         self._expected = 0
 
     @property
@@ -115,13 +116,13 @@ class BatchBuilder:
         self._header = header
         self._start, self._end = start, min(end, _OFFSETS_END)
         self._expected = max(start, header.base_offset)
-        self._runs = []
+        self._runs = array("Q")
         is_dense = header.record_count == header.last_offset_delta + 1
         take_in = self._take_in if is_dense else self._take_in_sparse
         yield from record_fields(buffer, position, header, self._fields, take_in)
         behind = min(self._end, header.next_offset)
         if not is_dense and self._expected < behind:
-            self._runs.append((self._expected, behind))
+            self._runs.extend((self._expected, behind))
 
     def missing_runs(self) -> Iterator[tuple[int, int]]:
         """Of the batch that was added last, between start and end: offsets without a record.
@@ -129,7 +130,7 @@ class BatchBuilder:
         Each run is its first offset and the one behind its last. After an error these are the runs
         before `last_offset`.
         """
-        return iter(self._runs)
+        return zip(self._runs[::2], self._runs[1::2], strict=True)
 
     def _take_in_sparse(self, data: Buffer, count: int) -> None:
         """As `_take_in`, of a batch in which offsets are missing."""
@@ -141,14 +142,15 @@ class BatchBuilder:
                 break
             if offset >= expected:
                 if offset > expected:
-                    self._runs.append((expected, offset))
+                    self._runs.extend((expected, offset))
                 expected = offset + 1
         self._expected = expected
         try:
             self._take_in(data, count)
         except WireError:
             last = -1 if self.last_offset is None else self.last_offset
-            self._runs = [run for run in self._runs if run[1] <= last]
+            while self._runs and self._runs[-1] > last:
+                del self._runs[-2:]
             raise
 
     def _take_in(self, data: Buffer, count: int) -> None:

@@ -319,8 +319,9 @@ class HeadersColumn:
 
     @property
     def data_bytes(self) -> int:
-        """Of all keys and values."""
-        return self.keys.data_bytes + self.values.data_bytes
+        """Of all keys and values, and of their offsets: a header of no bytes takes memory, too."""
+        offsets = 2 * _INT32_BYTES * self.keys.rows
+        return self.keys.data_bytes + self.values.data_bytes + offsets
 
     def append(self, data: Any, fields: "array[int]", first: int, count: int) -> None:
         """Of `count` records, from the `first` on, whose structure a walk has checked."""

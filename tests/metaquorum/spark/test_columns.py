@@ -513,3 +513,17 @@ def test_more_bytes_than_the_offsets_of_a_column_reach_are_refused_before_a_row_
         taken = builder.take()
         taken.validate(full=True)
         assert taken.num_rows == 100
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_headers_without_a_byte_are_held_bytes(form: type[RecordWalk]) -> None:
+    """Many in a record of a batch that decompresses to gigabytes: the caller sees them grow."""
+    headers = (("", None),) * 1000
+    records = [Record(i, NOW, None, None, headers) for i in range(50)]
+    batch = bytes(encode_batch(records, codec=Codec.ZSTD))
+    with in_form(form):
+        builder = BatchBuilder(schema(True, None), "letters", 7)
+        list(builder.add(batch, 0, parse_header(batch), 0, FOREVER))
+        assert builder.data_bytes >= 8 * 1000 * 50
+        assert builder.take().num_rows == 50
+        assert builder.data_bytes == 0
