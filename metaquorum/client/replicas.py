@@ -114,29 +114,33 @@ MAX_RESOURCES: Final = 500
 
 async def min_insync_replicas(cluster: Cluster, topics: Sequence[str]) -> dict[str, int]:
     """Of those of which the cluster tells."""
+    found = await topic_config(cluster, topics, "min.insync.replicas")
+    return {topic: int(value) for topic, value in found.items() if value.isdigit()}
+
+
+async def topic_config(cluster: Cluster, topics: Sequence[str], name: str) -> dict[str, str]:
+    """The value of one config, of the topics of which the cluster tells it. AdminError."""
     from wire.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
         DescribeConfigsResponse,
     )
 
-    found: dict[str, int] = {}
+    found: dict[str, str] = {}
     for start in range(0, len(topics), MAX_RESOURCES):
         request = DescribeConfigsRequest(
             resources=[
                 DescribeConfigsResource(
-                    resource_type=ResourceType.TOPIC,
-                    resource_name=name,
-                    configuration_keys=["min.insync.replicas"],
+                    resource_type=ResourceType.TOPIC, resource_name=topic, configuration_keys=[name]
                 )
-                for name in topics[start : start + MAX_RESOURCES]
+                for topic in topics[start : start + MAX_RESOURCES]
             ]
         )
         response: DescribeConfigsResponse = await cluster.call(request, to=ANY_BROKER)
         for result in response.results:
             for config in result.configs:
-                if config.value is not None and config.value.isdigit():
-                    found[result.resource_name] = int(config.value)
+                if not result.error_code and config.value is not None:
+                    found[result.resource_name] = config.value
     return found
 
 

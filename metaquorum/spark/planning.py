@@ -23,11 +23,11 @@ from dataclasses import replace
 from typing import Final
 
 from metaquorum.client.admin import EARLIEST, LATEST, AdminClient
-from metaquorum.client.cluster import ANY_BROKER, Cluster, TopicPartition
+from metaquorum.client.cluster import Cluster, TopicPartition
 from metaquorum.client.errors import AdminError, BrokerError
-from metaquorum.client.replicas import MAX_RESOURCES
+from metaquorum.client.replicas import topic_config
 from metaquorum.client.socket_transport import wait
-from metaquorum.client.values import OffsetAtTime, ResourceType
+from metaquorum.client.values import OffsetAtTime
 from metaquorum.spark.errors import LoadError
 from metaquorum.spark.given_options import OptionError
 from metaquorum.spark.offset_ranges import UNKNOWN, OffsetRange, ReadPlan, TopicFacts
@@ -502,31 +502,12 @@ async def _log_sizes(
 
 async def _compacted(cluster: Cluster, topics: Sequence[str]) -> dict[str, bool]:
     """Whether each topic is compacted, of those that are told: it takes DescribeConfigs."""
-    from wire.messages.describe_configs import (
-        DescribeConfigsRequest,
-        DescribeConfigsResource,
-        DescribeConfigsResponse,
-    )
-
-    found: dict[str, bool] = {}
-    for start in range(0, len(topics), MAX_RESOURCES):
-        request = DescribeConfigsRequest(
-            resources=[
-                DescribeConfigsResource(
-                    resource_type=ResourceType.TOPIC,
-                    resource_name=name,
-                    configuration_keys=["cleanup.policy"],
-                )
-                for name in topics[start : start + MAX_RESOURCES]
-            ]
-        )
-        try:
-            response: DescribeConfigsResponse = await cluster.call(request, to=ANY_BROKER)
-        except AdminError as error:
-            log.info("the cluster does not tell which topics are compacted: %s", error)
-            return found
-        for result in response.results:
-            for config in result.configs:
-                if not result.error_code and config.value is not None:
-                    found[result.resource_name] = "compact" in config.value.split(",")
-    return found
+    try:
+        policies = await topic_config(cluster, topics, "cleanup.policy")
+    except AdminError as error:
+        log.info("the cluster does not tell which topics are compacted: %s", error)
+        return {}
+    return {
+        topic: "compact" in [part.strip() for part in policy.split(",")]
+        for topic, policy in policies.items()
+    }
