@@ -1,0 +1,145 @@
+"""Words and forms that this project's prose does without, and what to write instead.
+
+Plain technical English: the subject is named, the verb is active, the noun is the field's. A rule
+that finds good prose is a bad rule: narrow it here, and say why.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.documents.prose import Prose
+
+
+@dataclass(frozen=True)
+class Rule:
+    pattern: re.Pattern[str]
+    instead: str
+
+
+def _word(pattern: str, instead: str) -> Rule:
+    return Rule(re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), instead)
+
+
+# Anywhere: docstrings, comments, messages, documents.
+WORDS = (
+    _word(r"whoever|whomever", "name the party: a client that, the reader, a caller that"),
+    _word(r"whatever", "name the thing, or: any"),
+    _word(
+        r"nobody|somebody|anybody|everybody|everyone|someone|anyone|no one",
+        "name the party: no client, another worker, all voters",
+    ),
+    _word(r"whom", "name the party: the client that, the leader that"),
+    _word(r"(?:is|are|was|were|be|been|being|gets?) told", "is notified, receives, learns"),
+    _word(r"told", "distinguished (told apart), notified, reported, specified"),
+    _word(r"tells?", "distinguishes (tells apart), reports, sends"),
+    _word(r"(?:is|are|was|were) heard|hears?|heard (?:of|from)", "receives, is notified of"),
+    _word(r"in good order", "cleanly"),
+    _word(r"beside the loop", "in a worker thread"),
+    _word(r"beside(?! Kafka| a real Kafka| Apache Kafka)", "next to, in addition to, outside"),
+    _word(r"anew", "again, empty, from scratch"),
+    _word(r"once more", "again"),
+    _word(r"any more", "no longer"),
+    _word(r"ours|theirs|of its own accord", "name the owner: this worker's, the client's"),
+    _word(r"(?:is|are|was|were) gone|has gone|have gone", "is deleted, is closed, has stopped"),
+    _word(r"news", "change, notification, event"),
+    _word(r"wish(?:es)?|wished", "request, requested"),
+    _word(r"troubles?", "fault, failure"),
+    _word(r"nonsense|rubbish|garbage(?! collect)", "malformed bytes, random bytes"),
+    _word(r"so many|so much|so few|so long|so often|so old", "give the number, or its name"),
+    _word(r"lacks?|lacking|lacked", "is missing, does not have"),
+    _word(r"stands? for|stood for", "represents, means"),
+    _word(r"goes on|go on|went on", "continues"),
+    _word(r"crowds?", "many clients"),
+    _word(r"the like|and such", "name them"),
+    _word(r"shows? who|who it is|who they are|who he is|whom it believes", "authenticates"),
+    _word(r"comes? by|came by", "arrives at, connects to"),
+    _word(r"let in|lets in", "authenticated, accepted"),
+    _word(r"on trial", "provisional"),
+    _word(r"had to have", "rewrite"),
+    _word(r"what (?:came|comes|became|becomes|is to become) of", "the result of, the outcome of"),
+    _word(r"takes? (?:it|them|him|one|this) for", "treats as"),
+    _word(r"(?:is|are|was) taken for", "is treated as"),
+    _word(r"left alone|leaves? (?:it|them) alone", "is not changed"),
+    _word(r"be it|for good|at its word|at fault|at hand|by and by", "rewrite"),
+    _word(r"says? so|said so|saying so", "reports it, prints the reason"),
+    _word(r"as it (?:came|comes|lies)|as they (?:came|come|lie)", "unchanged"),
+    _word(r"lies|lie(?= (?:in|on|there|behind|below|before|within))", "is stored, is"),
+    _word(r"(?:give|gives|gave|given) away|hand(?:s|ed)? out", "returns, transfers"),
+    _word(r"tend(?:s|ed|ing)? (?:its|the|to them|workers)", "maintains"),
+    _word(r"council|nation|reign|roll call|fleet|keeper|eyes|entrance", "see the glossary"),
+    _word(r"riddles?|mend(?:s|ed|ing)?", "fix"),
+    _word(r"hence|thus|thereby|lest|whence|whither|thence|nought", "plain words"),
+    _word(r"goes? without|does? without|make(?:s)? do", "does not need, does not use"),
+    _word(r"in vain|for nought|nothing of the kind|a word on|word of", "plain words"),
+)
+
+# At the start of a sentence: a riddle where a noun belongs.
+_SENTENCE_STARTS = (
+    Rule(
+        re.compile(r"(?:^|(?<=[.:;!?]\s))(?:Who|Whose|Whom)\b(?![^.!?]*\?)"),
+        "name the subject: 'A fenced worker cannot be a leader.'",
+    ),
+    Rule(
+        re.compile(r"(?:^|(?<=[.:;!?]\s))What\b(?![^.!?]*\?)"),
+        "name the subject: 'Records that ...', 'Return the ...'",
+    ),
+)
+
+_ERRORS = r"[A-Z]\w*(?:Error|Exception|Warning|Cancelled)"
+_BARE_ERRORS = Rule(
+    re.compile(rf"(?:^|[.;:]\s+){_ERRORS}(?:(?:,| or| and)? {_ERRORS})*(?:[.;]|:\s|\s*$)"),
+    "write: Raises StorageError if the directory fails.",
+)
+# The first word of a function's docstring is a verb in the imperative: Return, Append, Raise.
+_NOT_A_VERB = (
+    "a an the it its what who whom whose where when how which of by as so every each all any one "
+    "at in on to for from with without no none not nothing if up this that these those there some "
+    "false true only after before between two both such other another more most within is are has "
+    "have may can will must was were they he she we you your our my also same until because than "
+    "first last whether once"
+)
+_FUNCTION_START = Rule(
+    re.compile(rf"\A(?:{'|'.join(_NOT_A_VERB.split())}|-?\d+|{_ERRORS})\b", re.IGNORECASE),
+    "begin with a verb in the imperative: Return, Append, Truncate",
+)
+_PROPERTY_START = Rule(
+    re.compile(rf"\A(?:it|what|who|whom|of|by|as|so|is|are|has|have|may|{_ERRORS})\b", re.I),
+    "name what the property holds: 'Offset of the first record', 'Whether ...'",
+)
+_CLASS_START = Rule(
+    re.compile(rf"\A(?:it|what|who|whom|of|by|as|so|is|are|has|have|may|where|{_ERRORS})\b", re.I),
+    "say what an instance is: 'Connection limits of one worker.'",
+)
+_COMMENT_START = Rule(
+    re.compile(r"\A(?:of|who|whom|what|whose)\b(?!.*\?)", re.IGNORECASE | re.DOTALL),
+    "name the thing: '# admitted connections by worker id, oldest first'",
+)
+
+
+def _rules(prose: Prose) -> Iterator[Rule]:
+    yield from WORDS
+    yield from _SENTENCE_STARTS
+    if prose.kind == "comment":
+        yield _COMMENT_START
+    if prose.kind == "docstring":
+        yield _BARE_ERRORS
+        if prose.of == "function":
+            if prose.path.parts[0] != "tests":
+                yield _FUNCTION_START
+            else:
+                yield _PROPERTY_START
+        elif prose.of == "property":
+            yield _PROPERTY_START
+        elif prose.of in ("class", "module"):
+            yield _CLASS_START
+
+
+def findings(prose: Prose) -> Iterator[str]:
+    """Yield one line for each place in `prose` that breaks a rule."""
+    for rule in _rules(prose):
+        for match in rule.pattern.finditer(prose.text):
+            begin = max(0, match.start() - 30)
+            excerpt = " ".join(prose.text[begin : match.end() + 30].split())
+            line = prose.line + prose.text.count("\n", 0, match.start())
+            yield f"{prose.path}:{line}: {match[0].strip()!r} in {excerpt!r}: {rule.instead}"
