@@ -3,7 +3,8 @@
 The word behind a fence decides how: `sh` and `python` blocks run one after the other in an empty
 folder, and 127.0.0.1:9092 in them means a node that was started for the document; `sh server` is a
 node in the foreground, started on a free port and stopped; `sh make` and `sh long` name targets and
-scripts that must exist, but would take too long here. Other blocks are refused.
+scripts that must exist, but would take too long here; `text` and `toml` are not commands. Other
+blocks are refused.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def test_every_block_says_how_it_is_run() -> None:
-    known = {"sh", "python", "sh server", "sh make", "sh long"}
+    known = {"sh", "python", "sh server", "sh make", "sh long", "text", "toml"}
     assert {one.how for document in DOCUMENTS for one in blocks(document)} <= known
 
 
