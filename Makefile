@@ -5,6 +5,7 @@
 #   make quick    the tests of the packages without processes and clusters: a minute on two cores
 #   make spark    the data source, and loads by Spark, tested with another PySpark (PYSPARK=4.3.0)
 #   make lint     ruff, mypy --strict, import-linter
+#   make docs     the documentation as a site in build/docs; a link that leads nowhere fails it
 #   make sim      the simulator on fresh seeds (SECONDS=60, SEED=1 to repeat a run)
 #   make bench    our node and a real Kafka side by side; needs Java 17 and mvn (BENCH= for the long one, NODES=3)
 #   make failover the same two, three nodes each: how long nobody leads when one is killed or stops (ROUNDS=3)
@@ -23,7 +24,7 @@ ROUNDS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo spark-demo test quick lint sim bench failover behind clean spark-discovery
+.PHONY: docs demo spark-demo test quick lint sim bench failover behind clean spark-discovery
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -70,6 +71,10 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/installed-docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -j auto docs build/docs
+	@echo 'built: build/docs/index.html'
 
 sim: $(VENV)/installed-test
 	$(BIN)/python -m simulations run $(if $(SEED),--start $(SEED),--start $$((RANDOM * 32768 + RANDOM))) --count 1000000 --seconds $(SECONDS) $(ARGS)

@@ -144,7 +144,7 @@ def page() -> str:
 
 Every log line above INFO, and the errors that carry a message. Names in braces are values. A log
 line or an error names the thing, the cause and what to do; an error that reaches a log line or a
-terminal is printed behind the name of what failed. Codes in capitals are error codes that a client receives,
+terminal follows the name of what failed. Codes in capitals are error codes that a client receives,
 with the message where the API has a field for it.
 
 ## Log lines

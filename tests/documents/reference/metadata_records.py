@@ -40,11 +40,11 @@ def page() -> str:
     text = """# Metadata records
 
 The metadata log consists of these records. In a file and between nodes a record is the msgpack
-array `[id, version, field...]`, with the fields in the order of the table. An id is never used again. A
-new version only adds fields at the end; a field that an older record does not have takes its
-default. A controller writes a version only when the `metadata.version` of the cluster is at least
-the level given, so that every node can read it. How records lie in files is said in [File
-formats](file-formats.md).
+array `[id, version, field...]`, with the fields in the order of the table. An id is never
+used again. A new version only adds fields at the end; a field that an older record does not have
+takes its default. A controller writes a version only when the `metadata.version` of the
+cluster is at least the level given, so that every node can read it. [File formats](file-formats.md)
+says how the log is kept in files.
 """
     for schema in records.SCHEMAS:
         name = schema.record.__name__
