@@ -20,7 +20,8 @@ def found_in(kind: str, text: str, of: str = "") -> list[str]:
 @pytest.mark.parametrize(
     "top", sorted({path.relative_to(ROOT).parts[0] for path in project_files()})
 )
-def test_prose_has_no_banned_word_or_form(top: str) -> None:
+def test_prose_has_no_banned_word_or_form(top: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     found = [
         line
         for path in project_files()
