@@ -17,7 +17,7 @@ the newer one has. More fields than are known are refused: passing one over woul
 Reading is strict and led by the hints: containers are entered only where a hint has one, so that
 nothing is allocated for what bytes claim; a count cannot exceed the bytes that are left.
 
-Why this is not msgspec: docs/ARCHITECTURE.md, "Our own codec for calls between nodes".
+Why this is not msgspec: docs/decisions/022-rpc-codec.md.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

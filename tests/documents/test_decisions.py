@@ -1,0 +1,34 @@
+"""Every decision has its number, its status and its four sections, and is in the index."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.nodes import ROOT
+
+FOLDER = ROOT / "docs" / "decisions"
+DECISIONS = sorted(FOLDER.glob("[0-9]*.md"))
+SECTIONS = ["Context", "Decision", "Alternatives", "Consequences"]
+STATUS = re.compile(r"^Status: (Accepted|Superseded by \[\d{3}\]\([\w-]+\.md\))\.$", re.MULTILINE)
+MOST_WORDS = 400  # one page
+
+
+def test_they_are_numbered_from_1_on() -> None:
+    numbers = [int(path.name[:3]) for path in DECISIONS]
+    assert numbers == list(range(1, len(DECISIONS) + 1))
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_has_one_form(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith(f"# {path.name[:3]}. ")
+    assert STATUS.search(text)
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
+    assert len(text.split()) <= MOST_WORDS
+
+
+def test_the_index_lists_each_once_in_order() -> None:
+    rows = re.findall(r"^\| \[(.*?)\]\((.*?)\) \| .+ \|$", (FOLDER / "README.md").read_text(), re.M)
+    titles = [path.read_text().partition("\n")[0].removeprefix("# ") for path in DECISIONS]
+    assert rows == list(zip(titles, [path.name for path in DECISIONS], strict=True))
