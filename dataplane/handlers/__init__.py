@@ -1,7 +1,7 @@
-"""One function for each API: (worker, request, message) to the response message.
+"""Request handlers, one function per API: from (worker, request, message) to the response message.
 
-Imports `worker` and below; nothing but the worker's start imports it. No I/O but through the
+Imports `worker` and below; only the startup code of the worker imports it. I/O goes through the
 partitions, the controller client and the clock of the worker; the type of a handler's parameter
-`worker` lists what that handler may touch (`dataplane.worker.capabilities`). Start with
-`dispatcher` (from a frame to its handler); a module has a family of APIs.
+`worker` lists what the handler may use (`dataplane.worker.capabilities`). Start with `dispatcher`
+(from a frame to its handler); each other module has a family of APIs.
 """

@@ -1,4 +1,7 @@
-"""AlterConfigs and IncrementalAlterConfigs: wishes for the controller, answered once in force."""
+"""AlterConfigs and IncrementalAlterConfigs: the controller makes the change.
+
+The response is sent once the change is in effect on this worker.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,17 +31,17 @@ _Answer = TypeVar(
     incremental_alter_configs.AlterConfigsResourceResponse,
 )
 
-# These requests bring no time limit. Most clients give an answer half a minute.
+# The requests have no timeout of their own. Most clients wait 30 s for the response.
 CHANGE_S: Final = 25.0
 
 
 class AltersConfigs(AsksController, HasWorkerId, Protocol):
-    """May ask the controller for changes; a worker's configs are changed at that worker alone."""
+    """Capability to ask the controller for changes; only a worker itself changes its configs."""
 
 
 @frozen
 class _RequestedResource:
-    """What one resource of a request asks for, whichever of the two requests it is."""
+    """The changes for one resource, of either of the two requests."""
 
     resource_type: int
     resource_name: str
@@ -113,7 +116,7 @@ async def _change(
     *,
     validate_only: bool,
 ) -> list[_Answer]:
-    """For each resource what became of it; `asked` is discarded."""
+    """Change the resources. Return a result for each of them; `asked` is emptied."""
     slicer = worker.slicer
     outcomes: dict[int, KafkaError | None] = {}
     specs: dict[int, ResourceChange] = {}

@@ -1,4 +1,4 @@
-"""ApiVersions: printed from the table of what is served."""
+"""ApiVersions: the served APIs, from their table, and the feature levels."""
 
 import re
 from typing import Final
@@ -18,7 +18,7 @@ from wire.protocol.apis import APIS
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")  # KIP-511
 _NAMES_SINCE: Final = 3
-_ZERO_LEVELS_SINCE: Final = 4  # older clients stumble over a feature at level 0
+_ZERO_LEVELS_SINCE: Final = 4  # older clients fail on a feature with level 0
 
 
 def handle_api_versions(

@@ -1,4 +1,4 @@
-"""DescribeCluster, and FindCoordinator while there are no coordinators."""
+"""DescribeCluster; FindCoordinator as long as there are no coordinators."""
 
 from typing import Final, Protocol
 
@@ -20,26 +20,26 @@ from wire.primitives.errors import ErrorCode
 
 BROKERS: Final = 1
 _BATCHED_SINCE: Final = 4
-# Until there are ACLs, everybody may do all: CREATE, ALTER, DESCRIBE, CLUSTER_ACTION,
+# Without ACLs, all operations are allowed: CREATE, ALTER, DESCRIBE, CLUSTER_ACTION,
 # DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE (KIP-430).
 CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
 SHARE: Final = 2
-# Why there is no coordinator, by type of key.
+# Error message by type of key.
 _NO_COORDINATOR: Final = {
     GROUP: "this version of metaquorum has no groups",
     TRANSACTION: "this version of metaquorum has no transactions",
     SHARE: "this version of metaquorum has no share groups",
 }
-# The newest version that librdkafka has. Its transactional producers retry every error of this
-# request until init_transactions() times out, but for failed authorizations, which are fatal.
+# The newest version that librdkafka supports. Its transactional producers retry every error of this
+# request until init_transactions() times out, except failed authorizations, which are fatal.
 _OF_LIBRDKAFKA: Final = 2
 
 
 class DescribesCluster(HasImage, HasWorkerId, Protocol):
-    """May read the metadata; this worker is the coordinator and controller that clients see."""
+    """Capability to read the metadata; clients see this worker as coordinator and controller."""
 
 
 def handle_describe_cluster(
@@ -51,9 +51,11 @@ def handle_describe_cluster(
     )
     if message.endpoint_type != BROKERS:
         response.error_code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
-        response.error_message = "This is a broker endpoint; controllers have none of their own."
+        response.error_message = (
+            "This is a broker endpoint; controllers have no endpoints for clients."
+        )
         return response
-    response.controller_id = worker.worker_id  # administration may be sent to any worker
+    response.controller_id = worker.worker_id  # any worker accepts admin requests
     response.brokers = [
         DescribeClusterBroker(
             broker_id=address.worker_id,
@@ -75,14 +77,14 @@ def handle_describe_cluster(
 def handle_find_coordinator(
     worker: DescribesCluster, request: Request, message: FindCoordinatorRequest
 ) -> FindCoordinatorResponse | Work[FindCoordinatorResponse]:
-    """Groups are this worker's; there is no coordinator of anything else.
+    """Return this worker as the coordinator of groups, and an error for other types of key.
 
-    No request to join a group is served: a client that is to join one finds that ApiVersions does
-    not list what it needs, and says so at once. An error here would tell it no sooner, and would
-    reach librdkafka's consumers that only name a group (as they must) and take their partitions
-    themselves; one that is retriable keeps all others waiting without a word. aiokafka, of the
-    clients that ask in older versions, looks for another coordinator over and over instead: it
-    takes the error for final.
+    No API to join a group is served: a client that needs one finds it missing in ApiVersions and
+    fails at once with a clear error. An error here would not fail sooner. It would also reach
+    librdkafka consumers that name a group (as they must) but assign their partitions themselves,
+    and a retriable error makes all other clients wait without a message. Requests in older versions
+    get an error: aiokafka uses them and treats the error as final; without it, aiokafka would look
+    for another coordinator forever.
     """
     if message.key_type == GROUP and request.version >= _OF_LIBRDKAFKA:
         found = _coordinator_of_groups(worker, request)
@@ -117,10 +119,14 @@ def _for_each(keys: list[str], found: Coordinator) -> Work[FindCoordinatorRespon
 def _coordinator_of_groups(worker: DescribesCluster, request: Request) -> Coordinator:
     own = worker.image.workers.get(worker.worker_id)
     at = None if own is None else WorkerAddress.of(own, request.client.listener)
-    if at is None:  # it was unregistered, and is about to register again
+    if at is None:  # this worker was unregistered and is about to register again
         code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         return Coordinator(
-            node_id=-1, host="", port=-1, error_code=code, error_message="ask another node"
+            node_id=-1,
+            host="",
+            port=-1,
+            error_code=code,
+            error_message="this node is not registered",
         )
     return Coordinator(
         node_id=at.worker_id, host=at.host, port=at.port, error_code=0, error_message=None

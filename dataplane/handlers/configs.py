@@ -1,4 +1,4 @@
-"""DescribeConfigs: the values in force, and every layer's word on them. ListConfigResources."""
+"""DescribeConfigs: the effective values, and the values of each layer. ListConfigResources."""
 
 from collections.abc import Iterator
 from typing import Final, Protocol
@@ -30,28 +30,31 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 MAX_WORKER_ID: Final = 2**31 - 1  # an int32 in the protocol
 _CLIENT_METRICS: Final = 16
-# Of these there are none here: loggers, client metrics, groups.
+# Resource types without resources here: loggers, client metrics, groups.
 _OTHER_RESOURCE_TYPES: Final = frozenset((8, _CLIENT_METRICS, 32))
 _TYPES_SINCE: Final = 1
-PIECE_CONFIGS: Final = 16  # some 10 µs each
+PIECE_CONFIGS: Final = 16  # about 10 µs each
 
 
 class ResolvesConfigs(HasImage, HasLayers, HasWorkerId, Protocol):
-    """May read configs of all topics and of this worker; changes none."""
+    """Capability to read the configs of all topics and of this worker."""
 
     @property
     def configs(self) -> Configs:
-        """This worker's own, as they are in force now."""
+        """The effective configs of this worker."""
 
 
 class DescribesConfigs(ResolvesConfigs, HasSlicer, Protocol):
-    """As ResolvesConfigs, of as many resources as a request names."""
+    """`ResolvesConfigs`, for any number of resources in a request."""
 
 
 def handle_describe_configs(
     worker: DescribesConfigs, request: Request, message: DescribeConfigsRequest
 ) -> Work[DescribeConfigsResponse]:
-    """A resource that is asked for twice with the same keys is told once: clients look by name."""
+    """Describe each resource; one that repeats with the same keys gets one result.
+
+    Clients look up results by resource name.
+    """
     asked: dict[tuple[int, str, frozenset[str] | None], DescribeConfigsResource] = {}
     for number, resource in enumerate(message.resources, 1):
         wanted: frozenset[str] | None = None
@@ -76,7 +79,7 @@ def _describe(
     resource: DescribeConfigsResource,
     wanted: frozenset[str] | None,
 ) -> Work[DescribeConfigsResult]:
-    """The configs of one resource; of all keys if `wanted` is None."""
+    """Return the configs of one resource; all of them if `wanted` is None."""
     yield
     result = DescribeConfigsResult(
         resource_type=resource.resource_type, resource_name=resource.resource_name
@@ -100,7 +103,7 @@ def _resolved(worker: ResolvesConfigs, resource: DescribeConfigsResource) -> Ite
     if config_scope(resource.resource_type) is Scope.TOPIC:
         check_topic_name(name)
         if worker.image.topic(name) is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} does not exist")
         return resolve_all(worker.layers.topic_configs(worker.image.topic_configs(name)))
     if name == ALL_WORKERS:
         return worker.layers.set_for_all_workers()
@@ -118,7 +121,7 @@ def _resolved(worker: ResolvesConfigs, resource: DescribeConfigsResource) -> Ite
 
 
 def config_scope(resource_type: int) -> Scope:
-    """What kind of resource that number of the protocol is; KafkaError where it has no configs."""
+    """Return the scope of a resource type. Raises KafkaError for a type without configs."""
     try:
         return Scope(resource_type)
     except ValueError:
@@ -128,7 +131,7 @@ def config_scope(resource_type: int) -> Scope:
 
 
 def resolve_all(configs: Configs) -> Iterator[Resolved]:
-    """Every config that is shown, by name; then those that single listeners have of their own."""
+    """Yield every config that is shown, by name; then the configs of single listeners."""
     names = dict.fromkeys(key.name for key in shown_keys(configs.scope))
     yield from map(configs.resolve, names)
     if configs.scope is Scope.WORKER:
@@ -162,7 +165,7 @@ def _entry(resolved: Resolved, message: DescribeConfigsRequest) -> DescribeConfi
 def handle_list_config_resources(
     worker: HasImage, request: Request, message: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse | Work[ListConfigResourcesResponse]:
-    """Before version 1 this asked for client metrics, which are not kept."""
+    """List workers and topics; version 0 lists client metrics resources, which do not exist."""
     if request.version < _TYPES_SINCE:
         return ListConfigResourcesResponse()
     wanted = set(message.resource_types) or {*Scope, *_OTHER_RESOURCE_TYPES}

@@ -1,12 +1,13 @@
-"""From a frame to its handler, and from the handler's message to the bytes of the answer.
+"""The dispatcher: from a frame to its handler, and from its message to the response bytes.
 
-A handler takes (worker, request, message) and returns its response message, None for no answer, a
+A handler takes (worker, request, message) and returns its response message, None for no response, a
 `DelayedResponse` or a coroutine of either, or work that yields before it returns any of them
-(`dataplane.scheduling.time_slices`): whatever grows with the rows of a request is such work. It
-never sees bytes; what it raises as WireError or CloseConnectionError ends the connection.
+(`dataplane.scheduling.time_slices`). Processing that grows with the rows of a request is such work.
+A handler never sees bytes; if it raises WireError or CloseConnectionError, the connection is
+closed.
 
-A large frame is decoded in turns, and the answer to work that did not end in the slice in which it
-was begun, or to a coroutine, is encoded so.
+A large frame is decoded in slices. So is the response encoded of a coroutine, and of work that did
+not end in its first slice.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Mapping
@@ -51,11 +52,11 @@ from wire.protocol.headers import (
 from wire.schema.codec import decoder, decoder_in_pieces
 from wire.schema.message import Message, Struct
 
-# Frames above this are decoded in turns, if more than a few rows are in them.
+# Frames above this size are decoded in slices, if they have more than a few rows.
 LARGE_FRAME_BYTES: Final = 8 * 1024
 
 Answer: TypeAlias = Message | None
-# What a handler may return; of its own, or at the end of its work.
+# Return value of a handler, or of the work that it returned.
 Handled: TypeAlias = Answer | Coroutine[Any, Any, Answer] | DelayedResponse
 Handler: TypeAlias = Callable[[Worker, Request, Any], Handled | Work[Handled]]
 
@@ -104,7 +105,7 @@ assert HANDLERS.keys() == APIS.keys()
 
 
 class Route:
-    """What one version of one API needs, looked up once."""
+    """Handler and codec of one version of one API, looked up once."""
 
     __slots__ = (
         "_encode",
@@ -140,7 +141,7 @@ class Route:
 
 
 class _PendingRequest:
-    """One request on its way, for as long as its answer is not there."""
+    """A request without a response so far."""
 
     __slots__ = ("correlation_id", "message", "request", "route", "size_bytes")
 
@@ -150,12 +151,12 @@ class _PendingRequest:
         self.route = route
         self.request = request
         self.correlation_id = correlation_id
-        self.message: Message | None = None  # if it is large: it is forgotten in pieces, too
-        self.size_bytes = size_bytes  # of its frame, which may be gone when the answer is there
+        self.message: Message | None = None  # set if it is large, to free it in slices
+        self.size_bytes = size_bytes  # frame size; the frame may be freed earlier
 
 
 class _SlicedReply(PendingReply):
-    """The reply to a request that waits: for a coroutine, or for its work's turn."""
+    """The reply to a request that waits for a coroutine, or for a time slice for its work."""
 
     __slots__ = ("_dispatcher", "_waiting")
 
@@ -178,7 +179,7 @@ class _SlicedReply(PendingReply):
 
 
 def _forgotten(message: Struct) -> Work[None]:
-    """Nothing is left in the arrays of `message`."""
+    """Empty the arrays of `message` in pieces."""
     for field in message.FIELDS:
         if field.kind != "array" or not (rows := getattr(message, field.name)):
             continue
@@ -191,7 +192,7 @@ def _forgotten(message: Struct) -> Work[None]:
 
 
 class Dispatcher:
-    """Answers the requests of all connections of one worker."""
+    """Dispatches the requests of all connections of one worker to their handlers."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -209,11 +210,11 @@ class Dispatcher:
         if route is None:
             api = APIS.get(header.api_key)
             if api is None:
-                raise CloseConnectionError(f"api_key: {header.api_key} is not served")
+                raise CloseConnectionError(f"api_key: {header.api_key} is not supported")
             if not api.serves(version):
                 if api.key == ApiKey.API_VERSIONS:
                     return encode_unsupported_api_versions(header.correlation_id)
-                raise CloseConnectionError(f"api_version: {api.name} v{version} is not served")
+                raise CloseConnectionError(f"api_version: {api.name} v{version} is not supported")
             route = self._routes[header.api_key, version] = Route(api, version)
         request = Request(version, header.client_id, client)
         if len(frame) > LARGE_FRAME_BYTES:
@@ -224,8 +225,8 @@ class Dispatcher:
             except StopIteration as done:
                 return self._reply_to(asked, done.value)
             return _SlicedReply(self, asked, self._work(asked, work))
-        # Bytes behind the message are let pass, as Kafka does: librdkafka leaves three behind
-        # "all topics" in a flexible Metadata request (its issue 5049).
+        # Bytes after the message are ignored, as in Kafka: librdkafka appends three bytes to "all
+        # topics" in a flexible Metadata request (its issue 5049).
         message, _ = route.decode(frame, body)
         handled = route.handler(self._worker, request, message)
         if isinstance(handled, Message):
@@ -237,7 +238,7 @@ class Dispatcher:
     def _decode_and_handle(
         self, asked: _PendingRequest, frame: memoryview, body: int
     ) -> Work[Handled | Work[Handled]]:
-        """What the handler returns; it was called with a message that was decoded in pieces."""
+        """Decode the message in pieces, call the handler and return its result."""
         message, _ = yield from asked.route.decode_in_pieces(frame, body)
         asked.message = message
         return asked.route.handler(self._worker, asked.request, message)
@@ -262,13 +263,13 @@ class Dispatcher:
     def _reply_to_given(
         self, asked: _PendingRequest, given: Answer | Work[Answer]
     ) -> Reply | PendingReply:
-        """What a `DelayedResponse` gave may be work, too."""
+        """Return the reply for the result of a `DelayedResponse`, which may be work, too."""
         reply = self._reply_to(asked, given)
         assert not isinstance(reply, DelayedReply)
         return reply
 
     def _work(self, asked: _PendingRequest, work: Work[Any]) -> Work[Reply | Handled]:
-        """The reply, if no more has to be waited for than turns; or else what has to be."""
+        """Do `work`. Return the reply, or the coroutine or `DelayedResponse` to wait for."""
         handled = yield from work
         while type(handled) is GeneratorType:
             handled = yield from handled
@@ -279,7 +280,7 @@ class Dispatcher:
     async def finish(
         self, asked: _PendingRequest, waiting: Coroutine[Any, Any, Answer] | Work[Reply | Handled]
     ) -> Reply | DelayedReply:
-        """The reply to what was begun; for whom a connection's task waits."""
+        """Return the reply to a request that waits; called by the task of its connection."""
         slicer, handled = self._slicer, cast(Any, waiting)
         try:
             if type(handled) is GeneratorType:
@@ -289,15 +290,15 @@ class Dispatcher:
                 if type(handled) is not CoroutineType:
                     return cast(Reply, handled)
             answer = await handled
-            # It is there, with what it was asked in: to wait for room would free none, and whoever
-            # goes first there would keep a large request that is done from being answered.
+            # Reserve 0 bytes: the request and its response are in memory already. Waiting for
+            # memory would free none, and would delay a large request that is done.
             return await slicer.finish(self._reply_in_pieces(asked, answer), 0)
         except BaseException:
             self.discard(asked)
             raise
 
     def discard(self, asked: _PendingRequest) -> None:
-        """The request is not answered: its message is forgotten in slices if it is large."""
+        """Free the message of a request that is not answered; in slices if it is large."""
         if (message := asked.message) is not None:
             asked.message = None
             self._slicer.finish_in_background(_forgotten(message))
@@ -324,12 +325,12 @@ class Dispatcher:
         return reply
 
     def _charge(self, route: Route, request: Request, size_bytes: int, answer: Answer) -> None:
-        """What was used is counted. The answer says for how long its client is left alone."""
+        """Count the request against the client's quotas; set the throttle time of the response."""
         throttle_ms = self._worker.quotas.answering(
             request.client,
             request.client_id,
             produced_bytes=size_bytes if route.api.key == ApiKey.PRODUCE else 0,
         )
         if throttle_ms and answer is not None and route.has_throttle_time:
-            # It may say so already: of bytes fetched.
+            # A fetch may have set it before, for the fetched bytes.
             answer.throttle_time_ms = throttle_ms  # type: ignore[attr-defined]

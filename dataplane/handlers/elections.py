@@ -1,4 +1,4 @@
-"""ElectLeaders: elections that a client asks for."""
+"""ElectLeaders: leader elections that a client requests."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -21,7 +21,7 @@ _TYPES = frozenset(ElectionType)
 
 
 class ElectsLeaders(AsksController, HasImage, Protocol):
-    """May ask the controller for elections, of all topics of the metadata."""
+    """Capability to ask the controller for elections, and read all topics of the metadata."""
 
 
 async def handle_elect_leaders(
@@ -65,7 +65,7 @@ async def handle_elect_leaders(
 def _by_topic(
     specs: Sequence[ElectionSpec], answers: Sequence[KafkaError | None], *, hears_all: bool
 ) -> Work[list[ReplicaElectionResult]]:
-    """A result for each wish; without those that are not needed, unless the client `hears_all`."""
+    """Return the results by topic; without ELECTION_NOT_NEEDED, unless `hears_all`."""
     results: list[ReplicaElectionResult] = []
 
     def take(answered: tuple[ElectionSpec, KafkaError | None]) -> None:

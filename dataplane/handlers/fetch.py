@@ -1,16 +1,17 @@
-"""Fetch: slices of segment files, up to the high watermark, waiting for more where asked to.
+"""Fetch: slices of segment files up to the high watermark, with long polls.
 
-An answer holds no records, only where they lie: `connection` copies small slices and hands large
-ones to sendfile. A fetch that finds less than `min_bytes` watches its partitions and reads again
-when enough has come, its time is over, or something else happened to one of them.
+A response holds no records, only their position in segment files: `connection` copies small slices
+and sends large ones by sendfile. A fetch that finds less than `min_bytes` watches its partitions
+and reads again when enough bytes are there, its wait time is over, or another event happens to one
+of the partitions.
 
-A request says all it asks for, or continues a session (`dataplane.fetch.sessions`). The partitions
-that it names are a set, as in Apache Kafka: one that is named twice is fetched once, as it was
-named last, and answered where it was named first.
+A request is a full fetch, or continues a fetch session (`dataplane.fetch.sessions`). Its partitions
+are a set, as in Apache Kafka: a repeated partition is fetched once, with its last row, and answered
+at its first position.
 
-A request of many partitions is work in pieces (`dataplane.scheduling.time_slices`): it watches a
-partition before it looks at it, so that nothing that comes between two pieces goes unnoticed, and
-after a wait it looks again only at partitions to which something has happened.
+A request of many partitions is work in pieces (`dataplane.scheduling.time_slices`): it watches each
+partition before it reads it, so that it misses no event between two pieces, and after a wait it
+reads only the partitions with events again.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
@@ -65,39 +66,39 @@ from wire.primitives.types import Uuid
 
 _TOPIC_IDS_SINCE: Final = 13
 _FOLLOWERS_SINCE: Final = 11  # consumers may read from followers: KIP-392
-# A client that asks to wait for longer is answered, emptily, after this.
+# Longest long poll; a client with a longer max_wait_ms gets an empty response after it.
 MAX_WAIT_MS: Final = 5 * 60 * 1000
-# A false replica that asks for more partitions gets one error for all of them.
+# An unauthenticated replica with more partitions gets one error for the whole request.
 MAX_REFUSED_ROWS: Final = 1000
-# Looking for places whose pages are not in memory reads so often beside the loop, and then in it.
+# Attempts to read uncached index pages in a worker thread before the event loop reads them.
 MAX_COLD_READS: Final = 8
 
 Answer: TypeAlias = FetchResponse | DelayedResponse | Coroutine[Any, Any, FetchResponse]
 _Asked: TypeAlias = tuple[FetchTopic, FetchPartition]
-# With the partition that was looked at, and its `event_count` then, or _NEVER.
+# Request, partition, row, and the partition's `event_count` at its read, or _NEVER.
 _Found: TypeAlias = tuple[FetchTopic, FetchPartition, Partition | None, PartitionData, int]
-# With the `event_count` of its partition then, or _NEVER.
+# Session partition, row, and the partition's `event_count` at its read, or _NEVER.
 Looked: TypeAlias = tuple[SessionPartition, PartitionData, int]
-_NEVER: Final = -1  # looked at, or not all of it
+_NEVER: Final = -1  # not read, or not completely
 _T = TypeVar("_T")
 
 
 class LimitsFetches(FetchedWorker, HasQuotas, Protocol):
-    """May read partitions, and charge a client's quota for it."""
+    """Capability to read partitions, and count the bytes against a client's quota."""
 
     @property
     def fetch_max_bytes(self) -> int: ...
 
 
 class AnswersFetches(ReadsPartitions, HasDisk, HasImage, Protocol):
-    """May look up partitions, hold the request open, and read cold pages in a worker thread."""
+    """Capability to look up partitions, hold long polls, and read uncached pages in a thread."""
 
     @property
     def long_polls(self) -> LongPolls: ...
 
 
 class KeepsSessions(AnswersFetches, HasClock, Protocol):
-    """As AnswersFetches; and may begin, continue and end sessions."""
+    """`AnswersFetches`, and the capability to open, continue and close fetch sessions."""
 
     @property
     def fetch_sessions(self) -> FetchSessions: ...
@@ -113,11 +114,11 @@ class FollowerContacts(Protocol):
 
 
 class Fetches(LimitsFetches, KeepsSessions, Protocol):
-    """All that Fetch may touch: it reads partitions, and notes that a follower was heard of."""
+    """All that Fetch may use: it reads partitions, and records contacts of followers."""
 
     @property
     def loader(self) -> NewestMetadata:
-        """The metadata as received: a follower's registration counts at once."""
+        """The newest metadata received, so that a follower's registration counts at once."""
 
     @property
     def isr_manager(self) -> FollowerContacts: ...
@@ -140,7 +141,7 @@ def handle_fetch(worker: Fetches, request: Request, message: FetchRequest) -> An
 
 
 def _refuse_claim(message: FetchRequest, error: ErrorCode) -> FetchResponse:
-    """The sender may not fetch as the replica that it names; nothing is read, no session begins."""
+    """Return the error for a client that may not fetch as the replica that it names."""
     row_count = sum(len(topic.partitions) for topic in message.topics)
     if error is ErrorCode.STALE_BROKER_EPOCH or row_count > MAX_REFUSED_ROWS:
         return FetchResponse(error_code=error)
@@ -166,9 +167,9 @@ def _refuse_claim(message: FetchRequest, error: ErrorCode) -> FetchResponse:
 
 
 class _Allowed:
-    """What a client may have now. Followers may have everything (KIP-13).
+    """The bytes that the quotas allow a fetch to return. Followers are not limited (KIP-13).
 
-    `throttle_ms` not 0: nothing. Nothing is read then.
+    If `throttle_ms` is not 0, the fetch reads nothing.
     """
 
     __slots__ = (
@@ -186,7 +187,7 @@ class _Allowed:
         self.throttle_ms = 0
         self.max_bytes = min(message.max_bytes, worker.fetch_max_bytes)
         self._worker = worker
-        self._listener = request.client.listener  # by which it came
+        self._listener = request.client.listener  # the client's listener
         self._from_followers = request.version >= _FOLLOWERS_SINCE and replica_of(message) == -1
         self._request: Request | None = None
         quotas = worker.quotas
@@ -207,7 +208,7 @@ class _Allowed:
         )
 
     def ask_again(self) -> int:
-        """`throttle_ms`, after a wait, in which others may have used what it has a share of."""
+        """Return `throttle_ms` after a wait, in which other clients may have used the quota."""
         request = self._request
         if request is not None:
             quotas = self._worker.quotas
@@ -215,19 +216,19 @@ class _Allowed:
         return self.throttle_ms
 
     def given(self, reader: FetchReader) -> None:
-        """It has what the reader has read."""
+        """Count the bytes that the reader has read against the quota."""
         request = self._request
         if request is not None:
             self._worker.quotas.fetched(request.client, request.client_id, reader.size_bytes)
 
 
 def _min_bytes(message: FetchRequest, allowed: _Allowed) -> int:
-    """More than max_bytes never comes, however long we wait."""
+    """Return the bytes to wait for: at most `max_bytes`, because no response has more."""
     return min(message.min_bytes, allowed.max_bytes)
 
 
 class _DelayedFetch(DelayedResponse):
-    """A long poll: answered when enough has come, its time is over, or something has happened."""
+    """A long poll: ready when enough bytes are there, its time is over, or at another event."""
 
     __slots__ = ("_answer", "_dropped", "_parked", "_polls", "_timer", "_unwatch", "waiter")
 
@@ -240,9 +241,9 @@ class _DelayedFetch(DelayedResponse):
         unwatch: Callable[["_DelayedFetch"], None],
         dropped: Callable[[], None] | None = None,
     ) -> None:
-        """Somebody is to watch for `waiter`, until `unwatch`.
+        """Start the long poll; the caller adds `waiter` to partitions or a session.
 
-        `dropped` is called if the answer is not wanted any more.
+        `unwatch` removes `waiter` again. `dropped` is called if the response is not needed.
         """
         super().__init__()
         self.waiter = FetchWaiter(missing_bytes, self.ready)
@@ -255,7 +256,7 @@ class _DelayedFetch(DelayedResponse):
         self._timer = polls.hold(self.waiter, wait_s, self.ready)
 
     def park(self, parked: ParkedRequests, row_count: int) -> "_DelayedFetch":
-        """It waits from now on, and holds so many rows."""
+        """Count the waiting request and its rows in `parked`."""
         self._parked = parked
         parked.add(self, row_count)
         return self
@@ -270,17 +271,17 @@ class _DelayedFetch(DelayedResponse):
             self._dropped()
 
     def end(self) -> None:
-        """It waits no more."""
+        """End the wait: stop the timer and the watch."""
         self._timer.cancel()
         if self._parked is not None:
             self._parked.remove(self)
         self._polls.release(self.waiter)
         self._unwatch(self)
-        self.waiter.end()  # or each would keep the other in memory
+        self.waiter.end()  # breaks a reference cycle
 
 
 class _Rows:
-    """Rows of an answer. Those of one topic that follow each other stand together, as in Kafka."""
+    """Rows of a response. Consecutive rows of one topic are grouped, as in Kafka."""
 
     __slots__ = ("responses",)
 
@@ -311,7 +312,7 @@ class _Rows:
 
 
 def _unwatched(watched: list[set[Watcher]], waiter: FetchWaiter) -> Work[None]:
-    """`waiter` is in none of them; `watched` is empty."""
+    """Remove `waiter` from all sets in `watched`, and empty `watched`, in pieces."""
     while watched:
         for watchers in watched[-FORGOTTEN_ROWS:]:
             watchers.discard(waiter)
@@ -330,7 +331,10 @@ def _each(topics: Iterable[FetchTopic]) -> Iterator[_Asked]:
 
 
 async def _warm(worker: HasDisk, cold: Iterable[ColdError]) -> bool:
-    """The pages were read. False: not all of them; who reads the partition is to be told why."""
+    """Read uncached pages into memory. Return whether all reads succeeded.
+
+    The error of a failed read is reported when the partition is read.
+    """
     try:
         for each in cold:
             await each.warm(worker.disk)
@@ -339,11 +343,11 @@ async def _warm(worker: HasDisk, cold: Iterable[ColdError]) -> bool:
     return True
 
 
-# Whole requests
+# Full fetches
 
 
 class _FullFetch:
-    """A request that says all it asks for."""
+    """A request that names all its partitions, without a session or to open one."""
 
     __slots__ = ("allowed", "found", "has_topic_ids", "image", "message", "watched", "worker")
 
@@ -359,8 +363,8 @@ class _FullFetch:
         self.message = message
         self.has_topic_ids = has_topic_ids
         self.found: list[_Found] = []
-        self.watched: list[set[Watcher]] = []  # where its poll is
-        self.image: MetadataImage | None = None  # that in which partitions were looked up
+        self.watched: list[set[Watcher]] = []  # sets that hold its poll's waiter
+        self.image: MetadataImage | None = None  # used to look up the partitions
 
     def answer(self) -> Answer | Work[Answer]:
         topics = self.message.topics
@@ -408,7 +412,7 @@ class _FullFetch:
         while some := list(islice(each, PIECE_ROWS)):
             self._keep_last(asked, some)
             yield
-        # What was named twice is not held while this waits.
+        # Free the rows of the request, so that repeated ones are not held during the wait.
         yield from in_pieces(self.message.topics, _forget_partitions)
         self.worker.slicer.discard(self.message.topics)
         self.message.topics = []
@@ -423,7 +427,7 @@ class _FullFetch:
             if reader.cold:
                 return self._answer_cold(reader)
             if poll is not None and self.watched and not self._is_enough(reader):
-                poll.waiter.note(reader.size_bytes)  # it may have come to enough by now
+                poll.waiter.note(reader.size_bytes)  # may complete the poll
                 is_waiting = True
                 return poll.park(self.worker.long_polls.parked, len(self.found))
         finally:
@@ -481,7 +485,7 @@ class _FullFetch:
         return (yield from self._respond_in_pieces(reader))
 
     async def _answer_cold(self, reader: FetchReader) -> FetchResponse:
-        """Once it need not wait for the disk to know where records lie."""
+        """Answer after the index pages needed to find the records were read into memory."""
         reads = 0
         while reader.cold:
             reads += 1
@@ -505,7 +509,7 @@ class _FullFetch:
         )
 
     def _keep_last(self, kept: dict[Key, _Asked], asked: Iterable[_Asked]) -> None:
-        """Each partition where it was named first, as it was named last."""
+        """Keep each partition once: at its first position, with its last row."""
         by_id = self.has_topic_ids
         for each in asked:
             topic, data = each
@@ -514,7 +518,7 @@ class _FullFetch:
     def _look(
         self, reader: FetchReader, asked: Iterable[_Asked], poll: _DelayedFetch | None = None
     ) -> list[_Found]:
-        """Watched by `poll`, if there is one, from before it is looked at."""
+        """Read partitions; `poll`, if there is one, watches each of them before its read."""
         found: list[_Found] = []
         if self.image is None:
             self.image = self.worker.image
@@ -544,9 +548,9 @@ class _FullFetch:
         return found
 
     def _look_again(self, reader: FetchReader, found: Iterable[_Found]) -> list[_Found]:
-        """At partitions to which something has happened, and that had records."""
+        """Read again the partitions with events since, and those that had records."""
         again = []
-        is_replica = reader.replica_id >= 0  # it is not woken for all that it is told
+        is_replica = reader.replica_id >= 0  # not every change wakes a follower's poll
         has_changed = self.worker.image is not self.image
         for each in found:
             topic, data, before, row, seen = each
@@ -607,7 +611,7 @@ class _FullFetch:
                 part = session.ask(name, topic.topic_id, data)
                 part.watch(partition)
                 part.update(row, size_of(row))
-                # Nobody has watched it since it was looked at: what has happened is news.
+                # The partition was not watched since its read: any event since is unreported.
                 if (
                     partition is not None
                     and partition.event_count == seen
@@ -617,7 +621,7 @@ class _FullFetch:
             sessions.resized(session, before)
             if len(piece) == PIECE_ROWS:
                 yield
-            if not session.is_open:  # others were asked for meanwhile, or too much
+            if not session.is_open:  # evicted by other sessions, or above the limit
                 return NO_SESSION
         return session.id
 
@@ -658,14 +662,14 @@ def _continue_with(
     if not session.partitions:
         return FetchResponse(throttle_time_ms=allowed.throttle_ms)
     if session.waiter is not None:
-        session.waiter.wake()  # whoever waits has been overtaken by this request
+        session.waiter.wake()  # this request overtakes a waiting one
     if allowed.throttle_ms:
         return FetchResponse(throttle_time_ms=allowed.throttle_ms, session_id=session.id)
     return _IncrementalFetch(worker, message, session, allowed).answer()
 
 
 class _IncrementalFetch:
-    """A request that continues a session."""
+    """A request that continues a fetch session."""
 
     __slots__ = ("allowed", "epoch", "message", "session", "worker")
 
@@ -711,9 +715,9 @@ class _IncrementalFetch:
                 return overtaken
             if reader.cold:
                 return self._answer_cold(reader)
-            # By now it may be known that there is nothing to wait for.
+            # The reads may have shown that there is nothing to wait for.
             if poll is not None and self._may_wait and not self._is_enough(reader):
-                poll.waiter.note(reader.size_bytes)  # it may have come to enough by now
+                poll.waiter.note(reader.size_bytes)  # may complete the poll
                 is_waiting = True
                 return poll
         finally:
@@ -746,7 +750,7 @@ class _IncrementalFetch:
             self.session.waiter = None
 
     def _overtaken(self) -> FetchResponse | None:
-        """The answer if another connection has gone on with the session."""
+        """Return the error if another connection has continued the session, otherwise None."""
         session = self.session
         if session.epoch == self.epoch:
             return None
@@ -770,7 +774,7 @@ class _IncrementalFetch:
         return self._overtaken() or (yield from self._respond_in_pieces(reader, looked))
 
     async def _answer_cold(self, reader: FetchReader) -> FetchResponse:
-        """Once it need not wait for the disk to know where records lie."""
+        """Answer after the index pages needed to find the records were read into memory."""
         reads, looked = 0, list[Looked]()
         while reader.cold and self._overtaken() is None:
             reads += 1
@@ -793,12 +797,15 @@ class _IncrementalFetch:
         return reader
 
     def _read_as(self) -> Work[None]:
-        """As the request reads: everything is looked at again if the one before read otherwise."""
+        """Mark all partitions for a read if the previous request read them differently.
+
+        That is with another replica id or isolation level.
+        """
         session = self.session
         reader = (replica_of(self.message), self.message.isolation_level)
         if session.reader == reader:
             return
-        session.reader = None  # a request that overtakes this one looks at everything again
+        session.reader = None  # a request that overtakes this one reads all partitions
         for piece in pieces(list(session.partitions.values())):
             session.news.update(dict.fromkeys(piece))
             yield
@@ -807,7 +814,7 @@ class _IncrementalFetch:
         session.reader = reader
 
     def _look_in_pieces(self, reader: FetchReader, *, is_first: bool = True) -> Work[list[Looked]]:
-        """It stops where another request goes on with the session."""
+        """Read the session's changed partitions in pieces; stop if another request overtakes."""
         looked: list[Looked] = []
         for piece in pieces(list(self.session.news)):
             if self._overtaken() is not None:
@@ -820,7 +827,7 @@ class _IncrementalFetch:
     def _look(
         self, reader: FetchReader, parts: Iterable[SessionPartition], *, is_first: bool = True
     ) -> list[Looked]:
-        """What is among the news, but for partitions that have turned out to be quiet."""
+        """Read partitions that may have changed; leave out those that turn out to be unchanged."""
         session = self.session
         looked = []
         for part in parts:
@@ -829,7 +836,7 @@ class _IncrementalFetch:
             if partition is None or not partition.is_served:
                 partition, code = self._resolve(part)
             part.watch(partition)
-            # Of a topic that came while a follower waited, this is the first that it tells.
+            # A topic created during a follower's wait is reported to it for the first time.
             reader.is_first = is_first or partition is not before
             row = reader.read(part.asked, partition, code)
             if (
@@ -854,7 +861,7 @@ class _IncrementalFetch:
         except KafkaError as error:
             if error.code != ErrorCode.UNKNOWN_TOPIC_ID or not part.topic:
                 return None, error.code
-            # The session knew the topic: it is gone, and perhaps another has its name.
+            # The session knew the topic: it was deleted, perhaps recreated with the same name.
             if self.worker.image.topic(part.topic) is not None:
                 return None, ErrorCode.INCONSISTENT_TOPIC_ID
             return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -872,7 +879,7 @@ class _IncrementalFetch:
             self._tell(reader, piece, rows)
             if len(piece) == PIECE_ROWS:
                 yield
-                # The other request may have forgotten partitions that would be news again here.
+                # Another request may have removed partitions that this loop would add again.
                 if (overtaken := self._overtaken()) is not None:
                     return overtaken
         self.worker.slicer.discard(looked)
@@ -892,12 +899,12 @@ class _IncrementalFetch:
             size_bytes = size_of(row)
             if part.update(row, size_bytes):
                 changed_rows.append((part.topic, part.topic_id, row))
-            if size_bytes:  # others have their turn before it
+            if size_bytes:  # move to the end, so that other partitions are read before it
                 session.news.pop(part, None)
                 session.news[part] = None
             elif (
                 partition is not None
-                and partition.event_count == seen  # what has happened since is still to be told
+                and partition.event_count == seen  # later events are still to be reported
                 and part.is_quiet(reader.end_offset(partition))
             ):
                 session.news.pop(part, None)

@@ -1,7 +1,8 @@
-"""OffsetFetch while there are no groups: nothing was ever committed, and so it is answered.
+"""OffsetFetch without consumer groups: the response has no committed offsets.
 
-A consumer that names a group and takes its partitions by `assign` asks for its committed offsets,
-and then begins where `auto.offset.reset` says. librdkafka 2.16 crashes where the API is missing.
+A consumer that names a group and assigns its partitions itself (`assign`) fetches its committed
+offsets, and then starts where `auto.offset.reset` says. librdkafka 2.16 crashes if the API is
+missing.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +38,7 @@ _TOPIC_IDS_SINCE: Final = 10
 def handle_offset_fetch(
     worker: HasImage, request: Request, message: OffsetFetchRequest
 ) -> Work[OffsetFetchResponse]:
-    """No offset, without an error, for each partition that is asked for (as for a new group)."""
+    """Return offset -1 without an error for each requested partition, as for a new group."""
     if request.version < _GROUPS_SINCE:
         topics = yield from _of_topics(
             message.topics or (),

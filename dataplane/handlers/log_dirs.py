@@ -1,4 +1,4 @@
-"""DescribeLogDirs: the log directories of this worker, and how large the logs in them are."""
+"""DescribeLogDirs: the log directories of this worker, and the sizes of their logs."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final, Protocol
@@ -21,12 +21,12 @@ from wire.messages.describe_log_dirs import (
 )
 from wire.primitives.errors import ErrorCode
 
-# Partitions described between two turns of the loop.
+# Partitions described before other tasks run.
 SLICE_PARTITIONS: Final = 500
 
 
 class KnownLogDirs(Protocol):
-    """The log directories of this worker, and what lies in each."""
+    """The log directories of this worker, and the directory of each partition."""
 
     @property
     def online(self) -> Iterable[LogDir]: ...
@@ -41,7 +41,7 @@ class KnownLogDirs(Protocol):
 
 
 class HostedLogs(Protocol):
-    """The partitions of this worker, and in which log directory each lies; changes neither."""
+    """The partitions of this worker and its log directories, read only."""
 
     def __iter__(self) -> Iterator[Partition]: ...
 
@@ -57,7 +57,7 @@ class HostsLogs(Protocol):
 
 
 class DescribesLogDirs(HostsLogs, HasDisk, HasSlicer, Protocol):
-    """May look at all partitions of this worker, and ask the disk how much space it has."""
+    """Capability to read this worker's partitions, and the total and free space of its disks."""
 
 
 async def handle_describe_log_dirs(
@@ -101,7 +101,7 @@ async def _space(worker: HasDisk, log_dir: LogDir) -> DescribeLogDirsResult:
 async def _wanted(
     worker: DescribesLogDirs, topics: list[DescribableLogDirTopic] | None
 ) -> AsyncIterator[tuple[LogDir, Partition]]:
-    """Those of `topics` (None: all) that are here and usable, each once, topic by topic."""
+    """Yield the online partitions of `topics` (None: all) on this worker, each once, by topic."""
     partitions: Iterable[Partition] = worker.replica_manager
     if topics is not None:
         partitions = await worker.slicer.do(
@@ -116,7 +116,7 @@ async def _wanted(
 
 
 def _asked(worker: HostsLogs, topics: list[DescribableLogDirTopic]) -> Work[list[Partition]]:
-    """The partitions that are here and asked for, each once, topic by topic."""
+    """Return the requested partitions that this worker hosts, each once, by topic."""
     here: dict[str, dict[int, Partition]] = {}
     asked: dict[str, dict[int, Partition]] = {}
 

@@ -1,4 +1,4 @@
-"""Metadata: the workers, and the topics with their leaders, as the metadata log says."""
+"""Metadata: the workers, and the topics with their leaders, from the metadata image."""
 
 from collections.abc import Coroutine, Sequence, Set
 from functools import partial
@@ -34,13 +34,13 @@ from wire.primitives.errors import ErrorCode, KafkaError
 from wire.primitives.types import ZERO_UUID, Uuid
 
 _TOPIC_IDS_SINCE: Final = 10
-# How long an answer waits for the topics that it makes. The client asks again for what is missing.
+# Seconds a response waits for auto-created topics. The client retries for missing topics.
 AUTO_CREATE_S: Final = 5.0
-# How long it waits for the next leader. Requests behind it on the connection wait, too.
+# Seconds a response waits for the next leader. Later requests of the connection wait, too.
 NEXT_LEADER_S: Final = 0.4
 
-# A topic that there is, as its row (`dataplane.worker.metadata_cache`); what is said of one that is
-# not.
+# The encoded row of an existing topic (`dataplane.worker.metadata_cache`), or the error row of
+# another one.
 TopicRow: TypeAlias = bytes | MetadataResponseTopic
 Found: TypeAlias = TopicImage | MetadataResponseTopic
 
@@ -54,21 +54,21 @@ class SuspectLeaders(Protocol):
 
 
 class ViewsLeaders(HasImage, Protocol):
-    """May read the metadata, and which leaders' processes seem to be gone."""
+    """Capability to read the metadata, and which leaders' processes seem to have stopped."""
 
     @property
     def isr_manager(self) -> SuspectLeaders: ...
 
 
 class ViewsTopics(ViewsLeaders, HasWorkerId, Protocol):
-    """As ViewsLeaders; and which partitions of this worker are offline."""
+    """`ViewsLeaders`, and the capability to read which partitions of this worker are offline."""
 
     @property
     def replica_manager(self) -> LostPartitions: ...
 
 
 class DescribesTopics(ViewsTopics, HasSlicer, Protocol):
-    """As ViewsTopics, of as many topics as there are, which it may keep encoded."""
+    """`ViewsTopics` for any number of topics, with a cache of encoded rows."""
 
     @property
     def metadata_cache(self) -> MetadataCache: ...
@@ -79,25 +79,25 @@ class MetadataProgress(Protocol):
 
 
 class AwaitsLeaders(DescribesTopics, Protocol):
-    """As DescribesTopics, when the metadata name a leader again."""
+    """`DescribesTopics`, and the capability to wait until the metadata has a new leader."""
 
     @property
     def stopping(self) -> bool:
-        """The worker is about to leave: nothing is to be waited for any more."""
+        """Whether the worker is stopping, so that requests must not wait."""
 
     @property
     def loader(self) -> MetadataProgress: ...
 
 
 class CreatesAskedTopics(CreatesTopics, DescribesTopics, Protocol):
-    """May create topics that are asked for, as far as configs and quotas allow."""
+    """Capability to create requested topics, within the configs and quotas."""
 
     @property
     def auto_create_topics(self) -> bool: ...
 
 
 class AnswersMetadata(CreatesAskedTopics, AwaitsLeaders, Protocol):
-    """All that Metadata may touch: it describes topics, creates them, and awaits their leaders."""
+    """All that Metadata may use: it describes topics, creates them, and awaits their leaders."""
 
 
 def handle_metadata(
@@ -107,7 +107,7 @@ def handle_metadata(
     | Coroutine[Any, Any, MetadataResponse]
     | Work[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]
 ):
-    """A topic that is asked for twice is told of once, as in Kafka."""
+    """Describe the requested topics; a topic that repeats is described once, as in Kafka."""
     asked = message.topics
     if asked is None or (not asked and request.version == 0):
         return _describe_all(worker, request, message)
@@ -137,7 +137,7 @@ def _describe_many(
     message: MetadataRequest,
     asked: list[MetadataRequestTopic],
 ) -> Work[MetadataResponse | Coroutine[Any, Any, MetadataResponse]]:
-    """Without a wait for the next leader of any of them: who asks for so many asks often."""
+    """Describe many topics, without a wait for new leaders: such clients refresh often anyway."""
     by_id = request.version >= _TOPIC_IDS_SINCE
     once: dict[tuple[str | None, Uuid], MetadataRequestTopic] = {}
 
@@ -181,10 +181,10 @@ async def _once_led(
     message: MetadataRequest,
     asked: list[MetadataRequestTopic],
 ) -> MetadataResponse:
-    """The answer waits until it can name the next leader, but not for long.
+    """Describe topics after waiting up to NEXT_LEADER_S for new leaders of their partitions.
 
-    Its process is gone, most likely, and the controller about to say who takes over. A client that
-    was told of no leader would ask again after a while, each time a longer one.
+    The process of a suspect leader has probably stopped, and the controller is about to elect a new
+    leader. A client that receives no leader would retry with growing backoff.
     """
     with trio.move_on_after(NEXT_LEADER_S):
         while _has_suspect_leader(worker, asked) and not worker.stopping:
@@ -202,7 +202,7 @@ def _topic_of(image: MetadataImage, asked: MetadataRequestTopic) -> TopicImage |
 async def _create_first(
     worker: CreatesAskedTopics, request: Request, message: MetadataRequest, names: list[str]
 ) -> MetadataResponse:
-    """Unknown topics are made before the answer, which then shows them with their leaders."""
+    """Create unknown topics first; the response then has their leaders."""
     once: dict[str, NewTopic] = {}
 
     def spec(name: str) -> None:
@@ -243,10 +243,10 @@ async def _create_first(
 
 
 def _creation_error(code: ErrorCode) -> ErrorCode:
-    """What a client that only asked for metadata is told of a creation that failed."""
+    """Return the error code of a failed auto-creation in a Metadata response."""
     if code in (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.INVALID_REPLICATION_FACTOR):
         return code
-    # Made by another request, and not visible here yet; or not made yet.
+    # Created by another request but not visible here yet, or not created yet.
     if code in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.REQUEST_TIMED_OUT):
         return ErrorCode.LEADER_NOT_AVAILABLE
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -281,7 +281,7 @@ def _form(request: Request, message: MetadataRequest) -> ResponseFormat:
 def _is_much(
     worker: DescribesTopics, request: Request, message: MetadataRequest, found: Sequence[Found]
 ) -> bool:
-    """More than one slice of the loop is for, if much of it is not kept from before."""
+    """Return whether the response takes more than one slice: many topics or uncached partitions."""
     if len(found) > TOPICS_PER_SLICE:
         return True
     rows, form = worker.metadata_cache, _form(request, message)
@@ -337,8 +337,8 @@ def _response(
             for w in live_workers(worker.image, request.client.listener)
         ],
         cluster_id=worker.image.cluster_id,
-        controller_id=worker.worker_id,  # administration may be sent to any worker
-        topics=described,  # type: ignore[arg-type]  # they may be encoded
+        controller_id=worker.worker_id,  # any worker accepts admin requests
+        topics=described,  # type: ignore[arg-type]  # rows may be encoded
     )
     if message.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS

@@ -1,4 +1,4 @@
-"""ListOffsets and OffsetForLeaderEpoch: where in a log a time or an epoch lies."""
+"""ListOffsets and OffsetForLeaderEpoch: the offset of a timestamp, or the end of a leader epoch."""
 
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -43,8 +43,8 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
-# The version of ListOffsets that first takes each special timestamp.
 _NOT_AVAILABLE_SINCE: Final = 5  # OFFSET_NOT_AVAILABLE, KIP-207
+# The first version of ListOffsets that accepts each special timestamp.
 _SINCE: Final = {
     MAX_TIMESTAMP: 7,
     EARLIEST_LOCAL: 8,
@@ -55,13 +55,13 @@ _READ_COMMITTED: Final = 1
 
 
 class LooksUpOffsets(ReadsPartitions, OpensBatches, FailsPartitions, Protocol):
-    """May look up partitions, and open their batches to find a timestamp."""
+    """Capability to look up partitions, and open their record batches to find a timestamp."""
 
 
 def handle_list_offsets(
     worker: LooksUpOffsets, request: Request, message: ListOffsetsRequest
 ) -> Work[ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]]:
-    """As in Kafka, a partition that is asked for twice is told INVALID_REQUEST each time."""
+    """Look up offsets; as in Kafka, each row of a repeated partition gets INVALID_REQUEST."""
     seen: set[tuple[str, int]] = set()
     lookup = _Lookup(worker, request, message)
     note = partial(_note_twice, seen, lookup.twice)
@@ -92,7 +92,7 @@ def _note_twice(
 
 
 class _Lookup:
-    """One request's rows. Those for which batches may have to be opened wait in `searches`."""
+    """The rows of one request. `searches` holds those that may have to open record batches."""
 
     def __init__(
         self, worker: LooksUpOffsets, request: Request, message: ListOffsetsRequest
@@ -123,7 +123,11 @@ class _Lookup:
         return answer
 
     def _partition(self, topic: str, data: ListOffsetsPartition) -> Partition:
-        """KafkaError if it cannot be asked here, or not so."""
+        """Return the partition of a row.
+
+        Raises KafkaError if this worker is not its leader, or the lookup is not possible: an
+        unsupported timestamp, an unauthenticated replica id, or a new leader that is catching up.
+        """
         replica_id, version = self._replica_id, self._request.version
         if error := claim_error(self._request.client, replica_id):
             raise KafkaError(error)
@@ -153,38 +157,44 @@ class _Lookup:
             except StorageError as error:
                 worker.partition_failed(partition, error)
                 answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-            except EOFError:  # the segment was removed in the meantime
+            except EOFError:  # the segment was deleted meanwhile
                 answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
         worker.slicer.discard(self.searches)
         return response
 
 
 def _is_search(timestamp: int) -> bool:
-    """Whether batches may have to be opened for it."""
+    """Return whether the lookup of `timestamp` may have to open record batches."""
     return timestamp >= 0 or timestamp == MAX_TIMESTAMP
 
 
 def _end_for(partition: Partition, replica_id: int, *, committed: bool) -> int:
-    """Other replicas see all of the log, clients what is committed."""
+    """Return the end of the visible log: the log end offset for replicas.
+
+    For clients it is the high watermark, or the last stable offset with READ_COMMITTED.
+    """
     if replica_id >= 0:
         return partition.log.log_end_offset
     return partition.last_stable_offset if committed else partition.high_watermark
 
 
 def _find(partition: Partition, timestamp: int, end_offset: int) -> tuple[int, int, int] | None:
-    """Offset, timestamp and leader epoch; None when nothing fits."""
+    """Return offset, timestamp and leader epoch of a special timestamp; None if there is none."""
     if timestamp == LATEST:
         return end_offset, -1, partition.leader_epoch
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         start = partition.log.log_start_offset
         return start, -1, partition.log.epochs.epoch_at(start, default=partition.leader_epoch)
-    return None  # nothing is ever tiered
+    return None  # there is no tiered storage
 
 
 async def _search(
     worker: OpensBatches, log: PartitionLog, timestamp: int, end_offset: int
 ) -> TimestampOffset | None:
-    """The record below `end_offset` that is not older, or the youngest. Opens batches."""
+    """Return the first record below `end_offset` with at least `timestamp`, None if there is none.
+
+    MAX_TIMESTAMP searches the record with the largest timestamp. Opens record batches.
+    """
     if timestamp == MAX_TIMESTAMP:
         start_offset = log.log_start_offset
         found = latest_of(
@@ -203,14 +213,14 @@ async def _search(
         if found is not None:
             return found if found.offset < end_offset else None
         start_offset = candidate.header.last_offset + 1
-        await trio.lowlevel.checkpoint()  # headers may lie, one after the other
+        await trio.lowlevel.checkpoint()  # the headers of many batches may claim a wrong timestamp
     return None
 
 
 async def _open(
     worker: OpensBatches, candidate: Candidate, find: Callable[[File], TimestampOffset | None]
 ) -> TimestampOffset | None:
-    """What `find` says of the batch, beside the loop if that may take long."""
+    """Return the result of `find` for the batch; in a worker thread if it may take long."""
     with candidate.records.pinned() as file:
         if candidate.is_quick:
             return find(file)
@@ -224,8 +234,10 @@ async def _open(
 def _find_or_refusal(
     find: Callable[[File], TimestampOffset | None], file: File
 ) -> TimestampOffset | KafkaError | None:
-    """An exception that leaves a thread is part of a cycle, and would keep the frames in which it
-    arose, with all that had been decompressed, until the collector comes by.
+    """Run `find` in a worker thread, and return a KafkaError instead of raising it.
+
+    An exception that leaves a thread is part of a reference cycle: it would keep its stack frames
+    and the decompressed records until the next garbage collection.
     """
     try:
         return find(file)

@@ -51,16 +51,16 @@ from wire.messages.describe_topic_partitions import (
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 
-# The most partitions one answer describes (Kafka: max.request.partition.size.limit).
+# Maximum of partitions in one response (Kafka: max.request.partition.size.limit).
 MAX_DESCRIBED_PARTITIONS: Final = 2000
-# Producers described between two turns of the loop.
+# Producers described before other tasks run.
 SLICE_PRODUCERS: Final = 2000
 _NO_TIMESTAMP: Final = -1
-_STRICT_SINCE: Final = 3  # clients know that a quota may refuse them (KIP-599)
+_STRICT_SINCE: Final = 3  # clients handle THROTTLING_QUOTA_EXCEEDED (KIP-599)
 
 
 class DescribesPartitions(ViewsTopics, HasSlicer, Protocol):
-    """May read the metadata, with what this worker alone knows of leaders and replicas."""
+    """Capability to read the metadata, and this worker's view of leaders and offline replicas."""
 
 
 async def handle_create_partitions(
@@ -100,7 +100,10 @@ def _specs(
     slicer: TimeSlicer,
     topics: list[CreatePartitionsTopic],
 ) -> Work[tuple[dict[str, KafkaError | None], list[NewPartitions]]]:
-    """What is wished for once; and for every name an outcome, that of those that are not."""
+    """Return an outcome per topic name, and the requests for the controller.
+
+    The outcome of a valid request is replaced by the controller's.
+    """
     counts: Counter[str] = Counter()
     for piece in pieces(topics):
         counts.update([topic.name for topic in piece])
@@ -140,7 +143,7 @@ def _spec(topic: CreatePartitionsTopic) -> NewPartitions:
 def handle_describe_topic_partitions(
     worker: DescribesPartitions, request: Request, message: DescribeTopicPartitionsRequest
 ) -> Work[DescribeTopicPartitionsResponse]:
-    """Topics by name, from the cursor on, until the limit of partitions is reached."""
+    """Describe topics in order of name, from the cursor up to the limit of partitions."""
     image, cursor = worker.image, message.cursor
     asked: set[str] = set()
     yield from in_pieces(message.topics, lambda topic: asked.add(topic.name))
@@ -208,7 +211,7 @@ def _describe(
                 leader_epoch=one.leader_epoch,
                 replica_nodes=one.replica_nodes,
                 isr_nodes=one.isr_nodes,
-                # Where there are none an empty array: Java's client stumbles over null.
+                # An empty array if there are none: the Java client fails on null.
                 eligible_leader_replicas=list(state.elr),
                 last_known_elr=[] if state.last_leader == NO_LEADER else [state.last_leader],
                 offline_replicas=one.offline_replicas,
@@ -226,7 +229,7 @@ def _describe(
 async def handle_describe_producers(
     worker: ReadsPartitions, request: Request, message: DescribeProducersRequest
 ) -> DescribeProducersResponse:
-    """A partition that is asked for twice is told of once."""
+    """Describe the producers of partitions; a repeated partition is described once."""
     asked: dict[str, dict[int, None]] = {}
 
     def keep(topic: TopicRequest, index: int) -> None:
@@ -252,7 +255,10 @@ async def handle_describe_producers(
 
 
 async def _producers(worker: HasPartitions, topic: str, index: int) -> PartitionResponse:
-    """As this replica knows them, whether it leads or not: kafka-transactions asks each worker."""
+    """Return the producers that this replica knows.
+
+    It does not have to be the leader: kafka-transactions asks each worker.
+    """
     answer = PartitionResponse(partition_index=index)
     try:
         check_topic_name(topic)

@@ -1,9 +1,9 @@
-"""Produce: batches are validated, given offsets, and appended as they came.
+"""Produce: validate record batches, assign offsets and append the batches unchanged.
 
-Almost every request is answered within the slice of the loop that read it. What cannot be (a batch
-too large to write in place or that takes long to validate, a flush that the topic asks for before
-the answer, a partition where such an append is still under way) becomes a coroutine and keeps its
-place in the order of its connection and of its partition. Both ways validate alike.
+Almost every request is answered within the time slice that read it. The others become a coroutine
+and keep their order on their connection and partition: a batch that is too large to write in place
+or slow to validate, a flush that the topic requires before the response, a partition with such an
+append in progress. Both ways validate alike.
 """
 
 from collections.abc import Coroutine, Mapping
@@ -74,7 +74,7 @@ from wire.protocol.produce_one import Appended, decode_one, encode_one
 from wire.records.batches import TRANSACTIONAL, BatchHeader, produced_batch
 
 _TOPIC_IDS_SINCE: Final = 13
-# Pieces of a quarter of a megabyte that a worker thread validates before others have their turn.
+# Pieces of a quarter of a megabyte that a worker thread validates before other requests run.
 PIECES_PER_SLICE: Final = 8
 _API: Final = APIS[ApiKey.PRODUCE]
 _MIN_VERSION: Final = _API.min_version
@@ -86,7 +86,7 @@ _ALL_ACKS: Final = -1
 class AppendLimit(Protocol):
     @property
     def inline_append_bytes(self) -> int:
-        """Larger batches are appended in a worker thread."""
+        """Size in bytes above which batches are appended in a worker thread."""
 
 
 class RawPartitionLookup(Protocol):
@@ -94,34 +94,35 @@ class RawPartitionLookup(Protocol):
 
 
 class ProducesFast(AnswersProduce, DelaysProduce, AppendLimit, HasClock, Protocol):
-    """May append to partitions in place, and report or await what became of that. No disk."""
+    """Capability to append to partitions in place and report the outcome, without a thread."""
 
     @property
     def replica_manager(self) -> RawPartitionLookup: ...
 
 
 class ValidatesSlowly(OpensBatches, HasClock, HasQuotas, Protocol):
-    """May open batches in a worker thread, and charge the client for its time."""
+    """Capability to open record batches in a worker thread, and charge its time to the client."""
 
 
 class AppendsSlowly(ValidatesSlowly, RejectsAfterCheck, Protocol):
-    """May append in a worker thread, and report what became of that."""
+    """Capability to append in a worker thread, and report the outcome."""
 
 
 class Appends(AppendsSlowly, HasPartitions, AppendLimit, Protocol):
-    """May append to partitions, in place or in a worker thread."""
+    """Capability to append to partitions, in place or in a worker thread."""
 
 
 class Produces(Appends, HasImage, HasSlicer, Protocol):
-    """All that Produce may touch: it appends to as many partitions as a request names."""
+    """All that Produce may use: it appends to any number of partitions."""
 
 
 def handle_produce_fast(
     worker: ProducesFast, frame: memoryview, body: int, header: RequestHeader, client: Client
 ) -> bytes | DelayedReply | None:
-    """The answer to a request to one topic that can be appended in place, which most can.
+    """Append a request for one topic in place, as for most requests, and return its response.
 
-    None has changed nothing: what has another form, or has to wait, goes to `handle_produce`.
+    Returns None, without an append, for requests that `handle_produce` must handle: several topics,
+    acks=0, unknown partitions, or an append that has to wait.
     """
     if client.rejected is not None:
         client.rejected = client.rejected.next_request()
@@ -149,7 +150,7 @@ def handle_produce_fast(
     appended: list[Appended] = []
     doubts: list[Refusal] = []
     uncommitted: list[Uncommitted] = []
-    outcome: Outcome | None = None  # it is not made for what goes well
+    outcome: Outcome | None = None  # created only if needed
     for partition, records in todo:
         try:
             result = _append_now(partition, records, version, acks, now_ms, client)
@@ -158,7 +159,7 @@ def handle_produce_fast(
             outcome = outcome or Outcome(worker, client, header, len(frame), topic, appended)
             if is_doubtful(partition, reported):
                 doubts.append((len(appended), partition, partition.leader_epoch, reported))
-            else:  # at once: a log directory that failed takes nothing more of this request
+            else:  # at once: a failed log directory must not take more batches of this request
                 outcome.fail(len(appended), partition, reported)
             appended.append((partition.index, -1, -1, -1))
             continue
@@ -212,7 +213,7 @@ def _partitions_of(topic: TopicProduceData) -> list[PartitionProduceData]:
     return topic.partition_data
 
 
-_NO_TRANSACTIONS: Final = "transactions are not served by this version"
+_NO_TRANSACTIONS: Final = "transactions are not supported by this version"
 
 
 async def _await_all(
@@ -234,7 +235,7 @@ def _respond(
     for _, of_topic in answers:
         for answer in of_topic:
             assert isinstance(answer, PartitionProduceResponse)
-            if answer.error_code:  # the one way to tell such a producer that something is wrong
+            if answer.error_code:  # the only way to report an error with acks=0
                 raise CloseConnectionError(
                     f"a produce with acks=0 failed: {answer.error_message or answer.error_code}"
                 )
@@ -291,13 +292,13 @@ def _append(
 
 
 def _place(partition: Partition, version: int) -> Place:
-    """As a client of that version asks for it."""
+    """Return the partition's key in a request of that version: by topic id, or by name."""
     by_id = version >= _TOPIC_IDS_SINCE
     return (partition.topic_id if by_id else partition.topic), partition.index
 
 
 def _must_wait(worker: AppendLimit, partition: Partition, records: memoryview) -> bool:
-    """Whether an append is too much to be made in place, or has to queue behind such a one."""
+    """Return whether an append is too large or slow to do in place, or queues behind such one."""
     return (
         len(records) > worker.inline_append_bytes
         or partition.appending.locked()
@@ -313,7 +314,10 @@ def _append_now(
     now_ms: int,
     client: Client,
 ) -> AppendResult:
-    """The batch is in the log. KafkaError, StorageError."""
+    """Validate and append a batch in place.
+
+    Raises KafkaError if the batch is rejected, StorageError if the log directory fails.
+    """
     partition.check_append(acks)
     header = _check(partition, records, version, now_ms)
     if client.rejected is not None:
@@ -326,14 +330,14 @@ def _append_now(
 
 
 def _check(partition: Partition, records: memoryview, version: int, now_ms: int) -> BatchHeader:
-    """The one batch's header; KafkaError unless it may be appended to this partition."""
+    """Return the header of the one batch. Raises KafkaError if it is malformed or too large."""
     header = produced_batch(records, version)
     config = partition.config
     if header.batch_bytes > config.max_message_bytes:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
-            f"the record batch has {header.batch_bytes} bytes, "
-            f"{partition} takes {config.max_message_bytes} (max.message.bytes)",
+            f"record batch of {header.batch_bytes} bytes for {partition} exceeds"
+            f" max.message.bytes, {config.max_message_bytes}",
         )
     if header.attributes & TRANSACTIONAL:
         raise KafkaError(ErrorCode.INVALID_TXN_STATE, _NO_TRANSACTIONS)
@@ -347,7 +351,10 @@ async def _validated(
     records: memoryview,
     header: BatchHeader,
 ) -> tuple[Batch, BatchHeader]:
-    """As `validated`, in slices in a worker thread whose time is charged to the client."""
+    """Validate a batch in slices in a worker thread; charge its CPU time to the client.
+
+    Raises KafkaError if the batch is invalid.
+    """
     now_ms = worker.clock.now_ms()
     slices = validation(records, header, partition.config, partition, now_ms)
     size_bytes = 0
@@ -361,11 +368,11 @@ async def _validated(
                 try:
                     raise result
                 finally:
-                    del result  # or this frame and the error would hold each other
+                    del result  # breaks the reference cycle of this frame and the error
             if result is not None:
                 return result
             if size_bytes <= COMMON_BYTES < size_bytes + done_bytes:
-                # It may be a bomb, or hold one record of a hundred megabytes.
+                # It may be a decompression bomb, or have a record of a hundred megabytes.
                 await stack.enter_async_context(worker.opening_batch)
             size_bytes += done_bytes
 
@@ -373,9 +380,10 @@ async def _validated(
 def _run_slice(
     clock: Clock, slices: Validation
 ) -> tuple[int, float, tuple[Batch, BatchHeader] | KafkaError | None]:
-    """How many bytes of records were looked at, the seconds that took, and the result if any.
+    """Run one slice of a validation, in a worker thread.
 
-    A refusal is returned: an exception that leaves a thread would keep all its frames alive.
+    Returns the bytes of records validated, the CPU seconds used, and the result once it is there. A
+    KafkaError is returned: an exception that leaves a thread would keep all its frames alive.
     """
     began_s = clock.cpu_s()
     done_bytes = 0
@@ -384,7 +392,7 @@ def _run_slice(
         for _ in range(PIECES_PER_SLICE):
             done_bytes += next(slices)
             if done_bytes > COMMON_BYTES:
-                break  # who waits for its turn to go on does so before the next piece
+                break  # the caller first waits for `opening_batch`
     except StopIteration as stop:
         result = stop.value
     except KafkaError as error:
@@ -401,7 +409,7 @@ async def _append_slowly(
     header: BatchHeader,
     commit: Commit | None,
 ) -> Answer:
-    """As `_append`, beside the loop and in the partition's order."""
+    """Append a batch in a worker thread, in the order of the partition."""
     plog = partition.log
     try:
         async with partition.appending:
@@ -411,7 +419,7 @@ async def _append_slowly(
             else:
                 now_ms = worker.clock.now_ms()
                 batch, header = validated(records, header, partition.config, partition, now_ms)
-            partition.check_append(_NO_ACKS)  # it may have changed hands while we queued
+            partition.check_append(_NO_ACKS)  # the leader may have changed meanwhile
             _check_turn(request.client, _place(partition, request.version), plog.producers, header)
             leader_epoch = partition.leader_epoch
             result = await plog.append_beside(
@@ -434,7 +442,7 @@ async def _settle(
     leader_epoch: int,
     commit: Commit | None,
 ) -> Answer:
-    """What the topic or the producer asks for beyond the append has happened."""
+    """Flush if the topic requires it, wait for in-sync replicas if acks=all, and answer."""
     plog = partition.log
     try:
         if plog.config.flush_messages <= plog.unflushed_records:
@@ -449,7 +457,7 @@ async def _settle(
 def _reject(
     client: Client, place: Place, records: Buffer | None, error: KafkaError | StorageError
 ) -> KafkaError | StorageError:
-    """The error of a batch that was not appended; batches behind it must not overtake it."""
+    """Return the error to report for a rejected batch; later batches must not overtake it."""
     if client.rejected is None:
         client.rejected = RejectedBatches()
     return client.rejected.reject(place, records, error)
@@ -458,7 +466,10 @@ def _reject(
 def _check_turn(
     client: Client, place: Place, producers: ProducerStateTable, header: BatchHeader
 ) -> None:
-    """KafkaError if a batch before this one was rejected, and the log cannot know that."""
+    """Raise KafkaError if an earlier batch was rejected and the log does not know the producer.
+
+    Closes the connection (CloseConnectionError) if too many rejected batches are remembered.
+    """
     if (
         client.rejected is not None
         and header.producer_id >= 0

@@ -1,8 +1,8 @@
-"""What producers are told of each partition, and what has to happen before.
+"""The outcome of a produce request for each partition, and the condition for its response.
 
-appended, acks=all           all in sync have it, and are enough
-a sequence is missing        the quorum says that this worker still leads
-refused for anything else    at once
+appended, acks=all           all in-sync replicas have the records, at least min.insync.replicas
+out of order sequence        the quorum confirms that this worker is still the leader
+any other error              none: the response is sent at once
 """
 
 from collections.abc import Callable, Coroutine
@@ -45,38 +45,38 @@ from wire.protocol.produce_one import Appended, encode_one
 _API: Final = APIS[ApiKey.PRODUCE]
 
 Answer: TypeAlias = PartitionProduceResponse
-# What gives an answer that has to be waited for. Not begun, so that it can be dropped.
+# Function that starts the coroutine of a response; not started yet, so that it can be dropped.
 Pending: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
 Answers: TypeAlias = list["tuple[TopicProduceData, list[Answer | Pending]]"]
 
-# Clients are not told of paths on this machine; the log is.
-_NOT_WRITTEN: Final = "the partition's log cannot be written at present"
+# Paths of this machine are in the log, not in responses to clients.
+_NOT_WRITTEN: Final = "disk error while accessing the partition's log"
 
 
 class ReportsFailures(HasWorkerId, FailsPartitions, Protocol):
-    """May set a partition offline whose disk failed, and name another leader."""
+    """Capability to set a partition offline after a disk failure, and name another leader."""
 
 
 class ChecksLeadership(Protocol):
-    """May ask the quorum whether this worker still leads."""
+    """Capability to ask the quorum whether this worker is still the leader."""
 
     @property
     def leadership_check(self) -> LeadershipCheck: ...
 
 
 class RejectsAfterCheck(ReportsFailures, ChecksLeadership, Protocol):
-    """May report a failure once the quorum has said who leads."""
+    """Capability to report a failure after the quorum has confirmed the leader."""
 
 
 class AnswersProduce(ReportsFailures, HasImage, HasQuotas, Protocol):
-    """May report what became of each partition, and charge the client for the request."""
+    """Capability to report the outcome of each partition, and count the request against quotas."""
 
     @property
     def errors(self) -> ErrorCounts | None: ...
 
 
 class DelaysProduce(ChecksLeadership, HasQuotas, Protocol):
-    """May wait for replicas, the quorum or the request's time limit."""
+    """Capability to wait for replicas, the quorum or the request's time limit."""
 
     @property
     def timers(self) -> Timers: ...
@@ -138,7 +138,7 @@ def topic_response(answers: tuple[TopicProduceData, list[Any]]) -> TopicProduceR
 
 
 def response_of(worker: HasImage, client: Client, answers: Answers) -> Work[ProduceResponse]:
-    """Of answers that are all there."""
+    """Return the response for complete answers; with the endpoints of leaders it names."""
     response = ProduceResponse(responses=(yield from in_pieces(answers, topic_response)))
     names_leader = False
     for topic in response.responses:
@@ -155,7 +155,7 @@ def response_of(worker: HasImage, client: Client, answers: Answers) -> Work[Prod
 
 
 class Outcome:
-    """What has become of the partitions of a request, and who is to be told."""
+    """The outcome of each partition of a request, and the client to answer."""
 
     __slots__ = ("_appended", "_client", "_failed", "_header", "_size_bytes", "_topic", "_worker")
 
@@ -168,14 +168,14 @@ class Outcome:
         topic: bytes,
         appended: list[Appended],
     ) -> None:
-        """`appended` are all, in the order of the request, those that failed, too."""
+        """Create the outcome; `appended` has all partitions in request order, also failed ones."""
         self._worker = worker
         self._client = client
         self._header = header
         self._size_bytes = size_bytes
         self._topic = topic
         self._appended = appended
-        self._failed: dict[int, tuple[Partition, Answer]] = {}  # by their places in there
+        self._failed: dict[int, tuple[Partition, Answer]] = {}  # by index in `appended`
 
     def fail(self, number: int, partition: Partition, error: KafkaError | StorageError) -> None:
         answer = failed(self._worker, partition, partition.index, error)
@@ -184,7 +184,7 @@ class Outcome:
         self._failed[number] = partition, answer
 
     def answer(self) -> bytes:
-        """The whole frame."""
+        """Return the whole response frame; count the request against the quotas."""
         worker, header = self._worker, self._header
         version, correlation_id = header.api_version, header.correlation_id
         throttle_ms = 0
@@ -209,20 +209,21 @@ class Outcome:
 
 
 def _check_committed(partition: Partition, leader_epoch: int, end_offset: int) -> None:
-    """KafkaError unless all in sync hold it, and are enough."""
+    """Check that all in-sync replicas have the records up to `end_offset`, and are enough.
+
+    Raises KafkaError otherwise, or if the partition has a new leader.
+    """
     if not _leads_in(partition, leader_epoch):
-        raise KafkaError(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} got another leader meanwhile"
-        )
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} has a new leader")
     if partition.high_watermark < end_offset:
         raise KafkaError(
             ErrorCode.REQUEST_TIMED_OUT,
-            f"the replicas of {partition} in sync did not all have it in time",
+            f"not all in-sync replicas of {partition} had the records in time",
         )
     if len(partition.isr) < partition.least_isr:
         raise KafkaError(
             ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-            f"{len(partition.isr)} replicas of {partition} are in sync, "
+            f"{len(partition.isr)} in-sync replicas of {partition}, fewer than required: "
             f"min.insync.replicas is {partition.config.min_insync_replicas}",
         )
 
@@ -232,7 +233,7 @@ def _leads_in(partition: Partition, leader_epoch: int) -> bool:
 
 
 class Commit:
-    """For acks=all: until when everybody in sync has to hold what a request has appended."""
+    """The deadline of a request with acks=all, by which all in-sync replicas must have it."""
 
     __slots__ = ("_deadline", "_worker")
 
@@ -241,7 +242,11 @@ class Commit:
         self._deadline = worker.clock.monotonic() + max(0, timeout_ms) / 1000
 
     async def wait(self, partition: Partition, result: AppendResult, leader_epoch: int) -> None:
-        """All in sync hold it. KafkaError: it is in the log, and may or may not stay there."""
+        """Wait until all in-sync replicas have the records.
+
+        Raises KafkaError after the deadline, or if the leader changed. The records are then in this
+        worker's log, and may or may not stay there.
+        """
         end_offset = result.last_offset + 1
         if partition.high_watermark < end_offset and _leads_in(partition, leader_epoch):
             woken = trio.Event()
@@ -252,18 +257,18 @@ class Commit:
         _check_committed(partition, leader_epoch, end_offset)
 
 
-# Where it stands in the request, the leader epoch it was appended in, and where it ends.
+# Index in the request, partition, leader epoch of the append, end offset.
 Uncommitted: TypeAlias = tuple[int, Partition, int, int]
-# Where it stands in the request, the leader epoch it was refused in, and why.
+# Index in the request, partition, leader epoch of the refusal, error.
 Refusal: TypeAlias = tuple[int, Partition, int, KafkaError | StorageError]
 
 
 class DelayedProduce(DelayedResponse):
-    """The answer to a request with acks=all, once all in sync have what it has appended.
+    """The delayed response to a request with acks=all, ready once all in-sync replicas have it.
 
-    Where a sequence is missing, once the quorum has said who leads. Requests behind it are appended
-    meanwhile, so that followers fetch all of them at once; not while there are quotas, which are to
-    slow down who uses too much before it does.
+    With a sequence out of order, it is ready once the quorum has confirmed the leader. Later
+    requests of the connection are appended meanwhile, so that followers fetch all of them at once;
+    not if quotas are on, because a quota must throttle a client before its next request.
     """
 
     __slots__ = (
@@ -328,7 +333,7 @@ def unchanged(answer: bytes) -> bytes:
 
 
 def is_doubtful(partition: Partition, error: KafkaError | StorageError) -> bool:
-    """Whether it is only true if this worker still leads, which it may not know."""
+    """Return whether the error is only valid if this worker is still the leader."""
     return (
         partition.leader_state is not None
         and isinstance(error, KafkaError)
@@ -342,12 +347,10 @@ def _after_check(
     leader_epoch: int,
     error: KafkaError | StorageError,
 ) -> KafkaError | StorageError:
-    """What a producer is told, now that the quorum was asked."""
+    """Return the error to report after the quorum has answered."""
     if question.is_current and _leads_in(partition, leader_epoch):
         return error
-    return KafkaError(
-        ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} may have another leader by now"
-    )
+    return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} may have a new leader")
 
 
 async def reject_after_check(

@@ -1,4 +1,4 @@
-"""InitProducerId: an id of its own for each idempotent producer."""
+"""InitProducerId: a unique producer id for each idempotent producer."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 
 class GivesProducerIds(Protocol):
-    """May take a producer id out of this worker's block."""
+    """Capability to take a producer id from this worker's block."""
 
     @property
     def producer_ids(self) -> ProducerIds: ...
@@ -19,7 +19,7 @@ async def handle_init_producer_id(
     worker: GivesProducerIds, request: Request, message: InitProducerIdRequest
 ) -> InitProducerIdResponse:
     if message.transactional_id is not None:
-        # Without a coordinator there are no transactions, nor will there be any if asked again.
+        # There is no transaction coordinator: the error is final.
         code = (
             ErrorCode.UNSUPPORTED_VERSION if message.transactional_id else ErrorCode.INVALID_REQUEST
         )
@@ -28,8 +28,8 @@ async def handle_init_producer_id(
         producer_id = await worker.producer_ids.take()
     except KafkaError as error:
         code = error.code
-        if error.retriable:  # the one error upon which all clients ask again
+        if error.retriable:  # the only error that all clients retry
             code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return InitProducerIdResponse(error_code=code, producer_epoch=-1)
-    # Without a transactional id a producer never gets its old id again (KIP-360).
+    # A producer without a transactional id never gets its former id again (KIP-360).
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)

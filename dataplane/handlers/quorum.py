@@ -1,7 +1,7 @@
-"""The quorum, its feature levels and its workers, for administrators; the active controller knows.
+"""Admin APIs about the quorum, its feature levels and its workers, from the active controller.
 
-DescribeQuorum is about the one partition of the metadata log. Its offsets are those of metadata
-records, as everywhere; what a voter has of the log beyond what is committed counts as if it were.
+DescribeQuorum describes the one partition of the metadata log. Its offsets are those of metadata
+records, as in other APIs; a voter's uncommitted entries count as if they were committed.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ from wire.primitives.errors import ErrorCode, KafkaError
 
 METADATA_PARTITION: Final = 0
 LISTENER_NAME: Final = "CONTROLLER"
-# Requests without a time of their own. Clients give up after 30 s and more.
+# Seconds for requests without a timeout of their own. Clients give up after 30 s or later.
 TIMEOUT_S: Final = 10.0
 
 _MESSAGES_SINCE: Final = 2  # DescribeQuorum, UpdateFeatures: KIP-853, KIP-1022
@@ -62,11 +62,11 @@ _NOT_HERE: Final = "This server does not host this topic-partition."
 
 
 class DescribesWorkers(HasControllerClient, HasImage, Protocol):
-    """May ask the controller about the quorum, and read who is registered."""
+    """Capability to ask the controller about the quorum, and read the registered workers."""
 
 
 class DescribesQuorum(DescribesWorkers, HasSlicer, Protocol):
-    """As DescribesWorkers, for as many topics as a request names."""
+    """`DescribesWorkers`, for any number of topics in a request."""
 
 
 async def handle_describe_quorum(
@@ -96,7 +96,7 @@ async def handle_describe_quorum(
 
 
 def _asks_for_metadata(topics: list[DescribeQuorumTopic]) -> bool:
-    """For it, and for nothing else."""
+    """Return whether the request names the metadata partition and no other."""
     if len(topics) != 1 or topics[0].topic_name != METADATA_TOPIC:
         return False
     asked = topics[0].partitions
@@ -133,7 +133,7 @@ def _states(replicas: Sequence[ReplicaView]) -> list[ReplicaState]:
 
 
 def _nodes(worker: HasImage, found: QuorumDescription) -> list[Node]:
-    """The voters' quorum addresses, of those that have told them."""
+    """Return the quorum addresses of the voters that have registered them."""
     controllers = worker.image.controllers
     return [
         Node(
@@ -148,7 +148,7 @@ def _nodes(worker: HasImage, found: QuorumDescription) -> list[Node]:
 async def handle_update_features(
     worker: AsksController, request: Request, message: UpdateFeaturesRequest
 ) -> UpdateFeaturesResponse:
-    """All of the levels are changed, or none."""
+    """Change all of the feature levels, or none."""
 
     def update_of(each: FeatureUpdateKey) -> FeatureUpdate:
         upgrade_type = each.upgrade_type

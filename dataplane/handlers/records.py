@@ -1,4 +1,4 @@
-"""DeleteRecords: logs begin at a later offset, on disk too, and at every replica that is live."""
+"""DeleteRecords: advance log start offsets, durably, on all live replicas."""
 
 from typing import Final, Protocol
 
@@ -51,18 +51,18 @@ class HostsRecords(Protocol):
 
 
 class ReadsTopicConfigs(HasImage, HasLayers, Protocol):
-    """May read the configs that are in force for a topic."""
+    """Capability to read the effective configs of a topic."""
 
 
 class DeletesSegments(ReadsTopicConfigs, HasClock, HasDisk, Protocol):
-    """May advance the start of a log; its files go later, by `pending_deletes`."""
+    """Capability to advance a log start offset; `pending_deletes` deletes the files later."""
 
     @property
     def pending_deletes(self) -> PendingDeletes: ...
 
 
 class DeletesRecords(DeletesSegments, HostsRecords, FailsPartitions, HasSlicer, Protocol):
-    """May delete records of the partitions of this worker, of as many as a request names."""
+    """Capability to delete records of any number of this worker's partitions."""
 
 
 async def handle_delete_records(
@@ -90,7 +90,7 @@ async def handle_delete_records(
 
 
 async def _once(worker: HasSlicer, message: DeleteRecordsRequest) -> dict[str, dict[int, int]]:
-    """Each partition of each topic with the last offset that is asked for, as in Kafka."""
+    """Return the offset of each partition; as in Kafka, the last one if a partition repeats."""
     asked: dict[str, dict[int, int]] = {}
 
     def keep(topic: DeleteRecordsTopic, data: DeleteRecordsPartition) -> None:
@@ -104,7 +104,10 @@ async def _once(worker: HasSlicer, message: DeleteRecordsRequest) -> dict[str, d
 async def _everywhere(
     worker: HostsRecords, topic: str, result: DeleteRecordsPartitionResult
 ) -> None:
-    """Every live replica's log begins there, or beyond; REQUEST_TIMED_OUT if cancelled."""
+    """Wait until every live replica's log start offset has reached `result.low_watermark`.
+
+    Sets the low watermark and the error code of `result`: REQUEST_TIMED_OUT if cancelled.
+    """
     start, result.low_watermark = result.low_watermark, _NO_OFFSET
     try:
         partition = worker.replica_manager.by_name(topic, result.partition_index)
@@ -133,7 +136,7 @@ async def _of_topic(
     asked: dict[int, int],
     deleted: list[tuple[str, DeleteRecordsPartitionResult]],
 ) -> DeleteRecordsTopicResult:
-    """Results of the topic; those of partitions whose log was advanced are in `deleted`, too."""
+    """Return the results of the topic; add those of successful partitions to `deleted`."""
     topic = DeleteRecordsTopicResult(name=name)
     try:
         for index, offset in asked.items():
@@ -166,11 +169,12 @@ async def _of_partition(
 
 
 async def _delete_before(worker: DeletesSegments, partition: Partition, offset: int) -> int:
-    """The log's start: `offset`, or beyond. KafkaError, StorageError.
+    """Advance the log start offset to `offset`. Return the new log start offset.
 
-    What lies in the same segment as `offset` goes with that segment. The log is synced, so that
-    neither a segment that was removed comes back after a loss of power, nor does the log end before
-    it begins.
+    Records below `offset` in the same segment stay on disk until the segment is deleted. The log is
+    synced, so that after a power failure no deleted segment reappears and the log end offset is not
+    below the log start offset. Raises KafkaError if this worker is not the leader, the offset is
+    out of range or the topic is only compacted, StorageError if the log directory fails.
     """
     if error := partition.leader_error():
         raise KafkaError(error)

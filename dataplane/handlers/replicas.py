@@ -1,4 +1,4 @@
-"""Replicas, as far as no API of Kafka serves: their proofs, what is known of them, what was cut."""
+"""APIs about replicas that Kafka does not have: authentication, follower states, truncations."""
 
 from typing import Final, Protocol
 
@@ -32,13 +32,13 @@ from wire.messages.describe_truncations import (
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 
-# Partitions described between two turns of the loop.
+# Partitions described before other tasks run.
 SLICE_PARTITIONS: Final = 500
 _UNKNOWN: Final = -1
 
 
 class AuthenticatesReplicas(Protocol):
-    """May answer a follower's proof of which worker it is."""
+    """Capability to authenticate followers as workers."""
 
     @property
     def replica_authenticator(self) -> ReplicaAuthenticator: ...
@@ -50,7 +50,7 @@ class CutLogs(Protocol):
 
 
 class DescribesTruncations(HasSlicer, Protocol):
-    """May read which logs were truncated; nothing else of replication."""
+    """Capability to read the ledger of truncated logs; nothing else of replication."""
 
     @property
     def isr_manager(self) -> CutLogs: ...
@@ -61,20 +61,20 @@ class FollowerContacts(Protocol):
 
 
 class HearsFollowers(Protocol):
-    """May read when followers were heard of; nothing else of replication."""
+    """Capability to read the times of the last contact with followers; nothing else."""
 
     @property
     def isr_manager(self) -> FollowerContacts: ...
 
 
 class DescribesReplicas(HearsFollowers, HasClock, HasPartitions, Protocol):
-    """May look up partitions, and what their leaders know of followers."""
+    """Capability to look up partitions, and the follower states of their leaders."""
 
 
 def handle_authenticate_replica(
     worker: AuthenticatesReplicas, request: Request, message: AuthenticateReplicaRequest
 ) -> AuthenticateReplicaResponse:
-    """One message of the handshake by which a follower proves which worker it is."""
+    """Answer one message of the handshake that authenticates a follower as a worker."""
     try:
         token = worker.replica_authenticator.respond(request.client, bytes(message.auth_bytes))
     except ReplicaAuthenticationError as error:
@@ -164,7 +164,7 @@ def _follower(
     caught_up_at = follower.caught_up_at
     heard_at = max(follower.fetched_at, worker.isr_manager.heard_at(follower.replica_id))
     if follower.log_end_offset == partition.log.log_end_offset:
-        caught_up_at = max(caught_up_at, heard_at)  # who stands at the end does not ask anew
+        caught_up_at = max(caught_up_at, heard_at)  # a follower at the end sends no new fetch
     return DescribedFollower(
         replica_id=follower.replica_id,
         in_sync=follower.replica_id in partition.isr,

@@ -1,4 +1,7 @@
-"""CreateTopics and DeleteTopics: wishes for the controller, answered once they are visible."""
+"""CreateTopics and DeleteTopics: the controller makes the change; the response follows it.
+
+The response is sent once the change is visible in the metadata of this worker.
+"""
 
 from functools import partial
 from typing import Final, Protocol
@@ -29,18 +32,18 @@ from wire.primitives.types import ZERO_UUID, Uuid
 
 _CONFIGS_SINCE: Final = 5
 _BY_ID_SINCE: Final = 6
-# Clients know from these versions on that a quota may refuse them (KIP-599).
+# From these versions on, clients handle THROTTLING_QUOTA_EXCEEDED (KIP-599).
 _STRICT_CREATION_SINCE: Final = 6
 _STRICT_DELETION_SINCE: Final = 5
 MAX_TIMEOUT_MS: Final = 10 * 60 * 1000
 
 
 class DescribesNewTopics(HasLayers, HasSlicer, Protocol):
-    """May read which configs are in force for topics that have just been created."""
+    """Capability to read the effective configs of topics that have just been created."""
 
 
 class CreatesAndDescribesTopics(CreatesTopics, HasLayers, Protocol):
-    """May create topics, as far as quotas allow, and read which configs are in force for them."""
+    """Capability to create topics within the quotas, and read their effective configs."""
 
 
 async def handle_create_topics(
@@ -61,7 +64,7 @@ def _all_created(
     message: CreateTopicsRequest,
     created: list[TopicOutcome],
 ) -> Work[list[CreatableTopicResult]]:
-    """Each name once, in the order of the request."""
+    """Return one result per topic name, in the order of the request."""
     outcomes: dict[str | None, TopicOutcome] = {}
     names: dict[str, None] = {}
     for some in pieces(created):
@@ -73,7 +76,7 @@ def _all_created(
     results: list[CreatableTopicResult] = []
     for name in names:
         results.append(_created(worker, outcomes[name], request.version))
-        # The configs of one that was made take half a millisecond.
+        # The configs of a created topic take half a millisecond.
         if len(results) % PIECE_ROWS == 0 or results[-1].configs:
             yield
     worker.slicer.discard(outcomes, names)
@@ -83,7 +86,7 @@ def _all_created(
 async def _create(
     worker: CreatesTopics, request: Request, message: CreateTopicsRequest
 ) -> tuple[list[TopicOutcome], int]:
-    """An outcome for each name, and the throttle time."""
+    """Return an outcome for each topic name, and the throttle time in milliseconds."""
     slicer = worker.slicer
     todo, refused = await slicer.do(_specs(slicer, message.topics), len(message.topics))
     try:
@@ -110,7 +113,7 @@ async def _create(
 def _specs(
     slicer: TimeSlicer, topics: list[CreatableTopic]
 ) -> Work[tuple[list[NewTopic], list[TopicOutcome]]]:
-    """What is wished for, and what is refused already."""
+    """Return the topics for the controller to create, and the outcomes of invalid ones."""
     refused: dict[str, TopicOutcome] = {}
     specs: dict[str, NewTopic] = {}
 
@@ -133,7 +136,7 @@ def _specs(
 
 
 def _spec(topic: CreatableTopic) -> NewTopic:
-    """KafkaError for what names one partition or one config twice: only one could be kept."""
+    """Return the topic to create. Raises KafkaError if a partition or a config repeats."""
     if max(len(topic.assignments), len(topic.configs)) > MAX_SPECS:
         raise TOO_MANY
     assignments = {a.partition_index: tuple(a.broker_ids) for a in topic.assignments}
@@ -212,7 +215,7 @@ async def handle_delete_topics(
 
 
 def _named(topic: DeleteTopicState) -> tuple[str | None, Uuid | None]:
-    """By its name where it has one, or else by its id."""
+    """Return the topic's name and None, or None and its id if it has no name."""
     return topic.name, None if topic.name is not None else topic.topic_id
 
 

@@ -1,6 +1,7 @@
 """Client connections: listeners, TLS and SASL, request pipelines, connection limits.
 
-Imports `partition`, `quotas` and below; knows no API but those of authentication. Network I/O
-through the `Network` interface. Start with `server` (accepting) and `connection` (one client):
-`pipeline` is its plain state, `response_sender` its way out.
+Imports `partition`, `quotas` and below; the only APIs handled here are those of authentication.
+Network I/O goes through the `Network` interface. Start with `server` (accepts connections) and
+`connection` (serves one client; `pipeline` is its plain state, `response_sender` writes its
+responses).
 """

@@ -1,4 +1,4 @@
-"""The client of one connection: what handlers know of it, each part kept by its owner."""
+"""The client of one connection, as handlers see it: address, principal, SASL and quota state."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,15 @@ NO_WORKER = -1
 
 @dataclass(slots=True)
 class ReplicaProof:
-    """The state of the `ReplicaAuthenticator`: which worker the connection has proved to be."""
+    """`ReplicaAuthenticator` state of a connection: the worker id that it authenticated as."""
 
     worker_id: int = NO_WORKER
     has_begun: bool = False
-    exchange: AcceptorHandshake | None = None  # the handshake that has begun and not ended
+    exchange: AcceptorHandshake | None = None  # the handshake in progress
 
 
 class Client:
-    """`principal` is the listener's anonymous user until the client has authenticated."""
+    """A client connection; `principal` is User:ANONYMOUS until the client has authenticated."""
 
     __slots__ = (
         "address",
@@ -42,11 +42,11 @@ class Client:
         self.sasl: SaslSession | None = None  # on listeners with SASL, until the connection ends
         self.quota = ClientQuotaState()
         self.replica = ReplicaProof()
-        self.rejected: RejectedBatches | None = None  # batches to be sent again before later ones
+        self.rejected: RejectedBatches | None = None  # batches to resend before later ones
 
     @property
     def is_follower(self) -> bool:
-        """Whether the connection has proved to be another worker of the cluster."""
+        """Whether the connection authenticated as another worker of the cluster."""
         return self.replica.worker_id != NO_WORKER
 
     def __str__(self) -> str:

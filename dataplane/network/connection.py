@@ -2,11 +2,13 @@
 
     TLS handshake -> [steps in the loop's callback | finish in the task] -> closed
 
-A step receives what has come, handles the frames and sends the responses that are ready, all
-without a task's turn; the responses of one read leave in one send. What needs a wait is left to
-the task (`_finish`): a full socket, a response that is not ready, a mute, the turn of others (the
-states are in `dataplane.network.pipeline`). A connection that has used too much is answered first
-and then not read for a while (`dataplane.quotas.muting`).
+A step receives available bytes, handles the frames and sends the responses that are ready, all in a
+callback of the event loop, without scheduling the task; the responses to one read leave in one
+send. Everything that has to wait is left to the task (`_finish`): a full socket, a response that is
+not ready, a mute, the end of a time slice (the states are in `dataplane.network.pipeline`).
+
+A client that has exceeded a quota first receives its response; then its connection is muted
+(`dataplane.quotas.muting`).
 """
 
 import logging
@@ -46,7 +48,7 @@ from wire.protocol.frames import BufferPool, FrameBuffer
 
 log = logging.getLogger(__name__)
 
-# A frame that claims more than this is received only when the memory budget has room for it.
+# A frame above this size is received only after memory of the budget was reserved for it.
 RESERVE_ABOVE_BYTES: Final = 64 * 1024
 # Seconds an unauthenticated client may take to authenticate before its connection is closed.
 AUTHENTICATION_SECONDS: Final = 30.0
@@ -54,18 +56,18 @@ AUTHENTICATION_SECONDS: Final = 30.0
 
 @frozen
 class ListenerContext:
-    """What the connections of one listener share."""
+    """Handler and limits shared by the connections of one listener."""
 
     listener: str
     handle: Handle
-    # Bytes of a frame before the client has authenticated; None: the listener asks for no SASL.
+    # Maximum size of a frame before SASL authentication; None: the listener does not use SASL.
     max_unauthenticated_bytes: int | None = None
     tls: ListenerTls | None = None
     logins: LoginCounts = field(default_factory=LoginCounts)
 
 
 class ClientConnection:
-    """Serves one connection until the client ends it, it is drained, or a frame is invalid."""
+    """One client connection; `serve` ends when either side closes it or a frame is invalid."""
 
     def __init__(
         self,
@@ -81,8 +83,8 @@ class ClientConnection:
         unread: UnreadResponses | None = None,
     ) -> None:
         self.client = Client(connection.peer, context.listener)
-        self.reserved_bytes = 0  # of the memory budget, for the large frame under way
-        self.reservation = 0  # its number
+        self.reserved_bytes = 0  # reserved in the memory budget for the large frame in progress
+        self.reservation = 0  # number of reservations so far
         self._connection = connection
         self._sender = ResponseSender(
             connection, disk, UnreadResponses() if unread is None else unread, self
@@ -125,17 +127,17 @@ class ClientConnection:
 
     @property
     def progress(self) -> int:
-        """Grows as long as the client sends requests or takes responses."""
+        """A counter that grows while the client sends requests or reads responses."""
         return self._pipeline.handled_frames + self._large_reads + self._sender.sent_pieces
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the large request under way that have not come."""
+        """Bytes of the large request in progress that are not received yet."""
         frames = self._frames
         return frames.claimed_bytes - frames.pending_bytes if frames.claimed_bytes else 0
 
     def drain(self) -> None:
-        """Read no further request; the responses to those that were read are still sent."""
+        """Read no further requests; responses to requests already read are still sent."""
         self._is_draining = True
         if self._pipeline.waits_for is not Wait.RESPONSE:
             self._scope.cancel()
@@ -150,8 +152,12 @@ class ClientConnection:
         self.abort()
 
     def close_unread(self, unread_bytes: int) -> None:
-        """Close the connection: others need the memory of the response it has not read."""
-        self._log_end(logging.WARNING, f"{unread_bytes} bytes of an answer were not read")
+        """Close the connection to free the memory of a response that its client does not read."""
+        self._log_end(
+            logging.WARNING,
+            f"the client has not read {unread_bytes} bytes of responses, and the memory of unread"
+            " responses is full",
+        )
         self._is_authenticated = True  # no second line
         self.abort()
 
@@ -168,14 +174,16 @@ class ClientConnection:
                 and self._scope.cancelled_caught
                 and not self._is_draining
             ):
-                self._log_end(logging.INFO, "it did not authenticate in time")
+                self._log_end(logging.INFO, "the client did not authenticate in time")
         except (WireError, CloseConnectionError) as error:
             self._log_end(logging.WARNING, str(error))
             error.__traceback__ = None  # it references the frames, which reference the error
         except (OSError, EOFError, trio.ClosedResourceError, trio.BrokenResourceError) as error:
             log.debug("the connection from %s broke: %s", self.client, error)
         except StorageError as error:
-            log.error("closed the connection from %s in mid-answer: %s", self.client, error)
+            log.error(
+                "closed the connection from %s while sending a response: %s", self.client, error
+            )
         finally:
             self._close()
 
@@ -188,7 +196,7 @@ class ClientConnection:
         self._release_memory()
         self._frames.close()
         self._connection.close()
-        # No reference cycles: the garbage collector hardly ever runs, and buffers are large.
+        # Break reference cycles: the garbage collector rarely runs, and buffers are large.
         self.client.sasl = self.client.replica.exchange = None
 
     def _log_end(self, level: int, why: str) -> None:
@@ -198,11 +206,14 @@ class ClientConnection:
             if may is None:
                 return
             end = may
-        # `why` may quote names that the client made up.
+        # `why` may quote names sent by the client: keep the log line on one line.
         log.log(level, "closed the connection from %s: %s%s", self.client, one_line(why), end)
 
     async def _shake_hands(self, tls: ListenerTls) -> None:
-        """TLS has begun; without SASL the client is authenticated by its certificate."""
+        """Do the TLS handshake; without SASL, authenticate the client by its certificate.
+
+        Raises CloseConnectionError if the handshake fails or the certificate has no valid subject.
+        """
         self._connection = secured = TlsConnection(self._connection, tls.context.current)
         self._sender.connection = secured
         try:
@@ -214,7 +225,9 @@ class ClientConnection:
             try:
                 self.client.principal = tls.principal_of(secured.ssl)
             except CertificateError as error:
-                raise CloseConnectionError(f"whose its certificate is: {error}") from None
+                raise CloseConnectionError(
+                    f"cannot read the subject of the client's certificate: {error}"
+                ) from None
             self._logins.succeeded()
             self._mark_authenticated()
         self._tls = None
@@ -230,17 +243,17 @@ class ClientConnection:
                 await self._finish()
             await self._make_room()
 
-    # Steps: called by the network in the loop's turn, without a task.
+    # Steps: callbacks of the event loop, outside the connection's task.
 
     def _step(self) -> bool:
-        """Bytes may have come. False: `_finish` or `_make_room` has to go on."""
+        """Receive and handle available bytes. Return False if the task has to continue."""
         return self._metered(self._receive)
 
     def _call_soon(self) -> None:
         self._connection.call_soon(self._step_ready)
 
     def _step_ready(self) -> bool:
-        """A delayed response is ready. As `_step`."""
+        """Send a delayed response that became ready. Returns as `_step`."""
         return self._metered(self._send_delayed)
 
     def _metered(self, step: Callable[[], bool]) -> bool:
@@ -269,12 +282,12 @@ class ClientConnection:
             return count < 0
         frames.received(count)
         if frames.claimed_bytes > RESERVE_ABOVE_BYTES:
-            self._large_reads += 1  # part of a small request is no progress
+            self._large_reads += 1  # a part of a small request does not count as progress
         self._pipeline.handle_frames()
         return self._send_ready()
 
     def _send_ready(self) -> bool:
-        """Send what is ready, as far as the socket takes it. Whether the steps may go on."""
+        """Send ready responses until the socket is full. Return whether steps may continue."""
         pipeline = self._pipeline
         if data := pipeline.take_ready():
             sent = self._connection.send_nowait(data)
@@ -291,10 +304,10 @@ class ClientConnection:
         pipeline.handle_frames()
         return self._send_ready()
 
-    # The task: what a step cannot do.
+    # The task: everything that may have to wait.
 
     async def _finish(self) -> None:
-        """All responses are sent, and the frames behind them are handled."""
+        """Send all responses, stay muted if needed, and handle the frames behind them."""
         pipeline = self._pipeline
         self._slicer.start()
         while (
@@ -338,10 +351,10 @@ class ClientConnection:
             await self._sender.send(reply)
 
     async def _await_ready(self, delayed: DelayedReply) -> None:
-        """The first response is ready; it stays in the queue."""
+        """Wait until the response is ready; it becomes the first in the queue again."""
         self._pipeline.put_first(delayed)
         if not self._pipeline.holds_frame and not delayed.is_ready:
-            # The bytes of its request are not held for as long as it waits.
+            # Free the bytes of its request while the response waits.
             self._frames.rest()
             self._release_memory()
         is_ready = trio.Event()
@@ -350,7 +363,7 @@ class ClientConnection:
         self._slicer.start()
 
     async def _stay_muted(self, mute: Mute) -> None:
-        """The mute has ended, or the client has; a drain ends both at once."""
+        """Wait until the mute ends or the client closes the connection; a drain ends the wait."""
         pipeline = self._pipeline
         self._release_memory()
         self._frames.rest()
@@ -359,7 +372,7 @@ class ClientConnection:
                 pipeline.waits_for = Wait.MUTE
                 with mute.scope:
                     await self._connection.pump(self._look_for_end)
-                    # The buffer is full, or the client has ended: nothing is read until the end.
+                    # The buffer is full or the client has closed: read nothing until the mute ends.
                     if self._frames.pending_bytes:
                         await trio.sleep_forever()
         finally:
@@ -368,7 +381,10 @@ class ClientConnection:
             mute.end()
 
     def _look_for_end(self) -> bool:
-        """Keep what comes as long as the buffer has room; handle none of it. False: no more."""
+        """Buffer received bytes without handling them.
+
+        Returns False if the buffer is full or the client has closed the connection.
+        """
         count = self._connection.receive_nowait(self._frames.writable())
         if count > 0:
             self._frames.received(count)
@@ -379,12 +395,12 @@ class ClientConnection:
 
     @property
     def _has_room(self) -> bool:
-        """Whether the budget has taken in the large frame under way, or there is none."""
+        """Whether memory is reserved for the large frame in progress, or there is no such frame."""
         claimed = self._frames.claimed_bytes
         return self.reserved_bytes == (claimed if claimed > RESERVE_ABOVE_BYTES else 0)
 
     async def _make_room(self) -> None:
-        """Reserve memory for the large frame under way before more of it is received."""
+        """Reserve memory for the large frame in progress before more of it is received."""
         if self._has_room:
             return
         self._release_memory()

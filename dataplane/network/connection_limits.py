@@ -1,21 +1,21 @@
-"""How many may be connected, and who has a place when all are taken (KIP-402).
+"""Connection limits, and which connection is closed when a limit is reached (KIP-402).
 
-    a connection comes --- there is a place ------------------------------------------> served
-      |--- all of the worker are taken; by the listener between workers, where clients
-      |    have another: served, and a client's connection ends for it
-      |--- by the listener between workers, others of its limits: on trial
-      '--- by any other: refused
-    on trial --- ApiVersions, SASL, part of a worker's proof: answered ---------------> on trial
-      |--- it proves that it is another worker (`dataplane.replication.replica_authentication`):
-      |    served, and a client's connection ends for it
-      '--- it asks for anything else, its time is over, or many come behind it -------> closed
+    new connection --- within all limits ---------------------------------------------> served
+      |--- max.connections of the worker reached; on the inter-worker listener, which
+      |    clients do not use: served, and a client's connection is closed for it
+      |--- another limit reached; on the inter-worker listener -----------------------> provisional
+      '--- a limit reached; on any other listener ------------------------------------> refused
+    provisional --- ApiVersions, SASL, part of a worker's authentication: answered ---> provisional
+      |--- it authenticates as another worker (`dataplane.replication.replica_authentication`):
+      |    served, and a client's connection is closed for it
+      '--- any other request, PROVISIONAL_S are over, or MAX_PROVISIONAL newer ones --> closed
 
-So a crowd of clients that share the listener between workers with them, or an address, keeps no
-follower from its leader. (In Kafka only a listener that clients have not is protected.) Who is on
-trial has no place, and takes none from anybody.
+Many clients on the same listener as the workers, or behind the same address, therefore cannot keep
+a follower from its leader. (Kafka protects only an inter-broker listener that clients do not use.)
+Provisional connections do not count against the limits.
 
-The connection that ends for another is the least recently used, nearly: a clock's hand goes round,
-and stops at the first that has done nothing since it last came by.
+The connection that is closed for another is approximately the least recently used, by the clock
+algorithm: the first one found that made no progress since the previous pass.
 
 Plain state.
 """
@@ -32,9 +32,10 @@ from wire.protocol.apis import ApiKey
 
 MAX_PROVISIONAL: Final = 64  # the oldest makes room
 PROVISIONAL_S: Final = 10.0
-# Of one worker, let in by a trial and still open: some may have ended, and nobody here knows yet.
+# Open connections of one worker that were admitted provisionally. More than one, because a broken
+# connection is noticed late.
 MAX_CONNECTIONS_OF_ONE_WORKER: Final = 8
-# What a follower sends before its first fetch.
+# Requests that a follower sends before its first fetch.
 _IDENTIFYING_APIS: Final = frozenset(
     key.to_bytes(2, "big")
     for key in (
@@ -48,7 +49,11 @@ _IDENTIFYING_APIS: Final = frozenset(
 
 @frozen
 class ConnectionLimits:
-    """max.connections, of all and of single listeners; max.connections.per.ip with overrides."""
+    """Limits of the worker, of its listeners and of each IP address.
+
+    Configs: max.connections, listener.name.NAME.max.connections, max.connections.per.ip and
+    max.connections.per.ip.overrides.
+    """
 
     all: int
     per_ip: int
@@ -58,15 +63,15 @@ class ConnectionLimits:
 
 @frozen
 class PeerListener:
-    """The other workers of the cluster."""
+    """The listener to which the other workers of the cluster connect."""
 
-    listener: str  # by which they come
-    is_shared: bool  # with clients
-    are_any: Callable[[], bool]
+    listener: str  # its name
+    is_shared: bool  # whether clients use it too
+    are_any: Callable[[], bool]  # whether the cluster has other workers
 
 
 class LimitedConnection(Protocol):
-    """A connection, as far as places matter."""
+    """A connection, as the limits see it."""
 
     @property
     def client(self) -> Client: ...
@@ -79,33 +84,38 @@ class LimitedConnection(Protocol):
 
 
 class ConnectionLimiter:
-    """Of one worker. Connections are counted from `add` to `remove`."""
+    """Connection limits of one worker. A connection is counted from `add` to `remove`."""
 
     def __init__(self, limits: ConnectionLimits, peers: PeerListener | None = None) -> None:
         self.limits = limits
         self._peers = peers
         self._taken: dict[
             LimitedConnection, int
-        ] = {}  # and its progress when the hand last came by
+        ] = {}  # progress of each connection at the last pass of `_evict_one`
         self._per_ip: Counter[str] = Counter()
         self._by_listener: Counter[str] = Counter()
         self._admitted_workers: dict[
             int, list[LimitedConnection]
-        ] = {}  # by trial, by worker, the oldest first
+        ] = {}  # provisionally admitted connections by worker id, oldest first
 
     def __len__(self) -> int:
         return len(self._taken)
 
     def exceeded_limit(self, listener: str, host: str) -> str | None:
-        """What one more, which has come by `listener`, has no place for: ends a sentence."""
+        """Return the limit that a new connection to `listener` would exceed, for a log line.
+
+        None if it is within all limits.
+        """
         most = self.limits.by_ip.get(host, self.limits.per_ip)
         if self._per_ip[host] >= most:
             name = "max.connections.per.ip" + ".overrides" * (host in self.limits.by_ip)
-            return f"it has {self._per_ip[host]}, which is {name}"
+            return (
+                f"{self._per_ip[host]} connections from this address are open, the limit of {name}"
+            )
         if (lack := self._exceeded_listener_limit(listener)) is not None:
             return lack
         if len(self._taken) >= self.limits.all and not self._is_protected(listener):
-            return f"{len(self._taken)} are open, which is max.connections"
+            return f"{len(self._taken)} connections are open, the limit of max.connections"
         return None
 
     def _exceeded_listener_limit(self, listener: str) -> str | None:
@@ -113,21 +123,21 @@ class ConnectionLimiter:
         if most is None or count < most:
             return None
         name = f"listener.name.{listener.lower()}.max.connections"
-        return f"{count} by that listener are open, which is {name}"
+        return f"{count} connections to this listener are open, the limit of {name}"
 
     def _is_protected(self, listener: str) -> bool:
         peers = self._peers
         return peers is not None and not peers.is_shared and listener == peers.listener
 
     def peer_listener(self, listener: str) -> PeerListener | None:
-        """None: whoever comes by that listener is no worker."""
+        """Return the inter-worker listener if `listener` is it and there are other workers."""
         peers = self._peers
         if peers is None or listener != peers.listener or not peers.are_any():
             return None
         return peers
 
     def add(self, connection: LimitedConnection) -> LimitedConnection | None:
-        """It counts. Who has to end for it, and counts no longer."""
+        """Count `connection`. Return the connection to close for it, which no longer counts."""
         listener = connection.client.listener
         self._taken[connection] = 0
         self._per_ip[connection.client.address[0]] += 1
@@ -142,7 +152,10 @@ class ConnectionLimiter:
     def add_worker_connection(
         self, connection: LimitedConnection, worker_id: int
     ) -> list[LimitedConnection]:
-        """It counts, as that worker's, which came by trial. Who has to end for it."""
+        """Count a provisional connection that authenticated as a worker.
+
+        Returns the connections to close for it, which no longer count.
+        """
         admitted = self._admitted_workers.setdefault(worker_id, [])
         admitted.append(connection)
         ending = [each for each in (self.add(connection),) if each is not None]
@@ -152,7 +165,7 @@ class ConnectionLimiter:
         return ending
 
     def remove(self, connection: LimitedConnection) -> None:
-        """It does not count, if it did."""
+        """Stop counting `connection`. Idempotent."""
         if self._taken.pop(connection, None) is None:
             return
         host, listener = connection.client.address[0], connection.client.listener
@@ -168,8 +181,11 @@ class ConnectionLimiter:
                 break
 
     def _evict_one(self, may: Callable[[Client], bool]) -> LimitedConnection | None:
-        """The least recently used of those that `may` end; it is no worker's."""
-        for _ in range(2 * len(self._taken)):  # who was busy at first is not, the second time
+        """Remove and return the least recently used connection of a client that `may` accepts.
+
+        Connections of workers and muted connections are kept. None if no connection is left.
+        """
+        for _ in range(2 * len(self._taken)):  # the second pass finds those busy before the first
             connection = next(iter(self._taken))
             seen = self._taken.pop(connection)
             self._taken[connection] = connection.progress
@@ -183,7 +199,7 @@ class ConnectionLimiter:
 
 
 class ProvisionalConnection:
-    """Stands before the handlers of one connection until it has shown that it is a worker's."""
+    """Lets a connection send only identifying requests until it authenticated as a worker."""
 
     def __init__(
         self,
@@ -191,7 +207,10 @@ class ProvisionalConnection:
         passed: Callable[[int], None],
         failed: Callable[[], None],
     ) -> None:
-        """`passed` is told which worker it is; after `failed` nothing is handled any more."""
+        """Call `passed` with the worker id, or `failed` at the first other request.
+
+        After `failed`, requests are no longer handled.
+        """
         self._handle = handle
         self._passed = passed
         self._failed = failed
@@ -215,7 +234,7 @@ class ProvisionalConnection:
         return self._handle(frame, client)
 
     def end(self, *, may_go_on: bool) -> None:
-        """It knows of nobody any more."""
+        """Stop checking requests and drop the callbacks; handle no requests unless `may_go_on`."""
         self.is_over = True
         self._passed, self._failed = _ignored, _ignored
         if not may_go_on:

@@ -1,13 +1,14 @@
-"""Answers that have to wait for something that other requests do, without a task that waits.
+"""Delayed responses: responses that wait for other requests, without a waiting task.
 
-A long poll waits for an append, a produce with acks=all for its followers' fetches: each is ended
-by a request of somebody else. Such an answer is a `DelayedResponse`: whatever it waits for calls
-`ready`, or its time is over, and its connection is notified, which sends it in a slice of its own.
+A long poll waits for an append, a produce with acks=all for the fetches of followers: a request of
+another client completes them. Such a response is a `DelayedResponse`. The append, the follower's
+fetch or a timer calls `ready`, which notifies the connection; the connection then sends the
+response in its own time slice. (Kafka: purgatory.)
 
-    waiting --ready--> ready --complete--> given
+    waiting --ready--> ready --complete--> sent
        `---------cancel---------> dropped (the connection has ended)
 
-Waking a task for it costs as much as all the rest of the request.
+Waking a task per response would cost as much as the rest of the request.
 """
 
 from collections.abc import Callable
@@ -19,45 +20,49 @@ import trio
 
 from metaquorum.runtime import Clock
 
-# So many timers that were cancelled may be left among those that count, and half of all.
+# The queue is cleaned when it holds more cancelled timers than this, and than half of all timers.
 LEAST_DEAD: Final = 1000
-# Timers that are due at the same time are called so many in one slice of the loop.
+# Due timers that are called before other tasks run.
 CALLED_AT_ONCE: Final = 1000
 
 
 class DelayedResponse:
-    """What a handler returns. Its owner calls `complete` once it is ready, or `cancel`."""
+    """A response that a handler returns before it is ready.
+
+    Its owner calls `complete` once the response is ready, or `cancel`.
+    """
 
     __slots__ = ("_callback", "allows_pipelining", "is_ready")
 
     def __init__(self, *, allows_pipelining: bool = False) -> None:
-        """`allows_pipelining`:
+        """Create a response that is not ready.
 
-        requests behind it on its connection may be handled before it is given.
+        `allows_pipelining`: whether later requests of the connection may be handled before this
+        response is sent.
         """
         self.allows_pipelining = allows_pipelining
         self.is_ready = False
         self._callback: Callable[[], object] | None = None
 
     def ready(self) -> None:
-        """There is nothing to wait for any more. Any number of times."""
+        """Mark the response as ready and call its callback. Idempotent."""
         if not self.is_ready:
             self.is_ready = True
             if self._callback is not None:
                 self._callback()
 
     def on_ready(self, callback: Callable[[], object]) -> None:
-        """`callback` is called when it is ready, and nobody who was to be told before."""
+        """Call `callback` when the response is ready; it replaces an earlier callback."""
         self._callback = callback
         if self.is_ready:
             callback()
 
     def complete(self) -> Any:
-        """The answer; all that was to make it ready is forgotten."""
+        """Return the response, and remove the response from all that could make it ready."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Nobody wants it."""
+        """Drop the response: its connection has ended."""
         raise NotImplementedError
 
 
@@ -75,7 +80,7 @@ class Timer:
 
 
 class Timers:
-    """Calls made at their time, nearly all of which are cancelled before it. One task for all."""
+    """Timed calls, nearly all of which are cancelled before they are due. One task runs them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -90,7 +95,7 @@ class Timers:
         return len(self._queue)
 
     def call_after(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """`call()` is made then, or a little later, unless it is cancelled."""
+        """Call `call()` after `seconds`, or a little later, unless the timer is cancelled."""
         at = self._clock.monotonic() + seconds
         timer = Timer(call, self)
         heappush(self._queue, (at, next(self._numbers), timer))
@@ -100,7 +105,7 @@ class Timers:
         return timer
 
     def died(self) -> None:
-        """One of them was cancelled."""
+        """Count a cancelled timer, and clean the queue if it holds too many of them."""
         self._dead += 1
         if self._dead > LEAST_DEAD and self._dead > len(self._queue) // 2:
             self._queue = [entry for entry in self._queue if entry[2].call is not None]
@@ -111,7 +116,7 @@ class Timers:
         while True:
             while self._call_due():
                 await trio.lowlevel.checkpoint()
-            while not self._queue:  # and all that were added may be cancelled before our turn
+            while not self._queue:  # added timers may all be cancelled before this task runs
                 self._added = trio.Event()
                 self._sleeps_until = float("inf")
                 await self._added.wait()
@@ -120,7 +125,7 @@ class Timers:
                 await self._clock.sleep_until(self._sleeps_until)
 
     def _call_due(self) -> bool:
-        """Whether there may be more."""
+        """Call due timers, at most CALLED_AT_ONCE. Return whether more may be due."""
         now = self._clock.monotonic()
         for _ in range(CALLED_AT_ONCE):
             if not self._queue or self._queue[0][0] > now:

@@ -1,7 +1,7 @@
-"""TLS of a listener, and of workers to each other.
+"""TLS of a listener, and of connections between workers.
 
-The key's and the certificate's file are one, as Kafka's PEM keystores are, so that they cannot be
-torn apart when they are replaced.
+One PEM file holds both the key and the certificate, as in Kafka's PEM keystores, so that replacing
+the file cannot leave a key without its certificate.
 """
 
 import ssl
@@ -22,7 +22,7 @@ from wire.primitives.frozen import frozen
 
 @frozen
 class TlsSettings:
-    """What a listener's configs say."""
+    """TLS settings of one listener, from its configs."""
 
     files: TlsFiles
     client_certificates: ClientCertificates
@@ -30,10 +30,10 @@ class TlsSettings:
 
 
 class ListenerTls:
-    """What a listener's connections begin with."""
+    """TLS context of a listener's connections, reloaded when its files change."""
 
     def __init__(self, settings: TlsSettings) -> None:
-        """TlsFilesError."""
+        """Load the files. Raises TlsFilesError if they cannot be read or do not belong together."""
         self._rules = settings.principal_rules
         self.context = ReloadedContext(
             settings.files,
@@ -43,7 +43,11 @@ class ListenerTls:
         )
 
     def principal_of(self, connection: ssl.SSLObject) -> str:
-        """Of a client behind its handshake. CertificateError."""
+        """Return the principal of a client after the TLS handshake.
+
+        A client without a certificate is User:ANONYMOUS. Raises CertificateError if the subject of
+        the certificate cannot be read.
+        """
         certificate = connection.getpeercert(binary_form=True)
         if certificate is None:
             return ANONYMOUS
@@ -51,5 +55,5 @@ class ListenerTls:
 
 
 def context_for_dialing(files: TlsFiles) -> ReloadedContext:
-    """TlsFilesError."""
+    """Return the TLS context for connections to other nodes. Raises TlsFilesError."""
     return ReloadedContext(files, lambda: client_context(files))

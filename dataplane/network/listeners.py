@@ -1,12 +1,12 @@
-"""Where clients come in: a worker's listeners, as its configs say. Names and rules are Kafka's.
+"""A worker's listeners, parsed from its configs. Names and rules are Kafka's.
 
     listeners=INTERNAL://:9092,OUTSIDE://0.0.0.0:9093
     advertised.listeners=OUTSIDE://log1.example.org:9093
     listener.security.protocol.map=INTERNAL:PLAINTEXT,OUTSIDE:SASL_SSL
     inter.broker.listener.name=INTERNAL
 
-A client is told of all workers where it came in itself: by the addresses of the listeners of the
-same name.
+A client receives the advertised addresses of the listeners with the same name as the listener it is
+connected to.
 """
 
 import re
@@ -39,7 +39,7 @@ _ENTRY: Final = re.compile(r"([A-Za-z0-9_\-]{1,64})://(\[[0-9A-Fa-f:.]+\]|[^:\[\
 
 
 class ListenerError(Exception):
-    """The configs of the listeners are wrong; one sentence that names the config."""
+    """The configs of the listeners are invalid; the message names the config."""
 
 
 class SecurityProtocol(Enum):
@@ -58,7 +58,10 @@ class SecurityProtocol(Enum):
 
 
 class ClientListener(NamedTuple):
-    """`advertise`: what clients are told; port None is the one that was bound."""
+    """One listener for clients.
+
+    `advertise` is the host and port that clients receive; port None means the bound port.
+    """
 
     name: str
     protocol: SecurityProtocol
@@ -70,7 +73,7 @@ class ClientListener(NamedTuple):
 
 @frozen
 class ReplicationListener:
-    """How workers reach each other; `login` is who this one is to the others, if they ask."""
+    """The listener between workers; `login` is this worker's SASL login at the others, if any."""
 
     listener: str
     protocol: SecurityProtocol
@@ -79,15 +82,18 @@ class ReplicationListener:
 
 
 def client_listeners(configs: Configs) -> tuple[ClientListener, ...]:
-    """Those that `listeners` names, in its order; none if it is not set. ListenerError."""
+    """Return the listeners of the config `listeners`, in its order; empty if it is not set.
+
+    Raises ListenerError if a config of a listener is invalid or missing.
+    """
     bound = _entries(configs, "listeners")
     advertised = _entries(configs, "advertised.listeners")
     if not bound:
         if advertised:
-            raise ListenerError("advertised.listeners is set, but not listeners")
+            raise ListenerError("advertised.listeners is set, but listeners is not")
         return ()
     if unknown := advertised.keys() - bound.keys():
-        raise ListenerError(f"advertised.listeners has {min(unknown)}, which listeners has not")
+        raise ListenerError(f"advertised.listeners has {min(unknown)}, which is not in listeners")
     protocols = _protocols(configs)
     return tuple(
         _listener(configs, name, address, advertised.get(name), protocols)
@@ -96,19 +102,23 @@ def client_listeners(configs: Configs) -> tuple[ClientListener, ...]:
 
 
 def replicating(configs: Configs, listeners: Sequence[ClientListener]) -> ReplicationListener:
-    """ListenerError."""
+    """Return the listener that inter.broker.listener.name chooses.
+
+    Raises ListenerError if the config is missing or wrong, or if the listener does not have the
+    login or the truststore for connections to other nodes.
+    """
     by_name = {listener.name: listener for listener in listeners}
     name = configs["inter.broker.listener.name"]
     if not name:
         name = next(iter(by_name)) if len(by_name) == 1 else DEFAULT_NAME
         if name not in by_name:
             raise ListenerError(
-                "of several listeners, inter.broker.listener.name has to say by which the nodes"
-                " reach each other"
+                "with several listeners, inter.broker.listener.name must name the one by which"
+                " the nodes reach each other"
             )
     assert isinstance(name, str)
     if name.upper() not in by_name:
-        raise ListenerError(f"inter.broker.listener.name is {name}, which listeners has not")
+        raise ListenerError(f"inter.broker.listener.name is {name}, which is not in listeners")
     listener = by_name[name.upper()]
     login = _login(configs, listener) if listener.protocol.has_sasl else None
     tls = None if listener.tls is None else _dialing(configs, listener.name, listener.tls)
@@ -124,10 +134,10 @@ def _entries(configs: Configs, key: str) -> dict[str, Address]:
             raise ListenerError(f"{key}: {text!r} is not NAME://HOST:PORT")
         name = entry[1].upper()
         if name in found:
-            raise ListenerError(f"{key}: {name} is there twice")
+            raise ListenerError(f"{key}: {name} is listed twice")
         found[name] = entry[2].strip("[]"), int(entry[3])
     if len(found) > MAX_LISTENERS:
-        raise ListenerError(f"{key}: more than {MAX_LISTENERS}")
+        raise ListenerError(f"{key}: more than {MAX_LISTENERS} listeners")
     return found
 
 
@@ -153,7 +163,7 @@ def _listener(
         protocol = SecurityProtocol(protocols[name])
     except KeyError:
         raise ListenerError(
-            f"listener.security.protocol.map has to say whether {name} is one of {known}"
+            f"listener.security.protocol.map must map {name} to one of {known}"
         ) from None
     except ValueError:
         raise ListenerError(
@@ -167,8 +177,8 @@ def _listener(
     )
     if is_anywhere(advertise[0]):
         raise ListenerError(
-            f"advertised.listeners: clients cannot connect to {advertise[0] or 'nothing'}; give a"
-            f" name or an address by which they reach {name}"
+            f"advertised.listeners: clients cannot connect to {advertise[0] or 'an empty host'};"
+            f" give a host name or an address by which they reach {name}"
         )
     own = ListenerConfigs(configs, name)
     return ClientListener(
@@ -184,13 +194,13 @@ def _listener(
 def _sasl(configs: ListenerConfigs) -> SaslSettings:
     mechanisms = configs.list("sasl.enabled.mechanisms")
     if not mechanisms:
-        raise ListenerError(f"sasl.enabled.mechanisms of {configs.listener} names none")
+        raise ListenerError(f"sasl.enabled.mechanisms of {configs.listener} is empty")
     passwords: dict[str, str] = {}
     if PLAIN in mechanisms:
         passwords = plain_users(_jaas(configs, PLAIN))
         if not passwords:
             raise ListenerError(
-                f"{_jaas_name(configs, PLAIN)} has no user for {PLAIN}: it has to be like"
+                f"{_jaas_name(configs, PLAIN)} has no user for {PLAIN}; example:"
                 ' org.apache.kafka.common.security.plain.PlainLoginModule required user_NAME="...";'
             )
     return SaslSettings(
@@ -206,16 +216,16 @@ def _tls(configs: ListenerConfigs, protocol: SecurityProtocol) -> TlsSettings:
     store, trusted = configs.find("ssl.keystore.location"), configs.find("ssl.truststore.location")
     if not store:
         raise ListenerError(
-            f"ssl.keystore.location has to name the PEM file with the key and the certificate of"
+            f"ssl.keystore.location must name the PEM file with the key and the certificate of"
             f" {configs.listener}"
         )
-    # Beside SASL a certificate is asked for only where that listener says so (KIP-684).
+    # With SASL, only a listener's own ssl.client.auth requests certificates (KIP-684).
     asks = configs.find("ssl.client.auth", inherits=not protocol.has_sasl)
     clients = _CLIENT_CERTIFICATES[str(asks)]
     if clients != "none" and not trusted:
         raise ListenerError(
-            f"ssl.client.auth of {configs.listener} is {clients}, so that ssl.truststore.location"
-            " has to name the PEM file with the authorities of clients' certificates"
+            f"ssl.client.auth of {configs.listener} is {clients}: ssl.truststore.location"
+            " must name the PEM file with the authorities of clients' certificates"
         )
     files = TlsFiles(str(store), str(store), None if not trusted else str(trusted))
     try:
@@ -237,10 +247,10 @@ _CLIENT_CERTIFICATES: Final[Mapping[str, ClientCertificates]] = {
 
 
 def _dialing(configs: Configs, listener: str, tls: TlsSettings) -> TlsFiles:
-    """What a worker shows others, and believes of them."""
+    """Return the TLS files for connections to other nodes, which also verify their certificates."""
     if tls.files.authorities is None:
         raise ListenerError(
-            f"nodes reach each other by {listener}, so that ssl.truststore.location has to name"
+            f"nodes reach each other by {listener}: ssl.truststore.location must name"
             " the PEM file with the authorities of their certificates"
         )
     algorithm = ListenerConfigs(configs, listener).find("ssl.endpoint.identification.algorithm")
@@ -259,7 +269,7 @@ def _login(configs: Configs, listener: ClientListener) -> Login:
     options = _jaas(own, mechanism)
     if not (options.get("username") and options.get("password")):
         raise ListenerError(
-            f"{_jaas_name(own, mechanism)} has to have username and password: nodes reach each"
+            f"{_jaas_name(own, mechanism)} must have username and password: nodes reach each"
             f" other by {listener.name}"
         )
     return Login(mechanism, options["username"], options["password"])

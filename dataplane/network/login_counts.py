@@ -1,8 +1,11 @@
-"""How often clients of one listener have shown who they are, and failed to. Plain state."""
+"""Counts of successful and failed authentications of one listener. Plain state."""
 
 
 class LoginCounts:
-    """Counted by SaslGate and by connections with TLS; names are those of Kafka's metrics."""
+    """Authentication counts of one listener, with the names of Kafka's metrics.
+
+    `SaslAuthenticator` counts SASL authentications, `ClientConnection` TLS handshakes.
+    """
 
     __slots__ = (
         "expired_connections_killed_count",

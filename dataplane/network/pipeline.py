@@ -2,24 +2,25 @@
 
     bytes -> FrameBuffer -> frame -> handler -> response -> ready bytes -> socket
 
-The handler gives one of four responses. What each does to the frames behind it:
+The handler returns one of four kinds of response, with these effects on later frames:
 
-    response       may be sent                    frames behind it are handled
+    response       may be sent                    later frames are handled
     bytes          once those before it are       at once
     DelayedReply   when something makes it ready  at once if it `allows_pipelining`, else after it
     PendingReply   when its coroutine has ended   after it: a slow request holds one frame
     parts          by sendfile, piece by piece    after them: a slow reader holds one response
 
-`waits_for` says what ends the wait of the connection:
+`waits_for` names the event that the connection waits for:
 
-    REQUEST   the client sends bytes; the only wait, with MUTE and MEMORY, that a drain cuts short
+    REQUEST   the client sends bytes; a drain cuts short only this wait, MUTE and MEMORY
     RESPONSE  the first response becomes ready, or the socket takes bytes
-    MUTE      the client's throttle time is over (KIP-219)
-    MEMORY    other requests give memory back, so that a large frame can be received
+    MUTE      the client's throttle time ends (KIP-219)
+    MEMORY    other requests release memory, so that a large frame can be received
 
-A mute begins after the response that says so, and before the next frame is handled. At most
-MAX_DELAYED responses are queued behind one that is not ready. A frame that is wrong, or whose
-handler closes the connection, is the last: the responses before it are sent first (`failure`).
+A mute begins after the response with the throttle time, and before the next frame is handled. At
+most MAX_DELAYED responses are queued behind one that is not ready. An invalid frame, or a frame
+whose handler closes the connection, is the last one handled: the responses before it are sent first
+(`failure`).
 """
 
 from collections import deque
@@ -40,14 +41,14 @@ from dataplane.network.replies import (
 from wire.primitives.errors import WireError
 from wire.protocol.frames import FrameBuffer
 
-# Records up to here are copied into the response; above, sendfile is cheaper than the copy, with
-# the turn of a task that it takes.
+# Records up to this size are copied into the response; above it, sendfile is cheaper than the copy,
+# although it needs a task to be scheduled.
 COPY_LIMIT_BYTES: Final = 128 * 1024
-# Responses are sent when so much is ready, whatever else one read has brought.
+# Ready bytes at which responses are sent, even if further frames of the same read are unhandled.
 SEND_AT_BYTES: Final = 256 * 1024
-# Requests between two looks at the clock; a request that takes long ends the slice in any case.
+# Requests between two checks of the time slice.
 FRAMES_PER_LOOK: Final = 16
-# More than Java's producer has under way (max.in.flight.requests.per.connection, 5).
+# More than the Java producer keeps in flight (max.in.flight.requests.per.connection, 5).
 MAX_DELAYED: Final = 16
 
 
@@ -59,7 +60,10 @@ class Wait(Enum):
 
 
 class RequestPipeline:
-    """`on_ready` is called when the first response in the queue has become ready."""
+    """Requests of one connection and their queued responses.
+
+    Calls `on_ready` when the first response in the queue becomes ready.
+    """
 
     def __init__(
         self,
@@ -72,7 +76,7 @@ class RequestPipeline:
         self.waits_for = Wait.REQUEST
         self.handled_frames = 0
         self.failure: WireError | CloseConnectionError | None = None
-        # Whether `handle_frames` has stopped for others' sake, or for a mute, before a whole frame.
+        # Whether `handle_frames` stopped before a whole frame: slice over, mute, or SEND_AT_BYTES.
         self.has_yielded = False
         self._frames = frames
         self._handle = handle
@@ -88,9 +92,9 @@ class RequestPipeline:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the connection may go on to read: nothing is to be sent, awaited or handled.
+        """Whether the connection may continue reading: nothing to send, to await or to handle.
 
-        Delayed responses may be queued: `on_ready` is called for them.
+        Delayed responses may be queued: `on_ready` reports them.
         """
         return (
             not self._ready
@@ -106,7 +110,7 @@ class RequestPipeline:
 
     @property
     def holds_frame(self) -> bool:
-        """Whether a queued response has yet to read the bytes of its request."""
+        """Whether a queued response still needs the bytes of its request."""
         return self._needs_task
 
     @property
@@ -121,7 +125,11 @@ class RequestPipeline:
         return not isinstance(last, PendingReply | list) and len(queue) < MAX_DELAYED
 
     def handle_frames(self) -> None:
-        """Whole frames are handled, up to one that has to wait or to the end of the slice."""
+        """Handle whole frames until one has to wait, the client is muted, or the slice is over.
+
+        Sets `has_yielded` if whole frames may be left, and `failure` if a frame is invalid or its
+        handler closes the connection.
+        """
         self.has_yielded = False
         next_frame, handle, client = self._frames.next_frame, self._handle, self._client
         ready, queue = self._ready, self._queue
@@ -160,7 +168,7 @@ class RequestPipeline:
             self._on_ready()
 
     def take_ready(self) -> bytes:
-        """The bytes of all responses that can be sent at once; they leave the queue."""
+        """Remove and return the bytes of all responses that can be sent now."""
         queue, ready = self._queue, self._ready
         while queue and is_ready(queue[0]):
             reply = queue.popleft()
@@ -180,11 +188,11 @@ class RequestPipeline:
         return data
 
     def put_back(self, unsent: bytes) -> None:
-        """The end of what `take_ready` gave; the socket has taken no more."""
+        """Put back the end of the bytes of `take_ready` that the socket did not take."""
         self._ready.insert(0, unsent)
 
     def take_first(self) -> DelayedReply | PendingReply | Parts | None:
-        """The first response, after `take_ready`; the caller sends it, or puts it back."""
+        """Remove and return the first response left by `take_ready`; None if the queue is empty."""
         reply = self._queue.popleft() if self._queue else None
         assert not isinstance(reply, bytes)
         return reply
@@ -193,7 +201,7 @@ class RequestPipeline:
         self._queue.appendleft(reply)
 
     def close(self) -> None:
-        """No response is sent any more: what they hold is given back."""
+        """Drop all responses and release the resources that they hold."""
         for reply in self._queue:
             if isinstance(reply, DelayedReply):
                 reply.cancel()
@@ -201,7 +209,7 @@ class RequestPipeline:
                 reply.close()
         self._queue.clear()
         self._ready.clear()
-        # The owner of the callback owns this: without it there is no reference cycle.
+        # The owner of the callback owns this object: dropping it breaks the reference cycle.
         self._on_ready = _nothing
         self.failure = None
 
@@ -216,7 +224,7 @@ def is_ready(reply: DelayedReply | PendingReply | Reply) -> bool:
 
 
 def read_at_once(parts: Parts) -> bytes | None:
-    """The response as bytes, if its records are few and in memory, and reading them succeeds."""
+    """Return the response as bytes if its records are small and cached, otherwise None."""
     pieces: list[bytes] = []
     left_bytes = COPY_LIMIT_BYTES
     for part in parts:

@@ -1,9 +1,9 @@
-"""Principals of clients that show a certificate: `ssl.principal.mapping.rules` (KIP-371, KIP-492).
+"""Principals of TLS client certificates: `ssl.principal.mapping.rules` (KIP-371, KIP-492).
 
     RULE:^CN=(.*?),OU=Sales.*$/$1/L, RULE:^UID=(.*?),.*$/$1/, DEFAULT
 
-The first rule whose pattern is the whole name says what the principal is called; DEFAULT, the name
-as it is. Without any that fits, it is the name, too.
+The first rule whose pattern matches the whole distinguished name gives the name of the principal.
+DEFAULT, and a name that no rule matches, give the distinguished name unchanged.
 """
 
 import re
@@ -22,13 +22,13 @@ MAX_RULES: Final = 100
 
 class PrincipalMapping:
     def __init__(self, text: str) -> None:
-        """ValueError says what is wrong."""
+        """Parse the rules. Raises ValueError, which quotes the invalid rule, pattern or group."""
         self._rules: list[tuple[re.Pattern[str], str, str]] = []
         position = 0
         while position < len(text):
             found = _RULE.match(text, position)
             if found is None or len(self._rules) >= MAX_RULES:
-                raise ValueError(f"no rule: {text[position:]!r}")
+                raise ValueError(f"not a rule, or too many rules: {text[position:]!r}")
             position = found.end()
             if found[1]:
                 self._rules.append((re.compile("(.*)", re.DOTALL), "$1", ""))
@@ -36,10 +36,10 @@ class PrincipalMapping:
             try:
                 pattern = re.compile(found["pattern"])
             except re.error as error:
-                raise ValueError(f"no pattern: {found['pattern']!r}: {error}") from None
+                raise ValueError(f"invalid pattern {found['pattern']!r}: {error}") from None
             groups = [int(group[2]) for group in _GROUP.finditer(found["replacement"]) if group[2]]
             if max(groups, default=0) > pattern.groups:
-                raise ValueError(f"{found['pattern']!r} has no group {max(groups)}")
+                raise ValueError(f"pattern {found['pattern']!r} has no group {max(groups)}")
             self._rules.append((pattern, found["replacement"], found["case"]))
 
     def name_of(self, subject: str) -> str:

@@ -1,4 +1,4 @@
-"""What a handler gives for a request: its answer, or what the answer has to wait for."""
+"""The replies that a handler returns: the response, or an object that gives the response later."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ Reply: TypeAlias = bytes | Parts | None
 
 
 class PendingReply:
-    """A reply, or a `DelayedReply`, that has to be awaited. Whoever does not await it closes it."""
+    """A coroutine that returns a reply or a `DelayedReply`; await it, or call `close`."""
 
     __slots__ = ("_answer", "_reply_of")
 
@@ -28,7 +28,7 @@ class PendingReply:
 
 
 class _PendingThen(PendingReply):
-    """The same reply; `call` is made once it is there."""
+    """The reply of `pending`; `call` is called once the reply is there."""
 
     __slots__ = ("_call", "_pending")
 
@@ -46,7 +46,7 @@ class _PendingThen(PendingReply):
 
 
 class DelayedReply:
-    """The reply that a `DelayedResponse` gives, perhaps after more work."""
+    """The reply that a `DelayedResponse` completes with; `reply_of` may return a `PendingReply`."""
 
     __slots__ = ("_delayed", "_on_complete", "_reply_of")
 
@@ -88,11 +88,11 @@ Handle: TypeAlias = Callable[[memoryview, Client], "Reply | PendingReply | Delay
 
 
 class CloseConnectionError(Exception):
-    """A handler's word that this connection ends without an answer; the message says why."""
+    """Raised by a handler to close the connection without a response; the message is the reason."""
 
 
 class CloseAfterResponseError(CloseConnectionError):
-    """It ends after this answer, which `answer` waits for."""
+    """Raised to close the connection after the response that `answer` returns is sent."""
 
     def __init__(self, why: str, answer: Callable[[], Awaitable[bytes]]) -> None:
         super().__init__(why)

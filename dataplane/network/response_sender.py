@@ -1,4 +1,4 @@
-"""Responses on their way to the socket: bytes, and records from log files by sendfile."""
+"""Sending of responses: bytes from memory, and records from segment files by sendfile."""
 
 from functools import partial
 from typing import Final
@@ -9,14 +9,15 @@ from dataplane.network.replies import Parts
 from dataplane.network.unread_responses import UNCOUNTED_BYTES, Reader, UnreadResponses
 from metaquorum.runtime import Buffer, Connection, Disk, StorageError
 
-# Pages that are not in memory are read in a worker thread, so many bytes at a time.
+# Bytes per read, in a worker thread, of pages that are not in the page cache.
 COLD_READ_BYTES: Final = 1 << 20
 
 
 class ResponseSender:
-    """`sent_pieces` grows while a large response is sent, so that the client is not called idle.
+    """Sends the responses of one connection.
 
-    What a client has not read of a large response is counted in `unread` as held for `reader`.
+    `sent_pieces` grows while a large response is sent, so that the connection does not count as
+    idle. Unread bytes of large responses are counted in `unread` as held for `reader`.
     """
 
     def __init__(
@@ -29,16 +30,16 @@ class ResponseSender:
         self._reader: Reader | None = reader
 
     def close(self) -> None:
-        """Nothing more is sent. `reader`, which owns this, is forgotten: no reference cycle."""
+        """Release `reader`, which owns this object, so that no reference cycle is left."""
         self._reader = None
 
     async def send(self, data: Buffer, behind_bytes: int = 0) -> None:
-        """Send all of `data`; `behind_bytes` of the same response are in memory, and follow."""
+        """Send all of `data`; `behind_bytes` of the same response in memory follow later."""
         sent = self.connection.send_nowait(data)
         if sent == len(data):
             return
         rest = memoryview(data)[sent:]
-        held_bytes = len(data) + behind_bytes  # for as long as any of `data` is left
+        held_bytes = len(data) + behind_bytes  # until all of `data` is sent
         if held_bytes <= UNCOUNTED_BYTES:
             await self.connection.send(rest)
             return
@@ -52,9 +53,10 @@ class ResponseSender:
             self._unread.remove(self._reader)
 
     async def send_parts(self, parts: Parts) -> None:
-        """Send a response with records of log files. Raises StorageError if a file ends early.
+        """Send a response with records of segment files.
 
-        `parts` loses its bytes meanwhile: a response that is being sent is held once.
+        The bytes in `parts` are removed while they are sent, so that memory holds them once.
+        Raises StorageError if a file ends before its slice.
         """
         gathered: list[bytes] = []
         gathered_bytes = 0
@@ -88,7 +90,7 @@ class ResponseSender:
         return data
 
     async def _send_slice(self, part: LogSlice) -> None:
-        """Send the slice by sendfile, after pages that are not in memory were read in a thread."""
+        """Send the slice by sendfile; first read pages that are not cached, in a worker thread."""
         position, end = part.position, part.position + part.size_bytes
         file = part.acquire()
         try:

@@ -1,17 +1,17 @@
-"""SASL on a listener: who a client is has been shown before any request of it is looked at.
+"""SASL on a listener: a client authenticates before any other request of it is handled.
 
     start ---- ApiVersions: answered -----------------------------------------> start
-      |------- SaslHandshake: a mechanism that is not enabled: answered ------> closed
+      |------- SaslHandshake for a mechanism that is not enabled: answered ---> closed
       '------- SaslHandshake -> exchange
     exchange - a message of the mechanism, more are due: answered ------------> exchange
-      |------- the last one -> open: requests are handled as on any listener
-      '------- a wrong one: answered, after a short while --------------------> closed
-    open ----- SaslHandshake: who it is is shown anew (KIP-368), on the way to exchange
-      '------- any other request, after the session's end --------------------> closed
+      |------- the last message -> open: requests are handled as on any listener
+      '------- an invalid message: answered after a delay (KIP-306) ----------> closed
+    open ----- SaslHandshake: re-authentication (KIP-368) --------------------> exchange
+      '------- any other request after the session has expired ---------------> closed
 
-After SaslHandshake v0 the mechanism's messages are whole frames, after v1 they are in
-SaslAuthenticate. Whoever is not `open` may send only small frames, and has little time
-(`ClientConnection`). Source: KIP-43, KIP-152, KIP-255, KIP-368.
+After SaslHandshake v0 the mechanism's messages are whole frames; after v1 they are sent in
+SaslAuthenticate requests. `ClientConnection` limits the frame size and the time of a client that is
+not `open`. Source: KIP-43, KIP-152, KIP-255, KIP-306, KIP-368.
 """
 
 import struct
@@ -53,8 +53,8 @@ from wire.protocol.headers import decode_request_header, encode_response
 from wire.schema.codec import decoder
 from wire.schema.message import Message
 
-MAX_SHOWN_CHARS: Final = 100  # of a name that somebody claims to have, in the log
-# A stranger has this many requests to say who it is; the longest honest way takes five.
+MAX_SHOWN_CHARS: Final = 100  # characters of a claimed user name or mechanism in a log line
+# Requests that an unauthenticated client may send; no regular client needs more than five.
 MAX_REQUESTS: Final = 16
 _HANDSHAKE_KEY: Final = struct.pack(">h", ApiKey.SASL_HANDSHAKE)
 _RAW_VERSION: Final = 0
@@ -63,17 +63,17 @@ _size = struct.Struct(">i")
 
 @frozen
 class SaslSettings:
-    """What a listener's configs say."""
+    """SASL settings of one listener, from its configs."""
 
     mechanisms: tuple[str, ...]
     passwords: Mapping[str, str] = field(repr=False)  # for PLAIN
-    session_ms: int  # 0: sessions do not end
+    session_ms: int  # connections.max.reauth.ms; 0: sessions do not expire
     failure_delay_ms: int
     max_message_bytes: int
 
 
 class SaslAuthenticator:
-    """Stands before the handlers of a listener's requests."""
+    """Authenticates the clients of a listener before their requests reach the handlers."""
 
     def __init__(
         self,
@@ -84,10 +84,12 @@ class SaslAuthenticator:
         decoy_key: bytes,
         logins: LoginCounts,
     ) -> None:
-        """`image` is that of now; `handle` is for requests of those who are known.
+        """Create the authenticator of one listener.
 
-        `decoy_key`: a secret by which unknown users look like known ones; the same on all workers,
-        whenever they are started.
+        `image` returns the current metadata image; `handle` handles the requests of authenticated
+        clients. `decoy_key` is the secret from which SCRAM challenges for unknown users are made,
+        so that a client cannot distinguish them from existing users; it is the same on all workers
+        and does not change on restart.
         """
         self.settings = settings
         self._clock = runtime.clock
@@ -105,8 +107,8 @@ class SaslAuthenticator:
                 if session.expires_at != inf and self._clock.monotonic() >= session.expires_at:
                     self._logins.expired_connections_killed_count += 1
                     raise CloseConnectionError(
-                        f"the session of {client.principal} is over, and it did not show again who"
-                        " it is"
+                        f"the session of {client.principal} expired and the client did not"
+                        " re-authenticate"
                     )
                 return self._handle(frame, client)
             session.is_open = False
@@ -114,7 +116,9 @@ class SaslAuthenticator:
             session.request_count = 0
         session.request_count += 1
         if session.request_count > MAX_REQUESTS:
-            raise CloseConnectionError(f"it has not shown who it is within {MAX_REQUESTS} requests")
+            raise CloseConnectionError(
+                f"the client did not authenticate within {MAX_REQUESTS} requests"
+            )
         if session.exchange is not None and session.is_raw:
             return self._take_raw(frame, client, session)
         return self._take(frame, client, session)
@@ -127,7 +131,9 @@ class SaslAuthenticator:
         if api is None or not api.serves(header.api_version):
             if header.api_key == ApiKey.API_VERSIONS:
                 return self._handle(frame, client)
-            raise CloseConnectionError("what it sends before it has shown who it is, is not served")
+            raise CloseConnectionError(
+                "unsupported API or version in a request before authentication"
+            )
         exchange, version = session.exchange, header.api_version
         answer = partial(encode_response, api, version, header.correlation_id)
         if api.key == ApiKey.API_VERSIONS and exchange is None:
@@ -136,7 +142,7 @@ class SaslAuthenticator:
             return self._begin(_decoded(api, version, frame, body), version, answer, session)
         if api.key == ApiKey.SASL_AUTHENTICATE:
             return self._authenticate(_decoded(api, version, frame, body), answer, client, session)
-        raise CloseConnectionError(f"it asks for {api.name} before it has shown who it is")
+        raise CloseConnectionError(f"{api.name} request before authentication")
 
     def _begin(
         self,
@@ -150,11 +156,11 @@ class SaslAuthenticator:
         response = SaslHandshakeResponse(mechanisms=list(enabled))
         if name not in enabled:
             response.error_code = ErrorCode.UNSUPPORTED_SASL_MECHANISM
-            why = f"it wants the SASL mechanism {_shown(name)}; enabled are {', '.join(enabled)}"
+            why = f"SASL mechanism {_shown(name)} is not enabled; enabled: {', '.join(enabled)}"
             raise CloseAfterResponseError(why, self._failed(answer(response)))
         if session.was_opened_by not in ("", name):
             response.error_code = ErrorCode.ILLEGAL_SASL_STATE
-            why = f"it wants to go on by {name}, having begun by {session.was_opened_by}"
+            why = f"re-authentication by {name} of a session opened by {session.was_opened_by}"
             raise CloseAfterResponseError(why, self._failed(answer(response)))
         session.exchange = self._mechanism(name)
         session.is_raw = version == _RAW_VERSION
@@ -196,7 +202,7 @@ class SaslAuthenticator:
                 error_message="SaslAuthenticate request received without a SaslHandshake",
             )
             raise CloseAfterResponseError(
-                "it authenticates without a SaslHandshake", self._failed(answer(refusal))
+                "SaslAuthenticate request without a SaslHandshake", self._failed(answer(refusal))
             )
         try:
             token = self._respond(bytes(message.auth_bytes), client, session)
@@ -216,14 +222,18 @@ class SaslAuthenticator:
         assert session.exchange is not None
         try:
             token = self._respond(bytes(frame), client, session)
-        except AuthenticationError as error:  # there is no way to say so
+        except AuthenticationError as error:  # raw frames cannot carry an error code
             self._logins.failed(again=bool(session.was_opened_by))
             why = _failure(session.exchange, error)
             raise CloseAfterResponseError(why, self._failed(b"")) from None
         return _size.pack(len(token)) + token
 
     def _respond(self, token: bytes, client: Client, session: SaslSession) -> bytes:
-        """The mechanism's answer; if it is the last one, the client is let in."""
+        """Return the mechanism's answer to `token`; its last answer authenticates the client.
+
+        Raises AuthenticationError if the token is invalid, or if re-authentication would change
+        the principal.
+        """
         exchange = session.exchange
         assert exchange is not None
         answer = exchange.respond(token)
@@ -233,7 +243,7 @@ class SaslAuthenticator:
         if client.principal not in (ANONYMOUS, principal) and session.was_opened_by:
             raise AuthenticationError(
                 "Cannot change principals during re-authentication",
-                f"it was {client.principal} before",
+                f"the principal was {client.principal} before",
             )
         client.principal = principal
         self._logins.succeeded(again=bool(session.was_opened_by))
@@ -245,7 +255,10 @@ class SaslAuthenticator:
         return answer
 
     def _failed(self, answer: bytes) -> Callable[[], Awaitable[bytes]]:
-        """What cannot be guessed fast is guessed seldom (KIP-306)."""
+        """Return a function that waits connection.failed.authentication.delay.ms for `answer`.
+
+        The delay slows down guessing of passwords (KIP-306).
+        """
 
         async def wait() -> bytes:
             await sleep(self._clock, self.settings.failure_delay_ms / 1000)

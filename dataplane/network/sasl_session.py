@@ -1,4 +1,4 @@
-"""What one connection of a listener with SASL has shown so far; `authentication` has the rules."""
+"""SASL state of one connection; `sasl_authenticator` has the rules."""
 
 from collections.abc import Callable
 from math import inf
@@ -7,7 +7,7 @@ from metaquorum.security.sasl import ServerMechanism
 
 
 class SaslSession:
-    """How far one client has come."""
+    """SASL state of one connection: the exchange in progress, or the session it has opened."""
 
     __slots__ = (
         "exchange",
@@ -20,11 +20,11 @@ class SaslSession:
     )
 
     def __init__(self, opened: Callable[[], None]) -> None:
-        """`opened` is called when the client has shown who it is."""
+        """Create an unauthenticated session; `opened` is called on successful authentication."""
         self.opened = opened
         self.is_open = False
         self.is_raw = False
         self.exchange: ServerMechanism | None = None
-        self.request_count = 0  # since it began to show who it is
+        self.request_count = 0  # since authentication began
         self.expires_at = inf
         self.was_opened_by = ""  # the mechanism

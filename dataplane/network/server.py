@@ -1,4 +1,4 @@
-"""Listening, and how many may connect."""
+"""The server: accepts connections within their limits, serves them and closes idle ones."""
 
 import errno
 import logging
@@ -32,17 +32,17 @@ from wire.protocol.frames import BufferPool
 
 log = logging.getLogger(__name__)
 
-# Out of file descriptors or memory: what has ended in the meantime makes room.
+# Wait before the next accept when file descriptors or memory are exhausted.
 ACCEPT_RETRY_SECONDS: Final = 0.1
-# The listener itself is gone. Whatever else accept(2) says concerns one connection, or passes.
+# The listening socket is closed. Other errors of accept(2) concern one connection or are temporary.
 _NO_LISTENER: Final = frozenset((errno.EBADF, errno.EINVAL, errno.ENOTSOCK))
-# The same refusal is logged at most so often.
+# Least seconds between two log lines about refused, or about evicted connections.
 REFUSAL_LOG_SECONDS: Final = 10.0
-# Refused connections that are kept for a while; more are closed at once.
+# Refused connections whose close is delayed; further ones are closed immediately.
 MAX_CLOSING_LATER: Final = 1000
 IDLE_SWEEPS: Final = 10  # sweeps in connections.max.idle.ms
 LEAST_SWEEP_SECONDS: Final = 0.05
-CLOSED_AT_ONCE: Final = 50  # of many that are idle, before others have their turn
+CLOSED_AT_ONCE: Final = 50  # idle connections, before other tasks run
 TARDY_SWEEP_SECONDS: Final = 0.5
 
 
@@ -52,7 +52,7 @@ class ServerLimits:
     max_queued_request_bytes: int
     max_connections: int
     max_connections_per_ip: int
-    max_idle_ms: int  # negative: any time
+    max_idle_ms: int  # negative: idle connections are not closed
     max_connections_by_listener: Mapping[str, int] = field(default_factory=dict)
     max_connections_by_ip: Mapping[str, int] = field(default_factory=dict)
     drain_seconds: float = 5.0
@@ -68,7 +68,7 @@ class ServerLimits:
 
 
 class Server:
-    """Accepts connections and serves each in a task of its own."""
+    """Accepts connections on all listeners and serves each in its own task."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Server:
         peers: PeerListener | None = None,
         slicer: TimeSlicer | None = None,
     ) -> None:
-        """`slicer`: those that the handlers of the entrances take, if any do."""
+        """Create the server; `slicer` is the time slicer that the handlers share, if any does."""
         self._clock: Clock = runtime.clock
         self._slicer = TimeSlicer(runtime.clock.cpu_s) if slicer is None else slicer
         self._disk: Disk = runtime.disk
@@ -93,11 +93,9 @@ class Server:
         self._memory = RequestMemory(limits.max_queued_request_bytes)
         self._buffers = BufferPool()
         self.unread = UnreadResponses()
-        self._connections: dict[ClientConnection, int] = {}  # in the order of their coming
+        self._connections: dict[ClientConnection, int] = {}  # oldest first
         self._limiter = ConnectionLimiter(limits.places, peers)
-        self._provisional: dict[
-            ClientConnection, ProvisionalConnection
-        ] = {}  # in the order of their coming
+        self._provisional: dict[ClientConnection, ProvisionalConnection] = {}  # oldest first
         self.logins = {
             listener_context.listener: listener_context.logins
             for _, listener_context in listener_contexts
@@ -117,12 +115,12 @@ class Server:
         return Counter(each.client.listener for each in self._connections)
 
     def limit(self, limits: ServerLimits) -> None:
-        """New connections are counted against these; none that is open ends for it."""
+        """Replace the limits for new connections; open connections are not closed."""
         self._limits = limits
         self._limiter.limits = limits.places
 
     async def serve(self) -> None:
-        """Returns when `drain` was called and the last connection has ended."""
+        """Serve until `drain` was called and the last connection has ended."""
         async with trio.open_nursery() as nursery:
             if self._limits.max_idle_ms >= 0:
                 nursery.start_soon(self._close_idle)
@@ -136,7 +134,10 @@ class Server:
             nursery.cancel_scope.cancel()
 
     async def drain(self) -> None:
-        """No new connection is taken; those there are answer what they have read, then close."""
+        """Stop accepting, and close each connection after its pending responses are sent.
+
+        Connections still open after `drain_seconds` are aborted.
+        """
         self._accepting.cancel()
         for listener, _ in self._listener_contexts:
             listener.close()
@@ -158,11 +159,11 @@ class Server:
             try:
                 connection = await listener.accept()
             except (OSError, trio.ClosedResourceError) as error:
-                if self._is_stopping():  # closed in the turn in which one came
+                if self._is_stopping():  # closed while accept was returning
                     return
                 if not isinstance(error, OSError) or error.errno in _NO_LISTENER:
                     raise
-                self._log_refusal(f"cannot accept connections: {error.strerror}")
+                self._log_refusal(f"cannot accept connections: {error.strerror}; retrying")
                 await sleep(self._clock, ACCEPT_RETRY_SECONDS)
                 continue
             if (lack := self._exceeded_limit(connection, listener_context)) is not None:
@@ -187,12 +188,16 @@ class Server:
         listener_context: ListenerContext,
         rates: ConnectionRates,
     ) -> None:
-        """It is served, and the next one taken in due time; or it is refused, after a delay."""
+        """Serve or refuse the connection under the connection_creation_rate quotas.
+
+        A refused connection is closed after a delay. After a served one, the listener may pause
+        before its next accept.
+        """
         host = connection.peer[0]
         if (refusal_s := rates.refusal_s(host)) > 0:
             self._log_refusal(
-                f"refused a connection from {host}: it connects more often than "
-                f"{rates.quota(host):g} times a second (connection_creation_rate)"
+                f"refused a connection from {host}: connection_creation_rate quota of "
+                f"{rates.quota(host):g} connections per second exceeded"
             )
             if self._closing_later < MAX_CLOSING_LATER:
                 nursery.start_soon(self._close_later, connection, refusal_s)
@@ -225,10 +230,10 @@ class Server:
             log.warning("%s", sentence)
 
     def _admit(self, connection: Connection, listener_context: ListenerContext) -> ClientConnection:
-        """It counts from now on; its task, which ends that, has yet to start."""
+        """Count a new connection against the limits; its task, started later, ends the count."""
         served = self._connection(connection, listener_context)
         if (ending := self._limiter.add(served)) is not None:
-            self._end_for(ending, f"there is one by {listener_context.listener}")
+            self._end_for(ending, f"a client connected to {listener_context.listener}")
         return served
 
     def _connection(
@@ -253,7 +258,7 @@ class Server:
     def _admit_provisionally(
         self, connection: Connection, listener_context: ListenerContext
     ) -> tuple[ClientConnection, ProvisionalConnection]:
-        """It has no place, but may be another worker's."""
+        """Accept a connection above the limits provisionally: it may be another worker's."""
         if len(self._provisional) >= MAX_PROVISIONAL:
             oldest = next(iter(self._provisional))
             del self._provisional[oldest]
@@ -262,7 +267,7 @@ class Server:
         def passed(worker_id: int) -> None:
             self._provisional.pop(served, None)
             for each in self._limiter.add_worker_connection(served, worker_id):
-                self._end_for(each, f"worker {worker_id} has come")
+                self._end_for(each, f"worker {worker_id} connected")
 
         provisional = ProvisionalConnection(listener_context.handle, passed, lambda: served.abort())
         served = self._connection(connection, replace(listener_context, handle=provisional.handle))
@@ -272,7 +277,7 @@ class Server:
     async def _try(
         self, served: ClientConnection, provisional: ProvisionalConnection, refusal: str
     ) -> None:
-        """Served if it is a worker's and shows that in time."""
+        """Serve a provisional connection; close it unless it authenticates as a worker in time."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_provisional, served)
@@ -290,15 +295,15 @@ class Server:
             served.abort()
 
     def _end_for(self, connection: LimitedConnection, whom: str) -> None:
-        """What is the least recently used makes room."""
+        """Close the least recently used connection, evicted for a new one (`whom`)."""
         assert isinstance(connection, ClientConnection)
         connection.abort()
         now = self._clock.monotonic()
         if now - self._ending_logged_at >= REFUSAL_LOG_SECONDS:
             self._ending_logged_at = now
             log.warning(
-                "closed the connection from %s, the least recently used: all that max.connections"
-                " allows are open, and %s",
+                "closed the least recently used connection, from %s: max.connections reached,"
+                " and %s",
                 connection.client,
                 whom,
             )
@@ -306,8 +311,10 @@ class Server:
     async def _serve_one(self, served: ClientConnection) -> None:
         try:
             await served.serve()
-        except Exception:  # a bug that one client meets must not end the others
-            log.exception("a bug: closed the connection from %s", served.client)
+        except Exception:  # a bug triggered by one client must not end the other connections
+            log.exception(
+                "closed the connection from %s after an unexpected error, a bug:", served.client
+            )
         finally:
             del self._connections[served]
             self._limiter.remove(served)
@@ -315,7 +322,7 @@ class Server:
                 self._all_closed.set()
 
     async def _close_idle(self) -> None:
-        """Connections without progress for connections.max.idle.ms (and up to a tenth more) end."""
+        """Close connections idle for connections.max.idle.ms (up to a tenth later)."""
         period_seconds = max(self._limits.max_idle_ms / 1000 / IDLE_SWEEPS, LEAST_SWEEP_SECONDS)
         still = dict.fromkeys(self._connections, 0)
         while True:
@@ -337,15 +344,15 @@ class Server:
             still = {c: n for c, n in still.items() if c in self._connections}
 
     async def _close_stalled(self) -> None:
-        """In a shortage of memory, who holds some and does not send its request makes room."""
+        """While memory is short, close connections that reserve some but stop sending a request."""
         while True:
             await self._memory.wait_short()
             stalled = StalledRequests()
             while self._memory.is_short:
                 for connection in stalled.among(self._connections, self._clock.monotonic()):
                     log.warning(
-                        "closed the connection from %s: others wait for memory, and %d of %d "
-                        "bytes have not come",
+                        "closed the connection from %s: request memory (queued.max.request.bytes) "
+                        "is short, and %d of %d bytes of its request are still missing",
                         connection.client,
                         connection.missing_bytes,
                         connection.reserved_bytes,

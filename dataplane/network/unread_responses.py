@@ -1,41 +1,43 @@
-"""How much memory answers may take that clients do not read.
+"""A limit on the memory of large responses that clients have not read.
 
-An answer of several megabytes is held until its client has read it, which a stranger may never do:
-before connections.max.idle.ms has passed, such connections could together hold any amount. So what
-is held of large answers is counted, and while it exceeds a limit the connection that has read
-nothing for longest is closed. A client that goes on reading is the last to be.
+A response of several megabytes is held in memory until its client has read it. A hostile client may
+never read it, and until connections.max.idle.ms closes them, many such connections could together
+hold any amount of memory. The bytes held for large responses are therefore counted; while they
+exceed the limit, the connection that has read nothing for the longest time is closed. Clients that
+keep reading are closed last.
 
-Records are not counted: they are sent from their files.
+Records are not counted: they are sent from their segment files.
 """
 
 from typing import Final, Protocol
 
-# Of one answer; less is part of its connection.
+# Responses up to this size are not counted.
 UNCOUNTED_BYTES: Final = 256 * 1024
 MAX_UNREAD_BYTES: Final = 64 << 20
 
 
 class Reader(Protocol):
-    """The connection of a client that has an answer to read."""
+    """A connection with a response that its client has not read."""
 
     def close_unread(self, unread_bytes: int) -> None: ...
 
 
 class UnreadResponses:
-    """Those of one server. Plain state."""
+    """Unread bytes of large responses, by connection, of one server. Plain state."""
 
     def __init__(self, limit_bytes: int = MAX_UNREAD_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._held: dict[Reader, int] = {}  # who has read nothing for longest comes first
+        self._held: dict[Reader, int] = {}  # longest without a read first
 
     def __len__(self) -> int:
         return len(self._held)
 
     def note(self, reader: Reader, held_bytes: int) -> None:
-        """So much is held for `reader`, which has just begun to read, or read some of it.
+        """Record that `held_bytes` are held for `reader`, after each piece that it has read.
 
-        One answer alone may exceed the limit.
+        Closes the connections that have read nothing for longest while the limit is exceeded. The
+        last one stays open: a single response may exceed the limit.
         """
         self.remove(reader)
         self._held[reader] = held_bytes
@@ -47,5 +49,5 @@ class UnreadResponses:
             oldest.close_unread(unread_bytes)
 
     def remove(self, reader: Reader) -> None:
-        """Nothing is left to be read, or the connection has ended. Any number of times."""
+        """Forget `reader`: it has read its response, or its connection has ended. Idempotent."""
         self.used_bytes -= self._held.pop(reader, 0)

@@ -1,7 +1,7 @@
-"""Where clients reach the workers of the cluster, as the metadata says.
+"""Addresses of the cluster's workers for clients, from the metadata.
 
-A client is sent on by listeners of the same name as the one by which it came: workers without such
-a listener are not named to it.
+A client receives the addresses of the listeners with the same name as the listener it is connected
+to. Workers without a listener of that name are left out.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from wire.primitives.frozen import frozen
 
 @frozen
 class WorkerAddress:
-    """Where clients reach a worker of the cluster."""
+    """Advertised address of a worker on one listener."""
 
     worker_id: int
     host: str
@@ -22,7 +22,7 @@ class WorkerAddress:
 
     @classmethod
     def of(cls, record: RegisterWorkerRecord, listener: str) -> "WorkerAddress | None":
-        """None: it has no listener of that name."""
+        """Return the worker's address on `listener`; None if it has no listener of that name."""
         for endpoint in record.endpoints:
             if endpoint.listener == listener:
                 return cls(record.worker_id, endpoint.host, endpoint.port, record.rack)
@@ -30,12 +30,12 @@ class WorkerAddress:
 
 
 def live_workers(image: MetadataImage, listener: str) -> Iterator[WorkerAddress]:
-    """Workers that are not fenced and that clients of a listener of that name can reach."""
+    """Yield the addresses of unfenced workers that have a listener of that name."""
     for record in image.workers.values():
         if not record.fenced and (address := WorkerAddress.of(record, listener)) is not None:
             yield address
 
 
 def live_worker_ids(image: MetadataImage) -> Iterator[int]:
-    """Workers that are not fenced."""
+    """Return an iterator over the ids of unfenced workers."""
     return (record.worker_id for record in image.workers.values() if not record.fenced)

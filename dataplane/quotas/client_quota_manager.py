@@ -1,23 +1,23 @@
-"""Who may use how much of this worker: bytes of producers and consumers, and time of its loop.
+"""Client quotas of one worker: byte rates of producers and consumers, and event loop time.
 
-Clients that share an allowance (`metaquorum.metadata.quota_lookup`) are counted together in one
-window (`dataplane.quotas.rate_window`). Which rule applies to a client is looked up once and kept
-until a quota changes; the use that was counted stays when the value changes, so that a new quota is
-in force at once for what was used before, too, and frees who is muted for longer than it asks.
+Clients with the same allowance (`metaquorum.metadata.quota_lookup`) are counted together in one
+window (`dataplane.quotas.rate_window`). The rule that applies to a client is looked up once and
+cached until a quota changes. The counted use stays when the value of a quota changes: a new value
+applies at once to earlier use too, and shortens mutes that are longer than it requires.
 
-Who was not heard of for a whole window has used nothing: it may be forgotten, and is when others
-come, or within a minute. `MAX_CLIENTS` bounds what strangers can make us remember; beyond, who came
-first is forgotten.
+An allowance without use for a whole window is forgotten when other clients arrive, or within a
+minute. `MAX_CLIENTS` bounds the memory that clients with invented names can take; beyond it, the
+oldest allowances are forgotten.
 
-Counting takes some 2 microseconds, a tenth of a small request. So a client that asks often and
-is within its quotas is given *credit* for some requests: they are added up and counted
-with the first that has none. That is as many as it makes in CREDIT_S, of as many bytes as it may
-produce in that time: what is counted later is nothing beside a window of seconds.
+Counting a request takes about 2 microseconds, a tenth of a small request. A client that sends many
+requests and is within its quotas therefore gets *credit* for some requests: they are added up and
+counted with the first request after them. The credit covers at most the requests of CREDIT_S, and
+the bytes that the client may produce in that time, which is negligible in a window of seconds.
 
-An answer is what a quota delays. A produce is appended and answered, and then the connection is
-muted; a fetch is asked about before it reads, and what it is given counts afterwards, so that a
-batch larger than all that is allowed at once is still delivered, and paid for. Of several delays
-the longest counts.
+Quotas delay responses. A produce is appended and answered, then the connection is muted. A fetch is
+checked before it reads, and the bytes of its response count afterwards, so that a batch larger than
+the whole quota is still delivered, and counted. If several quotas are violated, the longest
+throttle time applies.
 """
 
 from collections import Counter
@@ -52,14 +52,14 @@ from metaquorum.metadata.quota_lookup import (
 from metaquorum.runtime import Clock
 
 MAX_CLIENTS: Final = 100_000
-LOOKED_AT: Final = 4  # of those who came first, whenever somebody comes
-SLICE_ALLOWANCES: Final = 1000  # looked at before the loop gets its turn
-UNLIMITED: Final = 2**63 - 1  # what the configs of defaults say for it
-# What a client does in this time may be counted at once, up to so many requests.
+LOOKED_AT: Final = 4  # oldest allowances checked for each new one
+SLICE_ALLOWANCES: Final = 1000  # allowances checked before other tasks run
+UNLIMITED: Final = 2**63 - 1  # value of the configs of defaults for "no limit"
+# Requests of this time, in seconds, may be counted together: up to MAX_CREDIT requests.
 CREDIT_S: Final = 0.02
 MAX_CREDIT: Final = 64
 MAX_CREDIT_BYTES: Final = 1 << 20
-# The configs that limit a client-id where no rule speaks of the client.
+# The configs that limit a client id if no rule applies to the client.
 DEFAULT_CONFIGS: Final[Mapping[str, str]] = {
     PRODUCER_BYTE_RATE: "quota.producer.default",
     CONSUMER_BYTE_RATE: "quota.consumer.default",
@@ -69,7 +69,7 @@ Quotas: TypeAlias = Mapping[QuotaEntity, Mapping[str, float]]
 
 
 class ThrottleStats:
-    """How often and for how long those with one allowance were delayed, and lately."""
+    """Number and length of the delays of one allowance, in total and within the window."""
 
     __slots__ = (
         "count",
@@ -97,22 +97,22 @@ class ThrottleStats:
         self.recent_s.record(seconds, now)
 
     def recent_mean_s(self, now: float) -> float:
-        """Of those in the window; 0 when there are none."""
+        """Return the mean of the delays within the window, in seconds; 0 if there are none."""
         count = self.recent_count.total(now)
         return self.recent_s.total(now) / count if count else 0.0
 
 
 class Allowance:
-    """What all clients that share a quota have used of it. `name`: one of them."""
+    """The use of one quota by all clients that share it. `name` is the name of one of them."""
 
     __slots__ = ("is_forgotten", "name", "quota", "throttles", "used", "window")
 
     def __init__(self, name: ClientName, quota: float, window: RateWindow) -> None:
-        self.quota = quota  # units a second
+        self.quota = quota  # units per second
         self.name = name
         self.window = window
-        self.used = 0.0  # since it is counted
-        self.throttles: ThrottleStats | None = None  # never yet
+        self.used = 0.0  # units since the allowance was created
+        self.throttles: ThrottleStats | None = None  # None: never throttled
         self.is_forgotten = False
 
     def change(self, quota: float, now: float) -> None:
@@ -125,7 +125,7 @@ class Allowance:
 
 
 class RateQuotas:
-    """One kind of quota for all clients: everybody's use of it."""
+    """One kind of quota, and its use by all clients."""
 
     def __init__(
         self,
@@ -139,7 +139,11 @@ class RateQuotas:
         most_s: float | None = None,
         max_clients: int = MAX_CLIENTS,
     ) -> None:
-        """`default`: for whom no rule speaks of; `most_s`: nobody is delayed for longer."""
+        """Create the counts of quota `key`.
+
+        `default` is the quota of clients without a rule, in units per second; `most_s` is the
+        longest throttle time, in seconds.
+        """
         self.key = key
         self._quotas = quotas
         self.now = clock.monotonic
@@ -152,11 +156,11 @@ class RateQuotas:
         self._by_name: dict[ClientName, Allowance | None] = {}
 
     def __len__(self) -> int:
-        """Allowances that are counted at present."""
+        """Return the number of allowances in memory."""
         return len(self._allowances)
 
     def use(self, name: ClientName, amount: float, now: float) -> float:
-        """It has used so much more; for how many seconds it now has to be left alone."""
+        """Count `amount` units of the client. Return its throttle time in seconds, 0 if none."""
         allowance = self._by_name.get(name)
         if allowance is None or allowance.is_forgotten:
             allowance = self.allowance(name)
@@ -167,14 +171,14 @@ class RateQuotas:
         return self._capped(delay_s) if delay_s else 0.0
 
     def delay_s(self, name: ClientName) -> float:
-        """As `use` says, without using anything."""
+        """Return the throttle time in seconds of the client now, without counting any use."""
         allowance = self.allowance(name)
         if allowance is None or allowance.quota >= allowance.window.within:
             return 0.0
         return self._capped(allowance.window.delay_s(allowance.quota, self.now()))
 
     def delay_after_s(self, name: ClientName, amount: float) -> float:
-        """What `use` would say, without using anything."""
+        """Return the throttle time in seconds after `amount` more units, without counting them."""
         allowance = self.allowance(name)
         if allowance is None:
             return 0.0
@@ -184,12 +188,12 @@ class RateQuotas:
         return seconds if self._most_s is None else min(seconds, self._most_s)
 
     def window_units(self, name: ClientName) -> float | None:
-        """What may be used at once by who has used nothing; None: any amount."""
+        """Return the units that an idle client may use at once; None: not limited."""
         allowance = self.allowance(name)
         return None if allowance is None else allowance.quota * allowance.window.least_s
 
     def allowance(self, name: ClientName) -> Allowance | None:
-        """The one that the client has a share of; None: it is not limited."""
+        """Return the allowance of the client; None if it is not limited."""
         try:
             allowance = self._by_name[name]
         except KeyError:
@@ -199,7 +203,7 @@ class RateQuotas:
         return allowance
 
     def throttled(self, name: ClientName, seconds: float) -> None:
-        """It is delayed for so long."""
+        """Record that the client is delayed by `seconds`."""
         allowance = self.allowance(name)
         if allowance is not None:
             if allowance.throttles is None:
@@ -207,30 +211,30 @@ class RateQuotas:
             allowance.throttles.add(seconds, self.now())
 
     def rule(self, name: ClientName) -> Rule | None:
-        """The one that applies."""
+        """Return the rule that applies to the client; None if it is not limited."""
         return applying(self._quotas, self.key, name.user, name.client_id, default=self._default)
 
     def in_use(self) -> Iterator[Allowance]:
-        """Those of which something was used within the window."""
+        """Yield the allowances with use within the window."""
         now = self.now()
         for one in list(self._allowances.values()):
-            # Another quota may be in force for that client by now.
+            # Another quota may apply to that client by now.
             if not one.is_unused(now) and self.allowance(one.name) is one:
                 yield one
 
     def throttled_ever(self) -> Iterator[Allowance]:
-        """Those of which somebody had to wait since they are counted."""
+        """Yield the allowances that ever delayed a client."""
         for one in list(self._allowances.values()):
             if one.throttles is not None:
                 yield one
 
     def change(self, quotas: Quotas) -> None:
-        """From now on these are in force."""
+        """Replace the quotas; the counted use stays."""
         self._quotas = quotas
         self._by_name.clear()
 
     async def forget_unused(self) -> None:
-        """Who was not heard of for a whole window is forgotten."""
+        """Forget allowances without use for a whole window."""
         count = len(self._allowances)
         for number, sharers in enumerate(list(self._allowances)):
             if number % SLICE_ALLOWANCES == SLICE_ALLOWANCES - 1:
@@ -259,7 +263,7 @@ class RateQuotas:
         return allowance
 
     def _forget_some(self) -> None:
-        """Those who came first go if they have used nothing lately, or if there are too many."""
+        """Check the oldest allowances; forget unused ones, and any above the maximum number."""
         allowances = self._allowances
         now = self.now()
         for _ in range(min(LOOKED_AT, len(allowances))):
@@ -268,13 +272,14 @@ class RateQuotas:
             if oldest.is_unused(now) or len(allowances) + 1 >= self._max_clients:
                 oldest.is_forgotten = True
             else:
-                allowances[sharers] = oldest  # it is the youngest now
+                allowances[sharers] = oldest  # becomes the newest
 
 
 class ClientQuotas:
-    """Follows the metadata, as one of its publishers. A kind is None while nobody has such a quota.
+    """The client quotas of one worker; a metadata publisher that follows quota changes.
 
-    `mutes`: the connections that are left alone at present. `is_on`: answers may be delayed.
+    A kind is None while no entity has such a quota. `mutes` holds the muted connections; `is_on` is
+    whether any response may be delayed or must be counted.
     """
 
     def __init__(
@@ -290,11 +295,11 @@ class ClientQuotas:
                 self._defaults[key] = float(value)
         self.mutes: dict[Mute, None] = {}
         self._quotas = MetadataImage.empty(image.cluster_id).client_quotas
-        self._counts: Counter[str] = Counter()  # entities that have such a quota
+        self._counts: Counter[str] = Counter()  # entities with a quota, by its key
         self.produce: RateQuotas | None = None
         self.fetch: RateQuotas | None = None
         self.request: RateQuotas | None = None
-        # Quotas that delay nobody, by the names of those that would.
+        # Quotas that only count the delays that they would cause, by the key of the real quota.
         self.observed: dict[str, RateQuotas] = {}
         self.connections = ConnectionRates(self._quotas, clock, configs)
         self.meter = CpuMeter(clock.cpu_s, self._ended)
@@ -309,12 +314,12 @@ class ClientQuotas:
 
     @property
     def kinds(self) -> list[RateQuotas]:
-        """Those of which somebody has a quota."""
+        """Kinds of quota that any entity has."""
         limiting = [kind for kind in (self.produce, self.fetch, self.request) if kind is not None]
         return [*limiting, *self.observed.values()]
 
     def rules(self, key: str, name: ClientName) -> list[Rule]:
-        """All that there are for that client, whether or not they have a value, in their order."""
+        """Return all rules that match the client, with or without a value, in precedence order."""
         default = self._defaults.get(key)
         return list(rules_for(self._quotas, key, name.user, name.client_id, default=default))
 
@@ -362,7 +367,10 @@ class ClientQuotas:
         )
 
     def answering(self, client: QuotaClient, client_id: str | None, produced_bytes: int) -> int:
-        """A request is about to be answered; its throttle time. It is muted if that is not 0."""
+        """Count a request before its response is sent. Return its throttle time in milliseconds.
+
+        If the throttle time is not 0, the connection is muted after the response.
+        """
         if client.quota.credit and client.quota.mute is None:
             asked_as = client.quota.name
             uncounted_bytes = client.quota.uncounted_bytes + produced_bytes
@@ -377,7 +385,7 @@ class ClientQuotas:
         return self._count(client, client_id, produced_bytes)
 
     def _count(self, client: QuotaClient, client_id: str | None, produced_bytes: int) -> int:
-        """As `answering`, with all that was not counted before."""
+        """Count a request as `answering` does, with the requests of the credit before it."""
         now = self._clock.monotonic()
         if client.quota.uncounted_bytes:
             if client.quota.name == (client.principal, client_id):
@@ -405,7 +413,10 @@ class ClientQuotas:
         return 0
 
     def _grant(self, client: QuotaClient, name: ClientName, requests_per_s: float) -> None:
-        """It asks often: some of its next requests, so many on the average, are counted later."""
+        """Give credit to a busy client: a random number of its next requests is counted later.
+
+        The mean is the number of requests in CREDIT_S.
+        """
         most = min(2 * int(requests_per_s * CREDIT_S), MAX_CREDIT)
         client.quota.granted = client.quota.credit = int(self._random.random() * (most + 1))
         may_bytes = MAX_CREDIT_BYTES
@@ -415,7 +426,7 @@ class ClientQuotas:
         client.quota.granted_bytes = may_bytes
 
     def _count_bytes(self, client: QuotaClient, produced_bytes: int, now: float) -> None:
-        """By the name that it is known by."""
+        """Count produced bytes under the name of the client's last request."""
         name = client.quota.name
         if not produced_bytes or name is None:
             return
@@ -427,7 +438,10 @@ class ClientQuotas:
             self._observe(PRODUCER_BYTE_RATE, name, produced_bytes, now)
 
     def may_fetch(self, client: QuotaClient, client_id: str | None) -> int:
-        """0: it may have records now. Else its throttle time, for which it is muted."""
+        """Return 0 if a fetch may return records now, otherwise its throttle time in milliseconds.
+
+        A throttled client is muted after the response.
+        """
         if self.fetch is None:
             return 0
         name = name_of(client, client_id)
@@ -436,7 +450,7 @@ class ClientQuotas:
         return 0 if client.quota.mute is None else throttle_ms(client.quota.mute.seconds)
 
     def fetched(self, client: QuotaClient, client_id: str | None, size_bytes: int) -> None:
-        """It is given so much; if that was more than it may have, its next fetch pays for it."""
+        """Count the bytes of a fetch response; use above the quota delays the next fetch."""
         name, now = name_of(client, client_id), self._clock.monotonic()
         if self.fetch is not None:
             self.fetch.use(name, size_bytes, now)
@@ -444,14 +458,17 @@ class ClientQuotas:
             self._observe(CONSUMER_BYTE_RATE, name, size_bytes, now)
 
     def fetch_bytes(self, client: QuotaClient, client_id: str | None) -> int | None:
-        """The most that one answer gives it, but for a batch that is larger; None: no limit."""
+        """Return the limit of one fetch response in bytes; None: no limit.
+
+        A first batch above the limit is still returned.
+        """
         if self.fetch is None:
             return None
         most = self.fetch.window_units(name_of(client, client_id))
         return None if most is None else max(1, int(most))
 
     def limits_mutations(self, name: ClientName) -> bool:
-        """Whether a rule says how many partitions the client may create and delete."""
+        """Return whether a controller_mutation_rate quota applies to the client."""
         key = CONTROLLER_MUTATION_RATE
         return bool(self._counts[key]) and (
             applying(self._quotas, key, name.user, name.client_id) is not None
@@ -465,7 +482,7 @@ class ClientQuotas:
         self._mute(client, CONTROLLER_MUTATION_RATE, name, seconds)
 
     def _observe(self, key: str, name: ClientName, amount: float, now: float) -> None:
-        """So much was used; what that would have been delayed is counted."""
+        """Count use under an observed quota, and the delay that it would have caused."""
         kind = self.observed.get(key)
         if kind is not None and (delay_s := kind.use(name, amount, now)):
             kind.throttled(name, delay_s)
@@ -484,7 +501,7 @@ class ClientQuotas:
         client.quota.mute = Mute(seconds, key, name, client.address, self.mutes)
 
     def _ended(self, client: QuotaClient) -> None:
-        """It asks for nothing more: what it leaves behind is counted, and delays nobody now."""
+        """Count the uncounted use of a connection that has ended; no response is delayed for it."""
         name, now = client.quota.name, self._clock.monotonic()
         if name is None:
             return
@@ -503,5 +520,5 @@ class ClientQuotas:
         for kind in self.kinds:
             if kind.key == key:
                 return kind.delay_s(name)
-        # The controller alone knows of mutations: whoever is still limited waits as it was told.
+        # Only the controller counts mutations: a client that is still limited keeps its mute.
         return inf if key == CONTROLLER_MUTATION_RATE and self.limits_mutations(name) else 0.0

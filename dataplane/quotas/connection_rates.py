@@ -1,10 +1,10 @@
-"""How often addresses may connect (`connection_creation_rate`), and all together (KIP-612).
+"""Connection rate limits: of IP addresses (`connection_creation_rate`) and in total (KIP-612).
 
-One address that connects too often is refused, after a delay that keeps it from trying at once
-again; its refused connections do not count. When all of a worker, or of one of its listeners, come
-too often, nobody is refused: the listener takes the next connection later. Delays are capped at one
-sample. The listener by which workers reach each other, where clients have another, is not held up
-by what all others do, but only by a limit of its own.
+A connection of an address above its quota is refused: closed after a delay, so that the client does
+not retry at once; refused connections do not count. If the rate of the worker or of a listener
+(`max.connection.creation.rate`) is exceeded, no connection is refused: the listener accepts the
+next one later. Delays are capped at one sample. An inter-worker listener that clients do not use is
+delayed only by its own limit, not by that of the worker.
 
 Plain state.
 """
@@ -18,21 +18,21 @@ from metaquorum.controller.quota_changes import CONNECTION_CREATION_RATE
 from metaquorum.metadata.quota_lookup import QuotaEntity, SpecialName
 from metaquorum.runtime import Clock
 
-MAX_ADDRESSES: Final = 100_000  # remembered
-LOOKED_AT: Final = 4  # of those that came first, whenever another one comes
-UNLIMITED: Final = 2**31 - 1  # what max.connection.creation.rate says for it
+MAX_ADDRESSES: Final = 100_000  # addresses in memory
+LOOKED_AT: Final = 4  # oldest addresses checked for each new one
+UNLIMITED: Final = 2**31 - 1  # value of max.connection.creation.rate for "no limit"
 _RATE_CONFIG: Final = "max.connection.creation.rate"
 _ANYBODY: Final = QuotaEntity(ip=SpecialName.DEFAULT)
 
 
 class ConnectionUse(NamedTuple):
-    quota: float  # connections a second
-    used: float  # within the window
+    quota: float  # connections per second
+    used: float  # connections within the window
     window_s: float
 
 
 class _SharedRates:
-    """All who come to a worker, or by one listener of it."""
+    """The connection rate of a whole worker, or of one of its listeners."""
 
     __slots__ = ("most", "window")
 
@@ -46,14 +46,14 @@ class _SharedRates:
             self.most = most
 
     def delay_s(self, now: float) -> float:
-        """One more has come; the next one is to be taken after so many seconds."""
+        """Count a connection. Return the seconds until the next one may be accepted."""
         return 0.0 if self.most >= UNLIMITED else self.window.use(1, self.most, now)
 
 
 class ConnectionRates:
-    """Of one worker. `throttled` counts what was refused or taken later.
+    """Connection rates of one worker. `throttled` counts connections refused or accepted late.
 
-    `own_listener`: the one between workers, where clients have another.
+    `own_listener` is the inter-worker listener, if clients do not use it.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class ConnectionRates:
         self.limit(configs)
 
     def __len__(self) -> int:
-        """Addresses that are counted at present."""
+        """Return the number of addresses in memory."""
         return len(self._per_ip)
 
     def change(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
-        """From now on these are in force."""
+        """Replace the quotas; the counted connections stay."""
         self._quotas = quotas
 
     def _window(self) -> RateWindow:
         return RateWindow(self._samples, self._sample_s)
 
     def limit(self, configs: Configs) -> None:
-        """max.connection.creation.rate may have another value, of all or of a listener."""
+        """Apply max.connection.creation.rate of the worker and of its listeners from `configs`."""
         self._configs = configs
         self._all.limit(configs.integer(_RATE_CONFIG), self._clock.monotonic())
         for listener, together in self._by_listener.items():
@@ -102,7 +102,7 @@ class ConnectionRates:
         return together
 
     def quota(self, ip: str) -> float | None:
-        """Connections a second; None: any number."""
+        """Return the quota of the address in connections per second; None: not limited."""
         for entity in (QuotaEntity(ip=ip), _ANYBODY):
             value = self._quotas.get(entity, {}).get(CONNECTION_CREATION_RATE)
             if value is not None:
@@ -110,7 +110,7 @@ class ConnectionRates:
         return None
 
     def use(self, ip: str) -> "ConnectionUse | None":
-        """What the address has of its quota; None: it is not limited."""
+        """Return the use of the address's quota; None if the address is not limited."""
         quota, window, now = self.quota(ip), self._per_ip.get(ip), self._clock.monotonic()
         if quota is None:
             return None
@@ -118,7 +118,11 @@ class ConnectionRates:
         return ConnectionUse(quota, window.total(now), window.window_s(now))
 
     def refusal_s(self, ip: str) -> float:
-        """It has connected. 0: it may; else it is refused after so many seconds."""
+        """Count a connection of the address.
+
+        Returns 0 if it is accepted, otherwise the seconds after which to close it; a refused
+        connection is not counted.
+        """
         quota = self.quota(ip)
         if quota is None:
             return 0.0
@@ -135,7 +139,7 @@ class ConnectionRates:
         return min(delay_s, self._sample_s)
 
     def pause_s(self, listener: str) -> float:
-        """One more is taken by that listener; its next one after so many seconds."""
+        """Count an accepted connection. Return the seconds until the listener's next accept."""
         now = self._clock.monotonic()
         delay_s = self._of(listener).delay_s(now)
         if listener != self.own_listener:
@@ -144,7 +148,7 @@ class ConnectionRates:
         return min(delay_s, self._sample_s)
 
     def _forget_some(self, now: float) -> None:
-        """Those that came first go if they are not limited, unused, or too many."""
+        """Check the oldest addresses; forget unlimited, unused and supernumerary ones."""
         for _ in range(min(LOOKED_AT, len(self._per_ip))):
             ip = next(iter(self._per_ip))
             window = self._per_ip.pop(ip)

@@ -1,21 +1,21 @@
-"""How much of the loop's time each client takes.
+"""The event loop time that each client takes (`request_percentage`).
 
-One thread runs one loop, and whatever a node does for a client it does in slices of that loop, from
-one wait to the next. A slice of a connection begins with `resume` and ends with `pause`. A request
-answered in between is charged (`charge`) with all since the last charge: receiving, parsing,
-handling and encoding it. What is left at the end (sending, as a rule) is charged with the next one,
-or when the connection ends. Time is that of the thread's CPU: what other processes of the
-machine take is on nobody's account. Reads and writes beside the loop are not either; the validation
-of a batch in a worker thread is (`add`).
+One thread runs one event loop, and a node works for a client in slices of that loop, from one wait
+to the next. A slice of a connection begins with `resume` and ends with `pause`. A request answered
+in between is charged (`charge`) with the CPU time since the last charge: receiving, parsing,
+handling and encoding. The rest of a slice (usually sending) is charged with the next request, or
+when the connection ends. CPU time is that of the thread: time taken by other processes is charged
+to no client. File reads and writes in worker threads are not charged; the validation of a batch in
+a worker thread is (`add`).
 
-Asking for a thread's time takes 0.2 microseconds, a small request twenty. A client that asks often
-is not metered while it has `credit` (`dataplane.quotas.client_quota_manager`): the next slice that
-is metered stands for those before it that were not. How many these are is drawn, so that nobody can
-send what takes long just then, and what a client is charged with is right on the average.
+Reading the CPU time of a thread takes 0.2 microseconds, a small request twenty. A busy client is
+not metered while it has `credit` (`dataplane.quotas.client_quota_manager`): the next metered slice
+also counts for the unmetered slices before it. The credit is random, so that
+a client cannot place expensive requests into unmetered slices, and the charge is right on average.
 
-So 100 percent is all that one loop can do. There is no second one in a process: a quota of 200
-percent limits nobody, and half of what a node can do is 50. (In Apache Kafka, the whole is 100
-times the number of its network and request threads.)
+100 percent is therefore all the time of the one event loop. A process has no second one: a quota of
+200 percent limits no client, and 50 percent is half of a node. (In Apache Kafka, the whole is 100
+times the number of network and request threads.)
 """
 
 import types
@@ -30,7 +30,10 @@ PERCENT: Final = 100.0
 
 
 class CpuMeter:
-    """`is_on`: anybody cares. `end(client)` is to be called when it asks for nothing more."""
+    """The meter of event loop time.
+
+    `is_on`: whether any quota needs it. Call `end(client)` when the client's connection ends.
+    """
 
     __slots__ = ("_cpu_s", "end", "is_on")
 
@@ -40,7 +43,7 @@ class CpuMeter:
         self.end = end
 
     def resume(self, client: QuotaClient) -> bool:
-        """Whether this slice is metered, and `pause` is to end it."""
+        """Begin a slice. Return whether it is metered and `pause` must end it."""
         if client.quota.credit:
             client.quota.unmetered += 1
             client.quota.cpu_weight = 0
@@ -51,7 +54,7 @@ class CpuMeter:
         return True
 
     def charge(self, client: QuotaClient) -> float:
-        """What was used since it was last charged, in seconds of a percent of the loop."""
+        """Return the use since the last charge, in percent times seconds of the event loop."""
         used_s = client.quota.cpu_owed_s
         client.quota.cpu_owed_s = 0.0
         if client.quota.cpu_weight:
@@ -67,13 +70,13 @@ class CpuMeter:
             ) * client.quota.cpu_weight
 
     def add(self, client: QuotaClient, used_s: float) -> None:
-        """A worker thread has used so much for the client: charged with its next request."""
+        """Add CPU seconds of a worker thread, to be charged with the client's next request."""
         if self.is_on and not client.is_follower:
             client.quota.cpu_owed_s += used_s
 
     @types.coroutine
     def slices(self, client: QuotaClient, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """`work` is done, and metered."""
+        """Run `work` to its end, metered. Return its value."""
         value: Any = None
         error: BaseException | None = None
         while True:
@@ -88,7 +91,7 @@ class CpuMeter:
             value = error = None
             try:
                 value = yield wait
-            except BaseException as raised:  # noqa: BLE001  # it is for the work
+            except BaseException as raised:  # noqa: BLE001  # rethrown into the work
                 error = raised
 
 

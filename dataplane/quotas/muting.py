@@ -1,8 +1,8 @@
-"""A connection that is not read for a while, because its client has used too much (KIP-219).
+"""Muted connections: not read for the throttle time after a quota violation (KIP-219).
 
-The answer, which says for how long, has left. Nothing more of the connection is handled until the
-time is over; what comes meanwhile fills one buffer and then stays with the sender. The time may be
-cut short when a quota changes.
+The response, with the throttle time, is sent first. Then no request of the connection is handled
+until the time is over; bytes received meanwhile fill one buffer, and further ones stay with the
+sender. A quota change may shorten the time.
 """
 
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ MAX_THROTTLE_MS: Final = 2**31 - 1
 
 
 class ClientName(NamedTuple):
-    """By what a client is known to its quotas."""
+    """The name of a client for its quotas."""
 
     principal: str
     client_id: str | None
@@ -24,7 +24,7 @@ class ClientName(NamedTuple):
 
 
 class Mute:
-    """For how long one connection is not read, and by which of its client's quotas."""
+    """The mute of one connection: its throttle time and the violated quota."""
 
     __slots__ = ("_mutes", "address", "key", "name", "scope", "seconds")
 
@@ -36,7 +36,7 @@ class Mute:
         address: tuple[str, int],
         mutes: dict["Mute", None],
     ) -> None:
-        """It is among `mutes` until its end."""
+        """Start a mute of `seconds`; it is in `mutes` until `end`."""
         self.seconds = seconds
         self.key = key
         self.name = name
@@ -50,14 +50,14 @@ class Mute:
         return max(0.0, self.scope.deadline - trio.current_time())
 
     def shorten(self, seconds: float) -> None:
-        """It ends after so many seconds, if it would not earlier."""
+        """End the mute after `seconds`, if it would not end earlier."""
         self.scope.deadline = min(self.scope.deadline, trio.current_time() + seconds)
 
     def end(self) -> None:
-        """Nobody waits for it any more."""
+        """Remove the mute from `mutes`. Idempotent."""
         self._mutes.pop(self, None)
 
 
 def throttle_ms(seconds: float) -> int:
-    """As answers say it; not less."""
+    """Return a throttle time in milliseconds for a response, rounded up."""
     return min(MAX_THROTTLE_MS, -int(-seconds * 1000 // 1))

@@ -1,6 +1,6 @@
-"""Once a minute: who is held to a quota, by which rule, and how hard.
+"""The log line about throttled clients, once a minute: which clients, which rules, which delays.
 
-One line names those who have waited longest; nothing is said of a minute in which nobody had to.
+The line names the clients with the longest total delay. A minute without throttling has no line.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ MOST_NAMED: Final = 10
 
 @frozen
 class _Held:
-    """One allowance of which somebody had to wait since the last report."""
+    """One allowance with throttled responses since the last report."""
 
     key: str
     rule: Rule
@@ -30,8 +30,9 @@ class _Held:
             else (f"rule {self.rule.precedence}, {self.rule.entity}")
         )
         return (
-            f"{_name(self.rule)}: {self.count} answers {delayed} by {self.total_s / self.count:.1f}"
-            f" s on the average, as {self.key} is {self.rule.value:g} ({by})"
+            f"{_name(self.rule)}: {self.count} responses {delayed} by"
+            f" {self.total_s / self.count:.1f} s on average, as {self.key} is"
+            f" {self.rule.value:g} ({by})"
         )
 
 
@@ -46,24 +47,24 @@ def _name(rule: Rule) -> str:
 
 
 def _printable(name: str) -> str:
-    """Names are of strangers: a log line stays one line."""
+    """Return `name`, escaped if it is not printable: clients choose it, and a line is one line."""
     return name if name.isprintable() else ascii(name)
 
 
 class QuotaLog:
     def __init__(self, quotas: ClientQuotas) -> None:
         self._quotas = quotas
-        self._refused = 0  # connections, as they were told last
+        self._refused = 0  # throttled connections at the last report
 
     def line(self) -> str | None:
-        """What has happened since it was asked for last; None: nothing."""
+        """Return the log line about throttling since the last call; None if there was none."""
         held = sorted(self._held(), key=lambda one: -one.total_s)
         parts = [str(one) for one in held[:MOST_NAMED]]
         if len(held) > MOST_NAMED:
             parts.append(f"and {len(held) - MOST_NAMED} more")
         refused = self._quotas.connections.throttled
         if refused > self._refused:
-            parts.append(f"{refused - self._refused} connections refused, or taken later")
+            parts.append(f"{refused - self._refused} connections refused or accepted late")
         self._refused = refused
         if not parts:
             return None

@@ -1,7 +1,7 @@
-"""What is to be seen of client quotas: who uses how much of what, who is muted, and which rules.
+"""The status of client quotas: use of each allowance, muted connections, and rules.
 
-Reading changes nothing and delays nobody. There may be a hundred thousand allowances: `uses` is an
-iterator, so that whoever goes through all of them can let others have their turn.
+Reading the status changes nothing and delays no client. There may be a hundred thousand allowances:
+`uses` is an iterator, so that a caller that reads all of them can let other tasks run.
 """
 
 from collections.abc import Iterator
@@ -14,52 +14,52 @@ from wire.primitives.frozen import frozen
 
 @frozen
 class QuotaUsage:
-    """One allowance, of all clients with `rule.sharers`.
+    """The use of one allowance by all clients of `rule.sharers`.
 
-    Units are bytes, or seconds of a percent of the loop (`request_percentage`).
+    Units are bytes, or percent times seconds of event loop time (`request_percentage`).
     """
 
     key: str  # producer_byte_rate ...
     rule: Rule  # with the quota's value
     used: float  # units within the window
-    used_total: float  # since the allowance is counted
+    used_total: float  # units since the allowance was created
     window_s: float
-    delay_s: float  # of whoever uses a little more now
-    throttle_count: int  # since the allowance is counted
+    delay_s: float  # throttle time of the next use
+    throttle_count: int  # since the allowance was created
     throttle_total_s: float
     throttle_longest_s: float
     throttle_recent_s: float  # mean of the delays within the window
 
     @property
     def quota(self) -> float:
-        """Units a second."""
+        """The quota, in units per second."""
         assert self.rule.value is not None
         return self.rule.value
 
     @property
     def rate(self) -> float:
-        """Units a second."""
+        """The rate within the window, in units per second."""
         return self.used / self.window_s
 
     @property
     def left(self) -> float:
-        """Units that delay nobody; negative: there are so many too much."""
+        """Units that may be used without a delay; negative: units used above the quota."""
         return self.quota * self.window_s - self.used
 
     def delay_after_s(self, amount: float) -> float:
-        """The delay of who uses so much more now."""
+        """Return the throttle time in seconds after `amount` more units."""
         return max(0.0, (self.used + amount) / self.quota - self.window_s)
 
 
 @frozen
 class MutedConnection:
-    """One connection that is left alone at present."""
+    """One muted connection."""
 
     address: tuple[str, int]
     principal: str
     client_id: str | None
-    key: str  # the quota that it is muted for
-    throttle_s: float  # as it was told
+    key: str  # the violated quota
+    throttle_s: float  # throttle time in its response
     left_s: float
 
 
@@ -68,14 +68,14 @@ class QuotaStatus:
         self._quotas = quotas
 
     def uses(self, key: str | None = None) -> Iterator[QuotaUsage]:
-        """Of every allowance of which something was used lately, of that quota or of all."""
+        """Yield the allowances with use within the window, of quota `key` or of all quotas."""
         for kind in self._quotas.kinds:
             if key is None or kind.key == key:
                 for allowance in kind.in_use():
                     yield self._use(kind, allowance, allowance.name)
 
     def use(self, key: str, principal: str, client_id: str | None) -> QuotaUsage | None:
-        """Of the allowance that such a client has a share of; None: it is not limited."""
+        """Return the use of the client's allowance; None if the client is not limited."""
         name = ClientName(principal, client_id)
         for kind in self._quotas.kinds:
             if kind.key == key and (allowance := kind.allowance(name)) is not None:
@@ -85,16 +85,16 @@ class QuotaStatus:
     def delay_after_s(
         self, key: str, principal: str, client_id: str | None, amount: float
     ) -> float:
-        """How long such a client would have to wait after using so much more now."""
+        """Return the client's throttle time in seconds after `amount` more units."""
         name = ClientName(principal, client_id)
         return sum(k.delay_after_s(name, amount) for k in self._quotas.kinds if k.key == key)
 
     def rules(self, key: str, principal: str, client_id: str | None) -> list[Rule]:
-        """The eight, and perhaps the worker's own default; the first with a value applies."""
+        """Return the eight rules and any worker default; the first one with a value applies."""
         return self._quotas.rules(key, ClientName(principal, client_id))
 
     def muted(self) -> list[MutedConnection]:
-        """Who has to wait longest comes first."""
+        """Return the muted connections, longest remaining mute first."""
         return sorted(map(_muted, self._quotas.mutes), key=lambda one: -one.left_s)
 
     def _use(self, kind: RateQuotas, allowance: Allowance, name: ClientName) -> QuotaUsage:

@@ -1,25 +1,25 @@
-"""How much was used lately, and how long to wait for what was too much.
+"""The rate of recent use, and the throttle time of use above a quota.
 
 Use is counted in samples of S seconds, of which the newest N are kept. The observed time T reaches
-from the beginning of the oldest sample to now, but is never taken to be less than N-1 samples: who
-has just begun may use at once what is allowed in that time. So
+from the start of the oldest sample to now, but is never less than N-1 samples: a client without
+earlier use may use at once what the quota Q allows in that time.
 
-    U = sum of the samples / T        D = T (U - Q) / Q
+    rate U = sum of the samples / T        throttle time D = T (U - Q) / Q
 
-D is the time after which U is Q again while T grows with it; where T does not grow, because it was
-taken to be more than it was, a client is told to wait twice.
+After D without use, U equals Q again, because T has grown by D. Where T does not grow, because the
+minimum applied, a client is throttled twice.
 
-When a new sample begins and the oldest goes, T shrinks from N S to (N-1) S at one stroke. A client
-that had just been within its quota is then over it by one part in N-1, and waits for S: the
-*snapback* that gives a throttled producer its comb of small batches until its first burst leaves
-the window. Source: KIP-13; Kafka's Rate and SampledStat.
+When a new sample starts and the oldest is dropped, T shrinks from N S to (N-1) S at once. A client
+just within its quota then exceeds it by one part in N-1, and is throttled for S: the *snapback*
+that makes a throttled producer send a series of small batches until its first burst leaves the
+window. Source: KIP-13; Kafka's Rate and SampledStat.
 
-So every connection over its quota is let through once in D, though nothing was paid: the more of
-them share an allowance, and the larger their requests, the further the average drifts above the
-quota (ten connections, each request a tenth of a second's worth: by a tenth; in Kafka, for good).
-Here a second measure holds the average, a bucket that leaks at the quota and holds N samples of it:
-what is in it beyond that is waited for, too. One connection alone never notices. In any time t, no
-more is let through than Q (t + N S) and one request of each connection.
+Each connection above its quota therefore gets one request through per D. The more connections share
+an allowance, and the larger their requests, the further the average drifts above the quota (ten
+connections with requests of a tenth of a second's quota each: by a tenth; in Kafka, permanently).
+A second measure limits the average here: a leaky bucket with rate Q and a capacity of N samples;
+content above the capacity is waited for, too. It never delays a single connection. In any time t,
+at most Q (t + N S) plus one request of each connection is let through.
 
 Plain state: `now` is monotonic seconds.
 """
@@ -51,18 +51,21 @@ class RateWindow:
         self._samples = samples
         self._sample_s = sample_s
         self._samples_s = samples * sample_s
-        # Some ten items each: lists, as an empty deque takes half a kilobyte.
+        # About ten items each: lists, because an empty deque takes half a kilobyte.
         self._starts: list[float] = []
         self._sums: list[float] = []
         self._total = 0.0
         self._level = 0.0
         self._leaked_at = 0.0
-        self.least_s = (samples - 1) * sample_s or sample_s  # T is never taken to be less
-        # Under this quota D is 0 until more is used: there is less as time goes by.
+        self.least_s = (samples - 1) * sample_s or sample_s  # minimum of T
+        # With at least this quota, D stays 0 until the next use: the rate only falls over time.
         self.within = inf
 
     def use(self, amount: float, quota: float, now: float) -> float:
-        """So much was used now; D. As `record` and `delay_s`, at less cost where D is 0."""
+        """Record `amount` units and return D in seconds.
+
+        Equals `record` followed by `delay_s`, but is cheaper if D is 0.
+        """
         starts = self._starts
         if starts and now - starts[-1] < self._sample_s:
             if now - starts[0] >= self._samples * self._sample_s:
@@ -81,13 +84,13 @@ class RateWindow:
         return self.delay_s(quota, now)
 
     def change(self, quota: float, now: float) -> None:
-        """That is the quota from now on. What was too much longer ago is forgiven."""
+        """Change the quota; the bucket's content above its new capacity is dropped."""
         self._leak(quota, now)
         self._level = min(self._level, quota * self._samples_s)
         self.within = inf
 
     def record(self, amount: float, now: float) -> None:
-        """So much was used now."""
+        """Add `amount` units to the current sample."""
         self.within = inf
         self._forget(now)
         if not self._starts or now - self._starts[-1] >= self._sample_s:
@@ -100,17 +103,17 @@ class RateWindow:
         self._total += amount
 
     def total(self, now: float) -> float:
-        """What was used within the window."""
+        """Return the units used within the window."""
         self._forget(now)
         return self._total
 
     def rate(self, now: float) -> float:
-        """What was used a second, over `window_s`."""
+        """Return the units used per second over `window_s`."""
         window_s = self.window_s(now)
         return self._total / window_s
 
     def window_s(self, now: float) -> float:
-        """T, in seconds."""
+        """Return T, in seconds."""
         self._forget(now)
         least = self.least_s
         if not self._starts:
@@ -122,13 +125,13 @@ class RateWindow:
         return max(elapsed, least)
 
     def delay_s(self, quota: float, now: float) -> float:
-        """D: after so many seconds without use, the rate is at most `quota` again; 0 when it is."""
+        """Return D: the seconds without use until the rate is at most `quota`; 0 if it is now."""
         if quota >= self.within:
             return 0.0
         return self.delay_after_s(0.0, quota, now)
 
     def delay_after_s(self, amount: float, quota: float, now: float) -> float:
-        """What D would be if so much more were used now."""
+        """Return D in seconds as if `amount` more units were used now."""
         window_s = self.window_s(now)
         over = (self._total + amount) / window_s - quota
         delay_s = window_s * over / quota if over > 0 else 0.0
@@ -140,16 +143,16 @@ class RateWindow:
         self._leaked_at = now
 
     def is_unused(self, quota: float, now: float) -> bool:
-        """Nothing that was ever used counts any more: it may as well be forgotten."""
+        """Return whether no earlier use counts, so that the window can be forgotten."""
         self._forget(now)
         self._leak(quota, now)
         return not self._starts and not self._level
 
     def _forget(self, now: float) -> None:
-        """Samples that began before the window are gone."""
+        """Drop samples that started before the window."""
         starts = self._starts
         while starts and now - starts[0] >= self._samples * self._sample_s:
             starts.pop(0)
             self._total -= self._sums.pop(0)
         if not starts:
-            self._total = 0.0  # what floating point has left
+            self._total = 0.0  # drop the rounding error of the sum

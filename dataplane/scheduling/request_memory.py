@@ -1,10 +1,10 @@
-"""How much memory requests may take that have not been handled yet.
+"""The memory budget of requests that have not been handled yet.
 
-A request is reserved whole before more of it is read, so that two half-read ones never wait for
-each other, and the smallest that waits goes first: nobody can queue up before honest requests with
-sizes that are only claimed. What is reserved is not held for ever by someone who does not send:
-while others wait, a request has to come in at a rate (`StalledRequests`) or its connection is
-closed.
+Memory for a whole request is reserved before more of it is read, so that two partly read requests
+never wait for each other. The smallest waiting request goes first, so that a client that claims a
+large size without sending it cannot delay smaller requests. A client cannot hold reserved memory
+without sending: while other requests wait, a request must arrive at a minimum rate
+(`StalledRequests`), or its connection is closed.
 """
 
 import heapq
@@ -14,15 +14,15 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-# While others wait for memory: after this, a request must have come at the rate below.
+# While other requests wait for memory, a request must arrive at the rates below after this time.
 GRACE_S: Final = 3.0
 LEAST_BYTES_PER_S: Final = 128 * 1024
-# And at such a rate as would bring the whole of it within this.
+# The whole request must arrive within this time, in seconds, which gives its minimum rate.
 WHOLE_WITHIN_S: Final = 60.0
 
 
 class _Waiter(NamedTuple):
-    """Compared by its size first, and then by its age."""
+    """A waiting request, ordered by size, then by age."""
 
     size_bytes: int
     serial: int
@@ -30,30 +30,27 @@ class _Waiter(NamedTuple):
 
 
 class RequestMemory:
-    """A budget in bytes that large requests draw on while they arrive, the smallest first.
+    """A budget in bytes, granted to waiting requests smallest first.
 
-    One larger than the budget passes when it has the budget to itself; one that asks for nothing
-    passes at once. With `ages`, the request that has waited longest goes first once others have
-    overtaken it with as many bytes as it asks for, so that smaller ones cannot keep it waiting for
-    ever; then the smallest go first again, so that they do not wait for all large ones either. That
-    is for requests that have arrived: sizes that are only claimed must not go before honest ones.
-    Source: queued.max.request.bytes (KIP-72).
+    A request larger than the budget is granted when nothing else is reserved; a request for 0 bytes
+    is granted at once. With `ages`, the request that has waited longest goes first after requests
+    with as many bytes as its own have overtaken it, so that smaller ones cannot delay it forever;
+    then the smallest go first again. Use `ages` only for requests that have arrived: a size that is
+    only claimed must not delay other requests. Source: queued.max.request.bytes (KIP-72).
     """
 
     def __init__(self, limit_bytes: int, *, ages: bool = False) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._ages = ages
-        self._overtaking_bytes = (
-            0  # granted to others since the oldest that waited was last granted
-        )
+        self._overtaking_bytes = 0  # granted since an oldest waiting request was last granted
         self._serial = itertools.count()
         self._waiting: list[_Waiter] = []  # a heap
         self._short = trio.Event()
 
     @property
     def is_short(self) -> bool:
-        """Whether anybody waits."""
+        """Whether any request waits."""
         return bool(self._waiting)
 
     async def wait_short(self) -> None:
@@ -65,11 +62,11 @@ class RequestMemory:
         return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether `reserve` would not wait."""
+        """Return whether `reserve` would return at once."""
         return not size_bytes or (not self._waiting and self._fits(size_bytes))
 
     async def reserve(self, size_bytes: int) -> None:
-        """`size_bytes` are the caller's until it releases them."""
+        """Wait until `size_bytes` are reserved; the caller must `release` them."""
         if self.has_room(size_bytes):
             self.used_bytes += size_bytes
             return
@@ -119,35 +116,35 @@ def _serial_of(waiter: _Waiter) -> int:
 
 
 class Holder(Protocol):
-    """A connection, as far as it holds memory for a request that has not come whole."""
+    """A connection that may hold memory for a partly received request."""
 
     @property
     def reservation(self) -> int:
-        """Another number for each request."""
+        """A number that differs for each request."""
 
     @property
     def reserved_bytes(self) -> int: ...
 
     @property
     def client(self) -> object:
-        """Who it is, for people."""
+        """The client, printable in log lines."""
 
     @property
     def missing_bytes(self) -> int:
-        """Of the request; 0 when it is all there."""
+        """Bytes of the request not received yet; 0 when it is complete."""
 
     def abort(self) -> None: ...
 
 
 class StalledRequests:
-    """Tells who holds memory and brings too little, looked at from time to time in a shortage."""
+    """Finds connections that hold memory and receive too slowly; polled during a shortage."""
 
     def __init__(self) -> None:
-        # When a request was looked at first, and what was missing of it then.
+        # Time of the first poll that saw each request, and its missing bytes then.
         self._seen: dict[tuple[Holder, int], tuple[float, int]] = {}
 
     def among(self, holders: Iterable[Holder], now_s: float) -> list[Holder]:
-        """Those that have brought less than they must since they were looked at first."""
+        """Return the holders that received less than the minimum rate since their first poll."""
         seen, stalled = {}, []
         for holder in holders:
             missing = holder.missing_bytes

@@ -1,28 +1,26 @@
-"""Work on the loop that may take long, done in slices with turns for everybody else between them.
+"""Long work on the event loop, divided into time slices between which other tasks run.
 
 A handler whose work grows with the rows of its request is a generator: it yields after every few
-rows (`in_pieces`), and whoever drives it decides whether it goes on at once. Nothing else about it
-is asynchronous, so what it reads and changes between two yields is consistent, and what it answers
-is of the time at which it looked at each row.
+rows (`in_pieces`), and its driver decides whether to continue at once. It is otherwise synchronous:
+reads and changes between two yields are consistent, and a response shows each row as of the time at
+which the row was read.
 
-    begun --all done within the slice of its connection--> answered
-      `--the slice is over--> waits for room --> waits for its turn <--> a slice --> answered
+    started --finished within the slice of its connection--> answered
+      `--the slice is over--> waits for memory --> waits for its turn <--> a slice --> answered
 
-A slice ends by the CPU time of the loop's thread. Requests that need more than the slice in which
-their connection was read share one slice in each turn of the loop, however many there are; of these
-so many bytes of frames are under way at a time (`UNDER_WAY_BYTES`), the smallest first, and the
-others wait as the bytes they came in, not as objects. The one that has waited longest goes first
-once others have overtaken it with as many bytes as it has itself. An answer waits for its turn, but
-for no room.
+A slice is measured in CPU time of the event loop's thread. Requests that need more than the slice
+of their connection share one slice per turn of the event loop, regardless of their number. At most
+`UNDER_WAY_BYTES` of their frames are in progress at a time, smallest first; the other requests wait
+as undecoded bytes, not as objects. The request that has waited longest goes first after requests
+with as many bytes as its own have overtaken it. A response waits for its turn, but not for memory.
 
-To free many objects takes long, too: lists, dicts and sets of a long request are not left to the
-end of a function but given to `TimeSlicer.discard`, which empties them in slices of
-`DISCARD_CPU_S`, one in each turn of the loop. It frees objects several times as fast as requests
-make them.
+Freeing many objects takes long, too: the lists, dicts and sets of a long request are not freed at
+the end of a function but by `TimeSlicer.discard`, which empties them in slices of `DISCARD_CPU_S`,
+one per turn of the event loop. It frees objects several times as fast as requests create them.
 
-Promised: a turn of the loop is late by one slice for all long requests together, by one of
-`DISCARD_CPU_S`, and by the slices of the connections that have brought something in that turn. Not
-promised: that a long request is quick, or that its rows are of one instant.
+Guaranteed: a turn of the event loop is delayed by one slice for all long requests together, by one
+slice of `DISCARD_CPU_S`, and by the slices of the connections that received bytes in that turn. Not
+guaranteed: that a long request is fast, or that all its rows are read at the same time.
 """
 
 from collections import deque
@@ -43,23 +41,23 @@ Work: TypeAlias = Generator[None, None, T]
 Rows: TypeAlias = list[Any] | dict[Any, Any] | set[Any]
 CallAfter: TypeAlias = Callable[[float, Callable[[], object]], object]
 
-# Half of what a slice of the loop may take (10 ms), as a piece of work ends behind it.
+# Half of the longest slice (10 ms), because a piece of work may end after the slice does.
 SLICE_CPU_S: Final = 0.005
-# Rows between two looks at the clock, each of which takes some microseconds.
+# Rows between two checks of the clock; one row takes some microseconds.
 PIECE_ROWS: Final = 64
 FORGOTTEN_ROWS: Final = 1024
 SORTED_ROWS: Final = 1000
-# Of each turn of the loop, for work that no request waits for.
+# CPU seconds per turn of the event loop for background work, which no request waits for.
 DISCARD_CPU_S: Final = 0.002
 _END: Final[Any] = object()
-# Frames of requests that are worked on in turns: as objects they take some ten times as much.
+# Frame bytes of long requests in progress; decoded, they take about ten times as much memory.
 UNDER_WAY_BYTES: Final = 4 << 20
 
 
 def in_pieces(
     rows: Iterable[A], work: Callable[[A], B], piece_rows: int = PIECE_ROWS
 ) -> Work[list[B]]:
-    """What `work` says of each row, in order; it may be interrupted after every `piece_rows`."""
+    """Return the results of `work` for each row, in order; yield after every `piece_rows` rows."""
     left = iter(rows)
     done: list[B] = []
     while piece := list(islice(left, piece_rows)):
@@ -77,7 +75,7 @@ def pieces(rows: Sequence[A]) -> Iterator[Sequence[A]]:
 def each_of(
     groups: Iterable[T], rows_of: Callable[[T], Iterable[A]], work: Callable[[T, A], B]
 ) -> Work[list[tuple[T, list[B]]]]:
-    """For each group, a topic mostly, what `work` says of it and each of its rows."""
+    """Return, for each group (usually a topic), the results of `work` for each of its rows."""
     done: list[tuple[T, list[B]]] = []
     left = PIECE_ROWS
     for group in groups:
@@ -96,7 +94,7 @@ def each_of(
 def for_each_of(
     groups: Iterable[T], rows_of: Callable[[T], Iterable[A]], work: Callable[[T, A], object]
 ) -> Work[None]:
-    """`work` was called with each group and each of its rows."""
+    """Call `work` with each group and each of its rows."""
     left = PIECE_ROWS
     for group in groups:
         for row in chain(rows_of(group), (_END,)):
@@ -109,7 +107,7 @@ def for_each_of(
 
 
 def in_order(names: Iterable[str]) -> Work[Iterator[str]]:
-    """The names, sorted; what is left to be done for each is done when it is asked for."""
+    """Sort the names in runs; return an iterator that merges the runs as it is read."""
     left = iter(names)
     runs: list[list[str]] = []
     while run := sorted(islice(left, SORTED_ROWS)):
@@ -119,12 +117,12 @@ def in_order(names: Iterable[str]) -> Work[Iterator[str]]:
 
 
 def row_count(groups: Sequence[T], rows_of: Callable[[T], Sequence[A]]) -> int:
-    """Groups and their rows, counted no further than to more than PIECE_ROWS."""
+    """Return the number of groups and rows; the count stops once it exceeds PIECE_ROWS."""
     return sum([1 + len(rows_of(group)) for group in groups[: PIECE_ROWS + 1]])
 
 
 def emptied(rows: Rows) -> Work[None]:
-    """Nothing is in `rows`. To free many objects takes half as long as to make them."""
+    """Empty `rows` in pieces. Freeing many objects takes half as long as creating them."""
     if isinstance(rows, list):
         while rows:
             del rows[-FORGOTTEN_ROWS:]
@@ -138,7 +136,7 @@ def emptied(rows: Rows) -> Work[None]:
 
 
 def at_once(work: Work[T]) -> T:
-    """What comes of work that is little."""
+    """Run short work to its end and return its result."""
     try:
         while True:
             next(work)
@@ -148,9 +146,9 @@ def at_once(work: Work[T]) -> T:
 
 
 class TimeSlicer:
-    """Of one loop. `cpu_s` is the CPU time of its thread.
+    """Time slices of one event loop. `cpu_s` returns the CPU time of its thread.
 
-    `call_after` schedules the work that no request waits for; without it that is done at once.
+    `call_after` schedules background work; without it, background work is done at once.
     """
 
     def __init__(
@@ -161,25 +159,25 @@ class TimeSlicer:
     ) -> None:
         self._cpu_s = cpu_s
         self._ends_s = 0.0
-        self._turn = trio.Lock()  # whose waiters are served in their order
+        self._turn = trio.Lock()  # first come, first served
         self._room = RequestMemory(under_way_bytes, ages=True)
         self._call_after = call_after
         self._background: deque[Work[Any]] = deque()
 
     def start(self) -> None:
-        """A slice begins; the clock is not asked before somebody asks whether it is over."""
+        """Start a slice; its time counts from the first read of `is_over`, to save a clock call."""
         self._ends_s = 0.0
 
     @property
     def is_over(self) -> bool:
-        """Whether others are to have their turn."""
+        """Whether the slice is over and other tasks should run."""
         now = self._cpu_s()
         if not self._ends_s:
             self._ends_s = now + SLICE_CPU_S
         return now >= self._ends_s
 
     def run(self, work: Work[T]) -> tuple[T] | None:
-        """What comes of `work`, in a tuple; None if the slice was over before."""
+        """Run `work` in this slice. Return its result in a tuple; None if the slice ends first."""
         try:
             while True:
                 next(work)
@@ -189,9 +187,9 @@ class TimeSlicer:
             return (done.value,)
 
     def discard(self, *rows: Rows) -> None:
-        """Nothing is left in `rows`, which the caller uses no more, after some turns of the loop.
+        """Empty `rows` in the background; the caller must not use them again.
 
-        Short ones are left alone: they are freed with the last reference to them.
+        Short ones are not emptied: they are freed with the last reference to them.
         """
         for some in rows:
             if len(some) > FORGOTTEN_ROWS:
@@ -199,11 +197,11 @@ class TimeSlicer:
 
     @property
     def has_background_work(self) -> bool:
-        """Whether any work that no request waits for is left."""
+        """Whether background work is left."""
         return bool(self._background)
 
     def finish_in_background(self, work: Work[Any]) -> None:
-        """`work` is done after some turns of the loop, in slices; the caller does not wait."""
+        """Run `work` in slices of later turns of the event loop; the caller does not wait."""
         if self._call_after is None:
             at_once(work)
             return
@@ -225,25 +223,25 @@ class TimeSlicer:
             self._call_after(0.0, self._work_in_background)
 
     async def each(self, rows: Sequence[A], work: Callable[[A], B]) -> list[B]:
-        """What `work` says of each row, for a coroutine: at once where there are few."""
+        """Return the results of `work` for each row; without a wait if the rows are few."""
         return await self.do(in_pieces(rows, work), len(rows))
 
     async def do(self, work: Work[T], row_count: int) -> T:
-        """What comes of `work`, for a coroutine: at once where it is of few rows."""
+        """Return the result of `work`; without a wait if `row_count` is at most PIECE_ROWS."""
         return at_once(work) if row_count <= PIECE_ROWS else await self.finish(work, 0)
 
     async def pause(self) -> None:
-        """Others have their turn if the slice is over, in a coroutine's loop over rows."""
+        """Let other tasks run if the slice is over; for a coroutine's loop over rows."""
         if self.is_over:
             async with self._turn:
                 self.start()
 
     async def finish(self, work: Work[T], size_bytes: int) -> T:
-        """What comes of `work`, in slices; `size_bytes` is what its request came in."""
+        """Run `work` in slices and return its result; `size_bytes` is the size of its request."""
         await self._room.reserve(size_bytes)
         try:
             while True:
-                async with self._turn:  # at least a turn of the loop after the last one
+                async with self._turn:  # at least one turn of the event loop per slice
                     self.start()
                     done = self.run(work)
                 if done is not None:

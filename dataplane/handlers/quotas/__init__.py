@@ -1,5 +1,5 @@
-"""The APIs of quotas: alter, describe, and explain what is used.
+"""Handlers of the quota APIs: alter and describe quotas, describe their use.
 
-Imports `quotas`, `worker` and below. No I/O. Apart from the other handlers so that their folder
-stays small.
+Imports `quotas`, `worker` and below. No I/O, except through the controller client of the worker.
+Separate from the other handlers to keep that folder small.
 """

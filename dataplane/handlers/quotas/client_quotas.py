@@ -25,11 +25,11 @@ from wire.messages.describe_client_quotas import (
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 
-# These requests bring no time limit. Most clients give an answer half a minute.
+# The request has no timeout of its own. Most clients wait 30 s for the response.
 CHANGE_S: Final = 25.0
-# With so many parts one of a filter is wrong: there are three types, none of which may be twice.
+# A longer filter is invalid in any case: there are three entity types, each allowed once.
 MAX_COMPONENTS: Final = 10
-SLICE_ENTITIES: Final = 1000  # looked at before the loop gets its turn
+SLICE_ENTITIES: Final = 1000  # entities checked before other tasks run
 
 
 async def handle_alter_client_quotas(
@@ -106,7 +106,7 @@ async def _describe(image: MetadataImage, wanted: QuotaFilter) -> DescribeClient
 def _entries(
     image: MetadataImage, wanted: QuotaFilter
 ) -> Iterator[describe_client_quotas.EntryData | None]:
-    """An entry, or None, for each entity that has quotas."""
+    """Yield for each entity with quotas its entry, or None if the filter does not match."""
     for entity, quotas in image.client_quotas.in_order():
         yield (
             describe_client_quotas.EntryData(

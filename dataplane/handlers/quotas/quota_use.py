@@ -1,4 +1,7 @@
-"""DescribeQuotaUse: what is used of quotas here and now, for who asks why somebody has to wait."""
+"""DescribeQuotaUse: the current use of quotas on this worker, to explain why clients are throttled.
+
+The API is this project's own, not Kafka's.
+"""
 
 from collections.abc import Iterator
 from heapq import nlargest
@@ -32,16 +35,16 @@ from wire.messages.describe_quota_use import (
 from wire.primitives.errors import ErrorCode, KafkaError
 
 MAX_CLIENTS: Final = 100  # in one request
-MAX_USES: Final = 1000  # and of muted connections, in one answer
+MAX_USES: Final = 1000  # allowances, and muted connections, in one response
 MAX_LOOKED_AT: Final = 100_000
 SLICE_USES: Final = 100
-ASK_S: Final = 5.0  # the controller
+ASK_S: Final = 5.0  # timeout of a request to the controller
 _RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
 _KEYS: Final = (*_RATES, *[OBSERVED + key for key in _RATES])
 
 
 class DescribesQuotaUse(HasControllerClient, HasQuotas, Protocol):
-    """May read what is used of quotas, here and, of mutations, at the controller."""
+    """Capability to read the use of quotas here, and of mutation quotas at the controller."""
 
 
 async def handle_describe_quota_use(
@@ -50,7 +53,7 @@ async def handle_describe_quota_use(
     if len(message.clients) > MAX_CLIENTS:
         return DescribeQuotaUseResponse(
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message=f"at most {MAX_CLIENTS} clients can be asked for at a time",
+            error_message=f"a request may name at most {MAX_CLIENTS} clients",
         )
     status = QuotaStatus(worker.quotas)
     response = DescribeQuotaUseResponse()
@@ -113,7 +116,10 @@ def _of_client(
 async def _mutations(
     worker: DescribesQuotaUse, number: int, client: AskedClient
 ) -> list[DescribedUse]:
-    """As the active controller counts them, for all workers; not told where it does not answer."""
+    """Return the client's use of its mutation quota, counted by the active controller.
+
+    Empty if the client is not limited or the controller does not answer in time.
+    """
     name = ClientName(f"User:{client.user}", client.client_id)
     if not worker.quotas.limits_mutations(name):
         return []
@@ -127,7 +133,7 @@ async def _mutations(
 
 
 async def _most_mutations(worker: DescribesQuotaUse, count: int) -> list[DescribedUse]:
-    """Every worker tells the same: what the active controller counts, for all of them."""
+    """Return the most used mutation quotas; the same on all workers, from the active controller."""
     if not worker.quotas.limits_any_mutations:
         return []
     try:

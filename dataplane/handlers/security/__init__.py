@@ -1,5 +1,5 @@
-"""The APIs by which clients authenticate, and by which credentials and ACLs are administered.
+"""Handlers of the security APIs: authentication, SCRAM credentials and ACLs.
 
-Imports `network`, `worker` and below. No I/O but through the controller client of the worker. Apart
-from the other handlers so that their folder stays small.
+Imports `network`, `worker` and below. No I/O, except through the controller client of the worker.
+Separate from the other handlers to keep that folder small.
 """

@@ -1,4 +1,4 @@
-"""DescribeAcls, CreateAcls and DeleteAcls: there is no authorizer, and each says so."""
+"""DescribeAcls, CreateAcls and DeleteAcls: all return SECURITY_DISABLED, without an authorizer."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from wire.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest,
 from wire.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
 from wire.primitives.errors import ErrorCode
 
-# Kafka has a text of its own for DescribeAcls.
+# Both texts are Kafka's: DescribeAcls has its own.
 _NO_AUTHORIZER: Final = "No Authorizer is configured."
 _NOTHING_TO_DESCRIBE: Final = "No Authorizer is configured on the broker"
 

@@ -1,6 +1,6 @@
-"""SaslHandshake and SaslAuthenticate on a listener without SASL: neither is in place there.
+"""SaslHandshake and SaslAuthenticate outside authentication: both return ILLEGAL_SASL_STATE.
 
-On listeners with SASL the connection answers both (`dataplane.network.sasl_authenticator`).
+On listeners with SASL, `dataplane.network.sasl_authenticator` answers both.
 """
 
 from dataplane.worker.context import Request

@@ -24,14 +24,14 @@ from wire.messages.describe_user_scram_credentials import (
 )
 from wire.primitives.errors import ErrorCode, KafkaError
 
-# The request has no time of its own.
+# The request has no timeout of its own; seconds.
 ALTER_S: Final = 30.0
 
 
 def handle_describe_user_scram_credentials(
     worker: ReadsMetadata, request: Request, message: DescribeUserScramCredentialsRequest
 ) -> Work[DescribeUserScramCredentialsResponse]:
-    """KIP-554: without names, everybody who has any."""
+    """Describe the credentials of the named users; without names, of all users (KIP-554)."""
     known: dict[str, list[CredentialInfo]] = {}
     asked: Counter[str] = Counter()
 

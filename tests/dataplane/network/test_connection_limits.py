@@ -64,13 +64,17 @@ def test_each_limit_says_by_its_name_what_is_lacking() -> None:
     found = places(3, 2, OUT=1)
     filled(found, 1)
     assert found.exceeded_limit("OUT", "192.0.2.9") == (
-        "1 by that listener are open, which is listener.name.out.max.connections"
+        "1 connections to this listener are open, the limit of listener.name.out.max.connections"
     )
     filled(found, 1, "OTHER")
-    assert found.exceeded_limit("OTHER", "192.0.2.1") == "it has 2, which is max.connections.per.ip"
+    assert found.exceeded_limit("OTHER", "192.0.2.1") == (
+        "2 connections from this address are open, the limit of max.connections.per.ip"
+    )
     assert found.exceeded_limit("OTHER", "192.0.2.9") is None
     assert found.add(Connection("OTHER", "192.0.2.9")) is None
-    assert found.exceeded_limit("OTHER", "192.0.2.9") == "3 are open, which is max.connections"
+    assert found.exceeded_limit("OTHER", "192.0.2.9") == (
+        "3 connections are open, the limit of max.connections"
+    )
 
 
 def test_some_addresses_may_have_another_number() -> None:
@@ -78,9 +82,13 @@ def test_some_addresses_may_have_another_number() -> None:
     filled(found, 1)
     assert found.exceeded_limit("OUT", "192.0.2.1") is None
     filled(found, 1)
-    overrides = "which is max.connections.per.ip.overrides"
-    assert found.exceeded_limit("OUT", "192.0.2.1") == f"it has 2, {overrides}"
-    assert found.exceeded_limit("OUT", "2001:db8::1") == f"it has 0, {overrides}"
+    overrides = "are open, the limit of max.connections.per.ip.overrides"
+    assert (
+        found.exceeded_limit("OUT", "192.0.2.1") == f"2 connections from this address {overrides}"
+    )
+    assert (
+        found.exceeded_limit("OUT", "2001:db8::1") == f"0 connections from this address {overrides}"
+    )
     assert found.exceeded_limit("OUT", "192.0.2.2") is None
 
 

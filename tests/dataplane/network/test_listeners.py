@@ -98,21 +98,21 @@ def test_workers_log_in_to_each_other_as_the_module_says() -> None:
     [
         ({"listeners": "PLAINTEXT:9092"}, "is not NAME://HOST:PORT"),
         ({"listeners": "PLAINTEXT://a:70000"}, "is not NAME://HOST:PORT"),
-        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://a:2"}, "PLAINTEXT is there twice"),
-        ({"listeners": "A://a:1"}, "has to say whether A is one of PLAINTEXT"),
+        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://a:2"}, "PLAINTEXT is listed twice"),
+        ({"listeners": "A://a:1"}, "must map A to one of PLAINTEXT"),
         (
             {"listeners": "A://a:1", "listener.security.protocol.map": "A:KERBEROS"},
             "A must be one of PLAINTEXT",
         ),
         ({"listeners": "A://a:1", "listener.security.protocol.map": "A"}, "NAME:PROTOCOL"),
-        ({"advertised.listeners": "PLAINTEXT://a:1"}, "is set, but not listeners"),
+        ({"advertised.listeners": "PLAINTEXT://a:1"}, "is set, but listeners is not"),
         (
             {"listeners": "PLAINTEXT://a:1", "advertised.listeners": "X://a:1"},
-            "has X, which listeners has not",
+            "has X, which is not in listeners",
         ),
         (
             {"listeners": "PLAINTEXT://a:1", "advertised.listeners": "PLAINTEXT://:1"},
-            "clients cannot connect to nothing",
+            "clients cannot connect to an empty host",
         ),
         (
             {"listeners": "SASL_PLAINTEXT://a:1", "sasl.enabled.mechanisms": "PLAIN"},
@@ -139,12 +139,12 @@ def test_what_makes_no_sense_is_refused_by_the_config_s_name(
 @pytest.mark.parametrize(
     ("texts", "complaint"),
     [
-        (SASL | {"inter.broker.listener.name": "OTHER"}, "OTHER, which listeners has not"),
+        (SASL | {"inter.broker.listener.name": "OTHER"}, "OTHER, which is not in listeners"),
         (
             {name: text for name, text in SASL.items() if not name.startswith("inter.broker")},
-            "has to say by which the nodes reach each other",
+            "must name the one by which the nodes reach each other",
         ),
-        (SASL | {"inter.broker.listener.name": "OUTSIDE"}, "has to have username and password"),
+        (SASL | {"inter.broker.listener.name": "OUTSIDE"}, "must have username and password"),
         (
             SASL
             | {
@@ -205,12 +205,12 @@ def test_a_listener_with_tls_has_the_files_that_its_configs_name(tmp_path: Path)
 @pytest.mark.parametrize(
     ("texts", "complaint"),
     [
-        ({}, "ssl.keystore.location has to name"),
+        ({}, "ssl.keystore.location must name"),
         ({"ssl.keystore.location": "/nowhere"}, "/nowhere cannot be read"),
         ({"ssl.keystore.location": "store", "ssl.client.auth": "required"}, "ssl.truststore"),
         (
             {"ssl.keystore.location": "store", "ssl.principal.mapping.rules": "RULE:x"},
-            "ssl.principal.mapping.rules: no rule",
+            "ssl.principal.mapping.rules: not a rule",
         ),
         ({"ssl.keystore.location": "store"}, "nodes reach each other by SSL"),
     ],

@@ -28,5 +28,5 @@ def test_the_first_rule_that_fits_says_it(rules: str, subject: str, name: str) -
     "rules", ["nonsense", "RULE:^CN=(.*)$", "RULE:(/$1/", "RULE:^CN=.*$/$1/", "RULE:a/b/X"]
 )
 def test_rules_that_make_no_sense_are_refused(rules: str) -> None:
-    with pytest.raises(ValueError, match=r"no rule|no pattern|no group"):
+    with pytest.raises(ValueError, match=r"not a rule|invalid pattern|no group"):
         PrincipalMapping(rules)

@@ -198,7 +198,7 @@ def test_refusals_are_told_but_not_each(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING, logger="dataplane"):
         test()
     assert [record.getMessage() for record in caplog.records] == [
-        "refused a connection from 192.0.2.7: 0 are open, which is max.connections"
+        "refused a connection from 192.0.2.7: 0 connections are open, the limit of max.connections"
     ]
 
 

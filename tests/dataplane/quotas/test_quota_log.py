@@ -82,7 +82,7 @@ def test_a_worker_says_once_a_minute_who_is_held_to_which_quota(
         assert await send(client, batch_of(bytes(30_000))) > 0
         await trio.sleep(60)
         (line,) = told()
-        assert "1 answers delayed by 2" in line
+        assert "1 responses delayed by 2" in line
         assert "as producer_byte_rate is 1000 (rule " in line
         assert line.endswith("connections are muted now")
         await trio.sleep(120)
@@ -104,7 +104,7 @@ def test_a_report_names_those_who_waited_longest_on_one_line() -> None:
         line = reports.line()
         assert line is not None
         assert line.isprintable()
-        assert r"quotas: client-id 'client 14\n': 1 answers delayed by 15.0 s" in line
+        assert r"quotas: client-id 'client 14\n': 1 responses delayed by 15.0 s" in line
         assert "client 4" not in line
         assert "; and 5 more; 0 connections are muted now" in line
         assert reports.line() is None
