@@ -1,7 +1,7 @@
 """Deprecated: the client library under its old name. Use `metaquorum.client`.
 
-Importing it warns; it goes with the next release. Its modules are those of `metaquorum.client`,
-some of which have other names there (`RENAMED`). No module of ours imports it. No I/O.
+The import raises a DeprecationWarning; the next release removes this package. Its modules are those
+of `metaquorum.client`, some under older names (`RENAMED`). No other module imports it. No I/O.
 """
 
 import sys
@@ -53,7 +53,7 @@ RENAMED: Final = {
 
 
 class _OldNames(MetaPathFinder, Loader):
-    """`metaquorum.admin.X` is the module of `metaquorum.client` itself, not a second copy of it."""
+    """Import hook: `metaquorum.admin.X` is the module object of `metaquorum.client`, not a copy."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -69,7 +69,7 @@ class _OldNames(MetaPathFinder, Loader):
 if not any(type(finder).__name__ == _OldNames.__name__ for finder in sys.meta_path):
     sys.meta_path.append(_OldNames())
 warn(
-    "metaquorum.admin is now metaquorum.client; the old name goes with the next release",
+    "metaquorum.admin is now metaquorum.client; the next release removes the old name",
     DeprecationWarning,
     stacklevel=2,
 )

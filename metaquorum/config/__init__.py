@@ -1,5 +1,6 @@
 """Config definitions, their scopes and defaults, and how the layers of values resolve.
 
-Imports `metaquorum.runtime` at most. No I/O. `registry` lists every key; `definition` says what a
-key is; `topic`, `worker` and `listener` define them; `resolution` finds the value in force.
+Imports `metaquorum.runtime` and `wire.primitives` only. No I/O. `registry` lists every config;
+`definition` defines the type of a config; `topic`, `worker` and `listener` hold the tables;
+`resolution` finds the value in force.
 """

@@ -1,4 +1,4 @@
-"""Addresses of hosts as text: each has one by which it is known, whatever way it was written."""
+"""IP addresses as text, in one canonical form for each address."""
 
 from ipaddress import IPv6Address, ip_address
 
@@ -6,9 +6,10 @@ from metaquorum.runtime.whole_numbers import whole_number
 
 
 def canonical(text: str) -> str:
-    """As connections from that address are told apart; ValueError for what is no address.
+    """Return the canonical text of an IP address. Raises ValueError if `text` is not one.
 
-    An IPv4 address that came in by a socket for both families (::ffff:192.0.2.1) is one of IPv4.
+    An IPv4 address mapped to IPv6 (::ffff:192.0.2.1, as a dual-stack socket reports it) becomes
+    the IPv4 address.
     """
     found = ip_address(text)
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
@@ -17,7 +18,7 @@ def canonical(text: str) -> str:
 
 
 def is_anywhere(host: str) -> bool:
-    """Whether that is no host, but all addresses of this machine: 0.0.0.0, [::], or nothing."""
+    """Return whether `host` means all addresses of this machine: 0.0.0.0, [::] or empty."""
     try:
         return not host or ip_address(host).is_unspecified
     except ValueError:
@@ -25,7 +26,10 @@ def is_anywhere(host: str) -> bool:
 
 
 def counts_by_address(text: str) -> dict[str, int]:
-    """From "ADDRESS:COUNT,ADDRESS:COUNT"; an address of IPv6 may be in brackets. ValueError."""
+    """Return the counts of "ADDRESS:COUNT,ADDRESS:COUNT" by canonical address.
+
+    An IPv6 address may be in brackets. Raises ValueError for any other text.
+    """
     counts = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         host, _, count = item.rpartition(":")
@@ -34,6 +38,8 @@ def counts_by_address(text: str) -> dict[str, int]:
         try:
             address = canonical(host.strip("[]"))
         except ValueError:
-            raise ValueError(f"{item!r} has no address of a host (names are not taken)") from None
+            raise ValueError(
+                f"{item!r} does not begin with an IP address; host names are not supported"
+            ) from None
         counts[address] = number
     return counts

@@ -1,9 +1,10 @@
-"""What a config is: its type, its check, its default, and its value as text.
+"""Definition of a config: its type, check, default, and the conversion of its value from text.
 
-Values are text where Kafka's are (in requests, files and metadata records) and typed once parsed.
-The tables of configs are rows made here; `config` has them all.
+Values are text where Kafka's are (requests, files, metadata records) and typed after `parse`.
+The functions `topic_config`, `worker_config` and `listener_config` make the rows of the tables;
+`registry` collects all rows.
 
-Source: ConfigDef of Apache Kafka 4.3, and its words where a value is refused.
+Source: ConfigDef of Apache Kafka 4.3, including the texts of its errors.
 """
 
 import re
@@ -21,11 +22,11 @@ Check: TypeAlias = "Range | Levels | OneOf | CountsByAddress | None"
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 DOUBLE_MAX: Final = 1.7976931348623157e308
-MAX_VALUE_CHARS: Final = 32_767  # of one config's text: what a short string of the protocol holds
+MAX_VALUE_CHARS: Final = 32_767  # of one config; the limit of a STRING in the protocol
 
 
 class ConfigType(IntEnum):
-    """As DescribeConfigs numbers them."""
+    """Type of a config's value, numbered as in DescribeConfigs."""
 
     BOOLEAN = 1
     STRING = 2
@@ -38,7 +39,7 @@ class ConfigType(IntEnum):
 
 
 class Scope(IntEnum):
-    """The resource a config belongs to, numbered as the protocol's ConfigResource.Type."""
+    """Kind of resource that a config belongs to, numbered as the protocol's ConfigResource.Type."""
 
     TOPIC = 2
     WORKER = 4
@@ -65,7 +66,7 @@ class Range:
 
 @frozen
 class Levels:
-    """Numbers from `least` to `most`, and `also`, which stands for a default."""
+    """Numbers from `least` to `most`, and the number `also`, which means a codec's default."""
 
     least: int
     most: int
@@ -83,7 +84,10 @@ class Levels:
 
 @frozen
 class OneOf:
-    """One of `values` (every item of a list); the `refused` are Kafka's, but do not work here."""
+    """One of `values` (for a list: every item).
+
+    `refused` lists values that Kafka accepts and this version does not support.
+    """
 
     values: tuple[str, ...]
     refused: tuple[str, ...] = ()
@@ -102,7 +106,7 @@ class OneOf:
 
 
 class CountsByAddress:
-    """ADDRESS:COUNT, several after commas."""
+    """Counts by IP address: ADDRESS:COUNT, separated by commas."""
 
     def complaint(self, value: ConfigValue) -> str | None:
         assert isinstance(value, str)
@@ -118,9 +122,11 @@ class CountsByAddress:
 
 @frozen
 class ConfigKey:
-    """One config. `synonyms`: the worker names that give a topic's value, with their factors.
+    """One config.
 
-    `dynamic`: it can be changed while nodes run; else only by starting one with another value.
+    `synonyms` (topic configs only): the worker configs that give the default of a topic's value,
+    each with the factor that converts its unit. `dynamic`: the value can be changed while nodes
+    run; otherwise only by a restart.
     """
 
     name: str
@@ -131,9 +137,9 @@ class ConfigKey:
     dynamic: bool
     doc: str
     synonyms: tuple[tuple[str, int], ...] = ()
-    internal: bool = False  # works when given, but is shown nowhere
-    per_listener: bool = False  # also as listener.name.<listener>.<name>
-    per_mechanism: bool = False  # also as listener.name.<listener>.<mechanism>.<name>
+    internal: bool = False  # can be set, but is not listed or documented
+    per_listener: bool = False  # can be set as listener.name.<listener>.<name>
+    per_mechanism: bool = False  # or listener.name.<listener>.<mechanism>.<name>
 
     @property
     def is_secret(self) -> bool:
@@ -169,12 +175,13 @@ def topic_config(
     coarser: tuple[tuple[str, int, int | None], ...] = (),
     internal: bool = False,
 ) -> list[ConfigKey]:
-    """A topic's config and the worker's ones that stand for it; `coarser`: (name, factor, default).
+    """Return a topic config and the worker configs that give its default value.
 
-    With coarser units the worker's own finest one has no default, so that theirs can show through.
+    `coarser` lists worker configs in coarser units as (name, factor, default). If there are any,
+    the worker config in the finest unit has no default, so that theirs applies.
     """
     synonyms = ((worker, 1), *((unit, factor) for unit, factor, _ in coarser))
-    of_workers = f"{doc} For topics without {name}."
+    of_workers = f"{doc} Applies to topics that do not set {name}."
     rows = [
         ConfigKey(name, type_, default, check, Scope.TOPIC, True, doc, synonyms, internal),
         ConfigKey(
@@ -215,7 +222,7 @@ def listener_config(
     dynamic: bool = False,
     per_mechanism: bool = False,
 ) -> ConfigKey:
-    """A worker's config that a listener may have of its own."""
+    """Return a worker config that can also be set for one listener."""
     return ConfigKey(
         name,
         type_,
@@ -229,7 +236,7 @@ def listener_config(
     )
 
 
-# Text as Java's parsers take it, which is narrower than Python's (no underscores, ASCII only).
+# Numbers as Java's parsers accept them: narrower than Python's (no underscores, ASCII only).
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")
 _DOUBLE: Final = re.compile(r"([+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)[dDfF]?")
 _LIMITS: Final = {
@@ -281,7 +288,11 @@ _PARSERS: Final[Mapping[ConfigType, Callable[[ConfigType, str], ConfigValue]]] =
 
 
 def parse(key: ConfigKey, text: str) -> ConfigValue:
-    """The value that `text` says, checked; KafkaError (INVALID_CONFIG) in Kafka's words."""
+    """Return the value of `text`.
+
+    Raises KafkaError (INVALID_CONFIG, with Kafka's own message) if `text` has the wrong type or
+    fails the check of `key`.
+    """
     text = text.strip()
     shown = text if len(text) <= 100 else text[:100] + "..."
     if key.is_secret:
@@ -302,7 +313,7 @@ def parse(key: ConfigKey, text: str) -> ConfigValue:
 
 
 def to_text(value: ConfigValue) -> str | None:
-    """The text that `parse` turns into `value`; None for a config without a value."""
+    """Return the text that `parse` converts to `value`; None for a config without a value."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Configs of workers: where clients come in, how many, and who they have to show to be."""
+"""Worker configs of listeners: addresses, connection limits, TLS and authentication."""
 
 from typing import Final
 
@@ -23,15 +23,16 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         LONG,
         600_000,
         Range(-1),
-        "A connection without a request for so long is closed; -1 for never.",
+        "Time without a request after which the worker closes a connection; -1 for never.",
     ),
     listener_config(
         "max.connection.creation.rate",
         INT,
         INT_MAX,
         Range(1),
-        "Connections taken in a second, but those by the listener between workers where clients"
-        " have another; more wait until they are. Of a listener: all that come by it.",
+        "Maximum rate of new connections per second; further connections wait. The worker's limit"
+        " does not count a separate inter-broker listener; a listener's limit counts all"
+        " connections of that listener.",
         dynamic=True,
     ),
     listener_config(
@@ -39,8 +40,9 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         INT_MAX,
         Range(0),
-        "Open connections in all; of a listener: by it. Other workers have a place in any case, for"
-        " which the least recently used connection of a client ends.",
+        "Maximum number of open connections of the worker, or of one listener. Connections of other"
+        " workers are always accepted: the least recently used client connection is closed for"
+        " them.",
         dynamic=True,
     ),
     worker_config(
@@ -48,7 +50,7 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         INT_MAX,
         Range(0),
-        "Open client connections of one address.",
+        "Maximum number of open client connections from one IP address.",
         dynamic=True,
     ),
     worker_config(
@@ -56,7 +58,8 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         STRING,
         "",
         CountsByAddress(),
-        "What holds for some addresses instead, as ADDRESS:COUNT,ADDRESS:COUNT.",
+        "Limits of single IP addresses that replace max.connections.per.ip, as"
+        " ADDRESS:COUNT,ADDRESS:COUNT.",
         dynamic=True,
     ),
     worker_config(
@@ -64,21 +67,24 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         LONG,
         -1,
         None,
-        "Bytes of requests held in memory at once, over all connections; -1 for no limit.",
+        "Maximum bytes of requests in memory over all connections; the worker reads no more"
+        " requests until some are answered. -1 for no limit.",
     ),
     worker_config(
         "listeners",
         LIST,
         None,
         None,
-        "Where clients come in, each as NAME://HOST:PORT; none: one listener PLAINTEXT (--listen).",
+        "Addresses that the worker listens on, each as NAME://HOST:PORT. If not set: one listener"
+        " PLAINTEXT with the address of --listen.",
     ),
     worker_config(
         "advertised.listeners",
         LIST,
         None,
         None,
-        "What clients are told instead, each as NAME://HOST:PORT (--advertise).",
+        "Addresses that the worker publishes to clients if they differ from listeners, each as"
+        " NAME://HOST:PORT (--advertise).",
     ),
     worker_config(
         "listener.security.protocol.map",
@@ -90,67 +96,70 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
             "SASL_SSL:SASL_SSL",
         ),
         None,
-        "How each listener is secured, as NAME:PROTOCOL.",
+        "Security protocol of each listener, as NAME:PROTOCOL.",
     ),
     worker_config(
         "inter.broker.listener.name",
         STRING,
         None,
         None,
-        "The listener by which the workers fetch from each other; PLAINTEXT, or the only one.",
+        "Name of the listener for connections between workers. If not set: PLAINTEXT, or the only"
+        " listener.",
     ),
     listener_config(
         "ssl.keystore.type",
         STRING,
         "PEM",
         OneOf(("PEM",), refused=("JKS", "PKCS12")),
-        "The form of ssl.keystore.location.",
+        "File format of ssl.keystore.location.",
     ),
     listener_config(
         "ssl.keystore.location",
         STRING,
         None,
         None,
-        "A PEM file with this node's key, not encrypted, and its certificate and those between it"
-        " and an authority; read again when it is replaced.",
+        "PEM file with this node's private key (not encrypted), its certificate and the"
+        " intermediate certificates. The node reloads the file when it is replaced.",
     ),
     listener_config(
         "ssl.truststore.type",
         STRING,
         "PEM",
         OneOf(("PEM",), refused=("JKS", "PKCS12")),
-        "The form of ssl.truststore.location.",
+        "File format of ssl.truststore.location.",
     ),
     listener_config(
         "ssl.truststore.location",
         STRING,
         None,
         None,
-        "A PEM file with the authorities whose certificates are believed: clients', and other"
-        " workers'; read again when it is replaced.",
+        "PEM file with the certificate authorities that the node trusts, for clients and other"
+        " workers. The node reloads the file when it is replaced.",
     ),
     listener_config(
         "ssl.client.auth",
         STRING,
         "none",
         OneOf(("none", "requested", "required")),
-        "Whether clients show certificates. Of listeners with SASL only those that have this"
-        " config of their own ask for any (KIP-684).",
+        "Whether the worker requests TLS certificates from clients. A SASL_SSL listener does so"
+        " only if this config is set with the listener's prefix (KIP-684).",
     ),
     listener_config(
         "ssl.principal.mapping.rules",
         STRING,
         "DEFAULT",
         None,
-        "What the owner of a certificate is called: RULE:PATTERN/REPLACEMENT/[LU] or DEFAULT, of"
-        " which the first that fits (KIP-371).",
+        "Rules that map the distinguished name of a client certificate to a principal:"
+        " RULE:PATTERN/REPLACEMENT/[LU] or DEFAULT, separated by commas. The first rule that"
+        " matches applies (KIP-371).",
     ),
     listener_config(
         "ssl.endpoint.identification.algorithm",
         STRING,
         "https",
         OneOf(("https", "")),
-        "Whether another worker's certificate has to name its host: https, or nothing for no.",
+        "How a node verifies the host name in the certificate of another worker: https, or an"
+        " empty value for no verification.",
     ),
     listener_config(
         "sasl.enabled.mechanisms",
@@ -160,7 +169,7 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
             ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
             refused=("GSSAPI", "OAUTHBEARER"),
         ),
-        "By which mechanisms clients may show who they are.",
+        "SASL mechanisms that clients may authenticate with.",
     ),
     worker_config(
         "sasl.mechanism.inter.broker.protocol",
@@ -170,15 +179,16 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
             ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
             refused=("GSSAPI", "OAUTHBEARER"),
         ),
-        "By which mechanism a worker shows the others who it is.",
+        "SASL mechanism that a worker authenticates with at other workers.",
     ),
     listener_config(
         "sasl.jaas.config",
         PASSWORD,
         None,
         None,
-        "Users and passwords for PLAIN (user_NAME), and this worker's own (username, password):"
-        ' MODULE required NAME="VALUE" NAME="VALUE" and so on, ended by a semicolon.',
+        "Users and passwords for PLAIN (user_NAME), and the credentials of this worker (username,"
+        ' password), as: MODULE required NAME="VALUE" NAME="VALUE" ... with a semicolon at the'
+        " end.",
         per_mechanism=True,
     ),
     listener_config(
@@ -186,14 +196,15 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         524_288,
         Range(1024),
-        "The largest request of a client that has not shown who it is.",
+        "Largest request that the worker accepts before the client has authenticated.",
     ),
     listener_config(
         "connections.max.reauth.ms",
         LONG,
         0,
         Range(0),
-        "Clients have to show so often who they are, or are cut off (KIP-368); 0: once.",
+        "Time after which a client must authenticate again; otherwise the worker closes its"
+        " connection (KIP-368). 0 for no re-authentication.",
         per_mechanism=True,
     ),
     listener_config(
@@ -201,9 +212,13 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         100,
         Range(0, 60_000),
-        "How long one who could not show who it is waits for the answer.",
+        "Time by which the worker delays the response to a failed authentication.",
     ),
     worker_config(
-        "socket.request.max.bytes", INT, 104_857_600, Range(1), "The largest request taken."
+        "socket.request.max.bytes",
+        INT,
+        104_857_600,
+        Range(1),
+        "Largest request that the worker accepts.",
     ),
 )

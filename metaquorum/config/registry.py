@@ -1,7 +1,7 @@
-"""Every config there is, in one table: what parses, checks, describes and documents them.
+"""Registry of all configs: every config of topics and workers in one table.
 
-A config lives in a *scope*: of topics, or of workers; `config_layers` finds the value in force.
-Only what works is listed: an unknown name is refused rather than kept and ignored.
+A config has a *scope*: topic or worker. `resolution` finds the value in force. Only configs that
+have an effect are listed: an unknown name is rejected, not stored and ignored.
 
 Source: names, types, defaults and ranges of Apache Kafka 4.3 (LogConfig, KafkaConfig).
 """
@@ -31,7 +31,7 @@ COMPACTION_LAGS: Final = ("min.compaction.lag.ms", "max.compaction.lag.ms")
 
 
 def keys(scope: Scope) -> Mapping[str, ConfigKey]:
-    """The configs of a scope by name, those `internal` too."""
+    """Return the configs of a scope by name, including the `internal` ones."""
     return TOPIC_KEYS if scope is Scope.TOPIC else WORKER_KEYS
 
 
@@ -41,7 +41,7 @@ _OF_LISTENER: Final = re.compile(
 
 
 def find_key(scope: Scope, name: str) -> ConfigKey | None:
-    """That config, also where a listener has one of its own."""
+    """Return the config `name`, which may have a listener's prefix; None if it is unknown."""
     known = keys(scope)
     if name in known:
         return known[name]
@@ -53,16 +53,19 @@ def find_key(scope: Scope, name: str) -> ConfigKey | None:
 
 
 def is_of_listener(name: str) -> bool:
-    """Whether that is a config that one listener has of its own."""
+    """Return whether `name` is a worker config with a listener's prefix."""
     return name not in WORKER_KEYS and find_key(Scope.WORKER, name) is not None
 
 
 def key_named(scope: Scope, name: str) -> ConfigKey:
-    """That config; KafkaError (INVALID_CONFIG) with the closest name where there is none."""
+    """Return the config `name`.
+
+    Raises KafkaError (INVALID_CONFIG), which suggests the closest name, if it is unknown.
+    """
     if (found := find_key(scope, name)) is not None:
         return found
     known = keys(scope)
-    import difflib  # only for a mistake, and costs milliseconds
+    import difflib  # needed for errors only, and importing it takes milliseconds
 
     what = "topic" if scope is Scope.TOPIC else "worker"
     names = sorted(each for each, key in known.items() if not key.internal)
@@ -72,7 +75,10 @@ def key_named(scope: Scope, name: str) -> ConfigKey:
 
 
 def parse_all(scope: Scope, texts: Mapping[str, str]) -> dict[str, ConfigValue]:
-    """Every value of `texts` by name; KafkaError (INVALID_CONFIG) for the first that is wrong."""
+    """Return the values of `texts` by name.
+
+    Raises KafkaError (INVALID_CONFIG) for the first unknown name or invalid value.
+    """
     values = {name: parse(key_named(scope, name), text) for name, text in texts.items()}
     if scope is Scope.TOPIC:
         check_topic_values(values)
@@ -80,7 +86,7 @@ def parse_all(scope: Scope, texts: Mapping[str, str]) -> dict[str, ConfigValue]:
 
 
 def check_topic_values(values: Mapping[str, ConfigValue]) -> None:
-    """KafkaError (INVALID_CONFIG) when a topic's own values contradict each other."""
+    """Raise KafkaError (INVALID_CONFIG) if a topic's own values contradict each other."""
     least, most = (values.get(name, TOPIC_KEYS[name].default) for name in COMPACTION_LAGS)
     assert isinstance(least, int)
     assert isinstance(most, int)
@@ -93,5 +99,5 @@ def check_topic_values(values: Mapping[str, ConfigValue]) -> None:
 
 
 def shown_keys(scope: Scope) -> Iterable[ConfigKey]:
-    """Those for DescribeConfigs, help and reference pages, by name."""
+    """Return the configs for DescribeConfigs, help and reference pages, sorted by name."""
     return (key for _, key in sorted(keys(scope).items()) if not key.internal)

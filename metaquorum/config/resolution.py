@@ -1,10 +1,16 @@
-"""The value of a config that is in force, and where it comes from.
+"""Resolution of configs: the value in force, and the layer that it comes from.
 
-It is looked for in layers, the nearest first, as Kafka does: a topic's own override; the worker's
-dynamic config; the dynamic default of all workers; what the node was started with; the default.
-Layers above the first know a topic's config by its worker name (`segment.bytes` is
-`log.segment.bytes` there), and durations by several units (`log.retention.ms`, `.minutes`,
-`.hours`; the finest that is set wins).
+The layers are searched in Kafka's order:
+
+1. the topic's own override
+2. the dynamic config of this worker
+3. the dynamic default of all workers
+4. the static config that the node was started with
+5. the default
+
+In layers 2 to 5 a topic config has the name of its worker config (`segment.bytes` is
+`log.segment.bytes`), and some durations have several units (`log.retention.ms`, `.minutes`,
+`.hours`): the finest unit that is set applies.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +25,7 @@ from wire.primitives.frozen import frozen
 
 
 class ConfigSource(IntEnum):
-    """Which layer gave a value, as DescribeConfigs numbers them."""
+    """Layer that a value comes from, numbered as in DescribeConfigs."""
 
     TOPIC = 1
     DYNAMIC_WORKER = 2
@@ -30,7 +36,7 @@ class ConfigSource(IntEnum):
 
 @frozen
 class Synonym:
-    """One layer's word on a config: the name it uses there, its text, and which layer."""
+    """Value of a config in one layer: its name there, its text, and the layer."""
 
     name: str
     text: str | None
@@ -39,7 +45,7 @@ class Synonym:
 
 @frozen
 class Resolved:
-    """A config's value, and every layer's word on it, the one in force first."""
+    """Value of a config in force, and its synonyms in all layers, the one in force first."""
 
     key: ConfigKey
     value: ConfigValue
@@ -55,18 +61,18 @@ _NO_TEXTS: Final[Mapping[str, str]] = {}
 
 @frozen
 class Configs:
-    """The configs of one topic or worker as they are in force: layers of text, nearest first.
+    """Configs of one topic or worker: layers of text in the order of precedence.
 
-    Immutable, cheap to make (values are parsed when asked for; hold on to those of a hot path).
-    Texts are assumed checked; one that another version wrote and this one cannot read is passed
-    over in favour of the next layer, so that `Configs` never raises for a known name.
+    Immutable and cheap to make: each access parses the value again, so a hot path must keep it.
+    The texts were checked when they were set. A text that this version cannot parse (another
+    version wrote it) is skipped for the next layer, so `Configs` never raises for a known name.
     """
 
     scope: Scope
     layers: tuple[tuple[ConfigSource, Mapping[str, str]], ...]
 
     def resolve(self, name: str) -> Resolved:
-        """KeyError for a name that the scope does not know."""
+        """Return the config `name` with its synonyms. Raises KeyError if the name is unknown."""
         key = find_key(self.scope, name)
         if key is None:
             raise KeyError(name)
@@ -82,7 +88,7 @@ class Configs:
         return Resolved(key, values[0], tuple(words))
 
     def _words(self, key: ConfigKey) -> Iterator[tuple[ConfigSource, str, str, ConfigValue]]:
-        """What the layers say, but for the default."""
+        """Yield (layer, name in that layer, text, value) of all layers except the default."""
         for source, texts in self.layers:
             if source is ConfigSource.TOPIC or self.scope is Scope.WORKER:
                 names: tuple[tuple[str, int], ...] = ((key.name, 1),)
@@ -97,7 +103,7 @@ class Configs:
                     yield source, name, text, value
 
     def __getitem__(self, name: str) -> ConfigValue:
-        """As `resolve(name).value`, without a word on the layers behind it."""
+        """Return `resolve(name).value` without the cost of collecting the synonyms."""
         key = find_key(self.scope, name)
         if key is None:
             raise KeyError(name)
@@ -131,7 +137,7 @@ class Configs:
         return value
 
     def segment_bytes(self) -> int:
-        """`segment.bytes`, or what tests put in its place."""
+        """Return `internal.segment.bytes` if it is set (by tests), otherwise `segment.bytes`."""
         value = self["internal.segment.bytes"]
         return (
             self.integer("segment.bytes")
@@ -142,13 +148,16 @@ class Configs:
 
 @frozen
 class ListenerConfigs:
-    """A worker's configs as one of its listeners has them: its own, or else the worker's."""
+    """Configs of one listener: its own value of each config, or else the worker's."""
 
     worker: Configs
     listener: str
 
     def find(self, name: str, mechanism: str = "", *, inherits: bool = True) -> ConfigValue:
-        """Where it `inherits`, the worker's if it has none of its own; else the default."""
+        """Return the listener's own value of `name`, for `mechanism` if one is given.
+
+        If the listener has none: the worker's value if `inherits`, otherwise the default.
+        """
         prefix = f"listener.name.{self.listener.lower()}."
         own = [f"{prefix}{mechanism.lower()}.{name}"] if mechanism else []
         for each in (*own, prefix + name):
@@ -182,26 +191,28 @@ def _parse_or_none(key: ConfigKey, name: str, text: str, factor: int) -> ConfigV
     if factor == 1:
         return value
     assert isinstance(value, int)
-    return -1 if value < 0 else value * factor  # any negative retention is "for ever" in Kafka
+    return -1 if value < 0 else value * factor  # in Kafka any negative retention means no limit
 
 
 @frozen
 class WorkerLayers:
-    """What one worker knows below a topic's own configs."""
+    """Config layers of one worker: all layers except a topic's overrides."""
 
-    static: Mapping[str, str] = field(default_factory=dict)  # from its command line and file
+    static: Mapping[str, str] = field(
+        default_factory=dict
+    )  # from the command line and the properties file
     dynamic: Mapping[str, str] = field(default_factory=dict)  # set for this worker
     dynamic_default: Mapping[str, str] = field(default_factory=dict)  # set for all workers
 
     def topic_configs(self, overrides: Mapping[str, str] = _NO_TEXTS) -> Configs:
-        """A topic's configs, as this worker has to follow them."""
+        """Return the configs of a topic with these overrides, as this worker applies them."""
         return Configs(Scope.TOPIC, ((ConfigSource.TOPIC, overrides), *self._layers()))
 
     def worker_configs(self) -> Configs:
         return Configs(Scope.WORKER, self._layers())
 
     def set_for_all_workers(self) -> Iterator[Resolved]:
-        """What was set for all workers at once, and only that layer's word on it."""
+        """Yield the configs of the dynamic default of all workers, without other layers."""
         source = ConfigSource.DYNAMIC_DEFAULT_WORKER
         for key in shown_keys(Scope.WORKER):
             text = self.dynamic_default.get(key.name)

@@ -1,4 +1,4 @@
-"""Configs of topics, each with the worker's configs that stand for it where a topic has none."""
+"""Topic configs, each with the worker configs that give its default."""
 
 from typing import Final
 
@@ -26,8 +26,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LIST,
         ("delete",),
         OneOf(("compact", "delete")),
-        "What becomes of old records: delete removes segments by age or size, compact keeps the "
-        "last record of each key.",
+        "Retention policy of the log: delete removes old segments when retention.ms or "
+        "retention.bytes is exceeded, compact keeps the last record of each key; both may be set.",
         worker="log.cleanup.policy",
     ),
     topic_config(
@@ -35,7 +35,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         STRING,
         "producer",
         OneOf(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")),
-        "The codec of stored batches: producer keeps the one they came with.",
+        "Compression codec of the batches in the log; producer keeps the codec that the producer "
+        "chose, uncompressed stores batches without compression.",
         worker="compression.type",
     ),
     topic_config(
@@ -43,7 +44,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         INT,
         -1,
         Levels(1, 9, also=-1),
-        "How hard gzip tries, if compression.type asks for it; -1 for its own default.",
+        "Compression level of gzip if compression.type is gzip; -1 means the default of gzip.",
         worker="compression.gzip.level",
     ),
     topic_config(
@@ -51,7 +52,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         INT,
         9,
         Range(1, 17),
-        "How hard lz4 tries, if compression.type asks for it.",
+        "Compression level of lz4 if compression.type is lz4.",
         worker="compression.lz4.level",
     ),
     topic_config(
@@ -59,7 +60,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         INT,
         3,
         Range(-131072, 22),
-        "How hard zstd tries, if compression.type asks for it.",
+        "Compression level of zstd if compression.type is zstd.",
         worker="compression.zstd.level",
     ),
     topic_config(
@@ -67,7 +68,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         86_400_000,
         Range(0),
-        "How long compaction keeps a deletion (a key without a value), for readers to learn of it.",
+        "Time for which compaction keeps a tombstone (a record with a key and a null value); a "
+        "consumer must read the log within this time to see all deletions.",
         worker="log.cleaner.delete.retention.ms",
     ),
     topic_config(
@@ -75,7 +77,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         60_000,
         Range(0),
-        "How long a deleted segment's files stay before they are removed.",
+        "Time between the deletion of a segment from the log and the removal of its files.",
         worker="log.segment.delete.delay.ms",
     ),
     topic_config(
@@ -83,7 +85,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         LONG_MAX,
         Range(1),
-        "Fsync a partition's log after so many records.",
+        "Number of records after which a partition's log is flushed to disk (fsync).",
         worker="log.flush.interval.messages",
     ),
     topic_config(
@@ -91,7 +93,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         LONG_MAX,
         Range(0),
-        "Fsync a partition's log when records have waited so long.",
+        "Maximum time that a record may wait before the log is flushed to disk (fsync).",
         worker="log.flush.interval.ms",
     ),
     topic_config(
@@ -99,7 +101,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         INT,
         4096,
         Range(0),
-        "About how many bytes of log lie between two entries of the offset index.",
+        "Approximate number of bytes of the log between two entries of the offset index.",
         worker="log.index.interval.bytes",
     ),
     topic_config(
@@ -107,7 +109,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         LONG_MAX,
         Range(1),
-        "How long a record may wait at most until compaction may look at it.",
+        "Maximum time for which a record can remain ineligible for compaction.",
         worker="log.cleaner.max.compaction.lag.ms",
     ),
     topic_config(
@@ -115,7 +117,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         INT,
         1_048_588,
         Range(0),
-        "The largest record batch taken (after compression).",
+        "Largest record batch that the worker accepts, after compression.",
         worker="message.max.bytes",
     ),
     topic_config(
@@ -123,7 +125,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         HOUR_MS,
         Range(0),
-        "How far in the future a record's timestamp may lie (CreateTime only).",
+        "Maximum time by which a record's timestamp may be later than the worker's clock; a record"
+        " beyond it is rejected. Used with message.timestamp.type=CreateTime only.",
         worker="log.message.timestamp.after.max.ms",
     ),
     topic_config(
@@ -131,7 +134,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         LONG_MAX,
         Range(0),
-        "How far in the past a record's timestamp may lie (CreateTime only).",
+        "Maximum time by which a record's timestamp may be earlier than the worker's clock; a"
+        " record beyond it is rejected. Used with message.timestamp.type=CreateTime only.",
         worker="log.message.timestamp.before.max.ms",
     ),
     topic_config(
@@ -139,7 +143,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         STRING,
         "CreateTime",
         OneOf(("CreateTime", "LogAppendTime")),
-        "Whose time records carry: the producer's, or the worker's at the append.",
+        "Timestamp of records: CreateTime is set by the producer, LogAppendTime by the worker "
+        "when it appends the record.",
         worker="log.message.timestamp.type",
     ),
     topic_config(
@@ -147,7 +152,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         DOUBLE,
         0.5,
         Range(0, 1),
-        "The share of bytes not compacted yet above which a log is compacted.",
+        "Ratio of uncompacted bytes to all bytes of a log above which the cleaner compacts it.",
         worker="log.cleaner.min.cleanable.ratio",
     ),
     topic_config(
@@ -155,7 +160,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         0,
         Range(0),
-        "How long a record is safe from compaction.",
+        "Minimum time for which a record stays uncompacted.",
         worker="log.cleaner.min.compaction.lag.ms",
     ),
     topic_config(
@@ -163,7 +168,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         INT,
         1,
         Range(1),
-        "With acks=all, how many replicas must have a record before it is acknowledged.",
+        "Minimum number of in-sync replicas for a produce request with acks=all; with fewer, the"
+        " leader rejects it with NOT_ENOUGH_REPLICAS.",
         worker="min.insync.replicas",
     ),
     topic_config(
@@ -171,7 +177,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         -1,
         None,
-        "How large a partition may grow before its oldest segments go; -1 for any size.",
+        "Maximum size of a partition's log before its oldest segments are deleted; -1 for no"
+        " limit. Used with cleanup.policy=delete.",
         worker="log.retention.bytes",
     ),
     topic_config(
@@ -179,7 +186,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         WEEK_MS,
         Range(-1),
-        "How old a segment may grow before it goes; -1 for any age.",
+        "Maximum age of a segment before it is deleted; -1 for no limit. Used with"
+        " cleanup.policy=delete.",
         worker="log.retention.ms",
         coarser=(
             ("log.retention.minutes", MINUTE_MS, None),
@@ -191,7 +199,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         INT,
         1 << 30,
         Range(1 << 20),
-        "How large a segment may grow before the next one begins.",
+        "Maximum size of a segment; the log rolls to a new segment before it is exceeded.",
         worker="log.segment.bytes",
     ),
     topic_config(
@@ -199,7 +207,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         INT,
         None,
         Range(14),
-        "segment.bytes without its lower limit, for tests.",
+        "Maximum size of a segment without the lower limit of segment.bytes, for tests.",
         worker="internal.log.segment.bytes",
         internal=True,
     ),
@@ -208,7 +216,7 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         INT,
         10 << 20,
         Range(4),
-        "How large a segment's index may grow before the next segment begins.",
+        "Maximum size of a segment's index; the log rolls to a new segment when it is full.",
         worker="log.index.size.max.bytes",
     ),
     topic_config(
@@ -216,7 +224,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         0,
         Range(0),
-        "Segments begin up to so much earlier than segment.ms asks, so that not all do at once.",
+        "Maximum random time subtracted from segment.ms, so that not all logs roll a segment at"
+        " once.",
         worker="log.roll.jitter.ms",
         coarser=(("log.roll.jitter.hours", HOUR_MS, 0),),
     ),
@@ -225,7 +234,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         LONG,
         WEEK_MS,
         Range(1),
-        "How old a segment may grow before the next one begins.",
+        "Maximum age of the active segment before the log rolls to a new one, even if it is not"
+        " full.",
         worker="log.roll.ms",
         coarser=(("log.roll.hours", HOUR_MS, 168),),
     ),
@@ -234,8 +244,8 @@ TOPIC_CONFIGS: Final[tuple[list[ConfigKey], ...]] = (
         BOOLEAN,
         False,
         None,
-        "Whether a replica that is not in sync leads where none in sync is left; what only those "
-        "had is lost.",
+        "Whether a replica outside the ISR may be elected leader as a last resort. Committed "
+        "records that this replica does not have are lost.",
         worker="unclean.leader.election.enable",
     ),
 )

@@ -1,4 +1,4 @@
-"""Configs of workers: what a node is, its log directories, replication, cleaning, quotas."""
+"""Worker configs of a node: roles, log directories, replication, cleaning and quotas."""
 
 from typing import Final
 
@@ -18,14 +18,14 @@ from metaquorum.config.definition import (
 )
 
 SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
-    worker_config("node.id", INT, 1, Range(0), "This node's number, unique in the cluster."),
-    worker_config("broker.id", INT, -1, Range(-1), "An older name of node.id."),
+    worker_config("node.id", INT, 1, Range(0), "Id of this node, unique in the cluster."),
+    worker_config("broker.id", INT, -1, Range(-1), "Older name of node.id."),
     worker_config(
         "process.roles",
         LIST,
         ("broker", "controller"),
         None,
-        "What this node does: serve clients (broker), keep the metadata log (controller), or both"
+        "Roles of this node: broker (serves clients), controller (stores the metadata log), or both"
         " (--roles).",
     ),
     worker_config(
@@ -33,7 +33,8 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         LIST,
         (),
         None,
-        "The controllers, each as id@host:port (--quorum); none: this node alone.",
+        "Voters of the controller quorum, each as id@host:port (--quorum). If empty: this node is"
+        " the only voter.",
     ),
     worker_config(
         "replica.selector.class",
@@ -45,87 +46,92 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
                 "org.apache.kafka.common.replica.RackAwareReplicaSelector",
             )
         ),
-        "Who serves consumers: leaders, or (RackAwareReplicaSelector) a replica in their rack.",
+        "Replica that consumers fetch from: the leader, or with RackAwareReplicaSelector an in-sync"
+        " replica in the consumer's rack.",
     ),
     worker_config(
-        "broker.rack", STRING, None, None, "The rack or zone, for placing replicas (--rack)."
+        "broker.rack",
+        STRING,
+        None,
+        None,
+        "Rack or zone of this worker, used to spread replicas (--rack).",
     ),
-    worker_config(
-        "log.dir", STRING, None, None, "The log directory, where log.dirs does not name several."
-    ),
+    worker_config("log.dir", STRING, None, None, "The log directory, used if log.dirs is not set."),
     worker_config(
         "log.dirs",
         LIST,
         None,
         None,
-        "Directories for partitions, one on each disk; a new partition goes to the one with the "
-        "fewest.",
+        "Log directories, normally one on each disk. A new partition is placed in the directory "
+        "with the fewest partitions.",
     ),
     worker_config(
         "metrics.listen",
         STRING,
         None,
         None,
-        "Where Prometheus finds /metrics, as host:port (--metrics-listen); none: nowhere.",
+        "Address where Prometheus scrapes /metrics, as host:port (--metrics-listen). If not set,"
+        " the metrics are not exposed.",
     ),
     worker_config(
         "metadata.log.dir",
         STRING,
         None,
         None,
-        "The directory of the metadata log (--data-dir); the first log directory if nothing says.",
+        "Directory of the metadata log (--data-dir); by default the first log directory.",
     ),
     worker_config(
         "auto.create.topics.enable",
         BOOLEAN,
         True,
         None,
-        "Whether asking for an unknown topic's metadata creates it, where the client allows it.",
+        "Whether a metadata request for an unknown topic creates the topic, if the client allows"
+        " it.",
     ),
     worker_config(
         "auto.leader.rebalance.enable",
         BOOLEAN,
         True,
         None,
-        "Whether leaders return by themselves to the first of their replicas, once it is in sync.",
+        "Whether the controller moves leadership back to preferred replicas automatically, at"
+        " intervals of leader.imbalance.check.interval.seconds.",
     ),
     worker_config(
         "broker.heartbeat.interval.ms",
         INT,
         2000,
         Range(1),
-        "How often a worker tells the active controller that it is alive.",
+        "Interval between two heartbeats of a worker to the active controller.",
     ),
     worker_config(
         "broker.session.timeout.ms",
         INT,
         9000,
         Range(1),
-        "How long the active controller takes a silent worker for alive, if no connection closed.",
+        "Time without a heartbeat after which the active controller fences a worker; if the"
+        " worker's connection closes, it is fenced earlier.",
     ),
     worker_config(
         "default.replication.factor",
         INT,
         1,
         Range(1, 32_767),
-        "Replicas of topics created without saying how many.",
+        "Replication factor of topics that are created without one.",
     ),
-    worker_config(
-        "delete.topic.enable", BOOLEAN, True, None, "Whether topics can be deleted at all."
-    ),
+    worker_config("delete.topic.enable", BOOLEAN, True, None, "Whether topics can be deleted."),
     worker_config(
         "fetch.max.bytes",
         INT,
         57_671_680,
         Range(1024),
-        "The most bytes one fetch response holds, whatever the client asks for.",
+        "Maximum bytes of one fetch response, even if the client requests more.",
     ),
     worker_config(
         "log.cleaner.backoff.ms",
         LONG,
         15_000,
         Range(0),
-        "How long the log cleaner waits when no log is to be compacted.",
+        "Time that the log cleaner sleeps when no log needs compaction.",
         dynamic=True,
     ),
     worker_config(
@@ -133,16 +139,17 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         LONG,
         134_217_728,
         Range(1 << 20),
-        "Memory for the keys of the logs being compacted, 24 bytes each; over all threads.",
+        "Memory for the deduplication of keys over all cleaner threads; one key takes 24 bytes.",
         dynamic=True,
     ),
-    worker_config("log.cleaner.enable", BOOLEAN, True, None, "Whether logs are compacted at all."),
+    worker_config("log.cleaner.enable", BOOLEAN, True, None, "Whether the log cleaner runs."),
     worker_config(
         "log.cleaner.io.buffer.load.factor",
         DOUBLE,
         0.9,
         Range(0, 1),
-        "How full the memory for keys may get: higher takes more keys at once, and longer each.",
+        "Maximum load factor of log.cleaner.dedupe.buffer.size: a higher value compacts more keys"
+        " in one pass, with more hash collisions.",
         dynamic=True,
     ),
     worker_config(
@@ -150,7 +157,7 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         524_288,
         Range(0),
-        "How much is read at once from logs being compacted; over all threads.",
+        "Memory for the read buffers of the log cleaner over all cleaner threads.",
         dynamic=True,
     ),
     worker_config(
@@ -158,7 +165,7 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         DOUBLE,
         DOUBLE_MAX,
         Range(0),
-        "How fast the log cleaner may read and write, taken together.",
+        "Maximum rate at which the log cleaner reads and writes, as the sum of both.",
         dynamic=True,
     ),
     worker_config(
@@ -166,7 +173,7 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         1,
         Range(0),
-        "How many logs are compacted at the same time.",
+        "Number of log cleaner threads: logs that are compacted at the same time.",
         dynamic=True,
     ),
     worker_config(
@@ -174,153 +181,161 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         60_000,
         Range(0),
-        "How often recovery points are written down.",
+        "Interval between two writes of the recovery point checkpoints.",
     ),
     worker_config(
         "log.flush.scheduler.interval.ms",
         LONG,
         LONG_MAX,
         Range(1),
-        "How often logs are looked at for flush.ms.",
+        "Interval at which the worker checks whether flush.ms requires the flush of a log.",
     ),
     worker_config(
         "log.retention.check.interval.ms",
         LONG,
         300_000,
         Range(1),
-        "How often logs are looked at for segments to delete.",
+        "Interval at which the worker checks logs for segments that retention can delete.",
     ),
     worker_config(
         "leader.imbalance.check.interval.seconds",
         LONG,
         300,
         Range(1),
-        "How often it is looked whether leaders have to return to the first of their replicas.",
+        "Interval at which the controller checks whether to elect preferred leaders.",
     ),
     worker_config(
         "leader.imbalance.per.broker.percentage",
         INT,
         10,
         Range(0),
-        "Which share of the partitions that a worker should lead others may lead.",
+        "Percentage of the partitions for which a worker is the preferred leader and another worker"
+        " leads; above it, the controller elects the preferred leaders.",
     ),
     worker_config(
         "max.incremental.fetch.session.cache.slots",
         INT,
         1000,
         Range(0),
-        "Clients whose fetches are remembered (KIP-227); 0 for none.",
+        "Maximum number of incremental fetch sessions (KIP-227); 0 for none.",
     ),
     worker_config(
         "controller.quota.window.num",
         INT,
         11,
         Range(1),
-        "How many samples of its quota a client that changes the metadata may use at once.",
+        "Number of samples of the controller mutation quota that a client may use in one burst.",
     ),
     worker_config(
         "controller.quota.window.size.seconds",
         INT,
         1,
         Range(1),
-        "How long each of these samples is.",
+        "Duration of each sample of the controller mutation quota.",
     ),
     worker_config(
         "quota.consumer.default",
         LONG,
         LONG_MAX,
         Range(1),
-        "Bytes a second that consumers of one client id may fetch, where no quota is set for them. "
-        "Quotas that are set at run time go before it.",
+        "Bytes per second that the consumers of one client id may fetch from this worker. Client "
+        "quotas that are set dynamically override it.",
     ),
     worker_config(
         "quota.producer.default",
         LONG,
         LONG_MAX,
         Range(1),
-        "Bytes a second that producers of one client id may send, where no quota is set for them. "
-        "Quotas that are set at run time go before it.",
+        "Bytes per second that the producers of one client id may send to this worker. Client "
+        "quotas that are set dynamically override it.",
     ),
     worker_config(
         "quota.window.num",
         INT,
         11,
         Range(1),
-        "How many samples of a client's use of its quotas are kept.",
+        "Number of samples in memory from which the rate of a client quota is computed.",
     ),
     worker_config(
         "quota.window.size.seconds",
         INT,
         1,
         Range(1),
-        "For how long each of these samples is taken.",
+        "Duration of each sample of a client quota.",
     ),
     worker_config(
         "replica.lag.time.max.ms",
         LONG,
         30_000,
         Range(1),
-        "Replicas that were not caught up with their leader for so long leave the ISR.",
+        "Time after which the leader removes a follower from the ISR if the follower has not caught"
+        " up to the leader's log end offset.",
     ),
     worker_config(
         "replica.fetch.wait.max.ms",
         INT,
         500,
         Range(0),
-        "How long a leader may keep a follower's fetch waiting for records; keep it well below"
-        " replica.lag.time.max.ms.",
+        "Maximum time that the leader waits for records before it answers a follower's fetch. Must"
+        " be well below replica.lag.time.max.ms, so that the ISR does not shrink for quiet topics.",
     ),
     worker_config(
         "replica.fetch.min.bytes",
         INT,
         1,
         Range(0),
-        "Followers' fetches are answered when so much has come, or their time to wait is over.",
+        "Minimum bytes of the response to a follower's fetch; with fewer, the leader waits up to"
+        " replica.fetch.wait.max.ms.",
     ),
     worker_config(
         "replica.fetch.max.bytes",
         INT,
         1_048_576,
         Range(0),
-        "Records that a follower asks for of one partition at a time; a larger batch comes whole.",
+        "Maximum bytes that a follower requests for one partition in one fetch. A larger batch is"
+        " still returned whole.",
     ),
     worker_config(
         "replica.fetch.response.max.bytes",
         INT,
         10_485_760,
         Range(0),
-        "Records that a follower asks for in one fetch, over all partitions.",
+        "Maximum bytes that a follower requests in one fetch, over all partitions.",
     ),
     worker_config(
         "replica.fetch.backoff.ms",
         INT,
         1000,
         Range(1),
-        "A follower waits no longer than this before it tries a leader again.",
+        "Maximum time that a follower waits before it retries a fetch after an error.",
     ),
     worker_config(
         "replica.high.watermark.checkpoint.interval.ms",
         LONG,
         5000,
         Range(1),
-        "How often it is written down up to where logs are committed.",
+        "Interval between two writes of the high watermark checkpoints.",
     ),
     worker_config(
         "num.replica.fetchers",
         INT,
         1,
         Range(1, 64),
-        "Connections over which a worker fetches from each leader.",
+        "Number of connections over which a worker fetches from each leader.",
     ),
     worker_config(
-        "num.partitions", INT, 1, Range(1), "Partitions of topics created without a number."
+        "num.partitions",
+        INT,
+        1,
+        Range(1),
+        "Number of partitions of topics that are created without one.",
     ),
     worker_config(
         "num.recovery.threads.per.data.dir",
         INT,
         2,
         Range(1),
-        "Logs recovered side by side at the start.",
+        "Number of logs in each log directory that are recovered at the same time at start.",
         dynamic=True,
     ),
     worker_config(
@@ -328,7 +343,7 @@ SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         INT,
         86_400_000,
         Range(1),
-        "How long a partition remembers an idle idempotent producer.",
+        "Time after which a partition removes the state of an idle idempotent producer.",
         dynamic=True,
     ),
 )

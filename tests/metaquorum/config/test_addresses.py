@@ -1,4 +1,4 @@
-"""One text for each address."""
+"""Tests of the canonical text of IP addresses."""
 
 import pytest
 
@@ -40,5 +40,5 @@ def test_counts_by_address() -> None:
     for wrong in ("192.0.2.1", "192.0.2.1:", "192.0.2.1:-1", "192.0.2.1:2147483648"):
         with pytest.raises(ValueError, match="is not ADDRESS:COUNT"):
             counts_by_address(wrong)
-    with pytest.raises(ValueError, match="names are not taken"):
+    with pytest.raises(ValueError, match="names are not supported"):
         counts_by_address("localhost:5")

@@ -1,4 +1,4 @@
-"""The table of configs: values as Kafka takes them, and the layer that decides."""
+"""Tests of the table of configs: values as Kafka parses them, and the layer that applies."""
 
 import pytest
 from hypothesis import given
