@@ -22,7 +22,7 @@ Check: TypeAlias = "Range | Levels | OneOf | CountsByAddress | None"
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 DOUBLE_MAX: Final = 1.7976931348623157e308
-MAX_VALUE_CHARS: Final = 32_767  # of one config; the limit of a STRING in the protocol
+MAX_VALUE_CHARS: Final = 32_767  # per config value; the limit of a STRING in the protocol
 
 
 class ConfigType(IntEnum):
@@ -178,7 +178,8 @@ def topic_config(
     """Return a topic config and the worker configs that give its default value.
 
     `coarser` lists worker configs in coarser units as (name, factor, default). If there are any,
-    the worker config in the finest unit has no default, so that theirs applies.
+    the worker config in the finest unit has no default, so that the default in a coarser
+    unit applies.
     """
     synonyms = ((worker, 1), *((unit, factor) for unit, factor, _ in coarser))
     of_workers = f"{doc} Applies to topics that do not set {name}."

@@ -67,8 +67,8 @@ SOCKET_SERVER_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         LONG,
         -1,
         None,
-        "Maximum bytes of requests in memory over all connections; the worker reads no more"
-        " requests until some are answered. -1 for no limit.",
+        "Maximum bytes of requests in memory over all connections; above it, the worker stops"
+        " reading requests until others are answered. -1 means 512 MiB.",
     ),
     worker_config(
         "listeners",

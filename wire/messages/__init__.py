@@ -1,5 +1,5 @@
-"""The tables of requests and responses: one module for each API, all versions in it.
+"""Tables of requests and responses: one module per API, with all versions.
 
-Imports `wire.schema` and `wire.primitives`. No I/O. `wire.protocol.apis` imports a module when its
-API is first used, so that a program loads only the tables it needs.
+Imports `wire.schema` and `wire.primitives`. No I/O. `wire.protocol.apis` imports a module at the
+first use of its API, so a program loads only the tables that it needs.
 """

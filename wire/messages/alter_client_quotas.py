@@ -1,4 +1,4 @@
-"""AlterClientQuotas (49): quotas of users, client ids and addresses are set or removed. KIP-546."""
+"""AlterClientQuotas (49): sets and removes quotas of users, client ids and addresses. KIP-546."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AlterConfigs (33): all dynamic configs of a resource replaced. KIP-133."""
+"""AlterConfigs (33): replaces all dynamic configs of a resource. KIP-133."""
 
 from __future__ import annotations
 

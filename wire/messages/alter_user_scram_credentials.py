@@ -1,4 +1,4 @@
-"""AlterUserScramCredentials (51): SCRAM credentials set and removed. KIP-554."""
+"""AlterUserScramCredentials (51): sets and removes SCRAM credentials. KIP-554."""
 
 from __future__ import annotations
 

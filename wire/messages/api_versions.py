@@ -1,4 +1,4 @@
-"""ApiVersions (18): which APIs and versions a node serves. KIP-35, KIP-511."""
+"""ApiVersions (18): APIs and versions that a node supports. KIP-35, KIP-511."""
 
 from __future__ import annotations
 

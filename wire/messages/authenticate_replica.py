@@ -1,5 +1,5 @@
-"""AuthenticateReplica (10005): one message of the handshake by which a follower proves to a leader
-which worker it is. An API of our own, in the style of SaslAuthenticate.
+"""AuthenticateReplica (10005): one message of the handshake that authenticates a follower to a
+leader. An API of this project, not of Kafka, modelled on SaslAuthenticate.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from wire.schema.message import Message, blob, int16, string
 
 
 class AuthenticateReplicaRequest(Message, api=10005, versions="0", flexible="0+"):
-    """The follower's hello; then, in a second request, its proof."""
+    """First the follower's hello; in a second request its proof."""
 
     auth_bytes: bytes = blob()
 
 
 class AuthenticateReplicaResponse(Message, api=10005, versions="0", flexible="0+"):
-    """The leader's hello, then its proof. On an error `auth_bytes` is the handshake's refusal."""
+    """First the leader's hello, then its proof. With an error, `auth_bytes` is the rejection."""
 
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)

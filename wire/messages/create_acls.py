@@ -1,4 +1,4 @@
-"""CreateAcls (30): new access control entries. KIP-140."""
+"""CreateAcls (30): creates access control entries. KIP-140."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CreatePartitions (37): more partitions for topics that there are. KIP-195."""
+"""CreatePartitions (37): adds partitions to existing topics. KIP-195."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CreateTopics (19). KIP-4, KIP-195, KIP-525 (configs in the answer)."""
+"""CreateTopics (19). KIP-4, KIP-195, KIP-525 (configs in the response)."""
 
 from __future__ import annotations
 

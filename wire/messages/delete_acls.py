@@ -1,4 +1,4 @@
-"""DeleteAcls (31): access control entries that match a filter, removed. KIP-140."""
+"""DeleteAcls (31): removes access control entries that match a filter. KIP-140."""
 
 from __future__ import annotations
 

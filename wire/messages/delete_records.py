@@ -1,4 +1,4 @@
-"""DeleteRecords (21): logs begin at a later offset. KIP-107."""
+"""DeleteRecords (21): raises the log start offset of partitions. KIP-107."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeClientQuotas (48): quotas that are set, of entities that a filter meets. KIP-546."""
+"""DescribeClientQuotas (48): quotas of the entities that match a filter. KIP-546."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeLogDirs (35): what lies in each log directory. KIP-113, KIP-827."""
+"""DescribeLogDirs (35): partitions and sizes of log directories. KIP-113, KIP-827."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeProducers (61): the idempotent producers that a partition knows. KIP-664."""
+"""DescribeProducers (61): active idempotent producers of a partition. KIP-664."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeQuorum (55): the voters of the metadata log and how far they are. KIP-595, 836, 853."""
+"""DescribeQuorum (55): voters of the metadata log and their log end offsets. KIP-595, 836, 853."""
 
 from __future__ import annotations
 

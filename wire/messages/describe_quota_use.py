@@ -1,7 +1,7 @@
-"""DescribeQuotaUse (10004): what is used of quotas on this worker now. An API of our own.
+"""DescribeQuotaUse (10004): current usage of quotas on this worker. An API of this project.
 
-Which quotas there are DescribeClientQuotas tells for any Kafka; what is used of them, nobody else.
-Units are bytes, seconds of a percent of the worker's loop, or connections.
+Kafka's DescribeClientQuotas returns the quotas but not their usage. Units by quota: bytes, percent
+of the worker's event loop times seconds, or connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wire.schema.message import (
 
 
 class AskedClient(Struct):
-    """What would delay such a client, and for how long if it used `amount` more."""
+    """A client whose quotas are requested, with the delay if it used `amount` more."""
 
     user: str = string()
     client_id: str | None = string(nullable="0+", default=None)
@@ -30,7 +30,7 @@ class AskedClient(Struct):
 
 
 class DescribeQuotaUseRequest(Message, api=10004, versions="0", flexible="0+"):
-    """Of these clients, and of those allowances that are nearest to their limit or beyond."""
+    """Requests the usage of these clients, and of the `most_used` quotas nearest to their limit."""
 
     clients: list[AskedClient] = array(AskedClient)
     most_used: int = int32()
@@ -38,10 +38,11 @@ class DescribeQuotaUseRequest(Message, api=10004, versions="0", flexible="0+"):
 
 
 class DescribedUse(Struct):
-    """One allowance. `asked`: of which of the clients asked for, from 0; -1: among the most used.
+    """Usage of one quota by one group of clients.
 
-    `user`, `client_id`: all clients that have these share it; null: whatever they have there.
-    `precedence`: of the rule that applies, from 1; 9 is the worker's own default; 0 an address.
+    `asked`: index of the requested client, from 0; -1: one of the most used. `user`, `client_id`:
+    all clients with these values share the quota; null: with any value. `precedence`: that of the
+    rule that applies, from 1; 9 is the worker's default; 0 is a quota of an IP address.
     """
 
     asked: int = int32(default=-1)
@@ -63,7 +64,7 @@ class DescribedUse(Struct):
 
 
 class MutedConnection(Struct):
-    """A connection that is not read until so much time has passed."""
+    """A muted connection: the worker does not read from it for another `left_s` seconds."""
 
     host: str = string()
     port: int = int32()
@@ -75,7 +76,7 @@ class MutedConnection(Struct):
 
 
 class DescribeQuotaUseResponse(Message, api=10004, versions="0", flexible="0+"):
-    """`left_out`: allowances and muted connections that are too many to be told."""
+    """`left_out`: number of quotas and muted connections omitted because of their number."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()

@@ -1,4 +1,4 @@
-"""DescribeReplicas (10003): what leaders know of their followers. An API of our own."""
+"""DescribeReplicas (10003): state of the followers, as leaders know it. An API of this project."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class DescribeReplicasTopic(Struct):
 
 
 class DescribeReplicasRequest(Message, api=10003, versions="0", flexible="0+"):
-    """Asks a worker of partitions that it leads."""
+    """Requests the followers of partitions that the worker leads."""
 
     topics: list[DescribeReplicasTopic] = array(DescribeReplicasTopic)
 
 
 class DescribedFollower(Struct):
-    """As its fetches have shown it to this leader; what it did not show is -1."""
+    """State of a follower according to its fetches from this leader; -1: not known."""
 
     replica_id: int = int32()
     in_sync: bool = boolean()

@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions (75): topics and their partitions, page by page. KIP-966."""
+"""DescribeTopicPartitions (75): topics and their partitions, in pages. KIP-966."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeTruncations (10002): what replicas of this worker have lost. An API of our own."""
+"""DescribeTruncations (10002): records that this worker's replicas lost. An API of this project."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from wire.schema.message import Message, Struct, array, boolean, int16, int32, i
 
 
 class DescribeTruncationsRequest(Message, api=10002, versions="0", flexible="0+"):
-    """Of these topics; null: of all."""
+    """Requests the truncations of these topics; null: of all topics."""
 
     topics: list[str] | None = array(string, nullable="0+", default=None)
 
 
 class DescribedTruncation(Struct):
-    """An `end_offset` that nobody knows is -1."""
+    """One truncation of one replica. `end_offset` is -1 if it is not known."""
 
     time_ms: int = int64()
     topic: str = string()
@@ -30,7 +30,7 @@ class DescribedTruncation(Struct):
 
 
 class DescribeTruncationsResponse(Message, api=10002, versions="0", flexible="0+"):
-    """The oldest first. `has_forgotten`: there may have been others before."""
+    """Truncations, oldest first. `has_forgotten`: older ones may have been dropped."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()

@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials (50): which users have SCRAM credentials. KIP-554."""
+"""DescribeUserScramCredentials (50): users that have SCRAM credentials. KIP-554."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""DescribeWorkers (10001): the workers as the cluster sees them. An API of our own.
+"""DescribeWorkers (10001): registrations and state of all workers. An API of this project.
 
-Kafka's keys are below 10,000, and its clients pass over keys they do not know. DescribeCluster and
-DescribeQuorum tell some of this for any Kafka; why a worker is fenced, nobody else tells.
+Kafka's keys are below 10,000, and its clients ignore unknown keys. Kafka's DescribeCluster and
+DescribeQuorum return some of this; no API of Kafka returns why a worker is fenced.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from wire.schema.message import Message, Struct, array, boolean, int16, int32, i
 
 
 class DescribeWorkersRequest(Message, api=10001, versions="0", flexible="0+"):
-    """Asks for all workers."""
+    """Requests all workers."""
 
 
 class WorkerListener(Struct):
@@ -21,7 +21,7 @@ class WorkerListener(Struct):
 
 
 class DescribedWorker(Struct):
-    """Of a worker that the active controller has not heard of, what it knows is -1."""
+    """State of one worker. Values that come from heartbeats are -1 before the first heartbeat."""
 
     worker_id: int = int32()
     broker_epoch: int = int64()
@@ -36,7 +36,7 @@ class DescribedWorker(Struct):
 
 
 class DescribeWorkersResponse(Message, api=10001, versions="0", flexible="0+"):
-    """With an error, `workers` is what this node's metadata says, and no controller was asked."""
+    """All workers. With an error, `workers` comes from this node's metadata, not the controller."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()

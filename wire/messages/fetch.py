@@ -1,4 +1,4 @@
-"""Fetch (1): read record batches, as consumer or follower. KIP-227, 320, 392, 595, 951."""
+"""Fetch (1): reads record batches, for consumers and followers. KIP-227, 320, 392, 595, 951."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FindCoordinator (10): the node in charge of a group or transactional id. KIP-699."""
+"""FindCoordinator (10): the coordinator of a group or transactional id. KIP-699."""
 
 from __future__ import annotations
 

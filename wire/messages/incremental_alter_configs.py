@@ -1,4 +1,4 @@
-"""IncrementalAlterConfigs (44): single configs set, deleted, appended to. KIP-339."""
+"""IncrementalAlterConfigs (44): sets, deletes, appends to or subtracts from configs. KIP-339."""
 
 from __future__ import annotations
 

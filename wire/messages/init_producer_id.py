@@ -1,4 +1,4 @@
-"""InitProducerId (22): a producer id and epoch. KIP-98, KIP-360."""
+"""InitProducerId (22): allocates a producer id and epoch. KIP-98, KIP-360."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OffsetFetch (9): the offsets that groups have committed. KIP-447, KIP-709, KIP-848."""
+"""OffsetFetch (9): committed offsets of consumer groups. KIP-447, KIP-709, KIP-848."""
 
 from __future__ import annotations
 

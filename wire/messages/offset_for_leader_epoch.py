@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (23): where a leader epoch ended. KIP-101, KIP-320."""
+"""OffsetForLeaderEpoch (23): end offset of a leader epoch. KIP-101, KIP-320."""
 
 from __future__ import annotations
 

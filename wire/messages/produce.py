@@ -1,4 +1,4 @@
-"""Produce (0): append record batches. KIP-951 (current leader), KIP-516 (topic ids)."""
+"""Produce (0): appends record batches. KIP-951 (current leader), KIP-516 (topic ids)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SaslHandshake (17): which SASL mechanism a client will use. KIP-43, KIP-152.
+"""SaslHandshake (17): selects the SASL mechanism of a client. KIP-43, KIP-152.
 
 Never flexible (KAFKA-9577). After version 0 the mechanism's own messages follow as frames without a
 header; after version 1, in SaslAuthenticate.

@@ -1,4 +1,4 @@
-"""UnregisterBroker (64): a node that will not come back is forgotten. KIP-631."""
+"""UnregisterBroker (64): removes the registration of a worker. KIP-631."""
 
 from __future__ import annotations
 

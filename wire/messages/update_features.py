@@ -1,4 +1,4 @@
-"""UpdateFeatures (57): at which levels the whole cluster runs. KIP-584, KIP-778."""
+"""UpdateFeatures (57): sets the feature levels of the cluster. KIP-584, KIP-778."""
 
 from __future__ import annotations
 

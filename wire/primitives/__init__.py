@@ -1,5 +1,5 @@
-"""Wire types that have no structure: varints, UUIDs, error codes.
+"""Primitive wire types: varints, UUIDs, error codes.
 
-Imports nothing of ours. No I/O. `errors` has the table of Kafka's error codes and the exceptions
-that carry them.
+Imports no other package of this project. No I/O. Start with `errors`: Kafka's error codes and the
+exceptions that carry them.
 """

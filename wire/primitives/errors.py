@@ -1,6 +1,6 @@
-"""The protocol's error codes, and the one exception that carries them.
+"""Kafka's error codes, and the exceptions for protocol errors.
 
-Source: the error table of the Kafka protocol guide. `retriable` is what clients are told there.
+Source: the error table of the Kafka protocol guide, including its column "retriable" (`RETRIABLE`).
 """
 
 from enum import IntEnum
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class WireError(Exception):
-    """Bytes that make no sense; the message names the field. Their connection closes."""
+    """Raised if bytes are malformed. The message names the field; the connection is closed."""
 
 
 class ErrorCode(IntEnum):
@@ -188,7 +188,7 @@ RETRIABLE: Final = frozenset(
 
 
 class KafkaError(Exception):
-    """The peer's problem: a code for its response and a sentence for its operator."""
+    """Error for a client: a code for the response, and a message for the client's operator."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         self.code = code

@@ -1,4 +1,4 @@
-"""Signed varints as record batches use them: zigzag, then seven bits a byte, lowest first."""
+"""Signed varints of record batches: zigzag encoding, then seven bits per byte, lowest first."""
 
 from typing import Final
 
@@ -7,14 +7,17 @@ from wire.primitives.errors import WireError
 VARINT_MAX_BYTES: Final = 5
 VARLONG_MAX_BYTES: Final = 10
 
-# The value of a varint that is one byte; None where the byte says that more follow.
+# Value of a one-byte varint, by the byte; None if the byte has the continuation bit.
 ONE_BYTE: Final[tuple[int | None, ...]] = tuple(
     (byte >> 1) ^ -(byte & 1) if byte < 0x80 else None for byte in range(256)
 )
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """The 32-bit value at `position`, and where it ends. IndexError when `data` ends before."""
+    """Return the 32-bit value at `position` and the position after it.
+
+    Raises IndexError if `data` ends inside the varint, WireError if the varint is too long.
+    """
     first = data[position]
     if first < 0x80:
         return (first >> 1) ^ -(first & 1), position + 1
@@ -30,7 +33,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_varlong(data: bytes, position: int) -> tuple[int, int]:
-    """As `read_varint`, for 64 bits."""
+    """Read a 64-bit value; otherwise as `read_varint`."""
     first = data[position]
     if first < 0x80:
         return (first >> 1) ^ -(first & 1), position + 1
@@ -55,7 +58,7 @@ def _read(data: bytes, position: int, max_bytes: int, bits: int) -> tuple[int, i
 
 
 def write_varint(out: bytearray, value: int) -> None:
-    """Append a signed value of at most 64 bits."""
+    """Append the varint of a signed value of at most 64 bits."""
     raw = value << 1 if value >= 0 else ~(value << 1)
     while raw > 0x7F:
         out.append(raw & 0x7F | 0x80)

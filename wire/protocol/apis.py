@@ -1,8 +1,8 @@
-"""The APIs served: one table of keys, names and versions.
+"""Table of the supported APIs: keys, names and versions.
 
-ApiVersions is answered from it and requests are dispatched by it, so that what is announced is what
-works. The message classes behind it are loaded when first asked for; a test holds this table
-against theirs.
+The ApiVersions response and the dispatcher both use this table, so every announced version works.
+The message classes are imported at their first use; a test compares this table with the versions
+that they declare.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from wire.schema.message import Message
 
-# Kafka's keys are far below; its clients pass over those they do not know.
+# First key of this project's own APIs. Kafka's keys are far below; its clients ignore unknown keys.
 FIRST_OWN_KEY: Final = 10_000
 
 
@@ -60,7 +60,7 @@ class ApiKey(IntEnum):
 
 
 class Api:
-    """One row: the versions served (both ends included) and where their tables are."""
+    """One API: its supported versions (both ends included) and its message classes."""
 
     __slots__ = ("_classes", "flexible_from", "key", "max_version", "min_version", "name")
 
@@ -86,9 +86,10 @@ class Api:
         return (self._classes or self._load())[1]
 
     def response_header_version(self, version: int) -> int:
-        """1 (with tagged fields) where flexible, else 0; always 0 for ApiVersions.
+        """Return 1 (with tagged fields) for a flexible version, else 0; always 0 for ApiVersions.
 
-        Who asks for an unknown version of ApiVersions must be able to read the answer (KIP-511).
+        A client that requests an unsupported version of ApiVersions must be able to decode the
+        response (KIP-511).
         """
         return 1 if version >= self.flexible_from and self.key != ApiKey.API_VERSIONS else 0
 

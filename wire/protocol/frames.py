@@ -1,4 +1,4 @@
-"""Splits a byte stream into frames: four bytes of size, then so many bytes."""
+"""Buffers that split a byte stream into frames: a size (int32), then that number of bytes."""
 
 import struct
 from typing import Final
@@ -7,16 +7,17 @@ from wire.primitives.errors import WireError
 
 SIZE_BYTES: Final = 4
 INITIAL_BYTES: Final = 8 * 1024  # ten thousand idle connections must be cheap
-POOLED_BYTES: Final = 1280 * 1024  # a batch of max.message.bytes, and what stands around it
+POOLED_BYTES: Final = 1280 * 1024  # a batch of max.message.bytes and its request around it
 POOL_MAX_FREE: Final = 16
-# While so many hold one, who could do without does: 80 MiB, however many connections there are.
+# Limit on pooled buffers in use by `borrow`: 80 MiB for any number of connections. At the limit, a
+# stream receives into its small buffer.
 POOL_MAX_LENT: Final = 64
 
 _read_size = struct.Struct(">i").unpack_from
-# Who else is known to knock, by the first bytes it sends.
+# Other protocols that clients send by mistake, by the first bytes of the stream.
 _STRANGERS: Final = (
-    (b"\x16\x03", "TLS, where this listener speaks plain text"),
-    (b"\x15\x03", "TLS, and was spoken to in plain text"),
+    (b"\x16\x03", "TLS where plaintext was expected"),
+    (b"\x15\x03", "TLS, but received plaintext"),
     (b"HTTP", "HTTP"),
     (b"GET ", "HTTP"),
     (b"HEAD", "HTTP"),
@@ -30,10 +31,10 @@ _STRANGERS: Final = (
 
 
 class BufferPool:
-    """Large buffers that have been used, for whichever stream needs one next.
+    """Pool of large buffers (POOLED_BYTES) that streams share.
 
-    A buffer of a megabyte that is made anew costs as much as receiving a megabyte: its pages have
-    to be found and cleared.
+    Allocating a buffer of a megabyte takes as long as receiving a megabyte: the kernel must find
+    and clear its pages.
     """
 
     def __init__(self, max_free: int = POOL_MAX_FREE) -> None:
@@ -42,19 +43,19 @@ class BufferPool:
         self.lent = 0
 
     def take(self) -> memoryview:
-        """One of POOLED_BYTES. It may hold another stream's bytes."""
+        """Return a buffer of POOLED_BYTES, which may contain bytes of another stream."""
         self.lent += 1
         return self._free.pop() if self._free else memoryview(bytearray(POOLED_BYTES))
 
     def give(self, buffer: memoryview) -> None:
-        """Nobody looks at this buffer any more, which may be none of the pool."""
+        """Return `buffer` to the pool; no view of it may be in use. Other buffers are ignored."""
         if len(buffer) == POOLED_BYTES:
             self.lent -= 1
             if len(self._free) < self._max_free:
                 self._free.append(buffer)
 
     def lost(self) -> None:
-        """A buffer is not given back: somebody may still look at it."""
+        """Count a buffer as not returned, because views of it may still be in use."""
         self.lent -= 1
 
 
@@ -62,17 +63,19 @@ _NO_BUFFER: Final = memoryview(bytearray())
 
 
 class FrameBuffer:
-    """The bytes of one stream that are not handled yet.
+    """Buffer of the received bytes of one stream, and parser of its frames.
 
-    Receive into `writable()`, say how much with `received`, then take frames until there is none. A
-    frame is a view of the buffer and void when `writable` is called again: nobody may still be
-    looking at it then (KAFKA-19012). A frame that does not fit the small buffer goes to one of the
-    pool; beyond that the buffer at most doubles as bytes arrive, whatever size the frame claims.
-    When a large frame has been handled, the small buffer is back.
+    Usage: receive into `writable()`, report the number of bytes with `received`, then call
+    `next_frame` until it returns None. A frame is a view of the buffer. The next call of `writable`
+    overwrites it: no view may be in use then (KAFKA-19012).
 
-    Who handles what it receives at once can, while `has_much`, `borrow` a large buffer for each
-    receive and `rest` when it has handled it: all that has come is received at once then, however
-    large a frame is, and no buffer is held meanwhile.
+    A frame that exceeds the small buffer is received into a pooled buffer. Beyond that, the buffer
+    at most doubles as bytes arrive, regardless of the size in the frame, so a false size allocates
+    no memory. After a large frame the stream returns to the small buffer.
+
+    A caller that handles received frames immediately can, while `has_much` is set, `borrow` a large
+    buffer for each receive and call `rest` afterwards: then one receive takes all available bytes
+    of a large frame, and an idle stream holds no large buffer.
     """
 
     __slots__ = (
@@ -96,14 +99,14 @@ class FrameBuffer:
     ) -> None:
         assert SIZE_BYTES <= initial_bytes < POOLED_BYTES
         self.max_frame_bytes = max_frame_bytes
-        self.claimed_bytes = 0  # of the frame that is under way, its size included; 0 for none
+        self.claimed_bytes = 0  # size of the incomplete frame with its size field; 0: none
         self._pool = BufferPool(max_free=1) if pool is None else pool
         self._initial_bytes = initial_bytes
         self._small: memoryview | None = None
         self._view = _NO_BUFFER
         self._is_lent = False
         self._start = self._end = 0
-        # More came at a time, not long ago, than the small buffer takes.
+        # Whether a recent receive exceeded the small buffer.
         self.has_much = False
 
     @property
@@ -112,22 +115,25 @@ class FrameBuffer:
 
     @property
     def pending_bytes(self) -> int:
-        """Received and not handed out: part of a frame, once `next_frame` has said None."""
+        """Bytes received but not returned: part of a frame, after `next_frame` returned None."""
         return self._end - self._start
 
     @property
     def is_full(self) -> bool:
-        """What has come fills the buffer as it is."""
+        """Whether the pending bytes fill the buffer."""
         return 0 < self._end - self._start == len(self._view)
 
     def borrow(self) -> memoryview:
-        """As `writable`, in a buffer of the pool until `rest`, unless too many are lent."""
+        """Return `writable()` in a pooled buffer, which the stream holds until `rest`.
+
+        If POOL_MAX_LENT buffers are in use, the stream keeps its current buffer.
+        """
         pool = self._pool
         if len(self._view) < POOLED_BYTES:
             if pool.lent >= POOL_MAX_LENT:
                 return self.writable()
             if self._end == self._start:
-                # As nearly always; what follows would do the same.
+                # The common case, without the general code below, which has the same result.
                 self._is_lent = True
                 self._start = self._end = 0
                 view = self._view = pool.take()
@@ -137,7 +143,7 @@ class FrameBuffer:
         return self.writable()
 
     def rest(self) -> None:
-        """Frames before are void, and a buffer of the pool goes back, unless it holds much."""
+        """Invalidate earlier frames; return a pooled buffer if its pending bytes are few."""
         if self._is_lent and self._end <= self._initial_bytes:
             self.has_much = False
         self._is_lent = False
@@ -152,30 +158,36 @@ class FrameBuffer:
             self._move_to(self._small_buffer())
 
     def shrink(self) -> None:
-        """A buffer of the pool goes back however much it holds: it may take long to get more."""
+        """Return a pooled buffer in any case, by copying its pending bytes.
+
+        For a stream that may wait long for its next bytes.
+        """
         if len(self._view) == POOLED_BYTES:
             self._move_to(memoryview(bytearray(self._end - self._start)))
 
     def close(self) -> None:
-        """The stream has ended."""
+        """Release the buffers: the stream has ended."""
         if len(self._view) == POOLED_BYTES:
             self._pool.lost()
         self._view = _NO_BUFFER
         self._start = self._end = 0
 
     def writable(self) -> memoryview:
-        """Where the next bytes go; never empty. Frames handed out before are void."""
+        """Return a view for the next bytes, never empty. Invalidates earlier frames."""
         if self._start or self._end == len(self._view):
             self._make_room()
         return self._view[self._end :]
 
     def received(self, count: int) -> None:
-        """`count` bytes have been put at the start of `writable()`."""
+        """Take over `count` bytes that were written at the start of `writable()`."""
         self._end += count
         assert self._end <= len(self._view)
 
     def next_frame(self) -> memoryview | None:
-        """The content of the next whole frame; WireError when its size makes no sense."""
+        """Return the content of the next frame, or None if it is incomplete.
+
+        Raises WireError if its size is negative or exceeds `max_frame_bytes`.
+        """
         start = self._start
         if self._end - start < SIZE_BYTES:
             self.claimed_bytes = 0
@@ -192,7 +204,7 @@ class FrameBuffer:
         return self._view[start + SIZE_BYTES : end]
 
     def _move_to(self, new: memoryview) -> None:
-        """What is pending stands at the start of `new`, which may be the buffer in use."""
+        """Move the pending bytes to the start of `new`, which may be the buffer in use."""
         old = self._view
         pending = self._end - self._start
         if pending and (new is not old or self._start):

@@ -1,4 +1,4 @@
-"""Request and response headers, and whole frames of either end."""
+"""Request and response headers, and the encoding of whole frames for clients and servers."""
 
 import struct
 from collections.abc import Generator
@@ -28,14 +28,14 @@ _pack_request = struct.Struct(">ihhih").pack
 _pack_response = struct.Struct(">ii").pack
 _pack_flexible_response = struct.Struct(">iix").pack
 
-# The version from which an API is flexible, also of requests in versions we do not serve.
+# First flexible version by API key; also needed for requests in unsupported versions.
 _FLEXIBLE_FROM: Final = {key: api.flexible_from for key, api in APIS.items()}
 _NEVER_FLEXIBLE: Final = 1 << 15
-_PIECES_JOINED: Final = 4096  # at once, of an answer that is encoded in pieces
+_PIECES_JOINED: Final = 4096  # per step of a response that is encoded in pieces
 
 
 class RequestHeader:
-    """What stands before each request."""
+    """Header of a request."""
 
     __slots__ = ("api_key", "api_version", "client_id", "correlation_id")
 
@@ -55,9 +55,9 @@ class RequestHeader:
 
 
 def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
-    """The header and where the body starts. WireError when there is none.
+    """Return the header and the position of the body. Raises WireError if it is malformed.
 
-    Of an API that is not served only what stands before the tagged fields is looked at.
+    For an unsupported API the tagged fields are not parsed.
     """
     try:
         api_key, version, correlation_id, length = _read_start(frame, 0)
@@ -67,7 +67,7 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
             position += length
             client_id = str(frame[_START_BYTES:position], "utf-8")
         elif length != -1:
-            raise WireError(f"request header, client_id: a length of {length}")
+            raise WireError(f"request header: client_id has the length {length}")
         if version >= _FLEXIBLE_FROM.get(api_key, _NEVER_FLEXIBLE):
             tags = frame[position]
             position += 1
@@ -76,18 +76,18 @@ def decode_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
     except (struct.error, IndexError, Malformed, UnicodeDecodeError) as error:
         raise WireError(f"request header: {_header_fault(error)}") from None
     if position > len(frame):
-        raise WireError("request header: it ends early")
+        raise WireError("request header: it is incomplete")
     return RequestHeader(api_key, version, correlation_id, client_id), position
 
 
 def _header_fault(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "client_id is not UTF-8"
-    return "the tagged fields make no sense" if isinstance(error, Malformed) else "it ends early"
+    return "tagged fields are malformed" if isinstance(error, Malformed) else "it is incomplete"
 
 
 def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> bytes:
-    """A whole frame."""
+    """Return the response as a frame."""
     body = encoder(type(message), version)(message)
     return _frame_start(api, version, correlation_id, len(body)) + body
 
@@ -95,9 +95,9 @@ def encode_response(api: Api, version: int, correlation_id: int, message: Messag
 def encode_response_parts(
     api: Api, version: int, correlation_id: int, message: Message
 ) -> list[bytes | RecordsHole]:
-    """A whole frame whose records stay where they are: bytes and holes in the order to send them.
+    """Return the response as a frame without copying records: bytes and holes in send order.
 
-    Its size, which comes first, counts the holes as `size_bytes` says.
+    The size field of the frame includes the `size_bytes` of each hole.
     """
     pieces = parts_encoder(type(message), version)(message)
     holes = hole_positions(pieces)
@@ -109,7 +109,10 @@ def encode_response_parts(
 def encode_response_in_pieces(
     api: Api, version: int, correlation_id: int, message: Message
 ) -> Generator[None, None, list[bytes | RecordsHole]]:
-    """As `encode_response_parts`, of any message: it yields every few elements."""
+    """Encode a long response in steps: yield after every few elements, then return the parts.
+
+    The result is that of `encode_response_parts`.
+    """
     pieces = yield from encoder_in_pieces(type(message), version)(message)
     parts: list[bytes | RecordsHole] = [b""]
     size = 0
@@ -121,7 +124,7 @@ def encode_response_in_pieces(
         parts += join_runs(some, holes)
         yield
     del some
-    while pieces:  # to forget them all at once would take long, too
+    while pieces:  # in steps: to free them all at once would take long, too
         del pieces[-_PIECES_JOINED:]
         yield
     parts[0] = _frame_start(api, version, correlation_id, size)
@@ -134,10 +137,10 @@ def _size_of(pieces: list[Any], holes: list[int]) -> int:
 
 
 def encode_unsupported_api_versions(correlation_id: int) -> bytes:
-    """The answer to an ApiVersions request in a version we do not serve, as a whole frame.
+    """Return the frame that answers an ApiVersions request in an unsupported version.
 
-    It has the form of version 0 and says, beside the error, which versions of ApiVersions itself
-    to try (KIP-511).
+    The response has the format of version 0: UNSUPPORTED_VERSION, and the supported versions of
+    ApiVersions itself (KIP-511).
     """
     from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 
@@ -156,7 +159,10 @@ def _frame_start(api: Api, version: int, correlation_id: int, body_bytes: int) -
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, message: Message
 ) -> bytes:
-    """A whole frame. Records must be buffers here. Any API that has a table, served or not."""
+    """Return the request as a frame. Records must be buffers, not holes.
+
+    The API needs a message class, but need not be in the table of supported APIs.
+    """
     name = b"" if client_id is None else client_id.encode()
     body = encoder(type(message), version)(message)
     tags = b"\0" if version in message.FLEXIBLE else b""
@@ -166,14 +172,15 @@ def encode_request(
 
 
 def decode_response(api_key: int, version: int, frame: memoryview) -> tuple[int, Any]:
-    """As `decode_response_as`, for an API that is served."""
+    """Return the correlation id and the message of a response frame of a supported API."""
     return decode_response_as(APIS[api_key].response, version, frame)
 
 
 def decode_response_as(cls: type[M], version: int, frame: memoryview) -> tuple[int, M]:
-    """The correlation id and the message of a frame (without its size).
+    """Return the correlation id and the message of a response frame (without its size).
 
-    A refused ApiVersions version is answered in the form of version 0, and is read so.
+    An ApiVersions response with UNSUPPORTED_VERSION has the format of version 0 and is decoded so.
+    Raises WireError if the frame is malformed.
     """
     is_api_versions = cls.API == ApiKey.API_VERSIONS
     position = 4
@@ -188,8 +195,8 @@ def decode_response_as(cls: type[M], version: int, frame: memoryview) -> tuple[i
             if error_code == ErrorCode.UNSUPPORTED_VERSION:
                 version = 0
     except (struct.error, IndexError, Malformed):
-        raise WireError("response header: it ends early or makes no sense") from None
+        raise WireError("response header: it is incomplete or malformed") from None
     message, end = decoder(cls, version)(frame, position)
     if end != len(frame):
-        raise WireError(f"{cls.__name__} v{version}: {len(frame) - end} bytes behind its end")
+        raise WireError(f"{cls.__name__} v{version}: {len(frame) - end} bytes after the message")
     return correlation_id, cast(M, message)

@@ -1,11 +1,12 @@
-"""Produce to one topic, by hand: what nearly every request and answer is.
+"""Fast codec of Produce requests with one topic: nearly all requests and responses.
 
-Equal to the tables of `wire.messages.produce`, byte for byte (a test says so), without an object
-for each level of nesting. Whatever has another form is None here, and left to the tables.
+The results equal those of `wire.messages.produce`, byte for byte (a test checks it), without an
+object for each level of nesting. For a request of any other form the decoder returns None, and the
+caller uses the general codec.
 
     v3-8    transactional id null | acks, timeout | 1 topic: name | partitions: index, records
-    v9-12   the same, compact, and tags (none)
-    v13     as v9, the topic by its id
+    v9-12   the same fields in compact encoding, no tagged fields
+    v13     as v9-12, with the topic id instead of the name
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Final, TypeAlias
 FIRST_FLEXIBLE: Final = 9
 FIRST_WITH_TOPIC_ID: Final = 13
 _ID_BYTES: Final = 16
-_MAX_COUNT: Final = 126  # which plus one is still one byte
+_MAX_COUNT: Final = 126  # partitions; a compact count (count + 1) of one byte
 
 _unpack_start = Struct(">hhiih").unpack_from
 _unpack_count = Struct(">i").unpack_from
@@ -24,16 +25,18 @@ _unpack_partition = Struct(">ii").unpack_from
 _unpack_named_start = Struct(">bhibb").unpack_from
 _unpack_id_start = Struct(">bhib16s").unpack_from
 _unpack_compact_partition = Struct(">iB").unpack_from
-_END_TAGS: Final = b"\0\0"  # of topic and request
+_END_TAGS: Final = b"\0\0"  # empty tagged fields of the topic and of the request
 
 
-# acks and timeout; the topic by its name or, from v13 on, its id; index and records of each
-# partition.
+# acks, timeout in ms, topic name (from v13: topic id), and (index, records) of each partition
 ProduceOne: TypeAlias = tuple[int, int, bytes, list[tuple[int, memoryview]]]
 
 
 def decode_one(frame: memoryview, position: int, version: int) -> ProduceOne | None:
-    """The request whose body begins at `position`; None if it has another form, or none."""
+    """Return the request whose body begins at `position`.
+
+    None if the request has another form or is malformed.
+    """
     try:
         if version < FIRST_FLEXIBLE:
             return _decode_plain(frame, position)
@@ -91,7 +94,7 @@ def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOn
             size |= more << shift
             at += 1
         end = at + size - 1
-        if size < 1 or frame[end]:  # null, or with tags
+        if size < 1 or frame[end]:  # null records, or tagged fields
             return None
         partitions.append((index, frame[at:end]))
         at = end + 1
@@ -100,19 +103,19 @@ def _decode_compact(frame: memoryview, position: int, version: int) -> ProduceOn
     return acks, timeout_ms, topic, partitions
 
 
-# What is said of one partition: index, base offset, log append time, log start offset.
+# One partition of the response: index, base offset, log append time, log start offset
 Appended: TypeAlias = tuple[int, int, int, int]
 
-# By version: how a partition is written, with no error, no record errors, no message and no tags.
+# A partition of the response by version: no error, no record errors, no message, no tagged fields
 _pack_v3 = Struct(">ihqq").pack
 _pack_v5 = Struct(">ihqqq").pack
 _pack_v8 = Struct(">ihqqqih").pack
 _pack_compact = Struct(">ihqqqbxx").pack
-# What stands before the topic: size, correlation id, number of topics, and more.
+# Fields before the topic: size, correlation id, number of topics, length of the name
 _pack_start = Struct(">iiih").pack
 _pack_compact_start = Struct(">iixb").pack
 _pack_count = _pack_throttle_time = Struct(">i").pack
-_pack_compact_end = Struct(">xix").pack  # tags of the topic, throttle time, tags of the answer
+_pack_compact_end = Struct(">xix").pack  # tags of the topic, throttle time, tags of the response
 
 
 def encode_one(
@@ -122,7 +125,7 @@ def encode_one(
     appended: Sequence[Appended],
     throttle_time_ms: int = 0,
 ) -> bytes:
-    """The whole frame that says the batches were appended; `topic` as it came in `ProduceOne`."""
+    """Return the response frame for successful appends; `topic` is that of the `ProduceOne`."""
     if version < FIRST_FLEXIBLE:
         if version >= 8:
             rows = [_pack_v8(i, 0, base, time, start, 0, -1) for i, base, time, start in appended]

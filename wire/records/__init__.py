@@ -1,6 +1,6 @@
-"""Record batches, format 2: headers, checksums, compression, the walk over records.
+"""Record batches, format v2: headers, checksums, compression, and the parser of records.
 
-Imports `wire.primitives`. No I/O. Start with `batches` (headers); `record_walk` is the walk that
-produce validation, compaction, dump and the client share, and `walk_form` chooses its compiled or
-interpreted form.
+Imports `wire.primitives`. No I/O. Start with `batches` (headers). `record_walk` is the parser that
+produce validation, compaction, the log dump and the client share; `walk_form` chooses its compiled
+or interpreted form.
 """

@@ -1,5 +1,5 @@
-# C types for wire/records/record_columns.py when Cython compiles it as wire.records._record_columns. The
-# interpreter never reads this file.
+# C types for wire/records/record_columns.py, which Cython compiles as wire.records._record_columns.
+# The interpreter never reads this file.
 
 cimport cython
 from libc.string cimport memcpy

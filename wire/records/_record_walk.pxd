@@ -1,6 +1,6 @@
-# C types for wire/records/record_walk.py when Cython compiles it as wire.records._record_walk. The interpreter never
-# reads this file. Positions and lengths are 64 bits, so that no sum of a position and a length that a
-# record claims overflows; `raw` is unsigned, as the bits of a varint are.
+# C types for wire/records/record_walk.py, which Cython compiles as wire.records._record_walk. The
+# interpreter never reads this file. Positions and lengths have 64 bits, so that the sum of a
+# position and a length in a record cannot overflow; `raw` holds the unsigned bits of a varint.
 
 cimport cython
 

@@ -1,24 +1,24 @@
-"""Record batches, format v2, by their header: read, checked and patched where they lie.
+"""Headers of record batches, format v2: parsed, checked and patched in place.
 
     0  base_offset            int64   assigned by the leader; outside the checksum
-    8  size of what follows   int32
+    8  size after this field  int32
    12  partition leader epoch int32   assigned by the leader; outside the checksum
    16  magic                  int8    2
-   17  crc                    uint32  CRC-32C of everything from 21 on
+   17  crc                    uint32  CRC-32C of all bytes from 21 on
    21  attributes             int16   bits 0-2 codec, 3 log append time, 4 transactional, 5 control,
                                       6 base_timestamp is a delete horizon
-   23  last_offset_delta      int32   stays when compaction takes records away
+   23  last_offset_delta      int32   not changed when compaction removes records
    27  base_timestamp         int64
    35  max_timestamp          int64
-   43  producer_id            int64   -1 none; so epoch and sequence
+   43  producer_id            int64   -1: none; the same for epoch and sequence
    51  producer_epoch         int16
    53  base_sequence          int32
    57  record_count           int32
    61  records                        compressed as one block; see wire.records.records
 
 Source: the Kafka protocol guide, "Record Batch"; KIP-98 for producers, KIP-534 for delete horizons.
-Nothing here copies a batch or looks at its records. What is wrong is a KafkaError, as a Produce
-response tells it.
+No function here copies a batch or parses its records. A malformed batch raises KafkaError with the
+error code for the Produce response.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ _MAGIC_AT: Final = 16
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _NOT_FOR_PRODUCERS: Final = LOG_APPEND_TIME | CONTROL | DELETE_HORIZON
 _ZSTD_SINCE: Final = 7  # KIP-110
-# Members of an enum are slow to look up by name (Python 3.11).
+# A constant, because Python 3.11 looks up members of an enum slowly.
 _ZSTD: Final = int(Codec.ZSTD)
 _WRONG_CRC: Final = "the record batch's checksum does not match"
 
@@ -92,14 +92,14 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Sequences wrap to 0 behind 2^31 - 1; -1 without one."""
+        """Sequence of the last record, which wraps to 0 after 2^31 - 1; -1 for none."""
         if self.base_sequence < 0:
             return -1
         return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
 
     @property
     def codec(self) -> Codec:
-        """WireError when this is none that exists."""
+        """Compression codec of the records. Raises WireError if the number is unknown."""
         number = self.attributes & CODEC_MASK
         if number > Codec.ZSTD:
             raise WireError(f"attributes: codec {number} is unknown")
@@ -119,7 +119,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When compaction may drop this batch's tombstones and markers, if that is decided."""
+        """Time after which compaction may remove the batch's tombstones and markers, if set."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON else None
 
 
@@ -127,9 +127,9 @@ _new_tuple = tuple.__new__
 
 
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`; KafkaError when no batch of format v2 can begin there.
+    """Return the header at `position`. Raises KafkaError if it is not that of a v2 batch.
 
-    The batch may reach beyond the buffer, and its checksum is not looked at: see `check_batch`.
+    The batch may end beyond the buffer, and its checksum is not checked: see `check_batch`.
     """
     try:
         (
@@ -178,23 +178,27 @@ def _headless(buffer: Buffer, position: int) -> KafkaError:
     left = max(0, len(buffer) - position)
     if (
         left > _MAGIC_AT and buffer[position + _MAGIC_AT] != MAGIC
-    ):  # the older formats' headers are shorter
+    ):  # older formats have shorter headers
         return _wrong_magic(buffer[position + _MAGIC_AT])
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record batch's header in {left} bytes")
+    return KafkaError(
+        ErrorCode.CORRUPT_MESSAGE, f"the record batch's header is incomplete: {left} bytes"
+    )
 
 
 def _wrong_magic(magic: int) -> KafkaError:
     if magic in (0, 1):
         return KafkaError(
-            ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"message format v{magic}; only v2 is kept"
+            ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            f"message format v{magic} is not supported; use v2",
         )
     return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"magic {magic}")
 
 
 def batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Each batch that lies whole in the buffer and where it begins; a part at the end is left out.
+    """Yield the position and header of each complete batch in the buffer.
 
-    KafkaError where no header can be read. Nothing behind the headers is checked.
+    A partial batch at the end is ignored. Raises KafkaError at a malformed header. Checksums and
+    records are not checked.
     """
     end = len(buffer)
     while end - position >= HEADER_BYTES:
@@ -205,14 +209,14 @@ def batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeade
         position += header.batch_bytes
 
 
-# A batch as a producer sends it
+# Batches of Produce requests
 
 
 def produced_batch(records: Buffer, api_version: int) -> BatchHeader:
-    """The one sound batch that a partition of a Produce request holds; else a KafkaError.
+    """Return the header of the batch that a Produce request has for one partition.
 
-    The codes are those that Apache Kafka 4.3 answers, which calls the older formats, and whatever
-    is not exactly one batch, INVALID_RECORD.
+    Raises KafkaError if `records` is not exactly one valid batch. The codes are those of Apache
+    Kafka 4.3: INVALID_RECORD for older formats and for any number of batches other than one.
     """
     try:
         header = parse_header(records)
@@ -221,7 +225,7 @@ def produced_batch(records: Buffer, api_version: int) -> BatchHeader:
             raise
         raise KafkaError(ErrorCode.INVALID_RECORD, error.message) from None
     if header.batch_bytes != len(records):
-        problem = f"{len(records)} bytes of records, its first batch has {header.batch_bytes}"
+        problem = f"{len(records)} bytes of records, but the first batch has {header.batch_bytes}"
         raise KafkaError(ErrorCode.INVALID_RECORD, problem)
     if crc32c(records[_CRC_START:]) != header.crc:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _WRONG_CRC)
@@ -236,14 +240,14 @@ def produced_batch(records: Buffer, api_version: int) -> BatchHeader:
 
 
 def check_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
-    """KafkaError unless this is a sound batch by its header, as a producer may send it.
+    """Raise KafkaError unless the header and checksum are valid for a batch of a producer.
 
-    Its records are not looked at: see `wire.records.records.check_records`.
+    The records are not checked: see `wire.records.records.check_records`.
     """
     if header.batch_bytes > len(buffer) - position:
         raise KafkaError(
             ErrorCode.CORRUPT_MESSAGE,
-            f"a record batch of {header.batch_bytes} bytes in {len(buffer) - position}",
+            f"a record batch of {header.batch_bytes} bytes, but {len(buffer) - position} are left",
         )
     if batch_crc(buffer, position, header.batch_bytes) != header.crc:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _WRONG_CRC)
@@ -259,9 +263,9 @@ def _check_produced(header: BatchHeader) -> None:
     if count < 1 or header.last_offset_delta != count - 1:
         problem = f"{count} records, last offset delta {header.last_offset_delta}"
     elif attributes & _NOT_FOR_PRODUCERS:
-        problem = f"attributes {attributes:#x} hold a bit that only brokers set"
+        problem = f"attributes {attributes:#x} have a bit that only workers set"
     elif header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
-        problem = f"producer {header.producer_id} without epoch or sequence"
+        problem = f"producer id {header.producer_id} without epoch or sequence"
     elif attributes & TRANSACTIONAL and header.producer_id < 0:
         problem = "transactional, without a producer id"
     else:
@@ -270,7 +274,7 @@ def _check_produced(header: BatchHeader) -> None:
 
 
 def batch_crc(buffer: Buffer, position: int, batch_bytes: int) -> int:
-    """The checksum that this batch should carry."""
+    """Return the computed checksum of this batch."""
     return crc32c(memoryview(buffer)[position + _CRC_START : position + batch_bytes])
 
 
@@ -281,14 +285,14 @@ def assign(
     base_offset: int,
     leader_epoch: int,
 ) -> None:
-    """The batch has its place in the log; its checksum does not cover offset and epoch."""
+    """Set the base offset and leader epoch, which the checksum does not cover."""
     _pack_place(buffer, position, base_offset, batch_bytes - _PREFIX_BYTES, leader_epoch)
 
 
 def set_log_append_time(
     buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int
 ) -> None:
-    """All records of the batch carry this time, and the checksum is right again."""
+    """Set the log append time of all records of the batch, and update the checksum."""
     _pack_attributes(buffer, position + 21, header.attributes | LOG_APPEND_TIME)
     _pack_offset(buffer, position + 35, timestamp_ms)
     _pack_crc(buffer, position + 17, batch_crc(buffer, position, header.batch_bytes))
@@ -297,28 +301,28 @@ def set_log_append_time(
 def set_max_timestamp(
     buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int
 ) -> None:
-    """The header says that this is the largest timestamp, and the checksum is right again."""
+    """Set the maximum timestamp of the header, and update the checksum."""
     _pack_offset(buffer, position + 35, timestamp_ms)
     _pack_crc(buffer, position + 17, batch_crc(buffer, position, header.batch_bytes))
 
 
-# A batch as a log holds it
+# Batches stored in a log
 
 
 class BatchState(Enum):
     WHOLE = "whole"
-    TORN = "torn"  # the buffer ends inside it, if its size is to be believed
+    TORN = "torn"  # the buffer ends inside it, according to its size field
     CORRUPT = "corrupt"
 
 
 class Scan(NamedTuple):
     state: BatchState
-    header: BatchHeader | None  # None when not even that can be read
+    header: BatchHeader | None  # None if the header cannot be parsed
     problem: str
 
 
 def scan(buffer: Buffer, position: int = 0) -> Scan:
-    """Whether a sound batch stands at `position`, as a value; what a stored batch must satisfy."""
+    """Check the stored batch at `position`; return the result instead of raising."""
     if len(buffer) - position < HEADER_BYTES:
         return Scan(BatchState.TORN, None, f"{len(buffer) - position} bytes of a header")
     try:
@@ -336,7 +340,7 @@ def scan(buffer: Buffer, position: int = 0) -> Scan:
 
 
 def stored_problem(header: BatchHeader) -> str:
-    """What no stored batch's header may say, whatever its checksum; "" for nothing."""
+    """Return what is invalid in a stored batch's header even if the checksum matches; else ""."""
     if header.base_offset < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
         return (
             f"base offset {header.base_offset}, {header.record_count} records, "
@@ -345,11 +349,11 @@ def stored_problem(header: BatchHeader) -> str:
     return ""
 
 
-# A batch of our own
+# Encoding
 
 
 def pack_batch(header: BatchHeader, body: bytes) -> bytearray:
-    """A batch with this header but for size and checksum, which are made to fit `body`."""
+    """Return a batch of `header` and `body`, with size and checksum computed."""
     batch = bytearray(HEADER_BYTES)
     batch += body
     fields = header._replace(batch_bytes=len(batch) - _PREFIX_BYTES, crc=0)

@@ -1,8 +1,8 @@
-"""The five codecs of record batches, each library imported when first needed.
+"""The five compression codecs of record batches. Each library is imported at its first use.
 
-Whatever comes from outside may be a bomb: it is decompressed in pieces (`decompressed`), or up to a
-bound (`decompress`).
-Input that is cut, damaged or not of the codec at all is a WireError, nothing else.
+Input may be a decompression bomb: it is decompressed in pieces (`decompressed`) or up to a limit
+(`decompress`). Input that is truncated, corrupt or of another codec raises WireError, and no other
+error.
 """
 
 import zlib
@@ -17,7 +17,7 @@ from wire.primitives.types import Buffer
 
 
 class Codec(IntEnum):
-    """As the three low bits of a batch's attributes."""
+    """Compression codec, numbered as in the three low bits of a batch's attributes."""
 
     NONE = 0
     GZIP = 1
@@ -26,27 +26,29 @@ class Codec(IntEnum):
     ZSTD = 4
 
 
-# What is decompressed at a time.
+# Maximum output of one step of decompression
 PIECE_BYTES: Final = 1 << 18
-# A block of snappy is decompressed as a whole. Java's client makes them of 32 KiB; librdkafka makes
-# one of all the records of a batch.
+# A snappy block is decompressed as a whole. Java's client writes blocks of 32 KiB, librdkafka one
+# block for all records of a batch.
 MAX_BLOCK_BYTES: Final = 1 << 27
-# Adds a piece, or ends it: gives as much of the output as there is.
+# Two functions: add a piece, and finish. Both return the output that is available.
 Compressor: TypeAlias = tuple[Callable[[bytes], bytes], Callable[[], bytes]]
-# Concatenated gzip members or zstd frames in one batch; every known client writes one.
+# Limit on concatenated gzip members or zstd frames in one batch; all known clients write one.
 MAX_MEMBERS: Final = 1000
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
-    """`data` as Apache Kafka's own client would write it; `level` None is the codec's default."""
+    """Compress `data` as Kafka's Java client does; `level` None means the codec's default."""
     return _COMPRESS[codec](data, level)
 
 
 def compress_pieces(
     codec: Codec, pieces: Iterable[bytes], level: int | None = None
 ) -> Iterator[tuple[int, bytes]]:
-    """As `compress` for all the pieces together, of which one at a time is held: in each step so
-    many bytes are taken, and so much of the output is made."""
+    """Compress the concatenated pieces, holding one at a time.
+
+    Yields for each step the number of input bytes and the output bytes.
+    """
     pieces = iter(pieces)
     first = next(pieces, b"")
     second = next(pieces, None)
@@ -60,12 +62,12 @@ def compress_pieces(
 
 
 def decompress(codec: Codec, data: Buffer, max_bytes: int) -> bytes:
-    """What was compressed, at most `max_bytes` of it; more, or nonsense, is a WireError."""
+    """Decompress `data`. Raises WireError if it is malformed or has more than `max_bytes`."""
     return b"".join(bounded(decompressed(codec, data), codec, max_bytes))
 
 
 def bounded(pieces: Iterable[bytes], codec: Codec, max_bytes: int) -> Iterator[bytes]:
-    """The pieces; WireError when they have more than `max_bytes` together."""
+    """Yield the pieces. Raises WireError if their total exceeds `max_bytes`."""
     left = max_bytes
     for piece in pieces:
         left -= len(piece)
@@ -75,27 +77,28 @@ def bounded(pieces: Iterable[bytes], codec: Codec, max_bytes: int) -> Iterator[b
 
 
 def decompressed(codec: Codec, data: Buffer) -> Iterator[bytes]:
-    """What was compressed, of any size, in pieces; nonsense is a WireError, where it is met.
+    """Return an iterator over the decompressed pieces of `data`, of any total size.
 
-    A piece has at most PIECE_BYTES, or is one block of snappy, at most MAX_BLOCK_BYTES.
+    A piece has at most PIECE_BYTES, or is one snappy block of at most MAX_BLOCK_BYTES. The iterator
+    raises WireError at malformed input.
     """
     return _DECOMPRESS[codec](memoryview(data))
 
 
 def check_produced(codec: Codec, data: Buffer) -> None:
-    """WireError where Java's clients could not read it, though `decompressed` can.
+    """Raise WireError for data that `decompressed` accepts and Java's clients cannot read.
 
     Sources: Kafka's `Lz4BlockOutputStream.FLG`; `SnappyInputStream.readHeader` of snappy-java.
     """
     if codec is Codec.SNAPPY and bytes(data[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
         version = int.from_bytes(data[len(_XERIAL_MAGIC) : _XERIAL_VERSION_END], "big", signed=True)
         if version < 1:
-            raise WireError(f"snappy: the header is of version {version}, the least is 1")
+            raise WireError(f"snappy: the header has version {version}, the minimum is 1")
     if codec is Codec.LZ4 and len(data) > _LZ4_FLAGS_AT:
         flags = data[_LZ4_FLAGS_AT]
         if flags & _LZ4_RESTRICTED != _LZ4_INDEPENDENT:
             raise WireError(
-                f"lz4: flags {flags:#04x}: Kafka takes independent blocks without a dictionary only"
+                f"lz4: flags {flags:#04x}: Kafka supports only independent blocks, no dictionary"
             )
 
 
@@ -123,7 +126,7 @@ def _gzip(data: Buffer, level: int | None) -> bytes:
 
 
 def _gunzip(data: memoryview) -> Iterator[bytes]:
-    """Members one after the other; what follows them and is no member is ignored, as Java does."""
+    """Decompress all members; other bytes after the last member are ignored, as Java does."""
     position = 0
     for member in range(MAX_MEMBERS):
         if member and bytes(data[position : position + 2]) != b"\x1f\x8b":
@@ -135,7 +138,7 @@ def _gunzip(data: memoryview) -> Iterator[bytes]:
                 chunk = data[position : position + _GZIP_CHUNK_BYTES]
                 position += len(chunk)
                 if not chunk:
-                    raise WireError("gzip: the stream is cut short")
+                    raise WireError("gzip: the stream is truncated")
             try:
                 piece = stream.decompress(chunk, PIECE_BYTES)
             except zlib.error as error:
@@ -152,7 +155,7 @@ def _gzip_stream(level: int | None) -> Compressor:
     return stream.compress, stream.flush
 
 
-# snappy: raw blocks, framed as the xerial library of the Java client does, or one bare block
+# snappy: raw blocks in the framing of the Java client's xerial library, or one block without it
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
@@ -203,20 +206,20 @@ def _unsnappy(data: memoryview) -> Iterator[bytes]:
 
 
 def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
-    """The blocks of one or more streams, each behind its own header."""
+    """Yield the blocks of one or more streams, each of which has a header."""
     position, end = 0, len(data)
     while position < end:
         if bytes(data[position : position + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
             position += len(_XERIAL_HEADER)
             if position > end:
-                raise WireError("snappy: the header is cut short")
+                raise WireError("snappy: the header is truncated")
             continue
         if end - position < _SIZE.size:
-            raise WireError("snappy: a block size is cut short")
+            raise WireError("snappy: a block size is truncated")
         (size,) = _SIZE.unpack_from(data, position)
         position += _SIZE.size
         if size > end - position:
-            raise WireError(f"snappy: a block of {size} bytes, {end - position} are left")
+            raise WireError(f"snappy: a block of {size} bytes, but {end - position} are left")
         yield data[position : position + size]
         position += size
 
@@ -232,7 +235,10 @@ def _unsnappy_block(block: memoryview) -> bytes:
 
 
 def _unsnappy_size(block: memoryview) -> int:
-    """How many bytes the block claims to have, decompressed. WireError if it may not."""
+    """Return the decompressed size in the block's header.
+
+    Raises WireError if it exceeds MAX_BLOCK_BYTES or the header is malformed.
+    """
     from cramjam import DecompressionError, snappy
 
     try:
@@ -240,14 +246,15 @@ def _unsnappy_size(block: memoryview) -> int:
     except DecompressionError as error:
         raise WireError(f"snappy: {error}") from None
     if size > MAX_BLOCK_BYTES:
-        raise WireError(f"snappy: a block of {size} bytes, the most are {MAX_BLOCK_BYTES}")
+        raise WireError(f"snappy: a block of {size} bytes exceeds the limit of {MAX_BLOCK_BYTES}")
     return size
 
 
 def piece_sizes(codec: Codec, data: Buffer) -> Iterator[int]:
-    """How many bytes each piece of `decompressed` would have that may exceed PIECE_BYTES.
+    """Yield the size of each piece of `decompressed` that may exceed PIECE_BYTES.
 
-    That is, what each block of snappy claims; nothing is decompressed. WireError.
+    These are the sizes that snappy blocks claim; nothing is decompressed. Raises WireError if a
+    block is malformed.
     """
     if codec is not Codec.SNAPPY:
         return
@@ -256,12 +263,12 @@ def piece_sizes(codec: Codec, data: Buffer) -> Iterator[int]:
     yield from map(_unsnappy_size, _xerial_blocks(view) if is_framed else (view,))
 
 
-# lz4, one frame; what follows it is ignored, as Java does
+# lz4: one frame; bytes after it are ignored, as Java does
 
 _LZ4_CHUNK_BYTES: Final = 65536
 _LZ4_FLAGS_AT: Final = 4
 _LZ4_INDEPENDENT: Final = 0x20
-_LZ4_RESTRICTED: Final = _LZ4_INDEPENDENT | 0x03  # reserved, and a dictionary
+_LZ4_RESTRICTED: Final = _LZ4_INDEPENDENT | 0x03  # 0x03: the reserved bit, a dictionary id
 
 
 def _lz4(data: Buffer, level: int | None) -> bytes:
@@ -272,7 +279,7 @@ def _lz4(data: Buffer, level: int | None) -> bytes:
             data,
             compression_level=level or 0,
             block_size=frame.BLOCKSIZE_MAX64KB,
-            block_linked=False,  # all that the Java client reads
+            block_linked=False,  # the Java client reads no linked blocks
             store_size=False,
         )
     )
@@ -300,7 +307,7 @@ def _unlz4(data: memoryview) -> Iterator[bytes]:
     stream = frame.LZ4FrameDecompressor()
     position, end = 0, len(data)
     while not stream.eof:
-        # The library copies what it has not used at each step, so it is given little at a time.
+        # The library copies its unused input at each step, so each step gets a small chunk.
         chunk = data[position : position + _LZ4_CHUNK_BYTES] if stream.needs_input else data[:0]
         position += len(chunk)
         try:
@@ -310,14 +317,14 @@ def _unlz4(data: memoryview) -> Iterator[bytes]:
         if piece:
             yield piece
         elif not (chunk or stream.eof) and (position == end or not stream.needs_input):
-            raise WireError("lz4: the frame is cut short")
+            raise WireError("lz4: the frame is truncated")
 
 
 # zstd
 
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_SKIPPABLE: Final = 0x184D2A50  # the low four bits are free
-_ZSTD_MAX_WINDOW_BYTES: Final = 1 << 27  # what the zstd command and Java's library accept
+_ZSTD_MAX_WINDOW_BYTES: Final = 1 << 27  # the limit of the zstd command and of Java's library
 _LITTLE: Final = Struct("<I")
 
 
@@ -340,7 +347,7 @@ def _unzstd(data: memoryview) -> Iterator[bytes]:
     for frame in _zstd_frames(data):
         stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
         try:
-            # For a content size of 0 `decompress` gives nothing, whatever the blocks hold.
+            # For a content size of 0 `decompress` returns nothing, even if the blocks have data.
             if 0 < zstandard.frame_content_size(frame) <= PIECE_BYTES:
                 yield stream.decompress(frame)
                 continue
@@ -352,11 +359,11 @@ def _unzstd(data: memoryview) -> Iterator[bytes]:
 
 
 def _zstd_frames(data: memoryview) -> Iterator[memoryview]:
-    """The frames, skippable ones left out. Source: RFC 8878, 3.1."""
+    """Yield the frames without the skippable ones. Source: RFC 8878, 3.1."""
     position = 0
     for _ in range(MAX_MEMBERS):
         if len(data) - position < _LITTLE.size:
-            raise WireError("zstd: the frame is cut short")
+            raise WireError("zstd: the frame is truncated")
         (magic,) = _LITTLE.unpack_from(data, position)
         try:
             if magic & 0xFFFFFFF0 == _ZSTD_SKIPPABLE:
@@ -366,9 +373,9 @@ def _zstd_frames(data: memoryview) -> Iterator[memoryview]:
             else:
                 raise WireError(f"zstd: no frame begins with {magic:#010x}")
         except (IndexError, ValueError):
-            raise WireError("zstd: the frame is cut short") from None
+            raise WireError("zstd: the frame is truncated") from None
         if end > len(data):
-            raise WireError("zstd: the frame is cut short")
+            raise WireError("zstd: the frame is truncated")
         if magic == _ZSTD_MAGIC:
             yield data[position:end]
         position = end

@@ -1,7 +1,7 @@
 """CRC-32C (Castagnoli), from the C module of the `crc32c` distribution.
 
-The module is loaded past its package: `crc32c/__init__.py` imports importlib.metadata and argparse
-to know its own version, 25 ms of every start, to get at one function that loads in 0.5 ms.
+The C module is loaded without its package: `crc32c/__init__.py` imports importlib.metadata and
+argparse to find its own version, which takes 25 ms at each start; the C module loads in 0.5 ms.
 """
 
 from importlib.machinery import PathFinder
@@ -13,7 +13,7 @@ from wire.primitives.types import Buffer
 
 class Crc32c(Protocol):
     def __call__(self, data: Buffer, value: int = 0) -> int:
-        """The checksum of `data`; `value` is that of the bytes before it."""
+        """Return the checksum of `data`; `value` is the checksum of the bytes before it."""
 
 
 def _load() -> Crc32c:

@@ -1,4 +1,4 @@
-"""Stands for the module `cython` in code that runs interpreted: a node imports no compiler."""
+"""Replacement of the module `cython` in interpreted code, so that a node imports no compiler."""
 
 from typing import Any, Final
 

@@ -1,15 +1,14 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=True, wraparound=False
 # cython: initializedcheck=False, show_performance_hints=False
-"""Columns of records in memory that grows, laid out as Arrow lays out its arrays.
+"""Growing columns of records in the memory layout of Arrow arrays.
 
-`RecordWalk.fields` says where the fields of records are in a piece of a batch; the columns here
-copy them from there: bytes one after the other, an int32 offset and a validity bit for each row.
-`take` gives the buffers away, for `pyarrow.py_buffer` to wrap, and begins new ones. `wire` does not
-import pyarrow.
+`RecordWalk.fields` gives the positions of the fields in a piece of a batch; the columns copy the
+fields: concatenated bytes, an int32 offset and a validity bit for each row. `take` returns the
+buffers, which `pyarrow.py_buffer` can wrap, and starts new ones. `wire` does not import pyarrow.
 
-Compiled by Cython, as `wire.records._record_columns`, no Python object is made for a record. The
-interpreted form gives the same bytes, by slices of Python. C types are in `_record_columns.pxd`;
-tests/wire/records/test_record_columns.py holds both together.
+The form compiled by Cython, `wire.records._record_columns`, makes no Python object per record. The
+interpreted form uses slices and has the same results; tests/wire/records/test_record_columns.py
+compares both. C types are in `_record_columns.pxd`.
 Source: the Arrow columnar format, "Variable-size Binary Layout", "Variable-size List Layout".
 """
 
@@ -26,13 +25,13 @@ if __name__.rpartition(".")[2].startswith("_"):  # compiled
 else:
     from wire.records import interpreted as cython
 
-# In an array of `RecordWalk.fields`, of the RECORD_FIELDS of each record.
-DELTA = 0  # of the offset
-TIMESTAMP = 1  # delta
-KEY = 2  # where it begins; its length (-1: null) comes next
-VALUE = 4
+# Index of a field in the RECORD_FIELDS of each record, in an array of `RecordWalk.fields`
+DELTA = 0  # offset delta
+TIMESTAMP = 1  # timestamp delta
+KEY = 2  # position; the next field is the length (-1: null)
+VALUE = 4  # position; the next field is the length (-1: null)
 _HEADERS_AT = 6
-_HEADERS = 7  # how many
+_HEADERS = 7  # number of headers
 
 _FIRST_ROWS: Final = 4096
 _FIRST_BYTES: Final = 1 << 16
@@ -41,7 +40,7 @@ _INT64_BYTES: Final = 8
 
 
 class BinaryBuffers(NamedTuple):
-    """Of `rows` values: validity bits (None: no value is null), int32 offsets, and bytes."""
+    """Buffers of `rows` values: validity bits (None: no value is null), int32 offsets, bytes."""
 
     rows: int
     nulls: int
@@ -51,7 +50,7 @@ class BinaryBuffers(NamedTuple):
 
 
 class ListBuffers(NamedTuple):
-    """Of `rows` lists of pairs, which are in `keys` and `values`."""
+    """Buffers of `rows` lists of pairs, whose items are in `keys` and `values`."""
 
     rows: int
     nulls: int
@@ -62,7 +61,7 @@ class ListBuffers(NamedTuple):
 
 
 class BinaryColumn:
-    """Keys or values: `rows` of them with `data_bytes`, of which `nulls` are null."""
+    """Column of keys or values: `rows` of them, `nulls` of them null, with `data_bytes` bytes."""
 
     def __init__(self, field: int) -> None:
         """`field`: KEY or VALUE."""
@@ -85,12 +84,14 @@ class BinaryColumn:
         self._validity = memoryview(validity)
 
     def reserve(self, rows: int, size: int) -> None:
-        """There is room for so many rows more, with so many bytes. OverflowError at 2 GiB."""
+        """Make room for `rows` more rows with `size` more bytes. Raises OverflowError at 2 GiB."""
         data, offsets, validity = self._blocks
         rows += self.rows
         size += self.data_bytes
         if size > _MAX_BYTES:
-            raise OverflowError(f"a column of {size} bytes; int32 offsets reach to {_MAX_BYTES}")
+            raise OverflowError(
+                f"a column of {size} bytes exceeds the limit of int32 offsets, {_MAX_BYTES}"
+            )
         if size <= len(data) and (rows + 1) * _INT32_BYTES <= len(offsets):
             return
         if size > len(data):
@@ -102,7 +103,7 @@ class BinaryColumn:
         self._map()
 
     def append(self, data: Any, fields: "array[int]", first: int, count: int) -> None:
-        """Of `count` records, from the `first` on, what lies in `data` where `fields` says."""
+        """Append the keys or values of `count` records from index `first` of `fields` on."""
         if cython.compiled:
             self.reserve(count, self._measure(fields, first, count))
             self._copy(data, fields, first, count)
@@ -119,7 +120,10 @@ class BinaryColumn:
         self._extend(values, lengths)
 
     def _extend(self, values: "list[bytes]", lengths: "array[int]") -> None:
-        """Interpreted: rows of these lengths (-1: null), of which `values` are those not empty."""
+        """Append rows of these lengths (-1: null); `values` holds the non-empty ones.
+
+        Interpreted form only.
+        """
         joined = b"".join(values)
         count = len(lengths)
         self.reserve(count, len(joined))
@@ -188,7 +192,7 @@ class BinaryColumn:
         return 0
 
     def _put(self, data: Any, start: int, length: int) -> int:
-        """One more row; -1: null."""
+        """Append one row; a length of -1 means null."""
         self.reserve(1, max(0, length))
         at, row = self.data_bytes, self.rows
         if length >= 0:
@@ -211,7 +215,7 @@ class BinaryColumn:
         return 0
 
     def take(self) -> BinaryBuffers:
-        """All rows; the column has none, afterwards."""
+        """Return all rows and empty the column."""
         data, offsets, validity = self._blocks
         rows, nulls, size = self.rows, self.nulls, self.data_bytes
         self._begin(max(_FIRST_ROWS, rows + rows // 4), max(_FIRST_BYTES, size + size // 4))
@@ -225,7 +229,7 @@ class BinaryColumn:
 
 
 class Int64Column:
-    """Offsets or timestamps."""
+    """Column of offsets or timestamps."""
 
     def __init__(self) -> None:
         self._begin(_FIRST_ROWS)
@@ -243,17 +247,17 @@ class Int64Column:
     def append_offsets(
         self, fields: "array[int]", first: int, count: int, base_offset: int
     ) -> None:
-        """Of `count` records, from the `first` on."""
+        """Append the offsets of `count` records from index `first` of `fields` on."""
         self._append(fields, first, count, DELTA, base_offset, 1)
 
     def append_timestamps(
         self, fields: "array[int]", first: int, count: int, base_timestamp_ms: int
     ) -> None:
-        """In microseconds. The caller has seen that none leaves 64 bits."""
+        """Append the timestamps in microseconds; the caller checked that they fit 64 bits."""
         self._append(fields, first, count, TIMESTAMP, base_timestamp_ms, 1000)
 
     def append_constant(self, value: int, count: int) -> None:
-        """The same value, `count` times."""
+        """Append `value` `count` times."""
         self._reserve(count)
         repeated = memoryview(array("q", (value,)) * count)
         row = self.rows
@@ -273,7 +277,7 @@ class Int64Column:
         some = fields[
             first * RECORD_FIELDS + field : (first + count) * RECORD_FIELDS : RECORD_FIELDS
         ]
-        values: Sequence[int] = range(base + some[0], base + some[-1] + 1)  # of most offsets
+        values: Sequence[int] = range(base + some[0], base + some[-1] + 1)  # right for most offsets
         if factor > 1 or len(values) != count:
             values = [(base + value) * factor for value in some]
         pack_into(f"{count}q", self._block, self.rows * _INT64_BYTES, *values)
@@ -292,14 +296,14 @@ class Int64Column:
         return 0
 
     def take(self) -> memoryview:
-        """All values, as int64; the column has none, afterwards."""
+        """Return all values as int64 and empty the column."""
         block, rows = self._block, self.rows
         self._begin(max(_FIRST_ROWS, rows + rows // 4))
         return memoryview(block)[: rows * _INT64_BYTES]
 
 
 class HeadersColumn:
-    """A list of pairs of key and value for each record that has headers, null for the others."""
+    """Column of headers: a list of (key, value) per record, null for a record without headers."""
 
     def __init__(self) -> None:
         self.keys = BinaryColumn(KEY)
@@ -319,12 +323,12 @@ class HeadersColumn:
 
     @property
     def data_bytes(self) -> int:
-        """Of all keys and values, and of their offsets: a header of no bytes takes memory, too."""
+        """Bytes of all keys, values and their offsets; an empty header takes memory, too."""
         offsets = 2 * _INT32_BYTES * self.keys.rows
         return self.keys.data_bytes + self.values.data_bytes + offsets
 
     def append(self, data: Any, fields: "array[int]", first: int, count: int) -> None:
-        """Of `count` records, from the `first` on, whose structure a walk has checked."""
+        """Append the headers of `count` records from index `first` on, which a walk checked."""
         offsets, validity = self._blocks
         if (self.rows + count + 1) * _INT32_BYTES > len(offsets):
             offsets = _grown(offsets, (self.rows + count + 1) * _INT32_BYTES)
@@ -362,7 +366,7 @@ class HeadersColumn:
         return 0
 
     def _varint(self, data: Any, at: int) -> int:
-        """The value at `at`, which ends before `_at`."""
+        """Return the varint at `at` and set `_at` to the position after it."""
         raw = shift = 0
         while True:
             byte = data[at]
@@ -376,7 +380,7 @@ class HeadersColumn:
         return value
 
     def take(self) -> ListBuffers:
-        """All rows; the column has none, afterwards."""
+        """Return all rows and empty the column."""
         offsets, validity = self._blocks
         rows, nulls = self.rows, self.nulls
         self._begin(max(_FIRST_ROWS, rows + rows // 4))
@@ -394,8 +398,10 @@ _MAX_BYTES = (1 << 31) - 1
 
 
 def summary(fields: Any, first: int, count: int) -> tuple[int, int, int]:
-    """Of `count` records, from the `first` on: least and largest timestamp delta, and how many
-    bytes their keys and values have."""
+    """Return the least and largest timestamp delta, and the bytes of all keys and values.
+
+    Covers `count` records from index `first` of `fields` on.
+    """
     index = first * RECORD_FIELDS
     if not cython.compiled:
         end = (first + count) * RECORD_FIELDS
@@ -430,19 +436,19 @@ def summary(fields: Any, first: int, count: int) -> tuple[int, int, int]:
 
 
 def _is_same(numbers: "array[int]") -> bool:
-    """Whether all are the same: arrays are compared without an object for a number."""
+    """Return whether all numbers are equal; comparing arrays makes no object per number."""
     return numbers == numbers[:1] * len(numbers)
 
 
 def _grown(block: bytearray, size: int) -> bytearray:
-    """At least `size` bytes, which begin with those of `block`."""
+    """Return a block of at least `size` bytes that starts with the bytes of `block`."""
     larger = bytearray(max(size, 2 * len(block)))
     larger[: len(block)] = block
     return larger
 
 
 def _set_bits(bits: memoryview, first: int, count: int) -> None:
-    """Bits `first` to `first` + `count` - 1 are set."""
+    """Set the bits `first` to `first` + `count` - 1."""
     end = first + count
     while first < end and first & 7:
         bits[first >> 3] |= 1 << (first & 7)

@@ -1,38 +1,38 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=True, wraparound=False
 # cython: initializedcheck=False, show_performance_hints=False
-"""The walk over the records of a batch: their structure is checked, their fields are located.
+"""Parser of the records of a batch (the walk): checks their structure and locates their fields.
 
-    length          varint   bytes behind it
+    length          varint   bytes after this field
     attributes      int8     unused
     timestamp delta varlong  from the batch's base timestamp
-    offset delta    varint   from its base offset
+    offset delta    varint   from the batch's base offset
     key length      varint   -1: null; then the key
     value length    varint   -1: null; then the value
-    headers         varint   how many; of each: key length, key, value length (-1: null), value
+    headers         varint   their number; each: key length, key, value length (-1: null), value
 
-A varint has at most 5 bytes, a varlong 10, and their values 32 and 64 bits. Lengths are exact: the
-fields of a record end where the record does. Offset deltas are dense in a batch that a producer
-sends (`dense`), and ascend in one that compaction may have taken records from.
+A varint has at most 5 bytes and 32 bits, a varlong 10 bytes and 64 bits. Lengths are exact: the
+fields of a record end where the record ends. Offset deltas are dense in a producer's batch
+(`dense`); they ascend in a batch from which compaction may have removed records.
 Source: the Kafka protocol guide, "Record".
 
-Everything that looks at records uses this walk: produce validation (`check`), compaction, dump, the
-client, time lookups (`spans`), loads into columns (`fields`). Records come in pieces, as
-decompression gives them: a record that is cut at the end of a piece is left to be fed again with
-what follows.
+All code that reads records uses this parser: produce validation (`check`), compaction, the log
+dump, the client and timestamp lookups (`spans`), loads into columns (`fields`). Its input is the
+pieces of a decompressor: a record that is incomplete at the end of a piece is not consumed, and the
+caller feeds it again with the next piece.
 
-This file has two forms with the same results, held together by
-tests/wire/records/test_record_walk.py: interpreted, and compiled by Cython with the C types of
-`_record_walk.pxd` as `wire.records._record_walk` (`wire.records.walk_form` chooses). `_walk` is the
-walk itself. Interpreted it takes a microsecond a record, so `check` and `fields` first try two
-short cuts which accept only what `_walk` would, and leave everything else to it:
+This file has two forms with the same results, which tests/wire/records/test_record_walk.py
+compares: interpreted, and compiled by Cython with the C types of `_record_walk.pxd` as
+`wire.records._record_walk` (`wire.records.walk_form` chooses). `_walk` is the parser itself.
+Interpreted, it takes a microsecond per record, so `check` and `fields` first try two fast paths,
+which accept only records that `_walk` accepts and leave all others to it:
 
-    columns   records of one size and structure: each byte that gives structure is compared with its
-              like in the next records through one strided slice
-    shapes    records like the last one but for the lengths of key and value: a precompiled struct
-              reads all fields at once
+    columns   records of one size and structure: each structural byte is compared with the same byte
+              of the following records by one strided slice
+    shapes    records that differ from the previous one only in the lengths of key and value: a
+              precompiled struct reads all fields at once
 
-Both work on blocks of 64 offset deltas: the first byte of the varint is told by the place in the
-block, the others are the same throughout the block.
+Both work on blocks of 64 offset deltas: the position in the block determines the first byte of the
+delta's varint, and the other bytes are equal throughout the block.
 """
 
 from array import array
@@ -48,17 +48,17 @@ if __name__.rpartition(".")[2].startswith("_"):  # compiled
 else:
     from wire.records import interpreted as cython
 
-# start, end, where the offset delta begins, offset delta, timestamp delta, where the key begins,
-# its length (-1: null), where the value begins, its length (-1: null), where the first header
-# begins, how many headers. Positions count from the start of the piece.
+# Start, end, position of the offset delta, offset delta, timestamp delta, position and length of
+# the key (-1: null), position and length of the value (-1: null), position of the first header,
+# number of headers. Positions are relative to the start of the piece.
 Span = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 RECORD_MIN_BYTES = 7
-# The longest record: a reader has to hold one as a whole. librdkafka, by default, takes no batch
-# beyond 100 MB (receive.message.max.bytes), decompressed; a producer sends no larger one.
+# Maximum record length, because a reader holds a whole record in memory. By default librdkafka
+# accepts batches up to 100 MB, decompressed (receive.message.max.bytes); producers send no larger.
 MAX_RECORD_BYTES = 1 << 27
 BODY_MIN_BYTES = 6
-RECORD_FIELDS = 8  # of `RecordWalk.fields`
+RECORD_FIELDS = 8  # numbers per record in `RecordWalk.fields`
 
 _NO_PROBLEM = 0
 _LENGTH = 1
@@ -76,23 +76,23 @@ _BEYOND = 11
 _TEXTS: Final = (
     "",
     "a length of {0} bytes",
-    "a length of {0} bytes, the most are {1}",
+    "a length of {0} bytes exceeds the limit of {1}",
     "a varint is longer than {0} bytes or exceeds {1} bits",
-    "offset delta {0} behind {1}",
-    "a key of {0} bytes, {1} are left",
-    "a value of {0} bytes, {1} are left",
-    "{0} headers in {1} bytes",
-    "a header key of {0} bytes, {1} are left",
-    "a header value of {0} bytes, {1} are left",
+    "offset delta {0} after {1}",
+    "a key of {0} bytes, but {1} are left",
+    "a value of {0} bytes, but {1} are left",
+    "{0} headers, but {1} bytes are left",
+    "a header key of {0} bytes, but {1} are left",
+    "a header value of {0} bytes, but {1} are left",
     "its length and its fields differ by {0} bytes",
-    "offset delta {0} beyond {1}",
+    "offset delta {0} exceeds {1}",
 )
 
 
 class RecordWalk:
-    """How far the records of one batch are known to be sound, and what was seen of them.
+    """State of the walk over the records of one batch, and the values collected so far.
 
-    `index` records were walked. Timestamp deltas are 0 before the first one.
+    `index` is the number of valid records so far. The timestamp deltas are 0 before the first one.
     """
 
     def __init__(self, count: int, last_offset_delta: int, dense: bool) -> None:
@@ -100,7 +100,7 @@ class RecordWalk:
         self.last_offset_delta = last_offset_delta
         self.dense = dense
         self.index = 0
-        self.offset_delta = -1  # the last one
+        self.offset_delta = -1  # last offset delta
         self.min_timestamp_delta = 0
         self.max_timestamp_delta = 0
         self.null_keys = 0
@@ -108,35 +108,37 @@ class RecordWalk:
         self._found = 0
         self._most = 0
         self._at = 0
-        self._key_length = -2  # of the records whose shape was tried; -2: none, -3: they vary
+        self._key_length = -2  # key length of the shapes tried so far; -2: none, -3: it varies
         self._spans: list[Span] | None = None
-        self.filled = 0  # records that the last call of `fields` gave
+        self.filled = 0  # records that the last call of `fields` stored
         self._fields: Any = None
         self._first = 0  # the index of the first record in `_fields`
 
     def check(self, data: bytes | memoryview) -> int:
-        """So many bytes, from the start of `data` on, are sound records; WireError if some is not.
+        """Check the records in `data`; return the number of bytes of the whole records.
 
-        What is left is the beginning of a record.
+        The bytes after them are the start of the next record. Raises WireError at a malformed
+        record.
         """
         if cython.compiled:
             return self._feed(data, 0, self.count, None)
-        copied = bytes(data)  # which is indexed twice as fast as a view
+        copied = bytes(data)  # bytes are indexed twice as fast as a view
         position = _check_blocks(self, copied, 0, self.count)
         return self._feed(copied, position, self.count, None)
 
     def spans(self, data: bytes, spans: list[Span]) -> int:
-        """As `check`; where each of these records lies is appended to `spans`."""
+        """Check the records as `check` does, and append the span of each to `spans`."""
         return self._feed(data, 0, self.count, spans)
 
     def fields(self, data: bytes | memoryview, position: int, fields: "array[int]") -> int:
-        """As `check`, from `position` on, until the array is full; `filled` records are in it.
+        """Check records from `position` on and store their fields until the array is full.
 
-        After a WireError these are the records before the one that is not sound.
+        Returns the position after the last whole record; `filled` is the number of records stored.
+        After a WireError these are the records before the malformed one.
 
-        Of each: offset delta, timestamp delta, where the key begins, its length, where the value
-        begins, its length, where the first header begins, how many headers. Where something begins
-        that has no bytes may be anywhere. See `record_columns`.
+        The fields of a record: offset delta, timestamp delta, position and length of the key,
+        position and length of the value, position of the first header, number of headers. The
+        position of an empty or null item is arbitrary. See `record_columns`.
         """
         self._fields = fields
         self._first = self.index
@@ -151,13 +153,13 @@ class RecordWalk:
             self.filled = self.index - self._first
 
     def finish(self, left_bytes: int) -> None:
-        """WireError unless all records were there, with so many bytes behind the last whole one."""
+        """Raise WireError if records are missing, or `left_bytes` bytes follow the last one."""
         if self.index < self.count:
             raise WireError(
-                f"record {self.index}: the records end inside it, {self.count} are claimed"
+                f"record {self.index}: the data ends inside it, {self.count} records are claimed"
             )
         if left_bytes:
-            raise WireError(f"{left_bytes} bytes behind the last of {self.count} records")
+            raise WireError(f"{left_bytes} bytes after the last of {self.count} records")
 
     def _feed(
         self, data: bytes | memoryview, position: int, stop_index: int, spans: "list[Span] | None"
@@ -166,7 +168,7 @@ class RecordWalk:
         try:
             position = self._run(data, position, stop_index)
         except IndexError:
-            raise WireError(f"record {self.index}: the records end inside it") from None
+            raise WireError(f"record {self.index}: the data ends inside it") from None
         finally:
             self._spans = None
         if self._problem:
@@ -177,15 +179,16 @@ class RecordWalk:
         return position
 
     def _run(self, data: bytes | memoryview, position: int, stop_index: int) -> int:
-        """`_walk`, without the GIL where nothing is collected."""
+        """Call `_walk`, without the GIL if no spans are collected."""
         if cython.compiled and self._spans is None:
             with cython.nogil:
                 return self._walk(data, position, stop_index)
         return self._walk(data, position, stop_index)
 
     def _walk(self, data: bytes | memoryview, position: int, stop_index: int) -> int:
-        """Records up to `stop_index` are walked, from `position` on; where the first begins that is
-        not. With `_problem` set that one is not sound; nor where an IndexError is raised.
+        """Parse records from `position` on up to `stop_index`; return the position after them.
+
+        At a malformed record `_problem` is set, or IndexError is raised; `index` is that record.
         """
         size = len(data)
         index = self.index
@@ -386,7 +389,10 @@ class RecordWalk:
         return position
 
     def _varint(self, data: bytes | memoryview, at: int, max_bytes: int) -> int:
-        """The unsigned value at `at`, which ends before `_at`; a longer one is a problem."""
+        """Return the unsigned varint at `at` and set `_at` to the position after it.
+
+        Sets `_problem` if the varint is too long.
+        """
         raw = shift = 0
         end = at + max_bytes
         while at < end:
@@ -425,7 +431,7 @@ class RecordWalk:
 
 
 def record_bytes(data: bytes, position: int) -> int:
-    """The size of the record of which the beginning is there; a lower bound if not even that is."""
+    """Return the size of the record at `position`; a lower bound if its length is incomplete."""
     raw = 0
     for at in range(position, min(position + 5, len(data))):
         raw |= (data[at] & 0x7F) << 7 * (at - position)
@@ -434,33 +440,34 @@ def record_bytes(data: bytes, position: int) -> int:
     return len(data) - position + 1
 
 
-# The short cuts of the interpreted form
+# The fast paths of the interpreted form
 
 _BLOCK = 64
-# Blocks of fewer records are left to the walk.
+# `_walk` parses blocks with fewer records.
 _LEAST = 4
-# A block that missed so often is left to the walk, and so are some behind it.
+# After more misses, `_walk` parses the rest of the block and the next _SKIPPED_BLOCKS blocks.
 _MOST_MISSES = 6
 _SKIPPED_BLOCKS = 4
 _MOST_HEADERS = 16
 _REPEATED = tuple(bytes((byte,)) * _BLOCK for byte in range(256))
-# The first byte of the varints of 64 offset deltas: of the first block, and of all others.
+# First bytes of the varints of 64 offset deltas: in the first block, and in all others
 _FIRST_LOWS = bytes(range(0, 2 * _BLOCK, 2))
 _LOWS = bytes(range(0x80, 0x80 + 2 * _BLOCK, 2))
 _SEVEN_BITS = bytes(byte & 0x7F for byte in range(256))
 _TOP_BIT_FLIPPED = bytes(byte ^ 0x80 for byte in range(256))
 _PARITY = bytes((byte & 1) << 7 for byte in range(256))
-# By a varint of one byte and one more byte, or of two (little endian): its size and the length that
-# it stands for, together; of null only its size. No length: below -2^20, also with a little added.
+# Index: a varint of one byte with one more byte, or a varint of two bytes (little endian). Value:
+# the size of the varint plus the length that it encodes; for null only the size of the varint.
+# Anything else has a value below -2^20, which stays negative when a small number is added.
 _NO_SIZE = -(1 << 20)
 _sizes: list[int] = []
-# The bytes of a key, by a length of one byte.
+# Length of a key by its one-byte varint
 _KEY_BYTES = [
     0 if byte == 1 else byte >> 1 if byte < 0x80 and not byte & 1 else _NO_SIZE
     for byte in range(256)
 ]
-# A range of positions is a slice of these, twenty times faster than an array of the range is made.
-# As a rule they reach to the end of the piece.
+# An array of a range of positions is a slice of this array, which is 20 times faster than building
+# it. Most pieces are shorter than _MOST_ASCENDING.
 _ascending = array("q")
 _MOST_ASCENDING = 1 << 18
 _shapes: dict[tuple[int, int, int, int], Callable[[bytes, int], tuple[Any, ...]]] = {}
@@ -479,8 +486,7 @@ def _two_byte_sizes() -> list[int]:
 
 
 def _check_blocks(walk: RecordWalk, data: bytes, position: int, stop_index: int) -> int:
-    """As much of `data` is walked as the short cuts can, before the record `stop_index`; from where
-    on it is not."""
+    """Parse records with the fast paths, before `stop_index`; return the position after them."""
     most = walk.last_offset_delta
     if not walk.dense or most < walk.count - 1 or stop_index - walk.index <= _LEAST:
         return position
@@ -503,7 +509,10 @@ def _check_blocks(walk: RecordWalk, data: bytes, position: int, stop_index: int)
 
 
 def _walk_to(walk: RecordWalk, data: bytes, position: int, stop_index: int) -> int:
-    """As `_walk`; -1 where it met a problem, of which nothing is kept: it will be met again."""
+    """Call `_walk`; return -1 and restore the state if a record is malformed.
+
+    The caller's `_walk` reports the error later.
+    """
     index = walk.index
     state = walk.offset_delta, walk.min_timestamp_delta, walk.max_timestamp_delta, walk.null_keys
     try:
@@ -519,8 +528,11 @@ def _walk_to(walk: RecordWalk, data: bytes, position: int, stop_index: int) -> i
 
 
 def _check_block(walk: RecordWalk, data: bytes, position: int, end_index: int) -> tuple[int, int]:
-    """Records before `end_index` are walked; from where on they are not, and how many were walked
-    one by one, which is -1 where the next one is incomplete or not sound."""
+    """Parse records before `end_index`; return the position after them and the number of misses.
+
+    A miss is a record that `_walk` parsed by itself. -1 misses: the next record is incomplete or
+    malformed.
+    """
     misses = 0
     while walk.index < end_index:
         spans: list[Span] = []
@@ -545,7 +557,7 @@ def _check_block(walk: RecordWalk, data: bytes, position: int, end_index: int) -
 
 
 def _seen(walk: RecordWalk, end_index: int, low: int, high: int, null_keys: int) -> None:
-    """All records before `end_index` are sound, with timestamp deltas from `low` to `high`."""
+    """Record that all records before `end_index` are valid, with these extreme timestamp deltas."""
     walk.index = end_index
     walk.offset_delta = end_index - 1
     walk.null_keys += null_keys
@@ -556,7 +568,7 @@ def _seen(walk: RecordWalk, end_index: int, low: int, high: int, null_keys: int)
 
 
 def _offset_bytes(index: int) -> int:
-    """The size of the varint of this offset delta, the same throughout a block."""
+    """Return the size of the varint of this offset delta, which is equal throughout a block."""
     return 1 + (index >= 1 << 6) + (index >= 1 << 13) + (index >= 1 << 20) + (index >= 1 << 27)
 
 
@@ -568,7 +580,7 @@ def _varint_bytes(data: bytes, at: int) -> int:
 
 
 def _header_columns(data: bytes, at: int, headers: int) -> list[int]:
-    """Where the lengths of the headers are, of a sound record whose headers begin at `at`."""
+    """Return the positions of the header lengths of a valid record whose headers begin at `at`."""
     columns = []
     for _ in range(2 * headers):
         raw = shift = 0
@@ -586,7 +598,10 @@ def _header_columns(data: bytes, at: int, headers: int) -> list[int]:
 
 
 def _check_columns(walk: RecordWalk, data: bytes, sample: Span, end_index: int) -> int:
-    """Where the records before `end_index` end, if all are like the sample before them; else 0."""
+    """Check all records before `end_index` if they have the size and structure of the sample.
+
+    Returns the position after them; 0 if a record differs.
+    """
     start, first, rest, _, _, key_at, key_length, value_at, value_length, headers_at, headers = (
         sample
     )
@@ -594,7 +609,7 @@ def _check_columns(walk: RecordWalk, data: bytes, sample: Span, end_index: int) 
     index = walk.index
     records = end_index - index
     end = first + records * size
-    # As a rule, the first byte of the last one tells where lengths differ.
+    # If lengths differ, the first byte of the last record usually differs.
     if end > len(data) or data[end - size] != data[start] or headers > _MOST_HEADERS:
         return 0
     body = start + _varint_bytes(data, start)
@@ -641,8 +656,10 @@ def _check_columns(walk: RecordWalk, data: bytes, sample: Span, end_index: int) 
 
 
 def _column_times(columns: list[bytes]) -> tuple[int, int] | None:
-    """The least and the largest of these timestamp deltas; None where some is negative, very large,
-    or of another size."""
+    """Return the least and the largest of these timestamp deltas.
+
+    None if a delta is negative, very large, or of another size.
+    """
     *others, last = columns
     first = columns[0]
     if not (last.isascii() and first.translate(_PARITY).isascii()) or len(others) > 7:
@@ -657,7 +674,7 @@ def _column_times(columns: list[bytes]) -> tuple[int, int] | None:
         return value, value
     if not others:
         return min(last) >> 1, max(last) >> 1
-    # The bytes of each, seven bits in eight, become a number, of which the order is the same.
+    # The seven-bit bytes of each delta become a number with the same order.
     gathered = bytearray(8 * records)
     for place, column in enumerate(columns):
         gathered[place::8] = column.translate(_SEVEN_BITS)
@@ -669,7 +686,7 @@ def _column_times(columns: list[bytes]) -> tuple[int, int] | None:
 
 
 def _all_times(columns: list[bytes]) -> list[int]:
-    """The timestamp deltas of which `_column_times` gives the least and the largest."""
+    """Return all timestamp deltas of the columns of `_column_times`."""
     raws = list(columns[0].translate(_SEVEN_BITS))
     for place, column in enumerate(columns[1:], 1):
         shift = 7 * place
@@ -678,9 +695,9 @@ def _all_times(columns: list[bytes]) -> list[int]:
 
 
 def _fill(walk: RecordWalk, records: int, *columns: Sequence[int] | int) -> None:
-    """The next records are in `_fields`, with these fields behind the offset deltas.
+    """Store the next records in `_fields`: the offset deltas, then these columns.
 
-    A number is that of all of them.
+    A single number applies to all records.
     """
     if not _ascending:
         _ascending.extend(range(_MOST_ASCENDING))
@@ -706,8 +723,10 @@ def _time_of(digits: bytes) -> int:
 
 
 def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) -> int:
-    """Records before `end_index` are walked, up to the first that has another shape than the sample
-    before them; where that begins."""
+    """Check the records before `end_index` that have the shape of the sample before them.
+
+    Returns the position of the first record with another shape.
+    """
     start, position, rest, _, _, key_at, key_length, value_at, value_length, headers_at, headers = (
         sample
     )
@@ -732,7 +751,7 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
         for column in _header_columns(data, headers_at, headers):
             form += f"{column - at - 1}xB"
             at = column
-        form += f"{position - at - 1}x"  # so that it ends where the record does
+        form += f"{position - at - 1}x"  # ends where the record ends
         tail_unpack = Struct(form).unpack_from
         tail = tail_unpack(data, value_end)
     if not _sizes:
@@ -741,7 +760,7 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
     walk._key_length = -3 if keys_vary else key_length
     key_bytes = -1 if keys_vary else max(0, key_length)
     key = data[key_at - 1]
-    # All of a record but the value and its length; more by one where its own length has two bytes.
+    # Size without the value and its length; one more if the record's length has two bytes.
     others = 1 + 1 + time_bytes + offset_bytes + 1 + max(0, key_bytes) + tail_bytes
     variants = (
         (_shape(1, time_bytes, offset_bytes, key_bytes), others),
@@ -753,7 +772,7 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
     if offset_bytes == 2:
         suffix = data[rest + 1]
     sizes = _sizes
-    last_time = -1  # it stays so, and `times` has one of each record, where fields are filled
+    last_time = -1  # stays -1 when fields are stored: then `times` has one entry per record
     times: list[int] = []
     null_keys = 0
     first_position = position
@@ -818,12 +837,12 @@ def _check_shape(walk: RecordWalk, data: bytes, sample: Span, end_index: int) ->
                 position = end
                 index += 1
     except (IndexError, struct_error):
-        pass  # the data ends in a record
+        pass  # the data ends inside a record
     if not times:
         return first_position
     if key_length < 0 and not keys_vary:
         null_keys = index - walk.index
-    # All bytes of a varint but the last have the top bit.
+    # All bytes of a varint except the last have the top bit.
     top_bits, wanted = (0x80, 0) if time_bytes == 1 else (0x8080, 0x80)
     if any(time & top_bits != wanted for time in times):
         return first_position
@@ -840,12 +859,14 @@ def _fill_shape(
     walk: RecordWalk, found: list[tuple[int, int, int]], deltas: list[int], tail_bytes: int,
     headers: int,
 ) -> None:  # fmt: skip
-    """The next records are in `_fields`: `found` has of each its end, the length of its key, and
-    two bytes that begin with the length of its value; `deltas` are of the timestamps.
+    """Store the next records in `_fields`.
+
+    `found` has for each record its end, its key length, and two bytes that begin with the varint of
+    its value length; `deltas` are the timestamp deltas.
     """
     ends, key_lengths, values = zip(*found, strict=True)
     sizes = _sizes
-    # Of the length, 1 or 2 bytes; of null 1, as of an empty value.
+    # Size of the length's varint, 1 or 2 bytes; 1 for null and for an empty value
     prefixes = [2 if value & 0x80 else 1 for value in values]
     value_lengths = [sizes[value] - prefix for value, prefix in zip(values, prefixes, strict=True)]
     value_ats = [end - tail_bytes - size for end, size in zip(ends, value_lengths, strict=True)]
@@ -870,8 +891,12 @@ def _fill_shape(
 def _shape(
     length_bytes: int, time_bytes: int, offset_bytes: int, key_bytes: int
 ) -> Callable[[bytes, int], tuple[Any, ...]]:
-    """Reads length, timestamp delta, first byte of the offset delta, the rest of it, key length,
-    and two bytes that begin with the value's length; not these if `key_bytes` is -1: it varies."""
+    """Return a function that reads the fields of a record of this shape.
+
+    Fields: length, timestamp delta, first byte of the offset delta, its other bytes, key length,
+    and two bytes that begin with the value's length; without the last if `key_bytes` is -1 (it
+    varies).
+    """
     shape = length_bytes, time_bytes, offset_bytes, key_bytes
     if (unpack := _shapes.get(shape)) is None:
         number = ("", "B", "H")

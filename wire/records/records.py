@@ -1,9 +1,9 @@
-"""The records inside a batch, where a feature needs them: checked, decoded, found by time, encoded.
+"""The records of a batch: checked, decoded, searched by timestamp, encoded.
 
-What is wrong with them is a WireError that says which record; what is wrong with the header in
-front of them is a KafkaError, see `wire.records.batches`. All of it is one walk
-(`wire.records.record_walk`) over pieces of the records: of a batch that decompresses to gigabytes
-no more is held at a time than one piece, or one record.
+A malformed record raises WireError, which names the record; a malformed batch header raises
+KafkaError, see `wire.records.batches`. All functions use one parser (`wire.records.record_walk`) on
+pieces of the records, so a batch that decompresses to gigabytes needs the memory of one piece or
+one record.
 """
 
 from array import array
@@ -92,7 +92,7 @@ __all__ = [
     "with_timestamp_delta",
 ]
 
-# The records of one batch that are decoded at once, where the caller names no bound.
+# Default limit on the decompressed records of one batch that are decoded at once
 MAX_DECOMPRESSED_BYTES: Final = 1 << 27
 _MIN_VARLONG: Final = -(1 << 63)
 _MAX_VARLONG: Final = (1 << 63) - 1
@@ -110,12 +110,13 @@ class Record:
 def record_pieces(
     buffer: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None
 ) -> Iterator[bytes]:
-    """The records of a batch, one after the other, decompressed: see `compression.decompressed`.
+    """Return an iterator over the decompressed records of a batch: see `compression.decompressed`.
 
-    WireError: the batch, or what is compressed in it, is cut short or nonsense.
+    Raises WireError, also from the iterator, if the batch or its compressed data is truncated or
+    malformed, or exceeds `max_bytes`.
     """
     if header.batch_bytes > len(buffer) - position:
-        raise WireError(f"a record batch of {header.batch_bytes} bytes is cut short")
+        raise WireError(f"a record batch of {header.batch_bytes} bytes is truncated")
     codec, count = header.codec, header.record_count
     if count == 0:
         return iter(())
@@ -129,11 +130,12 @@ def record_pieces(
 def _fed(
     pieces: Iterable[bytes], walk: RecordWalk, feed: Callable[[bytes], int]
 ) -> Iterator[bytes]:
-    """What was fed to the walk, piece by piece: whole records, and the beginning of one.
+    """Feed the pieces to the walk. Yields what was fed: whole records, and the start of one.
 
-    A piece inside a record is held for later, and b"" is given: each step opens one piece.
+    Each step takes one piece. A piece that does not complete a record is kept for the next step,
+    which yields b"" for it.
     """
-    parts: list[bytes] = []  # the beginning of a record, and what follows
+    parts: list[bytes] = []  # the start of a record, and the pieces after it
     size = wanted = 0
     for piece in pieces:
         if parts:
@@ -148,7 +150,7 @@ def _fed(
         parts, size = [], len(piece) - used
         if size:
             parts.append(piece[used:])
-            # A shorter beginning was not looked at yet: its length may be anything.
+            # The walk did not check the length of a start shorter than RECORD_MIN_BYTES.
             wanted = RECORD_MIN_BYTES if size < RECORD_MIN_BYTES else record_bytes(piece, used)
     walk.finish(size)
 
@@ -156,7 +158,7 @@ def _fed(
 def _fed_plain(
     body: memoryview, walk: RecordWalk, feed: Callable[[memoryview], int]
 ) -> Iterator[memoryview]:
-    """As `_fed`, for records that are not compressed: none of them is copied here."""
+    """Feed uncompressed records to the walk without copying them; otherwise as `_fed`."""
     start, wanted = 0, PIECE_BYTES
     while start < len(body):
         window = body[start : start + wanted]
@@ -173,10 +175,11 @@ def _fed_plain(
 def check_records(
     buffer: Buffer, position: int, header: BatchHeader, walk: RecordWalk
 ) -> Iterator[int]:
-    """Each step opens or checks some of what a producer has sent, so many bytes of records.
+    """Check the records of a producer's batch in steps. Yields the bytes of records of each step.
 
-    `walk` says what was seen so far; at the end all are sound. WireError names what is wrong with a
-    record: its structure, their number, offset deltas that are not dense.
+    `walk` collects the timestamps and null keys; all records are valid when the iterator ends.
+    Raises WireError, which names the record, for a malformed record, a wrong number of records, or
+    offset deltas that are not dense.
     """
     pieces = record_pieces(buffer, position, header)
     if header.codec is Codec.NONE and header.record_count:
@@ -200,10 +203,10 @@ def check_records(
 def record_spans(
     buffer: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None
 ) -> Iterator[tuple[bytes, list[Span]]]:
-    """Where the records of a stored batch lie: pieces of them, and spans in these.
+    """Yield pieces of the records of a stored batch, with the spans of the records in each piece.
 
-    The next step clears the list of spans.
-    WireError names what is wrong with a record; a piece before it may have been given.
+    The next step clears the list of spans. Raises WireError at a malformed record, possibly after
+    earlier pieces.
     """
     walk = new_walk(header.record_count, header.last_offset_delta, False)
     spans: list[Span] = []
@@ -220,11 +223,11 @@ def record_fields(
     fields: "array[int]",
     take_in: Callable[[bytes | memoryview, int], None],
 ) -> Iterator[None]:
-    """A walk over a stored batch that makes no object for a record; each step is one piece of it.
+    """Walk over a stored batch without an object per record. Yields after each piece.
 
-    `take_in(data, count)` is called whenever the next `count` records are in `fields` (see
-    `RecordWalk.fields`), whose positions count from the start of `data`. WireError names what is
-    wrong with a record; all before it have been given.
+    Calls `take_in(data, count)` when `fields` holds the next `count` records (see
+    `RecordWalk.fields`); their positions are relative to `data`. Raises WireError at a malformed
+    record, after `take_in` got all records before it.
     """
     count, last_delta = header.record_count, header.last_offset_delta
     walk = new_walk(count, last_delta, count == last_delta + 1)
@@ -232,7 +235,7 @@ def record_fields(
     def feed(data: bytes | memoryview) -> int:
         at = 0
         if not is_compiled():
-            data = bytes(data)  # which is indexed twice as fast as a view
+            data = bytes(data)  # bytes are indexed twice as fast as a view
         while True:
             before = walk.index
             try:
@@ -256,10 +259,10 @@ def record_fields(
 def decode_pieces(
     buffer: Buffer, position: int = 0, max_bytes: int | None = None
 ) -> Iterator[list[Record]]:
-    """The records of the batch at `position`, some at a time, so that memory is bounded.
+    """Yield the records of the batch at `position`, in lists of bounded memory.
 
-    WireError names what is wrong with a record; those before it may have been given. Header keys
-    that are not UTF-8 come with surrogates and are encoded to the same bytes again.
+    Raises WireError at a malformed record, possibly after earlier records. Header keys that are not
+    UTF-8 are decoded with surrogates, which encode to the same bytes again.
     """
     header = parse_header(buffer, position)
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
@@ -280,14 +283,14 @@ def decode_pieces(
 
 
 def iter_records(buffer: Buffer, position: int = 0) -> Iterator[Record]:
-    """As `decode_pieces`, one by one."""
+    """Return an iterator over the records of `decode_pieces`, one by one."""
     return chain.from_iterable(decode_pieces(buffer, position))
 
 
 def decode_records(
     buffer: Buffer, position: int = 0, max_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> list[Record]:
-    """As `iter_records`, all of them; WireError when these have more than `max_bytes`."""
+    """Return all records of the batch. Raises WireError if they have more than `max_bytes`."""
     records: list[Record] = []
     for piece in decode_pieces(buffer, position, max_bytes):
         records += piece
@@ -306,9 +309,9 @@ def _record_headers(data: bytes, at: int, count: int) -> tuple[tuple[str, bytes 
 
 
 def with_timestamp_delta(data: bytes, span: Span, timestamp_delta: int) -> bytes:
-    """The record's bytes, for a batch with another base timestamp.
+    """Return the record's bytes with another timestamp delta, for a new base timestamp.
 
-    A delta that exceeds 64 bits becomes the nearest one that does not: no reader would take it.
+    A delta that exceeds 64 bits is clamped, because no reader accepts it.
     """
     body = bytearray(1)  # attributes, unused
     write_varint(body, max(_MIN_VARLONG, min(timestamp_delta, _MAX_VARLONG)))
@@ -322,7 +325,10 @@ def with_timestamp_delta(data: bytes, span: Span, timestamp_delta: int) -> bytes
 def find_timestamp(
     buffer: Buffer, position: int, timestamp_ms: int, start_offset: int = 0
 ) -> tuple[int, int] | None:
-    """Offset and timestamp of the first record from `start_offset` on that is not older."""
+    """Return offset and timestamp of the first record with a timestamp >= `timestamp_ms`.
+
+    Records below `start_offset` are ignored. None if there is no such record.
+    """
     header = parse_header(buffer, position)
     if header.max_timestamp < timestamp_ms:
         return None
@@ -335,7 +341,10 @@ def find_timestamp(
 def find_max_timestamp(
     buffer: Buffer, position: int, start_offset: int = 0
 ) -> tuple[int, int] | None:
-    """Offset and timestamp of the youngest record from `start_offset` on, the first of several."""
+    """Return offset and timestamp of the first record with the maximum timestamp.
+
+    Records below `start_offset` are ignored. None if there is no record.
+    """
     header = parse_header(buffer, position)
     times = _times(buffer, position, header)
     return max(
@@ -344,7 +353,7 @@ def find_max_timestamp(
 
 
 def _times(buffer: Buffer, position: int, header: BatchHeader) -> Iterator[tuple[int, int]]:
-    """Offset and timestamp of each record."""
+    """Yield offset and timestamp of each record."""
     append_time = header.attributes & LOG_APPEND_TIME
     for _, spans in record_spans(buffer, position, header):
         for span in spans:
@@ -368,10 +377,10 @@ def encode_batch(
     log_append_time_ms: int | None = None,
     delete_horizon_ms: int | None = None,
 ) -> bytearray:
-    """A batch of records whose offsets increase.
+    """Return a batch of records whose offsets increase.
 
-    `base_offset` and `last_offset` are the first and last record's unless compaction took those
-    away; a batch without records needs both.
+    `base_offset` and `last_offset` default to those of the first and last record; they differ if
+    compaction removed these records. A batch without records needs both.
     """
     records = list(records)
     if base_offset is None:
@@ -430,7 +439,7 @@ def _encode_bytes(out: bytearray, value: bytes | None) -> None:
     out += value
 
 
-# Control records: how a transaction ended in this partition
+# Control records, which mark the end of a transaction in a partition
 
 _MARKER_KEY: Final = Struct(">hh")
 _MARKER_VALUE: Final = Struct(">hi")
@@ -456,7 +465,7 @@ def encode_marker(
     offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytearray:
-    """The control batch that ends a transaction. Source: KIP-98."""
+    """Return the control batch that ends a transaction. Source: KIP-98."""
     key = _MARKER_KEY.pack(_MARKER_VERSION, marker.control_type.value)
     value = _MARKER_VALUE.pack(_MARKER_VERSION, marker.coordinator_epoch)
     return encode_batch(
@@ -470,20 +479,20 @@ def encode_marker(
 
 
 def decode_marker(record: Record) -> EndTransactionMarker | None:
-    """What a record of a control batch says; None for a kind that ends no transaction.
+    """Return the transaction marker of a control record; None for another type of control record.
 
-    Newer versions may be longer; what is known of them comes first.
+    Newer versions may have more fields after the known ones. Raises WireError if it is malformed.
     """
     key, value = record.key or b"", record.value or b""
     if len(key) < _MARKER_KEY.size:
-        raise WireError(f"control record key of {len(key)} bytes")
+        raise WireError(f"control record key of {len(key)} bytes is too short")
     version, number = _MARKER_KEY.unpack_from(key)
     if version < 0:
         raise WireError(f"control record key version {version}")
     if number not in (ControlType.ABORT.value, ControlType.COMMIT.value):
         return None
     if len(value) < _MARKER_VALUE.size:
-        raise WireError(f"end transaction marker of {len(value)} bytes")
+        raise WireError(f"end transaction marker of {len(value)} bytes is too short")
     version, coordinator_epoch = _MARKER_VALUE.unpack_from(value)
     if version < 0:
         raise WireError(f"end transaction marker version {version}")

@@ -1,9 +1,9 @@
-"""Which form of the record walk this process runs: compiled by Cython, or interpreted.
+"""Choice of the form of the record walk in this process: compiled by Cython, or interpreted.
 
-An installation with a C compiler at hand builds `wire.records._record_walk` from
-`wire/records/record_walk.py`; any other runs that file as it is, some forty times slower, with the
-same results. With METAQUORUM_INTERPRETED=1 in its environment a process runs the interpreted form
-in any case; the simulator always does (`simulations.kernel.world`).
+An installation with a C compiler builds `wire.records._record_walk` from
+`wire/records/record_walk.py`. Without one, that file runs interpreted: about 40 times slower, with
+the same results. METAQUORUM_INTERPRETED=1 in the environment forces the interpreted form; the
+simulator always uses it (`simulations.kernel.world`).
 """
 
 import os
@@ -18,7 +18,7 @@ INTERPRETED: Final = "METAQUORUM_INTERPRETED"
 
 
 def compiled_walk() -> type[RecordWalk] | None:
-    """The compiled form; None where it was not built."""
+    """Return the compiled form of `RecordWalk`; None if it was not built."""
     try:
         module = import_module("wire.records._record_walk")
     except ImportError:
@@ -28,7 +28,7 @@ def compiled_walk() -> type[RecordWalk] | None:
 
 
 def compiled_columns() -> ModuleType | None:
-    """The compiled form of `record_columns`; None where it was not built."""
+    """Return the compiled form of `record_columns`; None if it was not built."""
     try:
         return import_module("wire.records._record_columns")
     except ImportError:
@@ -41,24 +41,24 @@ def form_in_use() -> type[RecordWalk]:
     return compiled_walk() or RecordWalk
 
 
-# Looked up for each walk: the simulator puts the interpreted form here.
+# Read for each new walk: the simulator sets it to the interpreted form.
 walk_class: type[RecordWalk] = form_in_use()
 
 
 def new_walk(count: int, last_offset_delta: int, dense: bool) -> RecordWalk:
-    """A walk that has not begun, in the form in use."""
+    """Return a new walk in the form in use."""
     return walk_class(count, last_offset_delta, dense)
 
 
 def columns_form() -> ModuleType:
-    """`record_columns`, or its compiled form where the compiled walk is in use."""
+    """Return `record_columns`, or its compiled form if the compiled walk is in use."""
     if walk_class is RecordWalk:
         return record_columns
     return compiled_columns() or record_columns
 
 
 def is_compiled() -> bool:
-    """Whether the form in use is the compiled one."""
+    """Return whether the compiled form is in use."""
     return walk_class is not RecordWalk
 
 

@@ -1,7 +1,7 @@
-"""Bytes to messages and back, for every message and version that has a table.
+"""Encoders and decoders of all messages that have a table.
 
-The functions are generated at the first use of (message, version, direction) and kept. `decoder`
-and `encoder` hand them out for hot paths; `decode` and `encode` are for everybody else.
+A function is generated at the first use of a (message, version, direction) and cached. Hot paths
+keep the function that `decoder` or `encoder` returns; other callers use `decode` and `encode`.
 """
 
 from typing import Any, TypeVar, cast
@@ -37,9 +37,10 @@ _item_encoders: dict[tuple[type[Struct], int], Encoder] = {}
 
 
 def decoder(cls: type[Message], version: int) -> Decoder:
-    """A function of (data, position): the message there and where it ends.
+    """Return a function of (data, position) to the message there and the position after it.
 
-    Records in it are slices of `data`. It raises WireError, naming the field, and nothing else.
+    Records in the message are slices of `data`. The function raises WireError, which names the
+    field, and no other error.
     """
     try:
         return _decoders[cls, version]
@@ -50,7 +51,7 @@ def decoder(cls: type[Message], version: int) -> Decoder:
 
 
 def decoder_in_pieces(cls: type[Message], version: int) -> DecoderInPieces:
-    """As `decoder`, for what may be long: a generator function that yields every few elements."""
+    """Return a decoder for long messages: a generator function that yields every few elements."""
     try:
         return _decoders_in_pieces[cls, version]
     except KeyError:
@@ -60,7 +61,10 @@ def decoder_in_pieces(cls: type[Message], version: int) -> DecoderInPieces:
 
 
 def encoder(cls: type[Message], version: int) -> Encoder:
-    """A function of the message: its bytes. WireError for what this version cannot carry."""
+    """Return a function of the message to its bytes.
+
+    The function raises WireError if `version` cannot carry a value of the message.
+    """
     try:
         return _encoders[cls, version]
     except KeyError:
@@ -70,7 +74,7 @@ def encoder(cls: type[Message], version: int) -> Encoder:
 
 
 def parts_encoder(cls: type[Message], version: int) -> PartsEncoder:
-    """A function of the message: its pieces in order, buffers and the holes given as records."""
+    """Return a function of the message to its pieces in order: buffers, and holes for records."""
     try:
         return _parts_encoders[cls, version]
     except KeyError:
@@ -80,7 +84,7 @@ def parts_encoder(cls: type[Message], version: int) -> PartsEncoder:
 
 
 def encoder_in_pieces(cls: type[Message], version: int) -> EncoderInPieces:
-    """As `parts_encoder`, for what may be long: a generator function."""
+    """Return a parts encoder for long messages: a generator that yields every few elements."""
     try:
         return _encoders_in_pieces[cls, version]
     except KeyError:
@@ -90,7 +94,10 @@ def encoder_in_pieces(cls: type[Message], version: int) -> EncoderInPieces:
 
 
 def item_encoder(cls: type[Message], item: type[Struct], version: int) -> Encoder:
-    """A function of one such struct of `cls`: its bytes, which its array takes in its place."""
+    """Return a function of an `item` of `cls` to its bytes.
+
+    The array of items accepts the bytes in place of the item (`may_be_encoded`).
+    """
     try:
         return _item_encoders[item, version]
     except KeyError:
@@ -101,10 +108,13 @@ def item_encoder(cls: type[Message], item: type[Struct], version: int) -> Encode
 
 
 def decode(cls: type[M], version: int, data: Buffer) -> M:
-    """The message that `data` is; bytes behind it are a WireError."""
+    """Return the message in `data`.
+
+    Raises WireError if it is malformed or bytes follow it.
+    """
     message, end = decoder(cls, version)(memoryview(data), 0)
     if end != len(data):
-        raise WireError(f"{cls.__name__} v{version}: {len(data) - end} bytes behind its end")
+        raise WireError(f"{cls.__name__} v{version}: {len(data) - end} bytes after the message")
     return cast(M, message)
 
 
@@ -113,7 +123,7 @@ def encode(message: Message, version: int) -> bytes:
 
 
 def encode_parts(message: Message, version: int) -> list[bytes | RecordsHole]:
-    """The message with its holes left open: bytes and holes in order, no two bytes in a row."""
+    """Return the encoded message as bytes and holes in order, adjacent bytes joined."""
     pieces = parts_encoder(type(message), version)(message)
     return join_runs(pieces, hole_positions(pieces))
 
@@ -123,7 +133,7 @@ def hole_positions(pieces: list[Any]) -> list[int]:
 
 
 def join_runs(pieces: list[Any], holes: list[int]) -> list[bytes | RecordsHole]:
-    """The same, with the buffers between holes joined."""
+    """Return `pieces` with the adjacent buffers between holes joined."""
     parts: list[bytes | RecordsHole] = []
     start = 0
     for hole in holes:

@@ -1,9 +1,9 @@
-"""What the two generators share: a source file being written, and how wide a wire type is.
+"""Common parts of the two code generators: a source text under construction, type widths.
 
 `wire.schema.decoding` and `wire.schema.encoding` turn one table at one version into one
-straight-line function. Neighbours of fixed width, together with the length that follows them,
-travel in one `struct.Struct` call; a length below 128 of a flexible version is handled in place.
-Nothing of a message's content reaches the source: it is made of our own tables only.
+straight-line function. Adjacent fields of fixed width, with the length that follows them, use one
+`struct.Struct` call; a length below 128 of a flexible version is handled inline.
+The source is made from this project's tables only, never from the content of a message.
 """
 
 from collections.abc import Callable
@@ -26,19 +26,20 @@ FIXED: Final = {
 }
 WIDTH: Final = {"?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "d": 8, "16s": 16}
 
-STRING_MAX_BYTES: Final = 32767  # a legacy length is an int16, and Kafka holds the compact to it
-# Elements of all arrays of one message together: what a frame can make us allocate and how long it
-# can keep the loop busy. Requests come from anyone; a response is what we asked for.
+STRING_MAX_BYTES: Final = 32767  # a non-compact length is an int16; Kafka limits compact ones too
+# Limit on the elements of all arrays of one message. It bounds the memory that a frame can allocate
+# and the time that it can block the event loop. Requests come from untrusted clients; a response
+# answers this process's own request.
 REQUEST_MAX_ELEMENTS: Final = 100_000  # some 0.5 s of the loop, at 5 us each
 RESPONSE_MAX_ELEMENTS: Final = 10_000_000
-# What is coded in pieces may be interrupted after so many elements, some microseconds each.
+# Elements between two yields of a codec in pieces, some microseconds each
 PIECE_ELEMENTS: Final = 64
-# And after so many numbers of an array of numbers, which are read together.
+# Numbers between two yields in an array of numbers, which are decoded together
 PIECE_NUMBERS: Final = 4096
 
 
 class Source:
-    """Lines of a function at their indentation, and the names they refer to."""
+    """Source text of one function, and the constants that it refers to."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -50,7 +51,7 @@ class Source:
         self.lines.append("    " * self.indent + text)
 
     def block(self, text: str) -> "Source":
-        """Write `text`, a line that opens a block; `with` closes it."""
+        """Write `text`, the first line of a block; use the result in a `with` for its body."""
         self.line(text)
         return self
 
@@ -61,12 +62,12 @@ class Source:
         self.indent -= 1
 
     def name(self, stem: str) -> str:
-        """A variable nobody else has."""
+        """Return a new variable name."""
         self._names += 1
         return f"{stem}{self._names}"
 
     def constant(self, value: Any, stem: str) -> str:
-        """The name under which the function finds `value`."""
+        """Return the name of `value` in the scope of the function."""
         for name, known in self.scope.items():
             if known is value or (isinstance(value, bytes) and known == value):
                 return name
@@ -75,14 +76,14 @@ class Source:
         return name
 
     def may_pause(self) -> None:
-        """In a loop over elements, of a function that is to be a generator: every few it yields."""
+        """Write a yield after every PIECE_ELEMENTS passes of the enclosing loop."""
         self.line("left -= 1")
         with self.block("if not left:"):
             self.line(f"left = {PIECE_ELEMENTS}")
             self.line("yield")
 
     def literal(self, value: Any) -> str:
-        """An expression for a field's default."""
+        """Return an expression for a field's default."""
         if value is list:
             return "[]"
         if isinstance(value, type):
@@ -96,19 +97,19 @@ class Source:
 
     def function(self, signature: str, filename: str) -> Callable[..., Any]:
         code = compile(self.text(signature), filename, "exec")
-        exec(code, self.scope)  # noqa: S102 - source made of our own tables
+        exec(code, self.scope)  # noqa: S102 - source made from our own tables
         function: Callable[..., Any] = self.scope[signature.split()[1].partition("(")[0]]
         return function
 
 
 def check_served(cls: type[Message], version: int) -> None:
-    """WireError when the table has no such version."""
+    """Raise WireError if the table does not have `version`."""
     if version not in cls.VERSIONS:
         raise WireError(f"{cls.__name__} has no version {version}")
 
 
 def fields_at(cls: type[Struct], version: int) -> tuple[list[Field], list[Field]]:
-    """Those in the body and those in the tagged section (by tag), in wire order."""
+    """Return the fields of the body and of the tagged section (by tag), both in wire order."""
     present = [field for field in cls.FIELDS if version in field.versions]
     body = [field for field in present if field.tag is None]
     tagged = [field for field in present if field.tag is not None]
@@ -121,7 +122,7 @@ def item_struct(field: Field) -> type[Struct]:
 
 
 def min_width(cls: type[Struct], version: int, flexible: bool) -> int:
-    """The fewest bytes a struct can take; what bounds the count of an array."""
+    """Return the minimum encoded size of a struct, which bounds the count of an array."""
     body, _ = fields_at(cls, version)
     total = 1 if flexible else 0
     for field in body:
@@ -144,6 +145,6 @@ def min_item_width(field: Field, version: int, flexible: bool) -> int:
 
 
 def is_fixed_width(cls: type[Struct], version: int) -> bool:
-    """Whether each instance, without tagged fields, takes the same bytes."""
+    """Return whether all instances without tagged fields have the same encoded size."""
     body, _ = fields_at(cls, version)
     return bool(body) and all(field.kind in FIXED for field in body)

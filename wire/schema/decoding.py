@@ -1,10 +1,10 @@
-"""Generates the decoder of one message at one version.
+"""Generator of the decoder of one message at one version.
 
-The function trusts nothing, but checks little: lengths must not be negative, so the position only
-moves forward, and whatever was cut short by a slice beyond the end is noticed by the next fixed
-read (struct.error, IndexError) or by the comparison after the last. Array counts are held against
-the bytes that are left before anything is allocated. On any failure it does not say what was wrong:
-`wire.schema.explaining` reads the bytes again, slowly, and names the field.
+The generated function accepts any input with few checks. Lengths must not be negative, so the
+position only moves forward; a slice that ends beyond the data is detected by the next read of fixed
+width (struct.error, IndexError) or by the comparison after the last field. Array counts are checked
+against the remaining bytes before any allocation. After a failure `wire.schema.explaining` decodes
+the bytes again, slowly, to name the field in the error.
 """
 
 import itertools
@@ -37,11 +37,14 @@ _BULK_MIN_ITEMS: Final = 3  # below, setting up `iter_unpack` costs more than it
 
 
 class Malformed(Exception):  # noqa: N818 - never leaves this module
-    """The bytes are wrong; which, is for `explain` to say."""
+    """Raised inside a decoder if the bytes are malformed; `explain` names the field."""
 
 
 def uvarint(data: memoryview, position: int, value: int) -> tuple[int, int]:
-    """An unsigned varint whose first byte, above 127 and just before `position`, is `value`."""
+    """Return an unsigned varint and the position after it.
+
+    `value` is its first byte, which is above 127 and just before `position`.
+    """
     value &= 0x7F
     for shift in (7, 14, 21, 28):
         byte = data[position]
@@ -55,7 +58,7 @@ def uvarint(data: memoryview, position: int, value: int) -> tuple[int, int]:
 
 
 def skip_tags(data: memoryview, position: int, count: int) -> int:
-    """The position behind a tagged section of which no tag is known."""
+    """Return the position after a tagged section whose tags are all unknown."""
     if count > 127:
         count, position = uvarint(data, position, count)
     last_tag = -1
@@ -76,7 +79,7 @@ def skip_tags(data: memoryview, position: int, count: int) -> int:
 
 
 def malformed(cls: type[Message], version: int, position: int) -> WireError:
-    """As `explain`, without reading the message again, which may be a long one."""
+    """Return an error with the position only, without the cost of `explain` for a long message."""
     return WireError(f"{cls.__name__} v{version}: malformed (near byte {position})")
 
 
@@ -100,9 +103,9 @@ def compile_decoder(cls: type[Message], version: int) -> Decoder:
 
 
 def compile_decoder_in_pieces(cls: type[Message], version: int) -> DecoderInPieces:
-    """A generator function: it yields every few elements, and returns what a decoder returns.
+    """Return a generator function that yields every few elements and returns a decoder's result.
 
-    What it says of a message that makes no sense is the place, not the field.
+    Its error for a malformed message has the position, not the field.
     """
     return _generate(cls, version, in_pieces=True).function(
         _SIGNATURE, f"<decode {cls.__name__} v{version} in pieces>"
@@ -110,7 +113,7 @@ def compile_decoder_in_pieces(cls: type[Message], version: int) -> DecoderInPiec
 
 
 def decoder_source(cls: type[Message], version: int) -> str:
-    """The generated text, for people."""
+    """Return the generated source, for debugging."""
     return _generate(cls, version).text(_SIGNATURE)
 
 
@@ -129,7 +132,7 @@ def _generate(cls: type[Message], version: int, *, in_pieces: bool = False) -> S
         source.line("if p > end: raise Malformed")
         source.line("return m, p")
         if in_pieces:
-            source.line("yield")  # never: it makes a generator of what has no arrays
+            source.line("yield")  # never reached: makes the function a generator
     with source.block("except FAILURES:"):
         found = "malformed" if in_pieces else "explain"
         where = "p" if in_pieces else "data, start"
@@ -143,16 +146,16 @@ class _Generator:
         self.in_pieces = in_pieces
         self.version = version
         self.flexible = flexible
-        self.run: list[tuple[str, str]] = []  # format code and target of reads not yet written
+        self.run: list[tuple[str, str]] = []  # format code and target of pending reads
 
     def flush(self) -> None:
-        """Write the pending reads as one."""
+        """Write the pending reads as one read."""
         width = self.read_run()
         if width:
             self.source.line(f"p += {width}")
 
     def read_run(self) -> int:
-        """As `flush`, but the position stays; how many bytes were read."""
+        """Write the pending reads without advancing the position; return their size in bytes."""
         line = self.source.line
         width = sum(WIDTH[code] for code, _ in self.run)
         targets = ", ".join(target for _, target in self.run)
@@ -165,7 +168,7 @@ class _Generator:
         return width
 
     def struct(self, cls: type[Struct], target: str) -> None:
-        """Read the fields of `target`, an empty instance of `cls`."""
+        """Write the code that reads the fields of `target`, an empty instance of `cls`."""
         body, tagged = fields_at(cls, self.version)
         for field in body:
             self.field(field, f"{target}.{field.name}")
@@ -184,7 +187,7 @@ class _Generator:
                 self.source.line(f"p = skip_tags(data, p, {count})")
 
     def absent(self, cls: type[Struct], target: str) -> None:
-        """Defaults of what this version does not carry, or carries by choice."""
+        """Write the defaults of tagged fields and of fields that this version does not have."""
         for field in cls.FIELDS:
             if self.version not in field.versions or field.tag is not None:
                 default = self.source.literal(field.default)
@@ -247,7 +250,10 @@ class _Generator:
         self.source.line(f"if {variable} > 127: {variable}, p = uvarint(data, p, {variable})")
 
     def length(self, kind: str) -> str:
-        """Read a length with what is pending; in flexible versions it is one more, 0 is null."""
+        """Write the read of a length; return its variable.
+
+        In a flexible version the variable is the length plus one, and 0 is null.
+        """
         length = self.source.name("n")
         code = "B" if self.flexible else "h" if kind == "string" else "i"
         self.run.append((code, length))
@@ -261,7 +267,7 @@ class _Generator:
         return length
 
     def null(self, length: str, target: str, nullable: bool) -> str:
-        """Write the branch for null and for what is refused; the word that opens the next one."""
+        """Write the branches for null and invalid lengths; return the start of the next branch."""
         source = self.source
         if self.flexible:
             outcome = f"{target} = None" if nullable else "raise Malformed"
@@ -276,7 +282,7 @@ class _Generator:
         return "else:"
 
     def sized(self, kind: str, target: str, nullable: bool) -> None:
-        """A string, bytes or records."""
+        """Write the read of a string, bytes or records."""
         source = self.source
         if kind == "records" and self.flexible:
             self.flexible_records(target, nullable)
@@ -293,14 +299,14 @@ class _Generator:
             source.line("p = e")
 
     def flexible_records(self, target: str, nullable: bool) -> None:
-        """Records mostly take more than 127 bytes and less than 16 KiB: a length of two bytes.
+        """Write the read of records, fast for a length of two bytes (128 bytes to 16 KiB).
 
-        At least a tagged section follows them, so that one more byte can be read along.
+        At least a tagged section follows records, so the second byte can always be read.
         """
         source = self.source
         length, peek = source.name("n"), source.name("k")
         self.run += [("B", length), ("B", peek)]
-        width = self.read_run()  # of which the last is the peek
+        width = self.read_run()  # the last of these bytes is `peek`
         with source.block(f"if {length} > 127 and 0 < {peek} < 128:"):
             source.line(f"e = p + {length} + ({peek} << 7) - {128 + 1 - width}")
             source.line(f"{target} = data[p + {width}:e]")
@@ -355,9 +361,10 @@ class _Generator:
             self.struct(cls, item)
 
     def bulk(self, cls: type[Struct], count: str, items: str, item: str) -> None:
-        """Elements of one width are read together, unless a tagged field makes one longer.
+        """Write the read of elements of one width: together, unless an element has tagged fields.
 
-        Then its tag count, at the place where all of them stand while none has any, is not 0.
+        The first such element has a tag count other than 0 at the position where it would be if
+        no element had tagged fields.
         """
         source = self.source
         body, _ = fields_at(cls, self.version)

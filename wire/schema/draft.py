@@ -2,8 +2,8 @@
 
 `python -m wire.schema.draft FILE`
 
-A tool for whoever adds an API. What it prints goes into `wire/messages/`, is reviewed, and
-is the source of truth from then on.
+A tool for adding an API: its output is a draft for a file in `wire/messages/`, which is reviewed
+and is the source of truth from then on.
 """
 
 import json
@@ -26,12 +26,12 @@ _TYPES = {
 
 
 def snake_case(name: str) -> str:
-    """Kafka's CamelCase name as ours: `IsrNodes` is `isr_nodes`."""
+    """Return Kafka's CamelCase name in snake case: `isr_nodes` for `IsrNodes`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def draft(definition: dict[str, Any]) -> str:
-    """The Python text of the message's classes, innermost first."""
+    """Return the Python source of the message's classes, innermost first."""
     classes: list[str] = []
     served = Versions.parse(definition["validVersions"])
     if definition.get("latestVersionUnstable"):
@@ -53,7 +53,10 @@ def _draft_class(
     classes: list[str],
     pending: dict[str, list[dict[str, Any]]],
 ) -> None:
-    """Append the class, after those it refers to; `pending` are shared structs still to come."""
+    """Append the class after the classes that it refers to.
+
+    `pending` are the common structs that are not written yet.
+    """
     lines = [f"class {name}({bases}):"]
     for field in fields:
         versions = Versions.parse(field["versions"])

@@ -1,8 +1,8 @@
-"""Generates the encoder of one message at one version.
+"""Generator of the encoder of one message at one version.
 
-The function appends pieces to a list: packed runs of fixed-width fields, encoded strings, and the
-record batches as they are given, which may be buffers or `RecordsHole`s. Nothing is copied until
-somebody joins them. A tagged field is written when its value is not the default, as Kafka does.
+The generated function appends pieces to a list: packed runs of fixed-width fields, encoded strings,
+and the record batches unchanged, which may be buffers or `RecordsHole`s. No bytes are copied until
+the caller joins the pieces. As in Kafka, a tagged field is written if its value is not the default.
 """
 
 import struct
@@ -28,7 +28,7 @@ EncoderInPieces = Callable[[Any], Generator[None, None, list[Any]]]
 
 
 def uvarint(value: int) -> bytes:
-    """An unsigned varint: seven bits a byte, lowest first."""
+    """Return the unsigned varint of `value`: seven bits per byte, lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -38,9 +38,12 @@ def uvarint(value: int) -> bytes:
 
 
 def string_uvarint(value: int) -> bytes:
-    """As `uvarint`, for the length of a string plus one; WireError when that is too long."""
+    """Return the unsigned varint of a string's length plus one.
+
+    Raises WireError if the string is longer than STRING_MAX_BYTES.
+    """
     if value > STRING_MAX_BYTES + 1:
-        raise WireError(f"a string of {value - 1} bytes, {STRING_MAX_BYTES} are allowed")
+        raise WireError(f"a string of {value - 1} bytes exceeds the limit of {STRING_MAX_BYTES}")
     return uvarint(value)
 
 
@@ -63,35 +66,38 @@ _SIGNATURE: Final = "def encode(m):"
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
-    """To one `bytes`; WireError for a value that this version cannot carry."""
+    """Return the encoder to one `bytes`.
+
+    The encoder raises WireError if this version cannot carry a value.
+    """
     return _generate(cls, version, "join(out)").function(
         _SIGNATURE, f"<encode {cls.__name__} v{version}>"
     )
 
 
 def compile_parts_encoder(cls: type[Message], version: int) -> PartsEncoder:
-    """To a list of pieces: buffers, and the holes that were given as records."""
+    """Return the encoder to a list of pieces: buffers, and the holes given as records."""
     return _generate(cls, version, "out").function(
         _SIGNATURE, f"<encode {cls.__name__} v{version} in parts>"
     )
 
 
 def compile_encoder_in_pieces(cls: type[Message], version: int) -> EncoderInPieces:
-    """A generator function: it yields every few elements, and returns what a parts encoder does."""
+    """Return a generator function that yields every few elements and returns a list of pieces."""
     return _generate(cls, version, "out", in_pieces=True).function(
         _SIGNATURE, f"<encode {cls.__name__} v{version} in pieces>"
     )
 
 
 def compile_item_encoder(cls: type[Struct], version: int, *, flexible: bool) -> Encoder:
-    """To the bytes of one struct, as they stand in a message of such a version."""
+    """Return the encoder of one struct to its bytes in a message of this version."""
     return _generate_at(cls, version, "join(out)", flexible=flexible).function(
         _SIGNATURE, f"<encode {cls.__name__} v{version}>"
     )
 
 
 def encoder_source(cls: type[Message], version: int) -> str:
-    """The generated text, for people."""
+    """Return the generated source, for debugging."""
     return _generate(cls, version, "join(out)").text(_SIGNATURE)
 
 
@@ -115,7 +121,7 @@ def _generate_at(
         generator.flush()
         source.line(f"return {result}")
         if in_pieces:
-            source.line("yield")  # never: it makes a generator of what has no arrays
+            source.line("yield")  # never reached: makes the function a generator
     with source.block("except FAILURES as error:"):
         source.line(f"raise cannot_carry(m, {version}, error) from error")
     return source
@@ -131,10 +137,10 @@ class _Generator:
         self.flexible = flexible
         self.is_request = is_request
         self.out = "out"
-        self.run: list[tuple[str, str]] = []  # format code and value of writes not yet written
+        self.run: list[tuple[str, str]] = []  # format code and value of pending writes
 
     def packed(self, *more: tuple[str, str]) -> str:
-        """An expression for the bytes of the pending writes and `more`; "" for none."""
+        """Return an expression for the bytes of the pending writes and `more`; "" for none."""
         run = [*self.run, *more]
         values = ", ".join(value for _, value in run if value)
         if not run:
@@ -153,7 +159,7 @@ class _Generator:
         self.run = []
 
     def struct(self, cls: type[Struct], value: str) -> None:
-        """Write the fields of `value`; what is of fixed width at its end may stay pending."""
+        """Write the fields of `value`; fields of fixed width at its end may stay pending."""
         body, tagged = fields_at(cls, self.version)
         if self.is_request:
             self.refuse_lost(cls, value)
@@ -166,7 +172,7 @@ class _Generator:
                 self.run.append(("x", ""))
 
     def refuse_lost(self, cls: type[Struct], value: str) -> None:
-        """Refuse a value that would be dropped although the table does not allow it."""
+        """Write errors for set fields that this version does not have and are not `ignorable`."""
         for field in cls.FIELDS:
             if self.version not in field.versions and not field.ignorable:
                 lost = self.is_set(field, f"{value}.{field.name}")
@@ -174,7 +180,7 @@ class _Generator:
                 self.source.line(f"if {lost}: raise {error}")
 
     def is_set(self, field: Field, value: str) -> str:
-        """An expression: whether the value is not the default."""
+        """Return an expression for whether the value differs from the default."""
         if field.default is None:
             if field.kind == "struct" and not field.nullable.first <= field.nullable.last:
                 empty = self.source.constant(item_struct(field)(), "EMPTY")
@@ -237,7 +243,7 @@ class _Generator:
             self.flush()
 
     def length(self, kind: str, length: str) -> None:
-        """Write a length, which in flexible versions is one more than itself, with what pends."""
+        """Write the pending writes and a length (in flexible versions: the length plus one)."""
         source = self.source
         if not self.flexible:
             self.flush(("h" if kind == "string" else "i", length))
@@ -254,7 +260,7 @@ class _Generator:
         self.run = []
 
     def measure(self, content: str, expression: str, nullable: bool, null: str = "") -> str:
-        """Write what puts the length to write into the variable returned."""
+        """Write the computation of the length field; return its variable."""
         source = self.source
         length = source.name("n")
         plus = " + 1" if self.flexible else ""
@@ -273,7 +279,7 @@ class _Generator:
         return length
 
     def sized(self, kind: str, value: str, nullable: bool) -> None:
-        """A string, bytes or records."""
+        """Write a string, bytes or records."""
         content = self.source.name("c")
         self.source.line(f"{content} = {value}")
         if kind == "records":
@@ -313,7 +319,8 @@ class _Generator:
                 source.may_pause()
             if field.may_be_encoded:
                 with source.block(f"if isinstance({item}, bytes):"):
-                    # What is to be joined only later is told from a hole by its type alone.
+                    # The pieces are joined later, where only their type distinguishes them
+                    # from holes: it must be exactly `bytes`.
                     self.append(f"bytes({item})" if self.in_pieces else item)
                     source.line("continue")
             if isinstance(field.item, type):

@@ -1,8 +1,8 @@
-"""Says what is wrong with bytes that a generated decoder has refused.
+"""Errors for messages that a generated decoder rejected: which field is malformed, and why.
 
-A plain reader of the tables, written without an eye on speed: it walks the message again field by
-field and names the first that makes no sense. Tests use it as the model of the generated decoders:
-`read_message` must agree with them on every input.
+`read_message` is a simple interpreter of the tables, not written for speed: it decodes the message
+again field by field and raises at the first malformed field. Tests use it as the model of the
+generated decoders, which must agree with it on every input.
 """
 
 import struct
@@ -23,7 +23,7 @@ from wire.schema.message import Field, Message, Struct
 
 
 def explain(cls: type[Message], version: int, data: memoryview, position: int) -> WireError:
-    """The error that names the message, its version and the field."""
+    """Return the error that names the message, its version and the malformed field."""
     try:
         read_message(cls, version, data, position)
     except WireError as error:
@@ -34,7 +34,7 @@ def explain(cls: type[Message], version: int, data: memoryview, position: int) -
 def read_message(
     cls: type[Message], version: int, data: memoryview, position: int
 ) -> tuple[Any, int]:
-    """The message at `position` and where it ends, as a generated decoder returns them."""
+    """Return the message at `position` and the position after it, as a generated decoder does."""
     reader = _Reader(cls, version, data, position)
     return reader.struct(cls), reader.position
 
@@ -56,7 +56,7 @@ class _Reader:
     def take(self, size: int) -> memoryview:
         left = len(self.data) - self.position
         if size > left:
-            raise self.wrong(f"needs {size} bytes, {left} are left")
+            raise self.wrong(f"{size} bytes expected, {left} left")
         self.position += size
         return self.data[self.position - size : self.position]
 
@@ -70,9 +70,9 @@ class _Reader:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 if value > 0x7FFFFFFF:
-                    raise self.wrong(f"a length of {value}")
+                    raise self.wrong(f"invalid length {value}")
                 return value
-        raise self.wrong("a length of more than 5 bytes")
+        raise self.wrong("the length is a varint of more than 5 bytes")
 
     def length(self, kind: str, nullable: bool) -> int | None:
         if self.flexible:
@@ -80,11 +80,11 @@ class _Reader:
         else:
             length = int(self.number("h" if kind == "string" else "i"))
         if length < -1:
-            raise self.wrong(f"a length of {length}")
+            raise self.wrong(f"invalid length {length}")
         if length >= 0:
             return length
         if not nullable:
-            raise self.wrong("null, which it may not be")
+            raise self.wrong("null is not allowed")
         return None
 
     def struct(self, cls: type[Struct]) -> Any:
@@ -115,7 +115,7 @@ class _Reader:
             else:
                 self.take(size)
             if self.position != end:
-                raise self.wrong(f"tag {tag} is not the {size} bytes it claims")
+                raise self.wrong(f"tag {tag} does not have the claimed size of {size} bytes")
         self.path.pop()
 
     def value(self, field: Field) -> Any:
@@ -135,7 +135,7 @@ class _Reader:
         if length is None:
             return None
         if kind == "string" and length > STRING_MAX_BYTES:
-            raise self.wrong(f"a string of {length} bytes")
+            raise self.wrong(f"a string of {length} bytes is too long")
         content = self.take(length)
         if kind == "records":
             return content
@@ -154,7 +154,7 @@ class _Reader:
         if count * min_item_width(field, self.version, self.flexible) > left:
             raise self.wrong(f"{count} elements in {left} bytes")
         if count > self.budget:
-            raise self.wrong(f"{count} elements are too many for one message")
+            raise self.wrong(f"{count} elements exceed the limit of one message")
         self.budget -= count
         if isinstance(field.item, type):
             return [self.struct(field.item) for _ in range(count)]

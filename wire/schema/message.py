@@ -1,24 +1,24 @@
-"""Protocol messages as declarative tables: one class per message, all its versions in it.
+"""Protocol messages as declarative tables: one class per message for all its versions.
 
     class FetchRequest(Message, api=1, versions="4-18", flexible="12+"):
         cluster_id: str | None = string("12+", nullable="12+", default=None, tag=0)
         replica_id: int = int32("0-14", default=-1)
         topics: list[FetchTopic] = array(FetchTopic)
 
-Each field is one call: its wire type, the versions that carry it ("0+" when omitted), in which of
-them it may be null, its default, and its tag when it travels in the tagged section. Names are
+A field is one call: wire type, the versions that have the field (default "0+"), the versions in
+which it may be null, its default, and its tag if it is in the tagged section. Field names are
 Kafka's in snake case, class names are Kafka's. `array(...)` takes a `Struct` or a wire type
-(`array(int32)`). `ignorable` says that a value the chosen version cannot carry is dropped in
-silence; without it, encoding a request refuses (a response never does: its sender answers what was
-asked).
+(`array(int32)`). If a version does not have an `ignorable` field, its value is dropped silently;
+for other fields, encoding a request raises WireError. Encoding a response always drops the value,
+because the client chose the version.
 
-What a value may be: `Uuid` fields hold 16 bytes (see `wire.primitives.types`), `records` a buffer
-or None or, when encoding, a `RecordsHole`. A tagged struct that is absent is None, as building one
-for each of a thousand partitions would cost more than all else about them. Fields which a version
-does not carry decode to their default. Unknown tagged fields are skipped.
+Values: a `Uuid` field holds 16 bytes (see `wire.primitives.types`); `records` holds a buffer, None
+or, for encoding, a `RecordsHole`. An absent tagged struct is None, because building one for each of
+a thousand partitions would take longer than the rest of their decoding. Fields that a version does
+not have decode to their default. Unknown tagged fields are skipped.
 
-Nothing is compiled here: making a class costs a few microseconds, `__init__` is generated when the
-class is first instantiated, codecs when `wire.schema.codec` is first asked for one.
+No code is compiled here: defining a class takes a few microseconds. `__init__` is generated for the
+first instance, and codecs at their first use in `wire.schema.codec`.
 """
 
 from typing import Any, ClassVar, Final, dataclass_transform
@@ -31,7 +31,7 @@ LAST_VERSION: Final = 32767
 
 @frozen
 class Versions:
-    """A range of versions, both ends included; empty when last < first."""
+    """A range of versions, both ends included; empty if last < first."""
 
     first: int
     last: int
@@ -44,7 +44,7 @@ class Versions:
 
     @classmethod
     def parse(cls, text: str) -> "Versions":
-        """From the protocol guide's notation: "3", "3-13", "9+" or "none"."""
+        """Parse the notation of the protocol guide: "3", "3-13", "9+" or "none"."""
         if text == "none":
             return NO_VERSIONS
         if text.endswith("+"):
@@ -57,7 +57,7 @@ NO_VERSIONS: Final = Versions(0, -1)
 
 
 class Field:
-    """One row of a table. `name` is filled in by the class that holds it."""
+    """One row of a table. The class that has the field sets `name`."""
 
     __slots__ = (
         "default",
@@ -83,7 +83,7 @@ class Field:
         item: "type[Struct] | str | None" = None,
         may_be_encoded: bool = False,
     ) -> None:
-        """`may_be_encoded`: items of this array may be given as `item_encoder` made them."""
+        """`may_be_encoded`: the array accepts items encoded by `item_encoder`."""
         self.name = ""
         self.kind = kind
         self.versions = Versions.parse(versions)
@@ -132,30 +132,30 @@ def string(versions: str = "0+", *, default: str | None = "", **spec: Any) -> An
 
 
 def blob(versions: str = "0+", *, default: bytes | None = b"", **spec: Any) -> Any:
-    """The protocol's `bytes`."""
+    """Declare a field of the protocol's type `bytes`."""
     return Field("bytes", versions, default=default, **spec)
 
 
 def records(versions: str = "0+", **spec: Any) -> Any:
-    """Record batches, opaque here: decoded to a slice of the input, without a copy."""
+    """Declare a field of record batches, which decodes to a slice of the input without a copy."""
     return Field("records", versions, default=None, **spec)
 
 
 def struct(item: "type[Struct]", versions: str = "0+", **spec: Any) -> Any:
-    """One nested struct; a default of None unless it is required in every version it is in."""
+    """Declare a nested struct. Its default is None if it is tagged or nullable."""
     default = None if "tag" in spec or "nullable" in spec else item
     return Field("struct", versions, default=default, item=item, **spec)
 
 
 def array(item: Any, versions: str = "0+", *, default: Any = list, **spec: Any) -> Any:
-    """A list; its default is a new empty one, or None where the table says so."""
+    """Declare an array. Its default is a new empty list, or None if `default` is None."""
     if not isinstance(item, type):
         item = item().kind
     return Field("array", versions, default=default, item=item, **spec)
 
 
 class _Table(type):
-    """Makes the class of a table: its fields become slots."""
+    """Metaclass of tables: makes the fields slots."""
 
     def __new__(
         mcs,
@@ -187,12 +187,12 @@ class _Table(type):
 
 @dataclass_transform(kw_only_default=True)
 class Struct(metaclass=_Table):
-    """A part of a message; a plain mutable value, compared field by field."""
+    """A part of a message: a mutable value, compared field by field."""
 
     FIELDS: ClassVar[tuple[Field, ...]]
 
     def __init__(self, **values: Any) -> None:
-        """Every field has a default. The first call replaces this by a compiled one."""
+        """Set the fields; each has a default. The first call replaces this by a compiled method."""
         cls = type(self)
         cls.__init__ = _compile_init(cls)  # type: ignore[method-assign]
         cls.__init__(self, **values)
@@ -210,7 +210,7 @@ class Struct(metaclass=_Table):
 
 
 class Message(Struct):
-    """A whole request or response: `class XRequest(Message, api=.., versions=.., flexible=..)`."""
+    """A request or response: `class XRequest(Message, api=.., versions=.., flexible=..)`."""
 
     API: ClassVar[int]
     VERSIONS: ClassVar[Versions]
@@ -225,7 +225,7 @@ def _compile_init(cls: type[Struct]) -> Any:
     parameters, body = [], []
     for field in cls.FIELDS:
         name = field.name
-        if isinstance(field.default, type):  # made anew for each instance
+        if isinstance(field.default, type):  # a new object for each instance
             scope[f"new_{name}"] = field.default
             parameters.append(f"{name}=OMITTED")
             body.append(f"self.{name} = new_{name}() if {name} is OMITTED else {name}")

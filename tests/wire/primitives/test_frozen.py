@@ -187,7 +187,7 @@ def test_it_can_be_sent_to_other_processes() -> None:
 
 
 def test_what_it_does_not_know_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"A\.x: @frozen knows no InitVar"):
+    with pytest.raises(TypeError, match=r"A\.x: @frozen supports no InitVar"):
 
         @frozen
         class A:

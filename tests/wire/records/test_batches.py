@@ -48,7 +48,7 @@ def test_log_append_time_is_patched_with_the_checksum() -> None:
 
 
 # What producers may send. The codes are what Apache Kafka 4.3.1 answered to the same bytes, but for
-# unknown codecs (an UNKNOWN_SERVER_ERROR there), bits that only brokers set, a producer id without
+# unknown codecs (an UNKNOWN_SERVER_ERROR there), bits that only workers set, a producer id without
 # an epoch, and a few bytes behind the batch, which it takes.
 
 IDEMPOTENT = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
@@ -97,13 +97,13 @@ CORRUPT, INVALID = ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD
         pytest.param(rewritten(sample(), record_count=0), INVALID, "0 records", id="count_0"),
         pytest.param(rewritten(sample(), record_count=-1), INVALID, "-1 records", id="count_-1"),
         pytest.param(rewritten(sample(), base_offset=7), INVALID, "base offset 7", id="offset"),
-        pytest.param(sample(control=True), INVALID, "bit that only brokers", id="control"),
-        pytest.param(sample(log_append_time_ms=1), INVALID, "only brokers", id="append_time"),
-        pytest.param(sample(delete_horizon_ms=1), INVALID, "only brokers", id="horizon"),
+        pytest.param(sample(control=True), INVALID, "bit that only workers", id="control"),
+        pytest.param(sample(log_append_time_ms=1), INVALID, "only workers", id="append_time"),
+        pytest.param(sample(delete_horizon_ms=1), INVALID, "only workers", id="horizon"),
         pytest.param(
-            sample(producer_id=5, producer_epoch=0), INVALID, "producer 5", id="no_sequence"
+            sample(producer_id=5, producer_epoch=0), INVALID, "producer id 5", id="no_sequence"
         ),
-        pytest.param(sample(producer_id=5, base_sequence=0), INVALID, "producer 5", id="no_epoch"),
+        pytest.param(sample(producer_id=5, base_sequence=0), INVALID, "producer id", id="no_epoch"),
         pytest.param(sample(transactional=True), INVALID, "without a producer", id="no_producer"),
         pytest.param(
             rewritten(sample(), attributes=5),
@@ -176,7 +176,8 @@ def test_a_scan_tells_whole_torn_and_corrupt() -> None:
         assert torn.header == (header if end >= HEADER_BYTES else None)
     assert scan(bytes(200)).state is BatchState.CORRUPT
     assert scan(bytes(20)).state is BatchState.TORN
-    assert scan(legacy(1) * 3) == (BatchState.CORRUPT, None, "message format v1; only v2 is kept")
+    problem = "message format v1 is not supported; use v2"
+    assert scan(legacy(1) * 3) == (BatchState.CORRUPT, None, problem)
     assert scan(damaged(sample(), 75)).problem == "the checksum does not match"
     for lie in ({"base_offset": -1}, {"record_count": 4}, {"record_count": -1}):
         assert scan(rewritten(sample(), **lie)).state is BatchState.CORRUPT

@@ -184,7 +184,7 @@ def test_snappy_streams_one_after_the_other_are_joined() -> None:
 
 def test_a_snappy_block_that_claims_4_gb_is_refused() -> None:
     claim = b"\xff\xff\xff\xff\x0f" + b"\0" * 10
-    with pytest.raises(WireError, match="the most are"):
+    with pytest.raises(WireError, match="exceeds the limit"):
         decompress(Codec.SNAPPY, claim, MAX)
 
 
@@ -195,7 +195,7 @@ def test_a_snappy_header_of_a_version_that_java_does_not_read_is_refused(version
     if version in (1, 2):
         check_produced(Codec.SNAPPY, packed)
         return
-    with pytest.raises(WireError, match="snappy: the header is of version"):
+    with pytest.raises(WireError, match="snappy: the header has version"):
         check_produced(Codec.SNAPPY, packed)
 
 
@@ -237,7 +237,7 @@ def test_lz4_input_that_waits_is_never_copied_whole(
     assert max(waiting) <= PIECE_BYTES
     for cut in (1, 4, 5, 11, PIECE_BYTES):
         if cut < len(packed):
-            with pytest.raises(WireError, match="cut short"):
+            with pytest.raises(WireError, match="truncated"):
                 list(decompressed(Codec.LZ4, packed[:-cut]))
 
 
@@ -250,7 +250,7 @@ def test_zstd_frames_of_every_header_are_read(size: int, checksum: bool) -> None
     stream = zstandard.ZstdCompressor(write_checksum=checksum).compressobj()
     packed = stream.compress(data) + stream.flush()
     assert decompress(Codec.ZSTD, packed, MAX) == data
-    with pytest.raises(WireError, match="cut short"):
+    with pytest.raises(WireError, match="truncated"):
         decompress(Codec.ZSTD, packed[:-1], MAX)
 
 
@@ -258,7 +258,7 @@ def test_zstd_frames_are_joined_and_skippable_ones_left_out() -> None:
     skippable = struct.pack("<II", 0x184D2A53, 5) + b"notes"
     frames = skippable + compress(Codec.ZSTD, b"one ") + skippable + compress(Codec.ZSTD, b"two")
     assert decompress(Codec.ZSTD, frames, MAX) == b"one two"
-    with pytest.raises(WireError, match="cut short"):
+    with pytest.raises(WireError, match="truncated"):
         decompress(Codec.ZSTD, frames[:12], MAX)
     with pytest.raises(WireError, match="more than 1000 frames"):
         decompress(Codec.ZSTD, skippable * (MAX_MEMBERS + 1), MAX)

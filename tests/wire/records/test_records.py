@@ -205,16 +205,16 @@ PLAIN = bytes([14, 0, 0, 0, 1, 2, 65, 0])
     [
         pytest.param(packed(PLAIN, 2), "record_count 2 for 8 bytes", id="more_than_fit"),
         pytest.param(packed(PLAIN, -1), "record_count -1", id="negative"),
-        pytest.param(packed(PLAIN * 2), "8 bytes behind the last of 1", id="fewer"),
-        pytest.param(packed(PLAIN * 2, 2), "record 1: offset delta 0 behind 0", id="offset_twice"),
-        pytest.param(packed(bytes([14, 0, 0, 2, 1, 2, 65, 0])), "beyond 0", id="offset_beyond"),
-        pytest.param(packed(bytes([16]) + PLAIN[1:]), "end inside", id="length"),
+        pytest.param(packed(PLAIN * 2), "8 bytes after the last of 1", id="fewer"),
+        pytest.param(packed(PLAIN * 2, 2), "record 1: offset delta 0 after 0", id="offset_twice"),
+        pytest.param(packed(bytes([14, 0, 0, 2, 1, 2, 65, 0])), "exceeds 0", id="offset_beyond"),
+        pytest.param(packed(bytes([16]) + PLAIN[1:]), "ends inside", id="length"),
         pytest.param(packed(bytes([12]) + PLAIN[1:]), "value of 1 bytes", id="short_length"),
         pytest.param(packed(bytes([1]) + PLAIN[1:]), "a length of -1", id="length_-1"),
         pytest.param(packed(bytes([14, 0, 0, 0, 40, 2, 65, 0])), "a key of 20", id="key"),
         pytest.param(packed(bytes([14, 0, 0, 0, 1, 40, 65, 0])), "a value of 20", id="value"),
         pytest.param(packed(bytes([14, 0, 0, 0, 1, 2, 65, 1])), "-1 headers", id="headers_-1"),
-        pytest.param(packed(bytes([14, 0, 0, 0, 1, 2, 65, 8])), "4 headers in 0", id="headers"),
+        pytest.param(packed(bytes([14, 0, 0, 0, 1, 2, 65, 8])), "4 headers, but 0", id="headers"),
         pytest.param(
             packed(bytes([18, 0, 0, 0, 1, 1, 2, 8, 65, 1])), "header key of 4", id="header_key"
         ),
@@ -232,7 +232,7 @@ def test_records_that_lie_are_named(batch: bytearray, words: str) -> None:
 def test_records_in_an_unknown_codec_or_beyond_the_bound_are_wire_errors() -> None:
     with pytest.raises(WireError, match="codec 6"):
         decode_records(rewritten(sample(), attributes=6))
-    with pytest.raises(WireError, match="cut short"):
+    with pytest.raises(WireError, match="truncated"):
         decode_records(sample()[:-1])
     for codec in Codec:
         with pytest.raises(WireError, match="more than 50 bytes"):
