@@ -1,4 +1,4 @@
-"""Topics, configs, the cluster and its coordinators, as clients ask for them."""
+"""Admin requests about topics, configs, the cluster and its coordinators."""
 
 import uuid
 from pathlib import Path
@@ -309,7 +309,7 @@ async def test_the_cluster_is_described(tmp_path: Path) -> None:
 
 @in_trio
 async def test_coordinators_are_asked_for_in_every_version(tmp_path: Path) -> None:
-    """Each key has an answer that is final in the clients that use the version."""
+    """The response to each key is final for the clients that use the version."""
 
     def expected(kind: int, version: int) -> ErrorCode:
         if kind not in (0, 1, 2):

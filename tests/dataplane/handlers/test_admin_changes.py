@@ -1,4 +1,4 @@
-"""Changes of configs, partitions and logs, as the node that made them behaves from then on."""
+"""Changes of configs, partitions and logs, and the node's behaviour after them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +45,7 @@ ALL = ""
 async def change(
     client: RawClient, type_: int, name: str, configs: Mapping[str, object | None], **options: Any
 ) -> int:
-    """The resource's error code; None deletes a config."""
+    """Alter configs; None deletes one. Return the resource's error code."""
     resource = AlterConfigsResource(
         resource_type=type_,
         resource_name=name,
@@ -62,7 +62,7 @@ async def change(
 
 
 async def sources(client: RawClient, type_: int, name: str, config: str) -> list[tuple[Any, ...]]:
-    """(name, value, source) of the config and of its synonyms."""
+    """Return (name, value, source) of the config and of its synonyms."""
     resource = DescribeConfigsResource(
         resource_type=type_, resource_name=name, configuration_keys=[config]
     )
@@ -79,7 +79,7 @@ async def sources(client: RawClient, type_: int, name: str, config: str) -> list
 
 
 async def delete_records(client: RawClient, topic: str, offset: int) -> tuple[int, int]:
-    """Error code and low watermark."""
+    """Delete records; return the error code and the low watermark."""
     partition = DeleteRecordsPartition(partition_index=0, offset=offset)
     topics = [DeleteRecordsTopic(name=topic, partitions=[partition])]
     asked = DeleteRecordsRequest(topics=topics, timeout_ms=10_000)
@@ -204,7 +204,7 @@ async def test_topics_are_described_in_pages(tmp_path: Path) -> None:
         async def page(
             names: str, limit: int, cursor: tuple[str, int] | None = None
         ) -> tuple[list[tuple[str, int, int]], tuple[str, int] | None]:
-            """(topic, error, partitions) of each, and the next cursor."""
+            """Return (topic, error, partitions) of each topic, and the next cursor."""
             asked = DescribeTopicPartitionsRequest(
                 topics=[TopicRequest(name=name) for name in names],
                 response_partition_limit=limit,

@@ -1,4 +1,4 @@
-"""Clusters as processes, and clients that nobody here wrote: what is acknowledged stays."""
+"""Clusters of processes with third-party clients: acknowledged changes are kept."""
 
 import re
 import threading
@@ -45,7 +45,7 @@ def admin(bootstrap: str) -> AdminClient:
 
 
 def create(client: AdminClient, topic: str, partitions: int, timeout_s: float = PATIENCE_S) -> None:
-    """KafkaException where it is not acknowledged."""
+    """Create a topic. Raises KafkaException if the creation is not acknowledged."""
     made = client.create_topics([NewTopic(topic, partitions, 1)], request_timeout=timeout_s)
     made[topic].result()
 
@@ -66,7 +66,7 @@ def produce(bootstrap: str, topic: str, values: list[bytes], **options: object) 
 
 
 def read(bootstrap: str, topic: str, partitions: int, count: int) -> Counter[bytes]:
-    """The values in all partitions: at least `count`, and what more comes with them."""
+    """Return the values in all partitions: at least `count`, and what more comes with them."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.auto.commit": False}
     )
@@ -151,7 +151,9 @@ def test_what_is_acknowledged_while_controllers_are_killed_is_there_once(
         done.set()
         creating.join(PATIENCE_S)
     assert codes <= {KafkaError.REQUEST_TIMED_OUT, KafkaError._TIMED_OUT}
-    other = admin(cluster[5].bootstrap)  # than who acknowledged: it learns of the last ones later
+    other = admin(
+        cluster[5].bootstrap
+    )  # not the node that acknowledged: it learns of the last topics later
     wait_until(lambda: set(acknowledged) <= set(other.list_topics(timeout=PATIENCE_S).topics))
     topics = other.list_topics(timeout=PATIENCE_S).topics
     assert set(topics) <= {*acknowledged, *unknown}
@@ -233,7 +235,7 @@ def test_nodes_of_two_clusters_never_merge(new_cluster: NewCluster, tmp_path: Pa
     cluster.start(1)
     strange = tmp_path / "strange-secret"
     strange.touch(mode=0o600)
-    strange.write_text("another secret than theirs")
+    strange.write_text("another secret than that of the cluster")
     for name, options in (
         ("id", {"cluster_id": "B" * 22}),
         ("secret", {"secret": strange}),
@@ -269,7 +271,7 @@ def test_who_asks_the_wrong_worker_is_told_who_leads(new_cluster: NewCluster) ->
     cluster.start()
     create(admin(cluster.bootstrap), "t", 2)
     client = admin(cluster[1].bootstrap)
-    # Whoever did not acknowledge it itself may show it a moment later.
+    # A node that did not acknowledge the creation may show the topic a moment later.
     wait_until(lambda: set(leaders(client, "t").values()) == {1, 2})
     led = {leader: number for number, leader in leaders(client, "t").items()}
     host, port = cluster[1].bootstrap.split(":")

@@ -1,4 +1,4 @@
-"""Fetches of what is not in memory: nobody waits for the disk but who asked."""
+"""Fetches of records that are not cached: only the requesting client waits for the disk."""
 
 import errno
 import threading
@@ -28,13 +28,13 @@ BATCH_BYTES = 60_000
 
 
 class ColdDisk(RealDisk):
-    """From `cool` on nothing is in memory but what was read beside the loop."""
+    """A disk whose pages, after `cool`, are cached only if read in a worker thread."""
 
     def __init__(self) -> None:
         self.is_cold = False
-        self.forgets = False  # at once what was read
+        self.forgets = False  # whether read pages are uncached at once
         self.warm: dict[str, list[tuple[int, int]]] = {}
-        self.blocked: list[str] = []  # reads that the loop has waited for
+        self.blocked: list[str] = []  # reads that the event loop has waited for
         self.read_beside = 0
 
     def cool(self) -> None:
@@ -73,7 +73,7 @@ class ColdFile(RealFile):
 
 
 async def fill(client: RawClient) -> None:
-    """Three segments and a beginning in each partition."""
+    """Fill each partition with three whole segments and the start of a fourth."""
     await client.create("t", 2, segment_bytes=1 << 20)
     for partition in (0, 1):
         for _ in range(BATCHES):
@@ -142,7 +142,7 @@ async def test_who_asks_is_answered_even_if_memory_forgets_at_once(tmp_path: Pat
         disk.forgets = True
         disk.cool()
         assert offsets_of(await client.fetch("t", 5, partition_max_bytes=BATCH_BYTES))[:1] == [5]
-        # And once more for the records themselves.
+        # And again for the records themselves.
         assert MAX_COLD_READS <= disk.read_beside <= MAX_COLD_READS + 1
 
 

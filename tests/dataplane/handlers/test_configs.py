@@ -1,4 +1,4 @@
-"""Every config in the table does something: none is accepted and then ignored."""
+"""Every config in the table has an effect: none is accepted and then ignored."""
 
 import struct
 from pathlib import Path
@@ -23,7 +23,7 @@ from wire.primitives.errors import ErrorCode
 from wire.protocol.apis import ApiKey
 
 ROOT = Path(__file__).parents[3]
-# Have one value here, which is what happens: batches are kept as they came, and keys are PEM.
+# Configs with only one value here: batches are stored unchanged, and keys are PEM.
 FIXED = {"compression.type", "ssl.keystore.type", "ssl.truststore.type"}
 
 
@@ -111,7 +111,7 @@ def test_segments_begin_anew_by_time_and_by_size() -> None:
 def test_min_isr_is_that_of_the_first_start_and_another_is_said_not_to_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is in the metadata, for whoever keeps eligible leader replicas by it (KIP-966)."""
+    """It is in the metadata, because eligible leader replicas depend on it (KIP-966)."""
 
     @in_trio
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""Fetch through the wire: bounds, long polls, epochs; and where ListOffsets says things are."""
+"""Fetch over the wire: limits, long polls, leader epochs; and the offsets of ListOffsets."""
 
 import gc
 from pathlib import Path
@@ -54,7 +54,7 @@ def sizes_of(row: Any) -> list[int]:
 
 
 async def fill(client: RawClient, topic: str, count: int, size: int, partition: int = 0) -> int:
-    """Batches of one record each; the size of a batch."""
+    """Append batches of one record each; return the size of a batch."""
     batch = batch_of(bytes(size))
     for _ in range(count):
         await client.produce(topic, bytearray(batch), partition=partition)
@@ -101,7 +101,7 @@ async def test_the_servers_own_bound_holds_whatever_a_client_asks_for(tmp_path: 
 
 
 def test_a_fetch_that_is_full_does_not_wait_for_more() -> None:
-    """min_bytes beyond what max_bytes lets through can never be reached."""
+    """A min_bytes above max_bytes can never be reached."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -116,7 +116,7 @@ def test_a_fetch_that_is_full_does_not_wait_for_more() -> None:
 
 
 def test_what_is_left_of_an_older_segment_is_given_at_once() -> None:
-    """More could never come to it: only the end of the log is worth waiting at."""
+    """An older segment never grows: a poll waits only at the end of the log."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -199,7 +199,7 @@ def test_a_long_poll_ends_when_its_partition_or_the_node_goes(what: str) -> None
 
 
 def test_a_long_poll_behind_an_answer_that_is_not_read_yet_does_not_outlast_a_stop() -> None:
-    """It has not begun when the node tells all polls to end."""
+    """The poll has not started when the node ends all polls."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -208,7 +208,7 @@ def test_a_long_poll_behind_an_answer_that_is_not_read_yet_does_not_outlast_a_st
         poll = request(ApiKey.FETCH, fetch_message({"u": [(0, 0)]}, max_wait_ms=60_000), 12, 9)
         everything = request(ApiKey.METADATA, MetadataRequest(topics=None), 5, 8)
         await client.send(everything + everything + poll)
-        await trio.sleep(1)  # the first answers fill what the network holds
+        await trio.sleep(1)  # the first responses fill the network's capacity
         began = sim.now
         assert sim.on_machine.node is not None
         sim.on_machine.node.stop()
@@ -268,11 +268,11 @@ async def test_leader_epochs_of_the_asker_are_checked(tmp_path: Path) -> None:
         assert row.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
         assert (await client.fetch("t", current_leader_epoch=epoch)).error_code == 0
         await fill(client, "t", 1, 10)
-        # Whoever read on in the old epoch parts from this log where the new one began.
+        # The log of a reader in the old epoch diverges from this one where the new epoch started.
         row = await client.fetch("t", 2, last_fetched_epoch=0)
         assert (row.diverging_epoch.epoch, row.diverging_epoch.end_offset) == (0, 1)
         assert (await client.fetch("t", 1, last_fetched_epoch=0)).diverging_epoch is None
-        # An epoch that never was: nothing is known of where it ended.
+        # An epoch that never existed has no known end offset.
         row = await client.fetch("t", 1, last_fetched_epoch=epoch + 5)
         assert row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
@@ -360,7 +360,7 @@ async def test_list_offsets_knows_every_special_timestamp(tmp_path: Path) -> Non
 @pytest.mark.slow
 @in_trio
 async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) -> None:
-    """Its million records are looked through beside the loop."""
+    """A worker thread searches its million records."""
     async with serving(tmp_path) as served:
         client, other = await served.connect(), await served.connect()
         await client.create("t")
@@ -379,13 +379,13 @@ async def test_a_lookup_in_a_bomb_lets_others_have_their_turn(tmp_path: Path) ->
             while not looked.is_set():
                 await offset_of(other, offsets.LATEST)
                 answered += 1
-        # In the loop each of the two look-ups would let a few through.
+        # On the event loop, each of the two lookups would let only a few requests through.
         assert answered > 100
 
 
 @in_trio
 async def test_what_a_bomb_decompressed_to_is_not_kept(tmp_path: Path) -> None:
-    """Not even until the collector comes by: each would be a hundred megabytes."""
+    """Not even until the next garbage collection: each takes a hundred megabytes."""
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t")
@@ -434,7 +434,7 @@ async def test_a_lookup_goes_on_where_headers_claim_what_their_records_do_not_ha
 @pytest.mark.parametrize("count", [3, 5000])
 @in_trio
 async def test_partitions_are_a_set(tmp_path: Path, count: int) -> None:
-    """As in Kafka: where each was named first, as it was named last."""
+    """As in Kafka, a partition is answered at its first position, with its last row."""
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t", 2)

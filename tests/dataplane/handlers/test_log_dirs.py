@@ -35,7 +35,7 @@ OFFLINE = ErrorCode.KAFKA_STORAGE_ERROR
 async def two_dirs(
     tmp_path: Path, disk: FaultyDisk | None = None, **configs: object
 ) -> AsyncIterator[tuple[Served, RawClient]]:
-    """With a topic of two partitions: 0 is in a, 1 in b."""
+    """Serve a node with log directories a and b; topic t has partition 0 in a and 1 in b."""
     folders = (tmp_path / "a", tmp_path / "b")
     async with serving(tmp_path / "data", disk=disk, log_dirs=folders, **configs) as served:
         client = await served.connect()
@@ -73,7 +73,7 @@ def test_a_failing_directory_goes_offline_in_one_line_and_the_other_lives(
             assert served.worker.image.workers[1].log_dirs == ids
             disk.fail("write", "/a/t-0/", errno.EIO)
             await client.produce("t", batch_of(b"x"), error=OFFLINE)
-            disk.faults.clear()  # it does not come back by itself
+            disk.faults.clear()  # it does not recover by itself
             row = await client.produce("t", batch_of(b"x"), error=OFFLINE)
             assert str(tmp_path) not in (row.error_message or "")
             assert (await fetched(client, 0)).error_code == OFFLINE
@@ -166,7 +166,7 @@ async def test_a_full_directory_stays_and_is_written_to_again_when_there_is_room
 
 
 class ColdDisk(FaultyDisk):
-    """Nothing is in memory, so that every large read goes to the device."""
+    """A disk without a page cache, so that every large read goes to the device."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         file = super().open(path, create=create)
@@ -181,12 +181,12 @@ class ColdFile(FaultyFile):
 
 
 async def cannot_be_read(served: Served, client: RawClient, disk: FaultyDisk) -> RawClient:
-    """Records of u-0, which is in a, were fetched in vain; another connection."""
+    """Fail a fetch of u-0, which is in a, by a read error. Return a new connection."""
     await client.create("u", 2)
     await client.produce("u", batch_of(bytes(200_000)))
     disk.fail("read", "/u-0/", errno.EIO)
     await client.ask(ApiKey.FETCH, fetch_message({"u": [(0, 0)]}), 12)
-    assert await client.is_closed()  # the answer had begun
+    assert await client.is_closed()  # a part of the response was sent
     return await served.connect()
 
 
@@ -200,7 +200,7 @@ async def test_records_that_cannot_be_read_take_their_partition_offline_alone(
         await client.produce("u", batch_of(b"x"), error=OFFLINE)
         await client.produce("t", batch_of(b"x"))
         while not any(path.startswith(f"{tmp_path}/a/recovery-point") for path in disk.synced):
-            await trio.sleep(0.01)  # the directory is written to, to see whether it can be
+            await trio.sleep(0.01)  # the node writes to the directory to check it
         assert served.worker.replica_manager.log_dirs.offline_ids == ()
         await client.produce("t", batch_of(b"x"))
 
@@ -228,7 +228,7 @@ async def test_what_lies_in_an_absent_directory_is_not_begun_anew_in_another(
         pass
     (tmp_path / "b").rename(tmp_path / "unmounted")
     async with two_dirs(tmp_path) as (served, client):
-        # The worker's leadership was published once more when it was let in.
+        # The worker's leadership was published again when it was unfenced.
         await client.produce("t", batch_of(b"x"))
         await client.produce("t", batch_of(b"x"), partition=1, error=OFFLINE)
         assert served.worker.replica_manager.log_dirs.log(("t", 1)) is None

@@ -1,4 +1,4 @@
-"""Produce through the wire: what is taken, in which order, and when it is acknowledged."""
+"""Produce over the wire: accepted batches, their order, and the time of acknowledgement."""
 
 import random
 import struct
@@ -227,7 +227,7 @@ async def test_a_batch_may_have_exactly_max_message_bytes(tmp_path: Path) -> Non
 
 @in_trio
 async def test_no_more_replicas_are_asked_for_than_there_are(tmp_path: Path) -> None:
-    """As in Kafka; what is refused where there are more, tests of replication show."""
+    """As in Kafka, with one replica; the tests of replication have the refusals with more."""
     async with serving(tmp_path, min_insync_replicas=2) as served:
         client = await served.connect()
         await client.create("t")
@@ -275,7 +275,7 @@ def test_log_append_time_replaces_the_producers_and_keeps_the_checksum_right() -
 
 
 class SlowSync(FaultyDisk):
-    """Who has had something synced waits until it may go on."""
+    """A disk whose calls wait after a sync until `go_on` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ async def test_a_flush_of_every_message_is_awaited_before_the_answer(tmp_path: P
                 await client.produce(topic, batch_of(b"x"))
                 syncs = [path for path in disk.synced if path.endswith(".log")]
                 assert len(syncs) == expected, topic
-        # The answer stands behind the sync, not beside it.
+        # The response follows the sync.
         disk.go_on = trio.Event()
         disk.synced.clear()
         await client.send(request(ApiKey.PRODUCE, produce_message("t", batch_of(b"y")), 9, 3))
@@ -434,7 +434,7 @@ def test_producers_are_known_again_after_a_restart(tmp_path: Path, size: int, cl
 
 @in_trio
 async def test_duplicates_that_meet_on_two_connections_land_once(tmp_path: Path) -> None:
-    """Large ones: the second waits while the first is being written."""
+    """Large batches: the second waits while the first is written."""
     async with serving(tmp_path) as served:
         clients = [await served.connect() for _ in range(5)]
         await clients[0].create("t")

@@ -1,8 +1,8 @@
-"""Produce has two implementations: by hand for what nearly every request is, and by the tables.
+"""Produce has two implementations: a hand-written one for common requests, and the tables.
 
-Both are held to one outcome here. Each example is a series of requests, played on two nodes in
-equal simulated worlds: one as it is, one where no request has the form that is read by hand. The
-answers are compared byte by byte, then the logs, what quotas have counted, and what metrics count.
+Both must have the same outcome. Each example is a series of requests, played on two nodes in equal
+simulated worlds: one unchanged, one where the hand-written decoder accepts no request. The test
+compares the responses byte by byte, the logs, the counted quota use and the metrics.
 """
 
 import errno
@@ -52,7 +52,7 @@ TOPICS: Final = {
     "sometimes": {"flush_messages": 3},
     "stamped": {"message_timestamp_type": "LogAppendTime"},
     "keyed": {"cleanup_policy": "compact"},
-    "copied": {"min_insync_replicas": 2},  # no more than the one replica is asked for
+    "copied": {"min_insync_replicas": 2},  # there is only one replica
     "zipped": {"compression_type": "gzip"},
     "timely": {"message_timestamp_after_max_ms": 1000},
 }
@@ -66,7 +66,7 @@ class Data(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One request; `topics` by their names, ABSENT for one that is not there."""
+    """One request; `topics` by their names, ABSENT for one that does not exist."""
 
     version: int
     acks: int
@@ -74,9 +74,9 @@ class Asked(NamedTuple):
     timeout_ms: int = 1000
     transactional_id: str | None = None
     client_id: str | None = CLIENT_ID
-    named_version: int | None = None  # in its header, if it is another one
-    behind: bytes = b""  # the message, in its frame
-    damage: tuple[int, int] | None = None  # which byte of the body is changed, and how
+    named_version: int | None = None  # version in the header, if it differs
+    behind: bytes = b""  # bytes after the message in its frame
+    damage: tuple[int, int] | None = None  # changed byte of the body, and its XOR mask
 
 
 def _sequenced(producer_id: int, epoch: int, sequence: int, size: int, **options: int) -> bytes:
@@ -89,7 +89,7 @@ def _of_times(*timestamps: int) -> bytes:
 
 
 ABSENT: Final = "absent"
-DAMAGED_BYTES: Final = 50  # of the body, before the batch's checksum
+DAMAGED_BYTES: Final = 50  # first bytes of the body, before the batch's checksum
 DAY_MS: Final = 86_400_000
 SOUND: Final = bytes(batch_of(b"value"))
 KINDS: Final = {
@@ -114,7 +114,9 @@ KINDS: Final = {
     "of a transaction": bytes(
         rewritten(bytearray(_sequenced(5, 0, 0, 1)), attributes=TRANSACTIONAL)
     ),
-    "of a transaction of nobody": bytes(rewritten(batch_of(b"value"), attributes=TRANSACTIONAL)),
+    "of a transaction without a producer": bytes(
+        rewritten(batch_of(b"value"), attributes=TRANSACTIONAL)
+    ),
     "of tomorrow": _of_times(WORLD_BEGAN_MS + 3 * DAY_MS),
     "partly of tomorrow": _of_times(WORLD_BEGAN_MS, WORLD_BEGAN_MS + 3 * DAY_MS),
     "of another largest time": bytes(
@@ -141,7 +143,7 @@ def _rows(rng: random.Random) -> tuple[Data, ...]:
 
 
 def _asked(names: list[str], seed: int) -> Asked:
-    """Usually what is read by hand, but for its batches."""
+    """Draw a request, usually one that the hand-written decoder accepts, except its batches."""
     rng = random.Random(seed)
     topic_count = rng.choice((0, 2)) if rng.random() < 0.05 else 1
     asked = Asked(
@@ -165,9 +167,9 @@ def _asked(names: list[str], seed: int) -> Asked:
 
 @st.composite
 def series(draw: st.DrawFn) -> list[Asked]:
-    """Requests about few topics, so that they meet in their logs.
+    """Draw requests about few topics, so that they append to the same logs.
 
-    Each is made from a number, not drawn part by part, as Hypothesis would mostly repeat a few.
+    Each is made from a number, not drawn part by part: Hypothesis would mostly repeat a few.
     """
     names = draw(st.lists(st.sampled_from([*TOPICS, ABSENT]), min_size=1, max_size=3, unique=True))
     seeds = st.integers(0, (1 << 64) - 1)
@@ -195,13 +197,13 @@ def frame_of(asked: Asked, ids: dict[str, bytes], number: int) -> bytes:
     if asked.damage is not None:
         _, body = decode_request_header(memoryview(bytes(frame)))
         at, change = asked.damage
-        # What stands before the batches decides how the rest is read.
+        # The fields before the batches decide how the rest is decoded.
         frame[body + at % min(len(frame) - body, DAMAGED_BYTES)] ^= change
     return len(frame).to_bytes(4, "big") + frame
 
 
 async def answers_to(served: Simulated, client: RawClient, frame: bytes) -> list[bytes]:
-    """All frames that come back before the answer to a later question; or until the end."""
+    """Return all frames before the response to a later request, or until the connection ends."""
     await client.send(frame)
     marker = request(ApiKey.API_VERSIONS, ApiVersionsRequest(), 0, 10_000)
     found: list[bytes] = []
@@ -219,11 +221,11 @@ class Outcome(NamedTuple):
     logs: dict[tuple[str, int], tuple[Any, ...]]
     quotas: list[tuple[Any, ...]]
     errors: dict[tuple[int, int], int]
-    taken: dict[tuple[str, int], tuple[int, int]]  # records and bytes, as metrics count them
+    taken: dict[tuple[str, int], tuple[int, int]]  # records and bytes in the metrics
 
 
 class Fault(NamedTuple):
-    """The disk refuses with `error` to write to the first log of a topic, at these requests."""
+    """A disk error on writes to the first log of a topic, during these requests."""
 
     topic: str
     error: int
@@ -271,7 +273,7 @@ def _refusing(fault: Fault) -> Callable[[str], int]:
 
 
 async def trim(client: RawClient) -> None:
-    """One of the logs does not begin at 0."""
+    """Advance the log start offset of one log above 0."""
     for _ in range(3):
         await client.produce("trimmed", batch_of(b"gone"))
     rows = [DeleteRecordsPartition(partition_index=0, offset=2)]
@@ -373,7 +375,7 @@ def _other_forms(version: int) -> Iterator[Asked]:
     yield asked._replace(topics=plain * 2)
     yield asked._replace(topics=(("plain", ()),))
     yield asked._replace(topics=(("", (Data(0, SOUND),)),))
-    for count in range(125, 130):  # of which some are counted by two bytes
+    for count in range(125, 130):  # from 127 on, the count takes two bytes
         rows = tuple(Data(number % PARTITIONS, SOUND) for number in range(count))
         yield asked._replace(topics=(("plain", rows),))
     for position in range(DAMAGED_BYTES):
@@ -411,7 +413,7 @@ def test_nothing_is_taken_in_a_directory_that_has_failed_within_the_same_request
 
 
 def _codes(requests: list[Asked], outcome: Outcome) -> list[list[int]]:
-    """By request, those of the rows of its only topic."""
+    """Return the error codes of each request's only topic."""
     answers = [decoded(*pair) for pair in zip(requests, outcome.answers, strict=True)]
     return [
         [row.error_code for row in answer.responses[0].partition_responses] for (answer,) in answers

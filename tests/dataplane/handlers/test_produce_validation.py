@@ -1,4 +1,4 @@
-"""What a leader refuses of a produced batch, what it corrects, and that no way around exists."""
+"""Validation of produced batches: refusals and corrections, on all paths of a produce."""
 
 import random
 import re
@@ -38,8 +38,8 @@ def said(row: Any) -> tuple[Any, ...]:
 
 
 async def produce_both_ways(client: RawClient, batch: bytes) -> tuple[Any, Any]:
-    """To topic `fast`, alone in its request; and to `whole`, in a request of two topics, which is
-    decoded by the tables."""
+    """Produce to `fast`, alone in its request, and to `whole`, in a request of two topics, which
+    the tables decode."""
     fast = (
         await client.call(ApiKey.PRODUCE, produce_message("fast", bytearray(batch)), 9)
     ).responses
@@ -50,7 +50,7 @@ async def produce_both_ways(client: RawClient, batch: bytes) -> tuple[Any, Any]:
 
 
 def a_batch(dice: random.Random) -> bytes:
-    """Sound, or lying, or with what its topic may not take."""
+    """Return a valid batch, one with a false header, or one that its topic refuses."""
     if dice.random() < 0.4:
         return lying_batch(dice, timestamp_ms=WORLD_BEGAN_MS)
     count = dice.choice((1, 3, 70, 1001))
@@ -89,7 +89,7 @@ def test_both_ways_of_a_produce_have_the_same_outcome(configs: dict[str, object]
             batch = a_batch(dice)
             fast, whole = await produce_both_ways(client, batch)
             if configs.get("message_timestamp_type"):
-                whole.log_append_time_ms = fast.log_append_time_ms  # some time passes
+                whole.log_append_time_ms = fast.log_append_time_ms  # time passes between requests
             texts = [
                 re.sub(r"within \[-?\d+, -?\d+\]", "", str(said(row))).replace("whole", "fast")
                 for row in (fast, whole)
@@ -173,7 +173,7 @@ def test_each_record_out_of_the_time_limits_is_named(codec: Codec) -> None:
         row = await client.produce("t", batch, error=ErrorCode.INVALID_TIMESTAMP)
         assert [error.batch_index for error in row.record_errors] == [1, 3]
         assert f"Timestamp {late} of message with offset 1 is out of range" in row.error_message
-        # One without a timestamp is in any limits.
+        # A record without a timestamp is within all limits.
         records = [Record(i, t, None, b"v") for i, t in enumerate((WORLD_BEGAN_MS, -1))]
         await client.produce("t", encode_batch(records, codec=codec))
 
@@ -194,7 +194,7 @@ def test_timestamps_beyond_64_bits_are_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_batch_beyond_128_mib_is_taken_and_read(codec: Codec) -> None:
-    """130 records of a megabyte, which a producer with large batches and equal bytes sends."""
+    """130 records of a megabyte of equal bytes, from a producer with large batches."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -216,8 +216,8 @@ def test_a_batch_beyond_128_mib_is_taken_and_read(codec: Codec) -> None:
 
 
 def test_a_refused_batch_of_an_idempotent_producer_is_refused_for_good() -> None:
-    """Its producer sends the next one with the next sequence or, as Java's and librdkafka, begins a
-    new epoch; both are taken, as it is known then that the first will not come."""
+    """Its producer sends the next batch with the next sequence, or with a new epoch, as Java and
+    librdkafka do; both are accepted, because the first batch will then not be sent again."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -261,7 +261,7 @@ def test_lz4_blocks_that_javas_clients_cannot_read_are_refused(linked: bool) -> 
 
 @pytest.mark.parametrize("framed", [False, True])
 def test_a_large_snappy_block_is_opened_by_one_request_at_a_time(framed: bool) -> None:
-    """It is decompressed as a whole, however large it claims to be; so its request waits before."""
+    """The block is decompressed as a whole, at its claimed size; so its request waits first."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()

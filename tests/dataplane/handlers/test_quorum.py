@@ -1,4 +1,4 @@
-"""The quorum, feature levels and registrations, as administrators ask for them."""
+"""Admin requests about the quorum, feature levels and registrations."""
 
 from pathlib import Path
 from typing import Any

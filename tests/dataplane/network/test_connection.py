@@ -1,4 +1,4 @@
-"""Order, bounds and endings of one client's connection, in raw frames."""
+"""One client connection: order of responses, limits and close, tested with raw frames."""
 
 import gc
 import itertools
@@ -119,7 +119,7 @@ def test_a_long_poll_holds_back_what_comes_behind_it_and_loses_nothing() -> None
 
 
 def test_a_client_that_breaks_off_leaves_nothing_unawaited() -> None:
-    """Pipelined answers, then one that must wait, to a client that is gone."""
+    """Pipelined responses, then one that must wait, to a client that has disconnected."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -131,7 +131,7 @@ def test_a_client_that_breaks_off_leaves_nothing_unawaited() -> None:
             produce(2, "slow", bytes(300_000)),
         ):
             gone = await sim.connect()
-            # Both ends reset in mid-pipeline: the node's first send fails.
+            # The connection is reset while requests are pipelined: the node's first send fails.
             await gone.send(b"".join(metadata(1) for _ in range(50)) + waiting)
             gone.connection.close()
         await sim.runtime.clock.sleep_until(sim.runtime.clock.monotonic() + 1)
@@ -144,7 +144,7 @@ def test_a_client_that_breaks_off_leaves_nothing_unawaited() -> None:
 
 
 def test_requests_that_arrive_as_the_node_stops_are_answered_or_not_begun() -> None:
-    """What is appended is acknowledged, as far as the client still reads."""
+    """Appended records are acknowledged, if the client still reads."""
 
     async def scenario(sim: Simulated) -> None:
         client = await sim.connect()
@@ -200,7 +200,7 @@ def test_nonsense_closes_the_connection_with_one_line_that_names_the_field(
 
 @pytest.mark.parametrize("version", [-1, 0, 2, 14, 99])
 def test_a_produce_in_a_version_not_served_is_not_appended(tmp_path: Path, version: int) -> None:
-    """Even if its bytes have the form of a version that is."""
+    """Even if the bytes have the form of a supported version."""
 
     @in_trio
     async def test() -> None:
@@ -234,9 +234,9 @@ def test_a_reader_that_never_reads_holds_bounded_memory_and_is_closed_when_idle(
         for _ in range(20):
             await client.produce("t", batch_of(bytes(60_000)))
         fetch = long_poll(1, "t", 0, 0)
-        with trio.move_on_after(5):  # until nothing more is taken
+        with trio.move_on_after(5):  # until the connection takes no more bytes
             await flood(deaf, fetch, counts := [])
-        assert sum(counts) < 2 * 64 * 1024  # what the network and one frame buffer hold
+        assert sum(counts) < 2 * 64 * 1024  # capacity of the network and of one frame buffer
         assert await client.call(ApiKey.METADATA, MetadataRequest(topics=[]))
         await sim.runtime.clock.sleep_until(sim.runtime.clock.monotonic() + 12)
         with pytest.raises(OSError, match=r"reset|pipe"):
@@ -247,7 +247,7 @@ def test_a_reader_that_never_reads_holds_bounded_memory_and_is_closed_when_idle(
 
 @in_trio
 async def test_a_large_answer_arrives_whole_by_whatever_way_it_is_sent(tmp_path: Path) -> None:
-    """Copied slices, slices by sendfile, and both in one answer."""
+    """Copied slices, slices by sendfile, and both in one response."""
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t", 3)

@@ -1,4 +1,4 @@
-"""Who has a place when all are taken, as plain state."""
+"""Connection limits, and the connection that is closed when one is reached, as plain state."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +114,7 @@ def test_by_the_listener_between_workers_the_least_recently_used_of_clients_make
     first.progress = 6
     assert found.add(Connection("IN")) is third
     assert found.add(Connection("IN")) is first
-    assert found.add(Connection("IN")) is None  # workers alone: nobody is left to end
+    assert found.add(Connection("IN")) is None  # only workers: no connection can be closed for it
     assert len(found) == 5
 
 
@@ -165,7 +165,7 @@ def test_one_worker_has_so_many_places_by_trial_and_the_oldest_makes_room() -> N
     assert len(found) == MAX_CONNECTIONS_OF_ONE_WORKER + 1
 
 
-# Trials
+# Provisional connections
 
 
 class OnTrial:
@@ -182,7 +182,7 @@ class OnTrial:
         return bytes(frame)
 
     def ask(self, api: int, message: Message, version: int) -> bool:
-        """Whether it is handled."""
+        """Return whether the request is handled."""
         frame = bytearray(encode_request(api, version, 1, "test", message)[4:])
         return bool(self.provisional.handle(memoryview(frame), self.client))
 
@@ -230,7 +230,7 @@ def test_where_clients_say_who_they_are_a_worker_does_that_first() -> None:
     one = OnTrial()
     session = one.client.sasl = SaslSession(lambda: None)
     assert one.ask(ApiKey.SASL_AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=b""), 2)
-    assert one.prove()  # for the gate behind it to refuse
+    assert one.prove()  # the authenticator behind it refuses the request
     assert not one.told
     session.is_open = True
     assert one.prove()

@@ -1,4 +1,4 @@
-"""A connection that has ended is gone at once: the garbage collector seldom looks (`mq-server`)."""
+"""A closed connection is freed at once, because the garbage collector rarely runs (`mq-server`)."""
 
 import gc
 import ssl
@@ -38,7 +38,7 @@ def connections() -> list[ClientConnection]:
 
 
 class Since:
-    """Of connections those made since; what other tests have left is of no matter."""
+    """The connections made since its creation, without those that other tests have left."""
 
     def __init__(self) -> None:
         self._before = connections()
@@ -116,7 +116,7 @@ def test_one_that_has_to_log_in_leaves_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"neither TLS nor anything", None])
 def test_one_with_tls_leaves_nothing(sent: bytes | None, tmp_path: Path) -> None:
-    """None: the handshake is made, and a frame sent there and back."""
+    """With None, the TLS handshake succeeds and a frame is sent and returned."""
     store = Authority(tmp_path).store("node")
     listening = ListenerTls(
         TlsSettings(TlsFiles(store, store), "none", PrincipalMapping("DEFAULT"))
@@ -151,7 +151,9 @@ def test_one_with_tls_leaves_nothing(sent: bytes | None, tmp_path: Path) -> None
                     while server.accepted_counts["SSL"] < number or server.connection_count:
                         await trio.sleep(0.001)
                     await trio.testing.wait_all_tasks_blocked()
-                assert len(since.made()) <= 1  # the loop may remember the last task
+                assert (
+                    len(since.made()) <= 1
+                )  # the event loop may keep a reference to the last task
             finally:
                 gc.enable()
             await server.drain()

@@ -1,4 +1,4 @@
-"""What a listener shows of a user before any proof tells nobody which users exist."""
+"""The SCRAM challenge before authentication does not reveal which users exist."""
 
 import base64
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ async def change(node: Simulated, wanted: UserScramChange) -> None:
 
 
 async def create(node: Simulated, user: str, password: str, *mechanisms: ScramMechanism) -> None:
-    """As `mq-admin users create` does it with its defaults."""
+    """Create a user with SCRAM credentials, as `mq-admin users create` with its defaults."""
     made = [new_upsertion(user, each, password, DEFAULT_ITERATIONS) for each in mechanisms]
     upsertions = tuple(
         ScramUpsertion(each.mechanism, each.iterations, each.salt, each.salted_password)
@@ -126,7 +126,7 @@ def test_a_user_of_one_mechanism_has_a_decoy_of_the_other() -> None:
 
 
 def test_a_deleted_user_is_shown_with_the_salt_that_it_had() -> None:
-    """Also after a restart; and its password is worth nothing."""
+    """The same after a restart; and the user's former password is refused."""
 
     async def scenario(node: Simulated) -> None:
         own = MECHANISMS[0]

@@ -1,4 +1,4 @@
-"""Timers of answers that wait: nearly all are cancelled, and those that are not come in time."""
+"""Timers of delayed responses: nearly all are cancelled, and the others fire in time."""
 
 import trio
 import trio.testing

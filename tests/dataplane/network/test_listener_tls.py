@@ -1,4 +1,4 @@
-"""What a listener knows of a client behind the TLS handshake, and files that are replaced."""
+"""TLS of a listener: the client's principal after the handshake, and replaced files."""
 
 import logging
 import ssl
@@ -20,7 +20,7 @@ def listener(authority: Authority, rules: str = "DEFAULT") -> ListenerTls:
 
 
 def shaken(tls: ListenerTls, authority: Authority, own: TlsFiles | None) -> ssl.SSLObject:
-    """The server's side."""
+    """Return the server's side of the connection."""
     context = ssl.create_default_context(cafile=authority.path)
     if own is not None:
         context.load_cert_chain(own.certificate, own.key)

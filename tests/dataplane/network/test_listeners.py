@@ -1,4 +1,4 @@
-"""Listeners as Kafka's configs describe them: what is taken, and in what words the rest is not."""
+"""Listeners from Kafka's configs: accepted values, and the errors for invalid ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A connection over a network that a test plays, for what real ones do too rarely."""
+"""A connection over a network that the test plays, for events that are rare on real ones."""
 
 import gc
 import struct
@@ -30,7 +30,7 @@ LARGE_BYTES = 1 << 20
 
 
 class PlayedConnection:
-    """Receives what the test feeds; takes what is sent, or breaks."""
+    """A network connection that receives the bytes the test feeds, and takes sends or breaks."""
 
     peer = ("192.0.2.7", 1)
 
@@ -110,7 +110,7 @@ class Promised(DelayedResponse):
 
 
 class Handler:
-    """Answers each frame as its first byte says."""
+    """A handler that answers each frame as its first byte specifies."""
 
     def __init__(self) -> None:
         self.handled: list[bytes] = []
@@ -169,7 +169,7 @@ class Setting:
         )
 
     def cpu_s(self) -> float:
-        """Every look at the clock finds that a quarter of a slice has gone."""
+        """Return the CPU time, advanced by a quarter of a slice at each call."""
         self.used_s += SLICE_CPU_S / 4
         return self.used_s
 
@@ -206,7 +206,7 @@ async def test_who_has_read_nothing_for_longest_is_closed_when_large_answers_are
 
 @in_trio
 async def test_a_later_reply_that_takes_more_work_is_given_when_that_is_done() -> None:
-    """Else the metrics of a long poll of many partitions leave out what it takes to answer it."""
+    """The metrics of a long poll of many partitions must include the time to answer it."""
     handler = Handler()
     later = Promised(b"wait", allows_pipelining=False)
     reply = DelayedReply(later, lambda data: PendingReply(handler._later(data), lambda done: done))
@@ -251,7 +251,7 @@ def test_whoever_reads_goes_behind_those_who_do_not() -> None:
     unread.note(a, 50)
     unread.note(c, 40)
     assert closed == ["b 30"]
-    unread.note(c, 500)  # alone it may be larger than all
+    unread.note(c, 500)  # the only response may exceed the limit
     assert closed == ["b 30", "a 50"]
     unread.remove(c)
     unread.remove(c)
@@ -302,7 +302,7 @@ async def test_draining_ends_a_connection_without_a_request_at_once() -> None:
 
 @in_trio
 async def test_draining_in_the_turn_in_which_bytes_come_loses_no_answer() -> None:
-    """Whatever was handled is answered, in whichever order the loop runs the two."""
+    """Every handled request is answered, in either order of the two events."""
     for _ in range(30):  # the order within a turn is random
         setting = Setting()
         setting.handler.go_on.set()
@@ -381,7 +381,7 @@ async def test_a_request_without_room_is_not_read_on_until_another_gives_some() 
 
 @in_trio
 async def test_others_have_a_turn_within_a_large_pipeline() -> None:
-    """By the time that it has taken, not by how many requests there are."""
+    """A slice ends by the CPU time it took, not by the number of requests."""
     setting = Setting()
     slicer = 0
 
@@ -471,7 +471,7 @@ async def test_answers_of_other_kinds_keep_their_place_behind_promises() -> None
     for behind in (b"wait", b"x", b"P2"):
         setting = Setting()
         setting.handler.go_on.set()
-        setting.network.window_bytes = 6  # and what is left of an answer, too
+        setting.network.window_bytes = 6  # and the unsent rest of a response, too
         setting.network.feed(framed(b"first", b"P1", b"b", behind))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(setting.connection.serve)

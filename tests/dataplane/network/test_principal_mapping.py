@@ -1,4 +1,4 @@
-"""What the owners of certificates are called."""
+"""Principal names of client certificates."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A listener with SASL, in raw frames and virtual time: who comes in, and how others end."""
+"""A listener with SASL, in raw frames and virtual time: authentication and its failures."""
 
 import logging
 import struct
@@ -52,7 +52,7 @@ Story = Callable[[Simulated], Awaitable[None]]
 
 
 def secured(scenario: Story, **more: str) -> World:
-    """Alice has the password s3cret for all mechanisms."""
+    """Run `scenario` on a node where alice has the password s3cret for all mechanisms."""
 
     async def prepared(node: Simulated) -> None:
         upsertions = tuple(
@@ -80,7 +80,7 @@ async def authenticate(client: RawClient, token: bytes, version: int = 2) -> Any
 async def log_in(
     client: RawClient, mechanism: str, username: str = "alice", password: str = "s3cret"
 ) -> Any:
-    """The last answer."""
+    """Authenticate; return the last response."""
     assert (await handshake(client, mechanism)).error_code == 0
     chosen = client_mechanism(mechanism, username, password, Random(1))
     token: bytes | None = chosen.first()
@@ -126,7 +126,7 @@ def test_a_wrong_password_is_answered_after_a_while_and_closed(
             assert node.now - began >= 0.1
             assert await client.is_closed()
             texts.add(answer.error_message)
-        assert len(texts) == 1, "it tells who is there"
+        assert len(texts) == 1, "the texts differ for existing users"
 
     with caplog.at_level(logging.INFO, logger="dataplane"):
         secured(scenario)
@@ -329,7 +329,7 @@ def test_quotas_of_a_user_hold_for_whoever_is_logged_in_as_it() -> None:
         await log_in(client, PLAIN)
         asked = produce_message("t", batch_of(bytes(2000)))
         answer = await client.call(ApiKey.PRODUCE, asked, 9)
-        assert answer.throttle_time_ms == pytest.approx(11_000, rel=0.05)  # of 2 kB and a little
+        assert answer.throttle_time_ms == pytest.approx(11_000, rel=0.05)  # for about 2 kB
         (use,) = QuotaStatus(node.worker.quotas).uses("producer_byte_rate")
         assert (use.rule.sharers.user, use.rule.precedence) == ("alice", 3)
 
@@ -340,7 +340,7 @@ def test_logins_are_counted_by_listener() -> None:
     async def scenario(node: Simulated) -> None:
         client = await node.connect()
         await log_in(client, SCRAM_256)
-        await log_in(client, SCRAM_256)  # again
+        await log_in(client, SCRAM_256)  # re-authentication
         await sleep(node.runtime.clock, 3)
         assert not await is_served(client)
         await log_in(await node.connect(), PLAIN, password="wr0ng")

@@ -1,4 +1,4 @@
-"""Who may connect, for how long, and how it all ends."""
+"""The server: connection limits, idle connections and stopping."""
 
 import errno
 import logging
@@ -37,7 +37,7 @@ LIMITS: dict[str, Any] = {
 
 
 class PlayedListener:
-    """Gives connections, or errors, in the order in which the test offers them."""
+    """A listener that accepts the connections, or raises the errors, that the test offers."""
 
     address = ("192.0.2.1", 9092)
 
@@ -77,7 +77,7 @@ def played(
 
 
 def believing_echo(frame: memoryview, client: Client) -> Reply | PendingReply:
-    """Takes whoever authenticates for worker 2."""
+    """Echo frames; accept every client that authenticates as worker 2."""
     if frame[:2] == ApiKey.AUTHENTICATE_REPLICA.to_bytes(2, "big"):
         client.replica.worker_id = 2
     return bytes(frame)
@@ -97,7 +97,7 @@ async def serving(
 
 
 def virtual(test: Any) -> Any:
-    """Time passes only while everybody waits, and then at once."""
+    """Run the test in virtual time, which advances only while all tasks wait."""
 
     def run(**arguments: Any) -> None:
         async def main() -> None:
@@ -114,7 +114,7 @@ def virtual(test: Any) -> Any:
 async def test_no_more_connections_than_allowed_are_served() -> None:
     async with serving(max_connections=3) as (server, listener):
         connections = [PlayedConnection() for _ in range(5)]
-        listener.offer(*connections)  # all at once, before any task of theirs has run
+        listener.offer(*connections)  # all at once, before the task of any connection has run
         await trio.testing.wait_all_tasks_blocked()
         assert [one.is_closed for one in connections] == [False] * 3 + [True] * 2
         connections[0].end()
@@ -206,7 +206,7 @@ def test_refusals_are_told_but_not_each(caplog: pytest.LogCaptureFixture) -> Non
     "number", [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.EPERM, errno.ENETDOWN]
 )
 def test_a_failed_accept_is_not_the_end(number: int) -> None:
-    """accept(2) also tells errors of the network that concern one connection only."""
+    """accept(2) also reports network errors that concern one connection only."""
 
     @virtual
     async def test() -> None:
@@ -225,13 +225,13 @@ def test_a_failed_accept_is_not_the_end(number: int) -> None:
 
 @in_trio
 async def test_a_listener_that_ends_before_its_task_was_cancelled_does_no_harm() -> None:
-    """A connection comes in the very turn in which the node stops."""
+    """A connection arrives in the same turn of the event loop in which the node stops."""
     for error in (OSError(errno.EBADF, "closed"), trio.ClosedResourceError()):
         server, listener = played()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.serve)
             await trio.testing.wait_all_tasks_blocked()
-            listener.offer(error)  # the accepting task is on its way already
+            listener.offer(error)  # the accepting task is already scheduled
             await server.drain()
 
 

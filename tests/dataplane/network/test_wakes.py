@@ -1,4 +1,4 @@
-"""Thousands that watch one partition hear of what happens to it, in slices of the loop."""
+"""Thousands of watchers of one partition are notified of its events, in time slices."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ COUNT = 5 * NOTIFIED_AT_ONCE + 7
 
 
 class Counted:
-    """Watches, and counts what it is told."""
+    """A watcher that counts its notifications."""
 
     def __init__(self, *, goes_on: bool = True) -> None:
         self.noted: list[int] = []
@@ -58,7 +58,7 @@ async def test_all_hear_of_an_append_and_others_have_their_turn_meanwhile(tmp_pa
 async def test_appends_that_come_faster_than_they_are_told_are_told_together(
     tmp_path: Path,
 ) -> None:
-    """Else what is left to tell would grow for as long as many watch and others produce."""
+    """Otherwise pending notifications would grow while many clients watch and others produce."""
     async with serving(tmp_path) as served:
         client = await served.connect()
         await client.create("t")

@@ -1,4 +1,4 @@
-"""Where clients are sent on to, by the listener by which they came."""
+"""The worker addresses that clients receive, by their listener."""
 
 from dataclasses import replace
 

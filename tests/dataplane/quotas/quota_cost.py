@@ -1,9 +1,9 @@
-"""What quotas cost a request, in CPU time of one thread.
+"""The cost of quotas per request, in CPU time of one thread.
 
     python -m tests.dataplane.quotas.quota_cost
 
-One client that asks all the time, and ten thousand that take turns, each with an allowance of its
-own that it does not exceed.
+One client that sends requests all the time, and ten thousand that take turns, each with its own
+allowance, which it does not exceed.
 """
 
 import time

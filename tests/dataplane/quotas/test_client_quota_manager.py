@@ -1,4 +1,4 @@
-"""Quotas set, removed and described by clients of a node: as a real Kafka answers."""
+"""Quotas set, removed and described by clients of a node, compared with Kafka's responses."""
 
 from typing import Any
 

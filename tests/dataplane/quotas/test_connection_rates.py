@@ -1,4 +1,4 @@
-"""Addresses that connect too often, and all of them together, in virtual time."""
+"""Connection rate limits of addresses and of all clients together, in virtual time."""
 
 from contextlib import suppress
 
@@ -67,7 +67,7 @@ def test_refused_connections_are_counted_nowhere() -> None:
         rates = node.worker.quotas.connections
         assert 80 < rates.throttled <= 90
         await trio.sleep(25)
-        # As many as at first: max.connections.per.ip would tell.
+        # As many as at first: a leak would exceed max.connections.per.ip.
         for _ in range(10):
             assert await is_served(await node.connect())
 
@@ -117,8 +117,8 @@ def test_one_listener_has_a_limit_of_its_own_which_changes_while_all_runs() -> N
         assert await seconds_for(node, 9093, 100) == pytest.approx(100 / 5 - 10, abs=3)
         assert await seconds_for(node, 9094, 100) < 3
         await configure(node, name, "20")
-        assert 4 < await seconds_for(node, 9093, 300) < 16  # it would be 60
-        await configure(node, name, None)  # what the node was started with
+        assert 4 < await seconds_for(node, 9093, 300) < 16  # with the quota of the start: 60
+        await configure(node, name, None)  # back to the value of the start
         assert await seconds_for(node, 9093, 20) > 1
         with pytest.raises(AssertionError, match="INVALID_REQUEST"):
             await configure(node, name, "0")
@@ -130,7 +130,7 @@ def test_one_listener_has_its_own_number_of_places_which_changes_while_all_runs(
     name = "listener.name.outside.max.connections"
 
     async def open_by(node: Simulated, port: int, count: int) -> int:
-        """So many of `count` connections are served, all open at once."""
+        """Open `count` connections at once; return how many of them are served."""
         served = 0
         kept: list[RawClient] = []
         for _ in range(count):
@@ -151,13 +151,15 @@ def test_one_listener_has_its_own_number_of_places_which_changes_while_all_runs(
         assert await open_by(node, 9093, 10) == 5
         await configure(node, name, None)
         assert await open_by(node, 9093, 10) == 3
-        assert await open_by(node, 9092, 10) == 10  # workers': clients would end for them
+        assert (
+            await open_by(node, 9092, 10) == 10
+        )  # inter-worker listener: not limited by max.connections
 
     simulated(scenario, dotted=LISTENERS | {name: "3", "max.connections": "8"})
 
 
 def test_clients_do_not_keep_workers_from_each_other() -> None:
-    """By the listener between workers, where clients have another."""
+    """An inter-worker listener that clients do not use."""
 
     async def scenario(node: Simulated) -> None:
         spent_s = await seconds_for(node, 9093, 50) + await seconds_for(node, 9094, 50)

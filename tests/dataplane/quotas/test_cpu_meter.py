@@ -1,4 +1,4 @@
-"""What a worker thread does for a client is on its account, with its next request."""
+"""CPU time of worker threads is charged to the client with its next request."""
 
 from dataplane.network.client import Client
 from dataplane.quotas.cpu_meter import CpuMeter

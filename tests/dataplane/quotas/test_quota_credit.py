@@ -1,4 +1,4 @@
-"""Who asks often is counted now and then, and for all that it did."""
+"""Batch request accounting for busy clients: counted rarely, but completely."""
 
 from random import Random
 
@@ -50,7 +50,7 @@ class Story:
         self.client = Client(("host", 1), "PLAINTEXT")
 
     def ask(self, client_id: str = "pump", *, after_s: float, takes_s: float = 0.0) -> int:
-        """The throttle time of one request, alone in its slice."""
+        """Handle one request, alone in its slice; return its throttle time."""
         self.time.now += after_s
         is_metered = self.quotas.meter.resume(self.client)
         self.time.cpu += takes_s
@@ -96,11 +96,11 @@ def test_each_name_is_counted_for_what_it_did() -> None:
 def test_credit_is_some_milliseconds_of_the_quota() -> None:
     async def throttled_after() -> int:
         scenario, count = Story(producer_byte_rate=1_000_000.0), 0
-        while not scenario.ask(after_s=0.0001):  # ten times as much as it may
+        while not scenario.ask(after_s=0.0001):  # ten times the quota
             count += 1
         return count
 
-    # Ten seconds' worth is let go, and then one is too much.
+    # The quota of ten seconds is free, then a request is throttled.
     assert 10_000 <= trio.run(throttled_after) <= 10_001 + 1_000_000 * CREDIT_S / SIZE
 
 

@@ -1,4 +1,4 @@
-"""Clients held to their byte rates by a whole node, in virtual time."""
+"""Byte rate quotas enforced by a whole node, in virtual time."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ from wire.messages.delete_topics import DeleteTopicsRequest
 from wire.protocol.apis import APIS, Api, ApiKey
 from wire.schema.codec import decode, encode
 
-WINDOW_S = 10.0  # what is allowed in this time may be used at once
+WINDOW_S = 10.0  # the quota of this time may be used at once
 RECORD = bytes(10_000)
 
 
@@ -42,7 +42,7 @@ async def set_quota(
 
 
 async def send(client: RawClient, batch: bytes | bytearray, version: int = 9) -> int:
-    """The throttle time that the answer says."""
+    """Return the throttle time of the response."""
     answer = await client.call(ApiKey.PRODUCE, produce_message("t", batch), version)
     assert answer.responses[0].partition_responses[0].error_code == 0
     return int(answer.throttle_time_ms)
@@ -73,7 +73,7 @@ def test_producers_of_one_client_id_share_its_rate_and_never_get_more() -> None:
                 nursery.start_soon(produce, node, began + 60)
         total = sum(size for _, size in sent)
         spent_s = node.now - began
-        # Q1: the time, what may be used at once, and one request of each connection.
+        # Q1: the elapsed time, the burst, and one request of each connection.
         assert total <= quota * (spent_s + WINDOW_S + 1) + 3 * (len(batch) + 200)
         assert total >= 0.95 * quota * spent_s
 
@@ -176,7 +176,7 @@ def test_a_batch_larger_than_a_window_of_quota_is_delivered_and_paid_for() -> No
             answer = await client.call(ApiKey.FETCH, asked, FETCH_VERSION)
             if answer.throttle_time_ms == 0:
                 offset += len(records_of(answer.responses[0].partitions[0]))
-        # The first is given, and the next when it is paid for: 90 kB over what a window allows.
+        # The first fetch is served, the next one after its throttle time: 90 kB above the window.
         assert 2 * 90 <= node.now - began <= 2 * 111
 
     simulated(scenario)
@@ -228,7 +228,7 @@ def test_the_end_of_a_muted_connection_is_noticed() -> None:
 
 
 def test_what_was_sent_before_the_end_is_still_appended() -> None:
-    """A producer with acks=0 sends and goes."""
+    """A producer with acks=0 sends and disconnects."""
 
     async def scenario(node: Simulated) -> None:
         client = await topic(node)
@@ -282,7 +282,7 @@ def test_what_a_muted_client_sends_waits_in_its_own_buffers() -> None:
 
 
 def test_snapback_is_what_the_picture_shows() -> None:
-    """10 kB records at 100 kB/s: a burst, then the comb, and 100 kB/s on the average."""
+    """10 kB records at 100 kB/s: a burst, then small batches, and 100 kB/s on average."""
     drawn = per_second(list(producer(len(RECORD), 100_000, 44)), 44)
     assert drawn[0] == 110  # T grows to eleven seconds while the burst lasts
     assert set(drawn[1:11]) <= {0, 1}
@@ -298,7 +298,7 @@ def test_snapback_is_what_the_picture_shows() -> None:
         while node.now - began < 44:
             throttle_ms = await send(client, batch_of(RECORD))
             times.append(node.now - began)
-            await trio.sleep(0.004 + throttle_ms / 1000)  # as clients heed it
+            await trio.sleep(0.004 + throttle_ms / 1000)  # a client waits for the throttle time
 
     simulated(scenario)
     assert len(times) == pytest.approx(sum(drawn), rel=0.03)
@@ -310,7 +310,7 @@ def test_snapback_is_what_the_picture_shows() -> None:
     assert min(pauses) < 0.05
 
 
-# Time of the loop
+# Event loop time
 
 
 ASKED = APIS[ApiKey.API_VERSIONS].request()
@@ -336,7 +336,7 @@ def test_who_asks_much_is_held_to_its_percentage_of_the_loop() -> None:
             for client in clients:
                 nursery.start_soon(ask, client)
         allowed_s = quota / 100 * (node.now - began + WINDOW_S + 1)
-        # Whoever is muted takes some more, when it goes to sleep and wakes.
+        # A muted connection uses a little more when its task sleeps and wakes.
         assert 0.5 * allowed_s <= count * each_s <= allowed_s + 3 * each_s
         assert 0 < most_ms <= 1000  # capped, as Kafka does
 
@@ -381,14 +381,14 @@ def test_every_version_that_can_say_a_throttle_time_does(api: Api) -> None:
     assert said[-1] == 77
 
 
-# What clients share, and what is to be seen of it
+# Shared allowances and their status
 
 CHAPTER = {"C0": "pump", "C1": "pump", "C2": "sink", "C3": "drain", "C4": "drain"}
 
 
 @pytest.mark.parametrize("default", [True, False])
 def test_the_clients_of_the_chapter(default: bool) -> None:
-    """C0 to C7: who shares with whom, as what they use shows."""
+    """C0 to C7: the clients that share an allowance, as their use shows."""
     alice = EntityPart(USER, "alice")
 
     async def scenario(node: Simulated) -> None:

@@ -1,4 +1,4 @@
-"""What a worker says of its quotas by itself, and quotas that only watch."""
+"""The log line about throttled clients, and observed quotas, which delay no client."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The arithmetic of quotas: worked examples of the documents, the shape of throttled traffic."""
+"""The arithmetic of quotas: examples of the documents, and the pattern of throttled traffic."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from metaquorum.controller.mutation_quotas import TokenBucket
 
 @pytest.mark.parametrize(("used", "delay_s"), [(14_000, 0.0), (36_000, 8.0), (100_000, 40.0)])
 def test_the_worked_examples_of_the_chapter(used: int, delay_s: float) -> None:
-    """20 kB/s, T = 10 s: 14 kB/s waits not, 36 kB/s for 8 s, 100 kB/s for 40 s."""
+    """20 kB/s, T = 10 s: 14 kB/s is not delayed, 36 kB/s by 8 s, 100 kB/s by 40 s."""
     window = RateWindow()
     window.record(10 * used, 0.0)
     assert window.window_s(0.0) == 10.0
@@ -34,7 +34,7 @@ def test_the_window_snaps_back_when_its_oldest_sample_goes() -> None:
 
 
 def produce(seconds: int, quota: float = 100_000.0, record: float = 10_000.0) -> list[float]:
-    """Bytes in each second of a client that sends as fast as it is let, one record at a time."""
+    """Return the bytes per second of a client that sends single records as fast as allowed."""
     window, now, sent = RateWindow(), 0.0, [0.0] * seconds
     while now < seconds:
         sent[int(now)] += record
@@ -47,7 +47,7 @@ def test_snapback_gives_a_burst_and_then_a_comb() -> None:
     """10 kB records at 100 kB/s: a burst of the whole window, a trickle, and the next burst."""
     sent = produce(66)
     first = sent[0] + sent[1]
-    assert first >= 1_000_000, "what ten seconds allow goes out at once"
+    assert first >= 1_000_000, "the quota of ten seconds is sent at once"
     assert all(second <= 20_000 for second in sent[2:10]), "then about one record a second"
     again = [number for number in range(2, 30) if sent[number] > 300_000]
     assert again, "until the burst has left the window"
@@ -62,7 +62,7 @@ def test_the_long_run_average_is_the_quota(record: float) -> None:
 
 
 def naive(uses: list[tuple[float, float]], now: float) -> tuple[float, float]:
-    """Use and window, by the text of `dataplane.quotas.rate_window`."""
+    """Return use and window, computed from the text of `dataplane.quotas.rate_window`."""
     samples: list[list[float]] = []  # start, amount
     for at, amount in uses:
         samples = [sample for sample in samples if at - sample[0] < 11]
@@ -73,7 +73,7 @@ def naive(uses: list[tuple[float, float]], now: float) -> tuple[float, float]:
     if not samples:
         return 0.0, 10.0
     elapsed = now - samples[0][0]
-    # Fewer than ten whole seconds count as ten and what has passed of the one under way.
+    # Fewer than ten whole seconds count as ten, plus the elapsed part of the current second.
     return sum(amount for _, amount in samples), max(elapsed, 10 + elapsed % 1)
 
 

@@ -1,4 +1,4 @@
-"""The budget for large requests, and who has to give back what it holds."""
+"""The memory budget of large requests, and stalled requests."""
 
 import trio
 import trio.testing
@@ -31,7 +31,7 @@ async def test_the_smallest_that_waits_goes_first() -> None:
             nursery.start_soon(want, size_bytes)
             await trio.testing.wait_all_tasks_blocked()
         assert (granted, memory.is_short) == ([], True)
-        nursery.start_soon(want, 40)  # fits, whoever else waits
+        nursery.start_soon(want, 40)  # fits, although others wait
         await trio.testing.wait_all_tasks_blocked()
         for size_bytes in (60, 40, 41, 70, 90, 100):
             memory.release(size_bytes)
@@ -54,7 +54,7 @@ async def test_whoever_gives_up_waiting_leaves_nothing_behind() -> None:
 
 @in_trio
 async def test_a_small_request_does_not_wait_for_all_large_ones_that_came_before_it() -> None:
-    """None of the large ones has been overtaken, so the smallest goes first."""
+    """No large request has been overtaken, so the smallest goes first."""
     memory = RequestMemory(100, ages=True)
     await memory.reserve(100)
     granted: list[int] = []
@@ -83,7 +83,7 @@ async def test_a_small_request_does_not_wait_for_all_large_ones_that_came_before
 @in_trio
 async def test_who_needs_nothing_never_waits() -> None:
     memory = RequestMemory(100, ages=True)
-    await memory.reserve(1000)  # larger than all that there is
+    await memory.reserve(1000)  # larger than the whole budget
     with trio.move_on_after(0) as waited:
         await memory.reserve(0)
     assert not waited.cancelled_caught
@@ -124,7 +124,7 @@ def test_requests_have_to_come_at_a_rate() -> None:
     assert stalled.among(everybody, GRACE_S + 1) == [still, slow]
     assert stalled.among(everybody, GRACE_S + 1.9) == [still, slow]
     assert stalled.among((fast,), GRACE_S + 3) == [fast]
-    fast.reservation += 1  # another request: time begins anew
+    fast.reservation += 1  # another request: its time starts again
     assert stalled.among((fast,), GRACE_S + 4) == []
 
 

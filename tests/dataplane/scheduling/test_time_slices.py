@@ -1,4 +1,4 @@
-"""Long work in slices: who has the loop for how long is counted on a clock that the test plays."""
+"""Long work in time slices: a clock that the test plays measures the slices."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -24,7 +24,7 @@ LOOKS_PER_SLICE = 10
 
 
 class Setting:
-    """A clock on which every look finds that a tenth of a slice has gone."""
+    """A clock that advances by a tenth of a slice at each reading."""
 
     def __init__(self, under_way_bytes: int = 1000) -> None:
         self.looks = 0
@@ -110,9 +110,9 @@ async def test_others_have_their_turn_between_two_slices_of_all_long_work() -> N
                 working.start_soon(setting.finish, name, 60)
         nursery.cancel_scope.cancel()
     assert {name for name in setting.told if name.endswith(".")} == {f"{n}." for n in "abcde"}
-    # Within a turn of the loop either may come first.
+    # The order within a turn of the event loop is random.
     assert max(b - a for a, b in pairwise(counts)) <= 2 * (LOOKS_PER_SLICE + 2)
-    # All make progress: none is done before another has begun.
+    # All make progress: none ends before all have started.
     assert min(map(setting.told.index, ("a.", "b.", "c.", "d.", "e."))) > max(
         map(setting.told.index, "abcde")
     )
@@ -133,7 +133,7 @@ async def test_work_waits_for_room_and_the_smallest_goes_first() -> None:
 
 @in_trio
 async def test_smaller_requests_do_not_keep_a_large_one_waiting_for_ever() -> None:
-    """Room is never empty here; those that come while it waits overtake it by its size at most."""
+    """The budget is always in use; requests overtake a waiting one by at most its size."""
     setting = Setting(under_way_bytes=100)
     large_bytes, small_bytes, enough = 1000, 60, 200
 
@@ -148,12 +148,12 @@ async def test_smaller_requests_do_not_keep_a_large_one_waiting_for_ever() -> No
         while not setting.told:
             await trio.lowlevel.checkpoint()
         nursery.start_soon(setting.finish, "large", 1, large_bytes)
-        for _ in range(2):  # after which it waits
+        for _ in range(2):  # then it waits
             await trio.lowlevel.checkpoint()
-        for _ in range(4):  # chains of requests: the next one comes when one begins to wait
+        for _ in range(4):  # chains of requests: each starts the next one
             nursery.start_soon(small, nursery, 0)
     ended = [name for name in setting.told if name.endswith(".")]
-    # Those that take as many bytes, the one that exceeds them, and two that began before it came.
+    # Requests with as many bytes, the one that exceeds them, and two that started before it.
     assert ended.index("large.") <= large_bytes // small_bytes + 1 + 2
 
 
@@ -191,7 +191,7 @@ async def test_work_that_is_cancelled_leaves_room_and_turn_to_others(when: str) 
 
 @in_trio
 async def test_what_is_done_is_answered_while_other_requests_are_under_way(tmp_path: Path) -> None:
-    """A producer that hears nothing sends again what was appended; others may go on for ever."""
+    """A producer without a response would resend appended records; others may run forever."""
     batch = batch_of(bytes(UNDER_WAY_BYTES))
 
     def endless() -> Work[None]:

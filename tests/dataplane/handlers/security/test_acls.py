@@ -1,4 +1,4 @@
-"""The APIs of ACLs: without an authorizer each is refused."""
+"""The APIs of ACLs: all are refused, because there is no authorizer."""
 
 from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges

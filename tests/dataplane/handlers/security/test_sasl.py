@@ -1,4 +1,4 @@
-"""SaslHandshake and SaslAuthenticate on a listener without SASL; else `test_sasl_authenticator`."""
+"""SaslHandshake and SaslAuthenticate without SASL; see also `test_sasl_authenticator`."""
 
 from tests.dataplane.serving import Simulated, simulated
 from tests.wire.messages.golden import exchanges
